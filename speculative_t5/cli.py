@@ -1,0 +1,219 @@
+"""The command line: `python -m speculative_t5`, and convert.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn, cast
+
+import typer
+
+from . import backend
+from .checkpoint import DTYPES, convert
+from .decoder import SpeculativeDecoder
+from .results import Generation, Stats
+
+BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+DEFAULT_MODEL, DEFAULT_DRAFT = "correct-base", "correct-small"
+DEFAULT_PROMPT = (
+    "correct: my sister have never been too paris. She wants to to go their next summer, but its "
+    "very expensive"
+)
+# typer exports this one of its usage errors; its base is what all of them share.
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
+
+
+def generate(
+    model: Annotated[str, typer.Option(help="Target: a folder, or a name under weights/.")] = (
+        DEFAULT_MODEL
+    ),
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Draft: a folder or a name, with the target's tokenizer. [default: "
+            f"{DEFAULT_DRAFT} for {DEFAULT_MODEL}, else none]",
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="Text to give the model; - reads standard input, as does a pipe. "
+            "[default: a sentence to correct]",
+            show_default=False,
+        ),
+    ] = None,
+    num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
+    delta: Annotated[
+        float,
+        typer.Option(help="Lenience from 0 to 1; above 0 the output is no longer the target's."),
+    ] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above it, draw.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Upper bound on tokens, EOS included.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    regular_decode: Annotated[
+        bool, typer.Option("--regular-decode", help="Decode with the target alone.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of the stream.")
+    ] = False,
+) -> None:
+    """Generate text with a T5 model, faster by speculative decoding.
+
+    Standard output gets the text; standard error gets a line of statistics.
+    """
+    if prompt is None or prompt == "-":
+        prompt = _read_prompt(asked=prompt == "-")
+    _check_utf8(prompt)
+    if regular_decode:
+        draft_model = None
+    elif draft_model is None and model == DEFAULT_MODEL:
+        draft_model = DEFAULT_DRAFT
+    if not prompt.strip():
+        raise ValueError("the prompt is empty")
+    decoder = SpeculativeDecoder.from_pretrained(
+        model, draft_model, num_draft=num_draft, delta=delta
+    )
+    if as_json:
+        done = decoder.generate(prompt, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        print(json.dumps(_as_dict(done), ensure_ascii=False))
+    else:
+        stats = Stats()
+        for chunk in decoder.stream(
+            prompt, max_tokens=max_tokens, temperature=temperature, seed=seed
+        ):
+            print(chunk.text, end="", flush=True)
+            stats = chunk.stats
+        print()
+        _note(_footer(stats))
+    if tip := backend.advice():
+        _note(tip)
+
+
+def convert_command(
+    model: Annotated[
+        str, typer.Option(help="Checkpoint folder, or a name on the Hugging Face Hub.")
+    ],
+    dtype: Annotated[
+        str | None, typer.Option(help=f"Type to store: {', '.join(DTYPES)}. [default: as it is]")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder to write. [default: weights/<name>]")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
+) -> None:
+    """Convert a Hugging Face T5 checkpoint to a model folder."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    with typer.progressbar(length=0, label="converting", file=sys.stderr) as bar:
+
+        def progress(name: str, done: int, total: int) -> None:
+            bar.length = total
+            bar.label = name or "done"
+            bar.update(done - bar.pos)
+
+        folder = convert(
+            model, output, dtype=DTYPES[dtype] if dtype else None, revision=revision,
+            progress=progress,
+        )  # fmt: skip
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"wrote {folder} ({size / 1e6:.1f} MB)")
+
+
+def main() -> NoReturn:
+    """Entry point of `python -m speculative_t5`."""
+    run(generate, "python -m speculative_t5")
+
+
+def convert_main() -> NoReturn:
+    """Entry point of convert.py."""
+    run(convert_command, "python convert.py")
+
+
+def run(command: Callable[..., None], name: str) -> NoReturn:
+    """Run one command; errors become one line on standard error and an exit code.
+
+    Exits with 0, 2 for bad input, 1 for a failure while running, 130 for Ctrl-C.
+    """
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        sys.exit(app(prog_name=name, standalone_mode=False) or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", INTERRUPTED)
+    except UsageError as error:
+        _fail(f"{error.format_message()} See {name} --help.", BAD_INPUT)
+    except BrokenPipeError:
+        # The reader went away, as `head` does; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except ValueError as error:
+        _fail(str(error), BAD_INPUT)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}", FAILED if full else BAD_INPUT)
+    except (RuntimeError, MemoryError) as error:
+        _fail(f"failed while running: {str(error) or type(error).__name__}", FAILED)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    _note("error: " + " ".join(message.split()))
+    sys.exit(code)
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _read_prompt(asked: bool) -> str:
+    """The prompt from standard input if it is a pipe or a file, or if asked; else the default."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or replaced by something without one
+        return DEFAULT_PROMPT
+    if not asked and not stat.S_ISFIFO(mode) and not stat.S_ISREG(mode):
+        return DEFAULT_PROMPT
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"the prompt on standard input is not UTF-8: byte {error.object[error.start]:#04x} "
+            f"at offset {error.start}"
+        ) from error
+
+
+def _check_utf8(prompt: str) -> None:
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(prompt[error.start]) & 0xFF  # how Python passes on what it cannot decode
+        raise ValueError(
+            f"--prompt is not UTF-8: byte {byte:#04x} at character {error.start}"
+        ) from error
+
+
+def _footer(stats: Stats) -> str:
+    acceptance = f"acceptance {stats.acceptance_rate:.0%}" if stats.drafted else "no draft"
+    return (
+        f"[{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {acceptance}, "
+        f"{stats.rounds} rounds, {stats.tokens_per_round:.1f} tokens per round]"
+    )
+
+
+def _as_dict(done: Generation) -> dict[str, object]:
+    stats: dict[str, object] = dataclasses.asdict(done.stats)
+    for name in ("acceptance_rate", "tokens_per_round", "tokens_per_second"):
+        stats[name] = getattr(done.stats, name)
+    return {
+        "text": done.text,
+        "tokens": done.tokens,
+        "finish_reason": done.finish_reason,
+        "stats": stats,
+    }

@@ -1,0 +1,281 @@
+"""`SpeculativeDecoder`: the one loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+
+from .draft import Draft, Drafter, EmptyDrafter, ModelDrafter
+from .results import Chunk, FinishReason, Generation, Round, Stats
+from .sampling import Sampler
+from .schedule import FixedSchedule
+from .session import LanguageModel, Session
+from .tokenizer import Detokenizer, Tokenizer
+from .verify import Verdict, lenient_greedy, verify_tokens
+from .weights import load
+
+Prompt = str | Sequence[int]  # text, or source ids with EOS
+
+
+class SpeculativeDecoder:
+    """Generates with a target that checks what a draft proposes.
+
+    The output is distributed exactly as the target's own unless `delta` is above 0: at temperature
+    0 it is the target's greedy output.
+
+    Args:
+        model: The target.
+        draft: A smaller model with the same tokenizer, or None to decode with the target alone.
+        tokenizer: Needed for prompts and outputs as text; with None, prompts are ids and the
+            texts of results are empty.
+        num_draft: Tokens to draft for each pass of the target, at least 1.
+        delta: Lenience in [0, 1]. When sampling, a drafted x is accepted with probability
+            min(1, p(x) / q(x) + delta); at temperature 0, if the target gives it at least
+            (1 - delta) times the largest probability.
+        verify: "token", the token-wise rule; "auto" chooses it.
+
+    Raises:
+        ValueError: If an option is out of its range or the models' tokenizers differ.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        draft: LanguageModel | None = None,
+        tokenizer: Tokenizer | None = None,
+        *,
+        num_draft: int = 5,
+        delta: float = 0.0,
+        verify: Literal["auto", "token"] = "auto",
+    ) -> None:
+        if not 0 <= delta <= 1:
+            raise ValueError(f"delta must be between 0 and 1, got {delta}")
+        if verify not in ("auto", "token"):
+            raise ValueError(f"verify must be 'auto' or 'token', got {verify!r}")
+        ours, theirs = model.vocabulary, draft.vocabulary if draft else None
+        if ours and theirs and ours != theirs:
+            raise ValueError(
+                "target and draft must share a tokenizer: "
+                f"the target's has {ours}, the draft's has {theirs}"
+            )
+        self.model = model
+        self.draft = draft
+        self.tokenizer = tokenizer
+        self._schedule = FixedSchedule(num_draft)
+        self._delta = delta
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path,
+        draft: str | Path | None = None,
+        *,
+        num_draft: int = 5,
+        delta: float = 0.0,
+        verify: Literal["auto", "token"] = "auto",
+        dtype: mx.Dtype | None = None,
+    ) -> SpeculativeDecoder:
+        """Load target and draft from model folders, or by their names under weights/."""
+        target, tokenizer = load(model, dtype=dtype)
+        small = load(draft, dtype=dtype)[0] if draft is not None else None
+        return cls(target, small, tokenizer, num_draft=num_draft, delta=delta, verify=verify)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        seed: int = 0,
+        speculative: bool = True,
+    ) -> Generation:
+        """Generate the output for one prompt.
+
+        Args:
+            prompt: Text, or source ids (EOS included) as a list.
+            max_tokens: Upper bound on emitted tokens, EOS included.
+            temperature: 0 is greedy; above it, outputs are drawn.
+            seed: Of the draws; the same seed, options and machine give the same tokens.
+            speculative: False decodes with the target alone.
+
+        Raises:
+            ValueError: If the prompt is empty or an option is out of its range.
+        """
+        return self.generate_batch(
+            [prompt],
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            speculative=speculative,
+        )[0]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        batch_size: int = 16,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        seed: int = 0,
+        speculative: bool = True,
+    ) -> list[Generation]:
+        """Generate the outputs for many prompts, `batch_size` at a time, in their order.
+
+        Args and errors are those of `generate`.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        sources = [self._encode(prompt) for prompt in prompts]
+        results: list[Generation] = []
+        for first in range(0, len(sources), batch_size):
+            batch = sources[first : first + batch_size]
+            tokens: list[list[int]] = [[] for _ in batch]
+            last: dict[int, Round] = {}
+            for done in self._rounds(batch, max_tokens, temperature, seed + first, speculative):
+                tokens[done.row] += done.tokens
+                last[done.row] = done
+            for row in range(len(batch)):
+                reason = last[row].finish_reason
+                assert reason is not None
+                text = self.tokenizer.decode(tokens[row]) if self.tokenizer else ""
+                results.append(Generation(text, tokens[row], reason, last[row].stats))
+        return results
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        seed: int = 0,
+        speculative: bool = True,
+    ) -> Iterator[Chunk]:
+        """Generate one output, a chunk for each pass of the target; as `generate` otherwise."""
+        source = self._encode(prompt)
+        rounds = self._rounds([source], max_tokens, temperature, seed, speculative)
+        return self._chunks(rounds)
+
+    def _chunks(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
+        detokenizer = Detokenizer(self.tokenizer) if self.tokenizer else None
+        for done in rounds:
+            text = detokenizer.add(done.tokens) if detokenizer else ""
+            if detokenizer and done.finish_reason:
+                text += detokenizer.finish()
+            yield Chunk(text, done.tokens, done.num_accepted, done.stats, done.finish_reason)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise ValueError("the prompt is empty")
+            if self.tokenizer is None:
+                raise ValueError("a prompt as text needs a tokenizer; this decoder has none")
+            return self.tokenizer.encode(prompt)
+        ids = list(prompt)
+        if not ids:
+            raise ValueError("the prompt is empty: expected source ids, EOS included")
+        bad = [i for i in ids if not 0 <= i < self.model.vocab_size]
+        if bad:
+            raise ValueError(
+                f"prompt id {bad[0]} is out of range, expected 0 to {self.model.vocab_size - 1}"
+            )
+        return ids
+
+    def _rounds(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        speculative: bool,
+    ) -> Iterator[Round]:
+        """Check the options at the call, not at the first round."""
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+        sampler = Sampler(temperature)
+        drafter: Drafter = EmptyDrafter(self.model.vocab_size)
+        if speculative and self.draft is not None:
+            drafter = ModelDrafter(self.draft, sampler, self.model.vocab_size)
+        return self._loop(prompts, drafter, sampler, max_tokens, mx.random.key(seed))
+
+    def _loop(
+        self,
+        prompts: Sequence[Sequence[int]],
+        drafter: Drafter,
+        sampler: Sampler,
+        max_tokens: int,
+        key: mx.array,
+    ) -> Iterator[Round]:
+        """Draft, one pass of the target, verify; until the last row of the batch ends."""
+        elapsed, started = 0.0, time.perf_counter()
+        session, context = self.model.start(prompts)
+        drafter.start(prompts)
+        rows = list(range(len(prompts)))  # the prompts still being decoded, in session order
+        stats = [Stats() for _ in prompts]
+        while rows:
+            key, draft_key, verify_key = mx.random.split(key, 3)
+            num_draft = self._schedule.next(max_tokens - min(stats[row].emitted for row in rows))
+            draft = drafter.propose(context, num_draft, draft_key)
+            verdict = self._verify(session, context, draft, sampler, verify_key)
+            outcome = (draft.tokens, draft.num_drafted, verdict.num_accepted, verdict.next_token)
+            mx.eval(outcome)
+            elapsed += time.perf_counter() - started
+            proposals = zip(*(array.tolist() for array in outcome), strict=True)
+            kept = []
+            for i, (tokens, num_drafted, num_accepted, next_token) in enumerate(proposals):
+                row = rows[i]
+                before = stats[row]
+                emitted, reason = cut(
+                    [*tokens[:num_accepted], next_token],
+                    self.model.eos_token_id,
+                    max_tokens - before.emitted,
+                )
+                num_accepted = min(num_accepted, len(emitted))
+                stats[row] = Stats(
+                    rounds=before.rounds + 1,
+                    drafted=before.drafted + num_drafted,
+                    accepted=before.accepted + num_accepted,
+                    emitted=before.emitted + len(emitted),
+                    seconds=elapsed,
+                )
+                context[i] += emitted
+                if reason is None:
+                    kept.append(i)
+                shown = emitted[:-1] if reason == "eos" else emitted
+                yield Round(row, shown, num_accepted, stats[row], reason)
+            started = time.perf_counter()
+            if len(kept) < len(rows):
+                rows = [rows[i] for i in kept]
+                context = [context[i] for i in kept]
+                if rows:
+                    session.select(kept)
+                    drafter.select(kept)
+
+    def _verify(
+        self,
+        session: Session,
+        context: list[list[int]],
+        draft: Draft,
+        sampler: Sampler,
+        key: mx.array,
+    ) -> Verdict:
+        """One pass of the target over the last token and the draft, and the verdict on it."""
+        session.truncate([len(tokens) - 1 for tokens in context])
+        last = mx.array([tokens[-1:] for tokens in context], dtype=mx.int32)
+        logits = session.step(mx.concatenate([last, draft.tokens], axis=1))
+        if sampler.temperature == 0:
+            # Lenience is settled in what counts as the argmax; the rule itself stays exact.
+            probs = lenient_greedy(draft, logits, delta=self._delta)
+            return verify_tokens(draft, probs, key)
+        return verify_tokens(draft, sampler.probs(logits), key, delta=self._delta)
+
+
+def cut(tokens: list[int], eos: int, limit: int) -> tuple[list[int], FinishReason | None]:
+    """End `tokens` after the first EOS or after `limit` tokens, and say which, if either."""
+    tokens = tokens[:limit]
+    if eos in tokens:
+        return tokens[: tokens.index(eos) + 1], "eos"
+    return tokens, "length" if len(tokens) == limit else None

@@ -1,0 +1,61 @@
+"""The two roles a model plays in the decoding loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which tokenizer a model's ids come from: models of one pair must agree in it.
+
+    Attributes:
+        size: Number of pieces.
+        digest: Hexadecimal digest of all pieces and their ids.
+    """
+
+    size: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.size} pieces, digest {self.digest[:8]}"
+
+
+class Session(Protocol):
+    """One batch of sequences being decoded; owns its caches."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Cached positions of each row."""
+
+    def step(self, tokens: mx.array) -> mx.array:
+        """Append `tokens` (B, L) int32 to every row: logits (B, L, V) of what follows each."""
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Keep the first `lengths[row]` positions of each row; idempotent."""
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows only, in this order."""
+
+
+class LanguageModel(Protocol):
+    """Something that can decode a batch of prompts."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, padding included."""
+
+    @property
+    def eos_token_id(self) -> int:
+        """The id that ends an output."""
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokenizer it was loaded with; None if unknown."""
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> tuple[Session, list[list[int]]]:
+        """Begin decoding: a session, and each row's initial context (not in the cache yet)."""

@@ -1,0 +1,365 @@
+"""T5 (arXiv 1910.10683): encoder, decoder, output head, and its decoding session.
+
+Shapes: B batch, S source length, L query length, T cached length, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from .cache import KVCache
+from .config import Activation, T5Config
+from .session import Vocabulary
+
+KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
+
+ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
+    "relu": nn.relu,
+    "gelu_new": nn.gelu_approx,
+    "silu": nn.silu,
+}
+
+
+class T5(nn.Module):
+    """An encoder-decoder; a `LanguageModel` by way of `start`."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary: Vocabulary | None = None
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        if config.own_head:
+            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def eos_token_id(self) -> int:
+        return self.config.eos_token_id
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.encoder.norm.weight.dtype
+
+    def __call__(
+        self,
+        encoder_tokens: mx.array,
+        decoder_tokens: mx.array,
+        *,
+        encoder_mask: mx.array | None = None,
+    ) -> mx.array:
+        """Score whole sequences.
+
+        Args:
+            encoder_tokens: (B, S) int32, padded at the end.
+            decoder_tokens: (B, L) int32, the start token first.
+            encoder_mask: (B, S) bool, True at real tokens; by default what is not padding.
+
+        Returns:
+            Logits (B, L, V) of the token after each of `decoder_tokens`.
+        """
+        if encoder_mask is None:
+            encoder_mask = encoder_tokens != self.config.pad_token_id
+        return T5Session(self, encoder_tokens, encoder_mask).step(decoder_tokens)
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
+        """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
+        lengths = [len(prompt) for prompt in prompts]
+        longest = max(lengths)
+        pad = self.config.pad_token_id
+        tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
+        mask = None
+        if min(lengths) < longest:
+            mask = mx.array(lengths)[:, None] > mx.arange(longest)
+        contexts = [[self.config.decoder_start_token_id] for _ in prompts]
+        return T5Session(self, tokens, mask), contexts
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Decoder's output (B, L, d_model) -> logits (B, L, V)."""
+        if self.config.scale_decoder_outputs:
+            hidden = hidden * self.config.d_model**-0.5
+        return self.lm_head(hidden) if self.config.own_head else self.shared.as_linear(hidden)
+
+
+class T5Session:
+    """One batch of prompts being decoded; a `Session`.
+
+    Cross-attention's keys and values are computed here, once.
+
+    Args:
+        model: The model.
+        tokens: Source ids (B, S) int32.
+        mask: (B, S) bool, True at real tokens; None if all are.
+    """
+
+    def __init__(self, model: T5, tokens: mx.array, mask: mx.array | None) -> None:
+        config, decoder = model.config, model.decoder
+        self._model = model
+        self._mask = None
+        if mask is not None:
+            self._mask = mx.where(mask, 0.0, -mx.inf).astype(model.dtype)[:, None, None]
+        memory = model.encoder(model.shared(tokens), self._mask)
+        self._cross = [layer.cross_attention.keys_values(memory) for layer in decoder.layers]
+        self._bias_table = decoder.position_bias.table()
+        self._cache = KVCache(
+            config.num_decoder_layers, config.num_heads, config.d_kv, len(tokens), model.dtype
+        )
+
+    @property
+    def lengths(self) -> list[int]:
+        return self._cache.lengths
+
+    def step(self, tokens: mx.array) -> mx.array:
+        count = tokens.shape[1]
+        cache, decoder = self._cache, self._model.decoder
+        cache.reserve(count)
+        positions = np.array(cache.lengths)[:, None] + np.arange(count)
+        if (positions == positions[0]).all():
+            positions = positions[:1]
+        bias = position_bias(self._bias_table, positions, max(cache.lengths) + count)
+        hidden = self._model.shared(tokens)
+        for i, layer in enumerate(decoder.layers):
+            hidden = layer(hidden, bias, partial(cache.append, i), self._cross[i], self._mask)
+        cache.advance(count)
+        return self._model.head(decoder.norm(hidden))
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        self._cache.truncate(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        index = mx.array(list(rows), dtype=mx.int32)
+        self._cache.select(rows)
+        self._cross = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self._cross]
+        if self._mask is not None:
+            self._mask = mx.take(self._mask, index, 0)
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.position_bias = PositionBias(config, bidirectional=True)
+        self.layers = [EncoderLayer(config) for _ in range(config.num_layers)]
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+
+    def __call__(self, hidden: mx.array, mask: mx.array | None) -> mx.array:
+        """Embedded source (B, S, d_model), additive mask (B, 1, 1, S) -> memory (B, S, d_model)."""
+        length = hidden.shape[1]
+        bias = position_bias(self.position_bias.table(), np.arange(length)[None], length)
+        if mask is not None:
+            bias = bias + mask
+        for layer in self.layers:
+            hidden = layer(hidden, bias)
+        memory: mx.array = self.norm(hidden)
+        return memory
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.self_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.self_attention = SelfAttention(config)
+        self.feed_forward_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def __call__(self, x: mx.array, bias: mx.array) -> mx.array:
+        x = x + self.self_attention(self.self_norm(x), bias)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Decoder(nn.Module):
+    """The decoder's weights; `T5Session.step` runs them."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.position_bias = PositionBias(config, bidirectional=False)
+        self.layers = [DecoderLayer(config) for _ in range(config.num_decoder_layers)]
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.self_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.self_attention = SelfAttention(config)
+        self.cross_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.cross_attention = CrossAttention(config)
+        self.feed_forward_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def __call__(
+        self,
+        x: mx.array,
+        bias: mx.array,
+        append: Callable[[mx.array, mx.array], KeysValues],
+        cross: KeysValues,
+        mask: mx.array | None,
+    ) -> mx.array:
+        """One layer over new positions.
+
+        Args:
+            x: (B, L, d_model).
+            bias: Self-attention's position bias and causal mask, (B or 1, H, L, T).
+            append: Takes the new keys and values, gives those of all T positions.
+            cross: Keys and values of the encoder's memory, (B, H, S, D) each.
+            mask: The source's additive padding mask, (B, 1, 1, S).
+        """
+        x = x + self.self_attention(self.self_norm(x), bias, append)
+        x = x + self.cross_attention(self.cross_norm(x), cross, mask)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention; one product makes q, k and v."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self._num_heads = config.num_heads
+        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
+        self.out = nn.Linear(inner, config.d_model, bias=False)
+
+    def __call__(
+        self,
+        x: mx.array,
+        bias: mx.array,
+        append: Callable[[mx.array, mx.array], KeysValues] | None = None,
+    ) -> mx.array:
+        q, k, v = split_heads(self.qkv(x), 3, self._num_heads)
+        if append is not None:
+            k, v = append(k, v)
+        return self.out(attend(q, k, v, bias))
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self._num_heads = config.num_heads
+        self.q = nn.Linear(config.d_model, inner, bias=False)
+        self.kv = nn.Linear(config.d_model, 2 * inner, bias=False)
+        self.out = nn.Linear(inner, config.d_model, bias=False)
+
+    def keys_values(self, memory: mx.array) -> KeysValues:
+        """Encoder's memory (B, S, d_model) -> keys and values (B, H, S, D)."""
+        k, v = split_heads(self.kv(memory), 2, self._num_heads)
+        return mx.contiguous(k), mx.contiguous(v)
+
+    def __call__(self, x: mx.array, cross: KeysValues, mask: mx.array | None) -> mx.array:
+        (q,) = split_heads(self.q(x), 1, self._num_heads)
+        return self.out(attend(q, *cross, mask))
+
+
+class FeedForward(nn.Module):
+    """act(x W) W', or with a gate (v1.1): (act(x W) * x V) W', W and V being one matrix."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self._gated = config.gated
+        self._activation = ACTIVATIONS[config.activation]
+        self.wi = nn.Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=False)
+        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        hidden = self.wi(x)
+        if self._gated:
+            gate, linear = mx.split(hidden, 2, axis=-1)
+            return self.wo(self._activation(gate) * linear)
+        return self.wo(self._activation(hidden))
+
+
+class PositionBias(nn.Module):
+    """Relative position bias; layer 0's serves all layers of its stack."""
+
+    def __init__(self, config: T5Config, *, bidirectional: bool) -> None:
+        super().__init__()
+        self._bidirectional = bidirectional
+        self._max_distance = config.relative_attention_max_distance
+        self.weight = mx.zeros((config.relative_attention_num_buckets, config.num_heads))
+
+    def table(self) -> mx.array:
+        """Bias by relative position, from -max_distance to max_distance, beyond which it is flat.
+
+        Returns:
+            (H, 2 * max_distance + 1); -inf where a causal stack may not look.
+        """
+        relative = np.arange(-self._max_distance, self._max_distance + 1)
+        buckets = relative_position_bucket(
+            relative,
+            bidirectional=self._bidirectional,
+            num_buckets=self.weight.shape[0],
+            max_distance=self._max_distance,
+        )
+        table = self.weight[mx.array(buckets)].T
+        if self._bidirectional:
+            return table
+        return mx.where(mx.array(relative) > 0, mx.array(-mx.inf, table.dtype), table)
+
+
+def position_bias(table: mx.array, positions: np.ndarray, num_keys: int) -> mx.array:
+    """Bias of queries at `positions` (B, L) against keys 0 to T - 1: (B, H, L, T).
+
+    Args:
+        table: `PositionBias.table()`.
+        positions: Absolute positions of the queries, (B, L) integers.
+        num_keys: T.
+    """
+    reach = table.shape[1] // 2
+    relative = np.arange(num_keys) - positions[..., None]
+    index = np.clip(relative, -reach, reach) + reach
+    return mx.take(table, mx.array(index.astype(np.int32)), axis=1).swapaxes(0, 1)
+
+
+def relative_position_bucket(
+    relative: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
+) -> np.ndarray:
+    """Buckets of relative positions (T5, section 2.1): half exact, half growing by logarithm.
+
+    Args:
+        relative: Position of the key minus position of the query, integers of any shape.
+        bidirectional: Whether keys after the query have buckets of their own (the encoder).
+        num_buckets: Of both directions together.
+        max_distance: Where the last bucket begins to hold everything.
+
+    Returns:
+        int32 buckets of the same shape.
+
+    Example:
+        With 32 buckets up to 128 and `bidirectional=False`, the key 3 places before the query
+        (relative -3) is in bucket 3, the one 100 places before in bucket 30.
+    """
+    offset = np.zeros_like(relative)
+    if bidirectional:
+        num_buckets //= 2
+        offset = np.where(relative > 0, num_buckets, 0)
+        distance = np.abs(relative)
+    else:
+        distance = np.maximum(-relative, 0)
+    exact = num_buckets // 2
+    # float32 throughout, as the models were trained: float64 rounds some powers of 2 otherwise.
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+    scaled = ratio / np.float32(np.log(max_distance / exact)) * np.float32(num_buckets - exact)
+    far = np.minimum(exact + scaled.astype(np.int32), num_buckets - 1)
+    return np.asarray(offset + np.where(distance < exact, distance, far), dtype=np.int32)
+
+
+def split_heads(x: mx.array, parts: int, num_heads: int) -> list[mx.array]:
+    """(B, L, parts * H * D) -> `parts` arrays (B, H, L, D)."""
+    batch, length, _ = x.shape
+    heads = x.reshape(batch, length, parts, num_heads, -1).transpose(2, 0, 3, 1, 4)
+    return [heads[i] for i in range(parts)]
+
+
+def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
+    """Queries (B, H, L, D) over T keys and values, joined heads out: (B, L, H * D)."""
+    # The library's own scaling would be 1/sqrt(D), which T5 does without.
+    out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
+    return out.swapaxes(1, 2).reshape(*q.shape[:1], q.shape[2], -1)

@@ -1,0 +1,108 @@
+"""Tiny checkpoints and models, made here: nothing is downloaded."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import sentencepiece as spm
+
+from speculative_t5.checkpoint import convert
+from speculative_t5.config import T5Config
+from speculative_t5.t5 import T5
+from speculative_t5.weights import load
+
+REPOSITORY = Path(__file__).parent.parent
+TEXT = (REPOSITORY / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
+
+# Shapes that tell a wrong reshape from a right one: heads x d_kv is not d_model, depths differ.
+V1_0: dict[str, Any] = {
+    "d_model": 24, "d_kv": 10, "num_heads": 3, "d_ff": 40, "num_layers": 2,
+    "num_decoder_layers": 3, "vocab_size": 320, "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+}  # fmt: skip
+V1_1: dict[str, Any] = {
+    "d_model": 32, "d_kv": 16, "num_heads": 5, "d_ff": 48, "num_layers": 3,
+    "num_decoder_layers": 1, "vocab_size": 320, "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def spiece() -> bytes:
+    """A SentencePiece model of 120 pieces in T5's layout."""
+    stored = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT), model_writer=stored, vocab_size=120, model_type="unigram",
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    return stored.getvalue()
+
+
+def write_checkpoint(folder: Path, shape: dict[str, Any], spiece: bytes, seed: int = 0) -> Any:
+    """Save a random transformers model and a tokenizer; returns the model (torch)."""
+    import torch
+    from transformers import T5Config as HFConfig
+    from transformers import T5ForConditionalGeneration
+
+    torch.manual_seed(seed)
+    config = HFConfig(**shape, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
+    model = T5ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            # The library's initial biases and norms are flat, which would hide faults in them.
+            if "layer_norm" in name:
+                weight.uniform_(0.5, 1.5)
+            elif "relative_attention_bias" in name:
+                weight.normal_()
+    model.save_pretrained(folder)
+    if not shape["tie_word_embeddings"]:
+        untie(folder, torch.randn(shape["vocab_size"], shape["d_model"]) * 0.3)
+        model = T5ForConditionalGeneration.from_pretrained(folder).eval()
+    (folder / "spiece.model").write_bytes(spiece)
+    return model
+
+
+def untie(folder: Path, head: Any) -> None:
+    """Make sure that a saved checkpoint has an output head of its own."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = head
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="session", params=["v1_0", "v1_1"])
+def pair(request: Any, tmp_path_factory: Any, spiece: bytes) -> tuple[Any, T5]:
+    """The same random model in transformers (torch) and here, float32."""
+    folder = tmp_path_factory.mktemp(request.param)
+    source = folder / "checkpoint"
+    reference = write_checkpoint(source, V1_0 if request.param == "v1_0" else V1_1, spiece)
+    convert(str(source), folder / "converted")
+    return reference, load(folder / "converted", dtype=mx.float32)[0]
+
+
+def tiny_model(
+    *, vocab_size: int = 5, seed: int = 0, spread: float = 1.0, layers: int = 1, **changes: Any
+) -> T5:
+    """A random model over a few tokens, float32; `spread` sharpens its distributions."""
+    options = {
+        "d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2, "num_layers": 1,
+        "num_decoder_layers": layers, "vocab_size": vocab_size, "own_head": True,
+        "scale_decoder_outputs": False,
+    } | changes  # fmt: skip
+    model = T5(T5Config(**options))
+    mx.random.seed(seed)
+    model.apply(lambda x: mx.random.normal(x.shape) * 0.5)
+    model.lm_head.weight = model.lm_head.weight * spread
+    mx.eval(model.parameters())
+    return model
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps(raw | changes))

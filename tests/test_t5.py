@@ -1,0 +1,98 @@
+"""Parity with transformers in float32, whole sequences and step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_t5.t5 import T5, relative_position_bucket
+
+SOURCE = [[5, 17, 100, 3, 250, 9, 40, 1], [77, 12, 8, 1, 0, 0, 0, 0]]
+TARGET = [[0, 9, 4, 33, 200, 7, 12], [0, 55, 4, 118, 5, 3, 90]]
+
+
+def reference_logits(model: Any, source: list[list[int]], target: list[list[int]]) -> np.ndarray:
+    import torch
+
+    ids = torch.tensor(source)
+    with torch.inference_mode():
+        output = model(
+            input_ids=ids, attention_mask=(ids != 0).long(), decoder_input_ids=torch.tensor(target)
+        )
+    return output.logits.numpy()
+
+
+def assert_close(found: mx.array, expected: np.ndarray) -> None:
+    largest = np.abs(np.array(found) - expected).max() / np.abs(expected).max()
+    assert largest < 1e-4, largest
+
+
+def test_whole_sequences_match_transformers(pair: tuple[Any, T5]) -> None:
+    reference, model = pair
+    logits = model(mx.array(SOURCE), mx.array(TARGET))
+    assert_close(logits, reference_logits(reference, SOURCE, TARGET))
+
+
+def test_padding_changes_nothing(pair: tuple[Any, T5]) -> None:
+    _, model = pair
+    both = model(mx.array(SOURCE), mx.array(TARGET))
+    alone = model(mx.array(SOURCE[1:])[:, :4], mx.array(TARGET[1:]))
+    assert_close(both[1:], np.array(alone))
+
+
+def test_steps_through_the_caches_match_transformers(pair: tuple[Any, T5]) -> None:
+    """Steps of several lengths, wrong tokens taken back in between, rows of two lengths."""
+    reference, model = pair
+    expected = reference_logits(reference, SOURCE, TARGET)
+    session, contexts = model.start([[t for t in row if t] for row in SOURCE])
+    assert contexts == [[0], [0]]
+    target = mx.array(TARGET)
+    assert_close(session.step(target[:, :1]), expected[:, :1])
+    assert_close(session.step(target[:, 1:4]), expected[:, 1:4])
+    session.step(mx.array([[300, 301, 302], [303, 304, 305]]))
+    session.truncate([4, 2])
+    # Rows now differ in length: row 0 goes on at 4, row 1 does positions 2 and 3 again.
+    logits = session.step(mx.array([TARGET[0][4:6], TARGET[1][2:4]]))
+    assert_close(logits, np.stack([expected[0, 4:6], expected[1, 2:4]]))
+    logits = session.step(mx.array([TARGET[0][6:7], TARGET[1][4:5]]))
+    assert_close(logits, np.stack([expected[0, 6:7], expected[1, 4:5]]))
+    session.select([1])
+    assert_close(session.step(target[1:, 5:7]), expected[1:, 5:7])
+
+
+def test_buffers_grow(pair: tuple[Any, T5]) -> None:
+    reference, model = pair
+    rng = np.random.default_rng(0)
+    target = rng.integers(3, 300, (1, 150))
+    expected = reference_logits(reference, SOURCE[:1], target.tolist())
+    session, _ = model.start([SOURCE[0]])
+    found = [session.step(mx.array(target[:, i : i + 10])) for i in range(0, 150, 10)]
+    assert_close(mx.concatenate(found, axis=1), expected)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (16, 20), (32, 256)])
+def test_relative_position_buckets_match_transformers(
+    bidirectional: bool, num_buckets: int, max_distance: int
+) -> None:
+    import torch
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    relative = np.arange(-600, 601)
+    expected = T5Attention._relative_position_bucket(
+        torch.from_numpy(relative), bidirectional, num_buckets, max_distance
+    ).numpy()
+    found = relative_position_bucket(
+        relative, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance
+    )
+    assert (found == expected).all()
+
+
+def test_model_dtype_is_kept_through_a_step(pair: tuple[Any, T5]) -> None:
+    _, model = pair
+    model = T5(model.config)
+    model.set_dtype(mx.bfloat16)
+    assert model(mx.array(SOURCE), mx.array(TARGET)).dtype == mx.bfloat16
