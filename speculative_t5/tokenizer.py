@@ -144,9 +144,10 @@ class Detokenizer:
         before, text = self._texts()
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
-        # The window restarts one call back, so that joining spaces are decided with a neighbour.
-        if len(text) > len(before):
-            self._window, self._shown = self._shown, len(self._ids)
+        # Decoding strips leading spaces, so the window must begin with something to see.
+        if self._tokenizer.decode(self._ids[self._shown :]).strip():
+            self._window = self._shown
+        self._shown = len(self._ids)
         return text[len(before) :]
 
     def finish(self) -> str:

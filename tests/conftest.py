@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 import sentencepiece as spm
+from mlx.utils import tree_map
 
 from speculative_t5.checkpoint import convert
 from speculative_t5.config import T5Config
@@ -86,10 +88,8 @@ def pair(request: Any, tmp_path_factory: Any, spiece: bytes) -> tuple[Any, T5]:
     return reference, load(folder / "converted", dtype=mx.float32)[0]
 
 
-def tiny_model(
-    *, vocab_size: int = 5, seed: int = 0, spread: float = 1.0, layers: int = 1, **changes: Any
-) -> T5:
-    """A random model over a few tokens, float32; `spread` sharpens its distributions."""
+def tiny_model(*, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes: Any) -> T5:
+    """A random model over a few tokens, float32."""
     options = {
         "d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2, "num_layers": 1,
         "num_decoder_layers": layers, "vocab_size": vocab_size, "own_head": True,
@@ -97,10 +97,28 @@ def tiny_model(
     } | changes  # fmt: skip
     model = T5(T5Config(**options))
     mx.random.seed(seed)
-    model.apply(lambda x: mx.random.normal(x.shape) * 0.5)
-    model.lm_head.weight = model.lm_head.weight * spread
+    # Heavier than usual, so that outputs hang on everything before them and do not just repeat.
+    model.apply(lambda x: mx.random.normal(x.shape))
+    model.lm_head.weight = model.lm_head.weight * 0.25
     mx.eval(model.parameters())
     return model
+
+
+def tiny_draft(target: T5, *, noise: float = 0.1, vocab_size: int | None = None) -> T5:
+    """A draft that often agrees with its target: the target with noise on its weights."""
+    size = vocab_size or target.vocab_size
+    draft = T5(dataclasses.replace(target.config, vocab_size=size))
+    mx.random.seed(99)
+
+    def resized(weight: mx.array) -> mx.array:
+        if weight.shape[0] == target.vocab_size:
+            kept = weight[:size]
+            weight = mx.concatenate([kept, mx.zeros((size - len(kept), weight.shape[1]))])
+        return weight + noise * mx.random.normal(weight.shape)
+
+    draft.update(tree_map(resized, target.parameters()))
+    mx.eval(draft.parameters())
+    return draft
 
 
 def edit_json(path: Path, **changes: Any) -> None:

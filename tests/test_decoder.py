@@ -1,0 +1,224 @@
+"""The loop on tiny random models: greedy identity, distribution of outputs, cuts, counting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import tiny_draft, tiny_model
+
+from speculative_t5 import SpeculativeDecoder, decoder
+from speculative_t5.decoder import cut
+from speculative_t5.draft import Draft
+from speculative_t5.results import Stats
+from speculative_t5.t5 import T5
+from speculative_t5.verify import Verdict, verify_tokens
+
+EOS = 1
+PROMPTS = [[3, 4, 2, 1], [2, 1], [4, 4, 3, 3, 2, 4, 1], [3, 1], [2, 3, 4, 1]]
+
+
+def output_law(model: T5, prompt: list[int], max_tokens: int) -> dict[tuple[int, ...], float]:
+    """Exact law of whole outputs (EOS included) at temperature 1, by enumeration."""
+    law: dict[tuple[int, ...], float] = {}
+    open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    for length in range(max_tokens):
+        decoder_tokens = mx.array([[0, *prefix] for prefix, _ in open_prefixes])
+        sources = mx.array([prompt] * len(open_prefixes))
+        probs = np.array(mx.softmax(model(sources, decoder_tokens)[:, -1], axis=-1), np.float64)
+        extended = [
+            ((*prefix, token), mass * p)
+            for (prefix, mass), row in zip(open_prefixes, probs, strict=True)
+            for token, p in enumerate(row / row.sum())
+        ]
+        ended = [e for e in extended if e[0][-1] == EOS or length == max_tokens - 1]
+        law.update(ended)
+        open_prefixes = [e for e in extended if e[0] not in law]
+    return law
+
+
+def sampled_distance(engine: SpeculativeDecoder, prompt: list[int], count: int) -> float:
+    """Total variation between sampled whole outputs and their exact law, up to 3 tokens."""
+    law = output_law(engine.model, prompt, 3)  # type: ignore[arg-type]
+    assert sum(law.values()) == pytest.approx(1)
+    outputs = engine.generate_batch([prompt] * count, batch_size=count, max_tokens=3, temperature=1)
+    seen = Counter((*o.tokens, EOS) if o.finish_reason == "eos" else (*o.tokens,) for o in outputs)
+    assert seen.keys() <= law.keys()
+    return sum(abs(seen[output] / count - mass) for output, mass in law.items()) / 2
+
+
+# 85 outputs, 8,000 samples: the expected distance is below sqrt(85 / 8,000) / 2 = 0.052.
+COUNT, TOLERANCE = 8_000, 0.055
+
+
+@pytest.mark.parametrize("num_draft", [1, 2, 4])
+def test_sampled_outputs_are_distributed_as_the_target(num_draft: int) -> None:
+    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=num_draft)
+    assert sampled_distance(engine, PROMPTS[0], COUNT) < TOLERANCE
+
+
+def test_regular_decoding_is_distributed_as_the_target() -> None:
+    assert sampled_distance(SpeculativeDecoder(tiny_model()), PROMPTS[0], COUNT) < TOLERANCE
+
+
+def with_argmax_for_residual(draft: Draft, p: mx.array, key: mx.array, **options: Any) -> Verdict:
+    verdict = verify_tokens(draft, p, key, **options)
+    at = verdict.num_accepted[:, None]
+    best = mx.take_along_axis(mx.argmax(p, axis=-1), at, axis=1)[:, 0].astype(mx.int32)
+    rejected = verdict.num_accepted < draft.tokens.shape[1]
+    return Verdict(verdict.num_accepted, mx.where(rejected, best, verdict.next_token))
+
+
+def with_delta(draft: Draft, p: mx.array, key: mx.array, **options: Any) -> Verdict:
+    return verify_tokens(draft, p, key, delta=0.3)
+
+
+@pytest.mark.parametrize("bug", [with_argmax_for_residual, with_delta])
+def test_the_distribution_test_fails_for_planted_bugs(
+    bug: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder, "verify_tokens", bug)
+    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2)
+    assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def target() -> T5:
+    """Its greedy outputs vary; some end by EOS, some at the limit."""
+    return tiny_model(vocab_size=20, layers=2, seed=3)
+
+
+def random_prompts(count: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [[*rng.integers(2, 20, rng.integers(1, 12)).tolist(), EOS] for _ in range(count)]
+
+
+@pytest.mark.parametrize("num_draft", [1, 3, 5, 8])
+@pytest.mark.parametrize("draft_vocab", [16, 20, 24])
+def test_greedy_speculative_is_greedy_regular(target: T5, num_draft: int, draft_vocab: int) -> None:
+    """Also with drafts whose vocabulary is padded less or more than the target's."""
+    draft = tiny_draft(target, vocab_size=draft_vocab)
+    engine = SpeculativeDecoder(target, draft, num_draft=num_draft)
+    endings, rates = set(), set()
+    for prompt in random_prompts(8):
+        regular = engine.generate(prompt, max_tokens=24, speculative=False)
+        speculative = engine.generate(prompt, max_tokens=24)
+        assert speculative.tokens == regular.tokens
+        assert speculative.finish_reason == regular.finish_reason
+        endings.add(regular.finish_reason)
+        rates.add(speculative.stats.acceptance_rate)
+    assert endings == {"eos", "length"}
+    assert len(rates) > 2, "the drafts should be accepted now and then"
+
+
+def test_a_perfect_draft_is_always_accepted(target: T5) -> None:
+    out = SpeculativeDecoder(target, target, num_draft=4).generate([10, 1], max_tokens=15)
+    assert out.stats.acceptance_rate == 1
+    assert out.stats.rounds == 3
+    assert out.stats.tokens_per_round == 5
+
+
+def test_batches_equal_single_runs(target: T5) -> None:
+    """Rows of different lengths accept and finish at different times."""
+    engine = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
+    prompts = random_prompts(9)
+    single = [engine.generate(p, max_tokens=20) for p in prompts]
+    assert len({out.stats.rounds for out in single}) > 3
+    for batch_size in (4, 16):
+        batch = engine.generate_batch(prompts, batch_size=batch_size, max_tokens=20)
+        assert [out.tokens for out in batch] == [out.tokens for out in single]
+        assert [out.stats.rounds for out in batch] == [out.stats.rounds for out in single]
+
+
+def test_stream_gives_the_tokens_of_generate(target: T5) -> None:
+    engine = SpeculativeDecoder(target, tiny_draft(target))
+    for options in ({}, {"temperature": 1.0, "seed": 3}):
+        out = engine.generate([5, 6, 1], max_tokens=30, **options)
+        chunks = list(engine.stream([5, 6, 1], max_tokens=30, **options))
+        assert [t for chunk in chunks for t in chunk.tokens] == out.tokens
+        assert chunks[-1].finish_reason == out.finish_reason
+        assert all(chunk.finish_reason is None for chunk in chunks[:-1])
+        assert sum(chunk.num_accepted for chunk in chunks) == out.stats.accepted
+        assert len(chunks) == out.stats.rounds > 1
+
+
+def test_seeds_reproduce_and_differ(target: T5) -> None:
+    engine = SpeculativeDecoder(target, tiny_draft(target))
+    runs = [engine.generate([10, 1], max_tokens=20, temperature=5.0, seed=s) for s in (1, 1, 2)]
+    assert runs[0].tokens == runs[1].tokens != runs[2].tokens
+
+
+def test_cut_at_eos_and_at_the_limit() -> None:
+    assert cut([5, 6, 7], EOS, 9) == ([5, 6, 7], None)
+    assert cut([5, EOS, 7], EOS, 9) == ([5, EOS], "eos")
+    assert cut([5, 6, 7], EOS, 2) == ([5, 6], "length")
+    assert cut([5, 6, EOS], EOS, 3) == ([5, 6, EOS], "eos")
+    assert cut([5, 6, EOS], EOS, 2) == ([5, 6], "length")
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7])
+def test_max_tokens_is_exact_and_cut_drafts_are_counted(target: T5, max_tokens: int) -> None:
+    engine = SpeculativeDecoder(target, target, num_draft=4)
+    whole = engine.generate([10, 1], max_tokens=20)
+    out = engine.generate([10, 1], max_tokens=max_tokens)
+    assert out.tokens == whole.tokens[:max_tokens]
+    assert out.finish_reason == "length"
+    assert out.stats.emitted == max_tokens
+    assert out.stats.accepted <= out.stats.drafted
+
+
+def test_counting_without_a_draft() -> None:
+    out = SpeculativeDecoder(tiny_model(vocab_size=16)).generate([5, 9, 1], max_tokens=6)
+    assert (out.stats.rounds, out.stats.drafted) == (out.stats.emitted, 0)
+    assert out.stats.acceptance_rate == 0
+    assert out.stats.tokens_per_second > 0
+    assert Stats().tokens_per_second == Stats().tokens_per_round == 0
+
+
+def test_delta_one_emits_the_draft(target: T5) -> None:
+    other = tiny_model(vocab_size=20, seed=8)
+    engine = SpeculativeDecoder(target, other, num_draft=4, delta=1.0)
+    alone = SpeculativeDecoder(other).generate([10, 1], max_tokens=15)
+    out = engine.generate([10, 1], max_tokens=15)
+    assert out.stats.accepted == out.stats.drafted == 12
+    assert out.tokens[:4] == alone.tokens[:4]
+    out = engine.generate([10, 1], max_tokens=15, temperature=1.0)
+    assert out.stats.accepted == out.stats.drafted >= 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_draft": 0}, "num_draft must be at least 1, got 0"),
+        ({"delta": 1.5}, "delta must be between 0 and 1, got 1.5"),
+        ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
+        ({"verify": "loud"}, "verify must be 'auto' or 'token', got 'loud'"),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpeculativeDecoder(tiny_model(), **options)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([1], {"temperature": -1.0}, "temperature must be 0 or a positive number, got -1.0"),
+        ([1], {"temperature": float("inf")}, "temperature must be 0 or a positive number"),
+        ([1], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ([], {}, "the prompt is empty"),
+        (" \n", {}, "the prompt is empty"),
+        ([3, 5], {}, "prompt id 5 is out of range, expected 0 to 4"),
+        ("text", {}, "needs a tokenizer"),
+    ],
+)
+def test_bad_prompts_and_options_are_refused_at_the_call(
+    prompt: Any, options: dict[str, Any], message: str
+) -> None:
+    engine = SpeculativeDecoder(tiny_model())
+    for call in (engine.generate, engine.stream):
+        with pytest.raises(ValueError, match=message):
+            call(prompt, **options)

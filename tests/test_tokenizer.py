@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TEXT, edit_json
+
+from speculative_t5.tokenizer import Detokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "spiece.model").write_bytes(spiece)
+    (folder / "tokenizer_config.json").write_text('{"extra_ids": 10}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def json_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer.json: its pieces can end within a character."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: i for i, piece in enumerate(["<pad>", "</s>", *letters])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<pad>", "</s>"])
+    folder = tmp_path_factory.mktemp("json_tokenizer")
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_ids_match_transformers(folder: Path) -> None:
+    from transformers import T5Tokenizer
+
+    reference = T5Tokenizer.from_pretrained(folder, extra_ids=10)
+    tokenizer = load_tokenizer(folder)
+    for text in [*TEXT[:20], "a  b\tc", " lead", "trail ", "naïve café", "fill <extra_id_0> in"]:
+        assert tokenizer.encode(text) == reference(text).input_ids, text
+
+
+def test_sentinels_go_both_ways(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode("The <extra_id_0> is <extra_id_9> here.")
+    assert 129 in ids and 120 in ids  # 120 pieces, then 10 sentinels, the first one last
+    assert tokenizer.decode(ids) == "The <extra_id_0> is <extra_id_9> here."
+    assert tokenizer.decode([500, 0, 1]) == ""
+
+
+def test_what_is_decoded_in_parts_is_the_whole(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    rng = np.random.default_rng(0)
+    texts = [tokenizer.encode(text) for text in TEXT]
+    noise = [rng.integers(0, 135, 30).tolist() for _ in range(200)]
+    for ids in texts + noise:
+        stream, parts, at = Detokenizer(tokenizer), [], 0
+        while at < len(ids):
+            step = int(rng.integers(0, 4))
+            parts.append(stream.add(ids[at : at + step]))
+            at += step
+        assert "".join([*parts, stream.finish()]) == tokenizer.decode(ids)
+
+
+def test_characters_are_shown_whole(json_folder: Path) -> None:
+    tokenizer = load_tokenizer(json_folder)
+    ids = tokenizer.encode("né ☃!")
+    assert ids[-1] == 1 and len(ids) == 9
+    stream = Detokenizer(tokenizer)
+    parts = [stream.add([token]) for token in ids[:-1]]
+    assert parts == ["n", "", "é", " ", "", "", "☃", "!"]
+    cut = Detokenizer(tokenizer)
+    assert cut.add(ids[:2]) == ""
+    assert cut.finish() == "n\N{REPLACEMENT CHARACTER}"
+
+
+def test_vocabularies_tell_tokenizers_apart(
+    folder: Path, json_folder: Path, tmp_path: Path
+) -> None:
+    one, other = load_tokenizer(folder).vocabulary, load_tokenizer(json_folder).vocabulary
+    assert (one.size, other.size) == (130, 258)
+    assert one == load_tokenizer(folder).vocabulary != other
+    (tmp_path / "spiece.model").write_bytes((folder / "spiece.model").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    edit_json(tmp_path / "tokenizer_config.json", extra_ids=11)
+    assert load_tokenizer(tmp_path).vocabulary != one
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no tokenizer in .*: expected spiece.model or tokenizer.json"),
+        ({"spiece.model": "x"}, "spiece.model is not a SentencePiece model"),
+        ({"tokenizer.json": "{"}, "tokenizer.json is not a tokenizer"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, files: dict[str, str], message: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(tmp_path)

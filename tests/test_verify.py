@@ -1,0 +1,175 @@
+"""The token-wise rule: exact by enumeration, and the sampled check fails for planted bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from speculative_t5.draft import Draft
+from speculative_t5.sampling import draw, one_hot
+from speculative_t5.verify import Verdict, lenient_greedy, verify_tokens
+
+Rule = Callable[[Draft, mx.array, mx.array], Verdict]
+
+
+def random_probs(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Distributions over the last axis, some entries zero."""
+    weights = rng.exponential(size=shape) * (rng.random(shape) < 0.7)
+    weights[..., 0] += 0.05
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def target_law(p: np.ndarray) -> np.ndarray:
+    """Distribution of the first two tokens drawn from p_1, then p_2 (here independent)."""
+    return np.outer(p[0], p[1])
+
+
+def enumerate_rule(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """The rule as in the paper, one drafted token, in float64: law of two tokens.
+
+    A round that rejects emits one token; the second is then the target's own next draw.
+    """
+    size = len(q)
+    law = np.zeros((size, size))
+    residual = np.maximum(p[0] - q, 0)
+    for x in range(size):
+        accept = min(1.0, p[0][x] / q[x]) if q[x] > 0 else 0.0
+        law[x] += q[x] * accept * p[1]
+        if residual.sum() > 0:
+            law += q[x] * (1 - accept) * np.outer(residual / residual.sum(), p[1])
+    return law
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rule_is_exact_by_enumeration(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p, q = random_probs(rng, 2, 4), random_probs(rng, 4)
+    np.testing.assert_allclose(enumerate_rule(p, q), target_law(p), atol=1e-12)
+
+
+def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_000) -> float:
+    """Total variation between what `rule` emits as its first token and p_1, K = 1."""
+    size = len(q)
+    draft_key, key = mx.random.split(mx.random.key(7))
+    probs = mx.broadcast_to(mx.array(q, dtype=mx.float32), (rows, 1, size))
+    draft = Draft(draw(probs, draft_key), probs)
+    target = mx.broadcast_to(mx.array(p, dtype=mx.float32), (rows, 2, size))
+    verdict = rule(draft, target, key)
+    first = mx.where(verdict.num_accepted > 0, draft.tokens[:, 0], verdict.next_token)
+    counts = np.bincount(np.array(first), minlength=size) / rows
+    return float(np.abs(counts - p[0]).sum() / 2)
+
+
+# Standard deviation of the distance is below sqrt(4 / 200,000) / 2 = 0.0023.
+TOLERANCE = 0.006
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_first_token_is_distributed_as_the_target(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p, q = random_probs(rng, 2, 4), random_probs(rng, 4)
+    assert sampled_distance(verify_tokens, p, q) < TOLERANCE
+
+
+def with_argmax_for_residual(draft: Draft, p: mx.array, key: mx.array) -> Verdict:
+    verdict = verify_tokens(draft, p, key)
+    best = mx.argmax(p, axis=-1)[:, 0].astype(mx.int32)
+    return Verdict(
+        verdict.num_accepted, mx.where(verdict.num_accepted == 0, best, verdict.next_token)
+    )
+
+
+def with_target_for_residual(draft: Draft, p: mx.array, key: mx.array) -> Verdict:
+    verdict = verify_tokens(draft, p, key)
+    again = draw(p[:, 0], mx.random.split(key)[0])
+    return Verdict(
+        verdict.num_accepted, mx.where(verdict.num_accepted == 0, again, verdict.next_token)
+    )
+
+
+def with_every_draft_accepted(draft: Draft, p: mx.array, key: mx.array) -> Verdict:
+    return verify_tokens(draft, p, key, delta=1.0)
+
+
+@pytest.mark.parametrize(
+    "bug", [with_argmax_for_residual, with_target_for_residual, with_every_draft_accepted]
+)
+def test_the_sampled_check_fails_for_planted_bugs(bug: Rule) -> None:
+    p = np.array([[0.5, 0.3, 0.2, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    q = np.array([0.1, 0.2, 0.3, 0.4])
+    assert sampled_distance(verify_tokens, p, q) < TOLERANCE
+    assert sampled_distance(bug, p, q) > 5 * TOLERANCE
+
+
+def constant(rows: list[list[float]], batch: int) -> mx.array:
+    return mx.broadcast_to(mx.array(rows)[None], (batch, len(rows), len(rows[0])))
+
+
+def test_acceptance_rate_is_the_overlap_of_p_and_q() -> None:
+    """E[accepted] = sum min(p, q) (2211.17192, theorem 3.5), here 0.1 + 0.2 + 0.2."""
+    rows = 100_000
+    q = constant([[0.1, 0.2, 0.3, 0.4]], rows)
+    p = constant([[0.5, 0.3, 0.2, 0.0], [0.25] * 4], rows)
+    draft = Draft(draw(q, mx.random.key(1)), q)
+    verdict = verify_tokens(draft, p, mx.random.key(2))
+    assert mx.mean(verdict.num_accepted).item() == pytest.approx(0.5, abs=0.01)
+
+
+def test_tokens_after_a_rejection_do_not_count() -> None:
+    one = [0.0, 1.0, 0.0]
+    other = [0.0, 0.0, 1.0]
+    draft = Draft(mx.array([[1, 1, 1]]), constant([one, one, one], 1))
+    verdict = verify_tokens(draft, constant([one, other, one, one], 1), mx.random.key(0))
+    assert verdict.num_accepted.tolist() == [1]
+    assert verdict.next_token.tolist() == [2]
+
+
+def test_a_fully_accepted_draft_is_followed_by_the_bonus() -> None:
+    one, other = [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]
+    draft = Draft(mx.array([[1, 1]]), constant([one, one], 1))
+    verdict = verify_tokens(draft, constant([one, one, other], 1), mx.random.key(0))
+    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([2], [0])
+
+
+def test_a_zero_row_drafts_nothing() -> None:
+    """Its token is never accepted, however likely, and the next token is p's own."""
+    rows = 50_000
+    zero = constant([[0.0, 0.0, 0.0]], rows)
+    p = constant([[0.6, 0.3, 0.1], [1.0, 0.0, 0.0]], rows)
+    verdict = verify_tokens(Draft(mx.zeros((rows, 1), mx.int32), zero), p, mx.random.key(0))
+    assert mx.max(verdict.num_accepted).item() == 0
+    counts = np.bincount(np.array(verdict.next_token), minlength=3) / rows
+    np.testing.assert_allclose(counts, [0.6, 0.3, 0.1], atol=0.01)
+
+
+def test_delta_adds_to_the_acceptance_probability() -> None:
+    rows = 100_000
+    q, p = constant([[0.5, 0.5]], rows), constant([[0.2, 0.8], [0.5, 0.5]], rows)
+    draft = Draft(mx.zeros((rows, 1), mx.int32), q)
+    for delta, expected in ((0.0, 0.4), (0.25, 0.65), (0.7, 1.0), (1.0, 1.0)):
+        verdict = verify_tokens(draft, p, mx.random.key(3), delta=delta)
+        found = mx.mean(verdict.num_accepted).item()
+        assert found == pytest.approx(expected, abs=0.006 if expected < 1 else 0)
+
+
+def test_lenience_accepts_near_ties_and_nothing_else() -> None:
+    logits = mx.log(mx.array([[[0.5, 0.41, 0.09], [0.5, 0.41, 0.09]]]))
+
+    def best(token: int, delta: float) -> int:
+        draft = Draft(mx.array([[token]]), one_hot(mx.array([[token]]), 3))
+        return int(mx.argmax(lenient_greedy(draft, logits, delta=delta)[0, 0]).item())
+
+    assert best(1, 0.0) == 0
+    assert best(1, 0.17) == 0  # 0.41 / 0.5 = 0.82 < 0.83
+    assert best(1, 0.19) == 1
+    assert best(2, 0.19) == 0
+    assert best(2, 1.0) == 2
+
+
+def test_lenience_never_accepts_where_nothing_was_drafted() -> None:
+    logits = mx.array([[[0.0, 1.0], [0.0, 1.0]]])
+    draft = Draft(mx.array([[0]]), mx.zeros((1, 1, 2)))
+    assert mx.argmax(lenient_greedy(draft, logits, delta=1.0), axis=-1).tolist() == [[1, 1]]
