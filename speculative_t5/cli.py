@@ -144,11 +144,14 @@ def run(command: Callable[..., None], name: str) -> NoReturn:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(command)
     try:
-        sys.exit(app(prog_name=name, standalone_mode=False) or 0)
+        code = app(prog_name=name, standalone_mode=False) or 0
+        if code == INTERRUPTED:  # what newer versions of typer make of Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", INTERRUPTED)
     except UsageError as error:
-        _fail(f"{error.format_message()} See {name} --help.", BAD_INPUT)
+        _fail(f"{error.format_message().rstrip('.')}; see {name} --help", BAD_INPUT)
     except BrokenPipeError:
         # The reader went away, as `head` does; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

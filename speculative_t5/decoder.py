@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -174,7 +175,7 @@ class SpeculativeDecoder:
             if self.tokenizer is None:
                 raise ValueError("a prompt as text needs a tokenizer; this decoder has none")
             return self.tokenizer.encode(prompt)
-        ids = list(prompt)
+        ids = [operator.index(i) for i in prompt]
         if not ids:
             raise ValueError("the prompt is empty: expected source ids, EOS included")
         bad = [i for i in ids if not 0 <= i < self.model.vocab_size]

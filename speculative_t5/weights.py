@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten
 
 from .backend import default_dtype
 from .config import T5Config
 from .t5 import T5
 from .tokenizer import Tokenizer, load_tokenizer
+
+_BFLOAT16 = np.dtype("V2")  # numpy has no such type: it comes as two bytes
 
 WEIGHTS_DIRS = (Path("weights"), Path(__file__).parent.parent / "weights")
 
@@ -39,19 +42,15 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> tuple[T5
     tokenizer = load_tokenizer(folder)
     model = T5(config)
     expected = {name: array.shape for name, array in _parameters(model)}
-    tensors = _read_npz(folder / "weights.npz")
-    check_shapes(folder / "weights.npz", expected, {n: a.shape for n, a in tensors.items()})
     dtype = dtype or default_dtype()
     if dtype == mx.float16 and config.gated:
         warnings.warn(
             "float16 overflows in the feed-forward of T5 v1.1 and flan models; use bfloat16",
             stacklevel=2,
         )
-    model.load_weights([(name, array.astype(dtype)) for name, array in tensors.items()])
-    try:
-        mx.eval(model.parameters())
-    except RuntimeError as error:
-        raise _damaged(folder / "weights.npz", error) from error
+    tensors = _read_npz(folder / "weights.npz", dtype)
+    check_shapes(folder / "weights.npz", expected, {n: a.shape for n, a in tensors.items()})
+    model.load_weights(list(tensors.items()))
     model.vocabulary = tokenizer.vocabulary
     return model, tokenizer
 
@@ -63,9 +62,11 @@ def find_folder(name_or_path: str | Path) -> Path:
         ValueError: If there is none; the message says which there are.
     """
     candidates = [Path(name_or_path), *(folder / name_or_path for folder in WEIGHTS_DIRS)]
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
+    folders = [candidate for candidate in candidates if candidate.is_dir()]
+    # A checkpoint may lie beside weights/ under the name of its conversion, which is meant then.
+    folders.sort(key=lambda folder: not (folder / "weights.npz").exists())
+    if folders:
+        return folders[0]
     names = sorted({c.parent.name for d in WEIGHTS_DIRS for c in d.glob("*/config.json")})
     raise ValueError(
         f"no model folder {str(name_or_path)!r}, and none of that name under weights/ "
@@ -162,20 +163,27 @@ def _parameters(model: T5) -> list[tuple[str, mx.array]]:
     return cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
 
 
-def _read_npz(path: Path) -> dict[str, mx.array]:
+def _read_npz(path: Path, dtype: mx.Dtype) -> dict[str, mx.array]:
+    """All tensors of a weights.npz, each cast as it comes."""
     if not path.is_file():
         raise ValueError(
             f"{path.parent} has no weights.npz; "
             f"to convert a Hugging Face checkpoint: python convert.py --model {path.parent}"
         )
+    tensors = {}
+    # Not by mx.load: its threads let go of Python's files late, which aborts a process that ends
+    # meanwhile; nor does it say which file is damaged.
     try:
-        tensors = mx.load(str(path))
-    except (ValueError, RuntimeError) as error:
-        raise _damaged(path, error) from error
-    assert isinstance(tensors, dict)
+        with path.open("rb") as file, np.load(file) as archive:
+            for name in archive.files:
+                stored = archive[name]
+                array = mx.array(stored.view(np.uint16) if stored.dtype == _BFLOAT16 else stored)
+                if stored.dtype == _BFLOAT16:
+                    array = array.view(mx.bfloat16)
+                tensors[name] = array.astype(dtype)
+                mx.eval(tensors[name])
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise ValueError(
+            f"{path} is truncated or damaged ({error}); convert the model again"
+        ) from error
     return tensors
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    cause = str(error).strip().splitlines()[-1]
-    return ValueError(f"{path} is truncated or damaged ({cause}); convert the model again")

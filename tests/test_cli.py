@@ -1,0 +1,173 @@
+"""The commands as a user runs them: output, exit codes, one line for each error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY, V1_0, write_checkpoint
+
+from speculative_t5.checkpoint import convert
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
+    """A folder with a checkpoint, and weights/target and weights/draft from it."""
+    place = tmp_path_factory.mktemp("place")
+    write_checkpoint(place / "checkpoint", V1_0, spiece)
+    for name in ("target", "draft", "other"):
+        convert(str(place / "checkpoint"), place / "weights" / name)
+    (place / "weights" / "other" / "tokenizer_config.json").write_text('{"extra_ids": 3}')
+    (place / "bert").mkdir()
+    (place / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    return place
+
+
+def run(
+    place: Path, *arguments: str | bytes, stdin: bytes | None = None, script: bool = False
+) -> subprocess.CompletedProcess[bytes]:
+    command = [str(REPOSITORY / "convert.py")] if script else ["-m", "speculative_t5"]
+    return subprocess.run(
+        [sys.executable, *command, *arguments],
+        cwd=place,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"},
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        check=False,
+    )
+
+
+PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
+
+
+def test_the_text_streams_and_a_footer_follows(place: Path) -> None:
+    done = run(place, *PAIR, "--prompt", "The old man.")
+    assert done.returncode == 0, done.stderr
+    out = json.loads(run(place, *PAIR, "--prompt", "The old man.", "--json").stdout)
+    assert done.stdout.decode() == out["text"] + "\n"
+    footer = done.stderr.decode().splitlines()[0]
+    for part in ("tokens/s", "acceptance", "rounds", "tokens per round"):
+        assert part in footer
+
+
+def test_json_is_one_object_of_the_whole_result(place: Path) -> None:
+    done = run(place, *PAIR, "--prompt", "The old man.", "--json", "--temperature", "1")
+    out = json.loads(done.stdout)
+    assert set(out) == {"text", "tokens", "finish_reason", "stats"}
+    assert out["stats"]["drafted"] > 0
+    again = json.loads(
+        run(place, *PAIR, "--prompt", "The old man.", "--json", "--temperature", "1").stdout
+    )
+    assert again["tokens"] == out["tokens"]
+
+
+def test_regular_decoding_gives_the_same_text(place: Path) -> None:
+    one = run(place, *PAIR, "--prompt", "The old man.")
+    other = run(place, *PAIR, "--prompt", "The old man.", "--regular-decode")
+    assert one.stdout == other.stdout
+    assert b"no draft" in other.stderr
+
+
+def test_the_prompt_also_comes_from_standard_input(place: Path) -> None:
+    piped = run(place, *PAIR, stdin=b"The old man.\n")
+    dashed = run(place, *PAIR, "--prompt", "-", stdin=b"The old man.\n")
+    given = run(place, *PAIR, "--prompt", "The old man.")
+    assert piped.stdout == dashed.stdout == given.stdout != b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (("--model", "absent"), None, "no model folder 'absent'"),
+        (("--model", "absent"), None, "python convert.py --model absent"),
+        (("--model", "absent"), None, "draft, other, target"),
+        (("--model", "bert"), None, "bert: this is a bert (model_type in config.json)"),
+        ((*PAIR, "--draft-model", "other"), None, "must share a tokenizer"),
+        ((*PAIR, "--delta", "1.5"), None, "delta must be between 0 and 1, got 1.5"),
+        ((*PAIR, "--temperature", "-1"), None, "temperature must be 0 or a positive number"),
+        ((*PAIR, "--num-draft", "0"), None, "num_draft must be at least 1, got 0"),
+        ((*PAIR, "--num-draft", "x"), None, "--num-draft': Input should be a valid integer"),
+        ((*PAIR, "--max-tokens", "0"), None, "max_tokens must be at least 1, got 0"),
+        ((*PAIR, "--prompt", " "), None, "the prompt is empty"),
+        (PAIR, b"", "the prompt is empty"),
+        (PAIR, b"caf\xe9", "not UTF-8: byte 0xe9 at offset 3"),
+        ((*PAIR, "--prompt", b"caf\xe9"), None, "--prompt is not UTF-8: byte 0xe9"),
+        (("--nonsense",), None, "No such option"),
+    ],
+)
+def test_bad_input_gets_one_line_and_code_2(
+    place: Path, arguments: Any, stdin: bytes | None, message: str
+) -> None:
+    prompt = () if stdin is not None or "--prompt" in arguments else ("--prompt", "Hello.")
+    done = run(place, *arguments, *prompt, stdin=stdin)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("error: ") and message in line, line
+
+
+def test_convert_writes_under_weights_and_says_so(place: Path) -> None:
+    done = run(place, "--model", "checkpoint", "--dtype", "float16", script=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().startswith("wrote weights/checkpoint (")
+    # The name means the conversion, though a folder of that name is right here.
+    assert b"no draft" in run(place, "--model", "checkpoint", "--prompt", "Hello.").stderr
+
+
+def test_convert_refuses_in_one_line(place: Path) -> None:
+    (place / "file").write_text("in the way")
+    for arguments, message in (
+        (("--model", "absent"), "there is no folder 'absent', and it could not be had"),
+        (("--model", "bert"), "this is a bert"),
+        (("--model", "checkpoint", "--dtype", "int3"), "--dtype must be one of float32"),
+        (("--model", "checkpoint", "--output", "file/out"), "file"),
+        (("--model", "checkpoint", "--output", "file"), "file"),
+        ((), "Missing option '--model'"),
+    ):
+        done = run(place, *arguments, script=True)
+        assert done.returncode == 2, done.stderr
+        line = done.stderr.decode().splitlines()[-1]
+        assert line.startswith("error: ") and message in line
+        assert b"Traceback" not in done.stderr
+    assert (place / "file").read_text() == "in the way"
+
+
+def test_a_full_disk_is_one_line_and_code_1(place: Path) -> None:
+    """A limit on file sizes stands in for a disk that is full."""
+    command = 'ulimit -f 20; exec "$0" "$@" 2>&1'  # 20 KiB
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable, str(REPOSITORY / "convert.py"),
+         "--model", "checkpoint", "--output", "full"],
+        cwd=place, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    assert b"error: " in done.stdout.splitlines()[-1] and b"File too large" in done.stdout
+    assert not (place / "full").exists() and not list(place.glob(".full*"))
+
+
+def test_ctrl_c_ends_with_130(place: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "speculative_t5", *PAIR[:4], "--prompt", "-"],
+        cwd=place, env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    time.sleep(1.5)  # it waits for a prompt by then
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors.decode() == "error: interrupted\n"
+
+
+def test_help_names_the_defaults(place: Path) -> None:
+    text = run(place, "--help").stdout.decode()
+    for name in ("--num-draft", "--delta", "correct-base", "correct-small", "[default: 256]"):
+        assert name in text
