@@ -19,7 +19,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -39,8 +39,7 @@ SHAPES = {
                       "num_layers": 4, "num_decoder_layers": 1},
 }  # fmt: skip
 
-Pair = tuple[str, str]
-Encoded = tuple[list[int], list[int]]
+Example = tuple[list[int], list[int]]  # ids of source and target, EOS included
 DataOption = Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")]
 WorkOption = Annotated[Path, typer.Option(help="Folder for checkpoints and results.")]
 
@@ -67,40 +66,35 @@ def vocabulary(data: DataOption, work: WorkOption = Path("runs")) -> None:
 def target(
     data: DataOption,
     work: WorkOption = Path("runs"),
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 6000,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 3800,
     tokens: Annotated[int, typer.Option(help="Padded tokens a step.")] = 4400,
 ) -> None:
     """Train correct-base on freshly damaged sentences."""
-    sentences, _ = read_sentences(data)
-    pairs = training_examples(sentences, Corruptor(sentences), seed=2)
-    train("correct-base", pairs, work, steps=steps, tokens=tokens)
+    train("correct-base", damaged(data, work, seed=2), work, steps=steps, tokens=tokens)
 
 
 @app.command()
 def draft(
     data: DataOption,
     work: WorkOption = Path("runs"),
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 4000,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 2500,
     tokens: Annotated[int, typer.Option(help="Padded tokens a step.")] = 4400,
 ) -> None:
     """Train correct-small on freshly damaged sentences, to be finished by `distill`."""
-    sentences, _ = read_sentences(data)
-    pairs = training_examples(sentences, Corruptor(sentences), seed=3)
-    train("correct-small", pairs, work, steps=steps, tokens=tokens)
+    train("correct-small", damaged(data, work, seed=3), work, steps=steps, tokens=tokens)
 
 
 @app.command()
 def teach(
     data: DataOption,
     work: WorkOption = Path("runs"),
-    examples: Annotated[int, typer.Option(help="Training examples to answer.")] = 40_000,
+    examples: Annotated[int, typer.Option(help="Training examples to answer.")] = 30_000,
 ) -> None:
     """Write the target's greedy outputs on training examples, for `distill`."""
     sentences, _ = read_sentences(data)
-    corruptor = Corruptor(sentences)
     answers = work / "taught.jsonl"
     done = sum(1 for _ in answers.open()) if answers.exists() else 0
-    pairs = list(islice(training_examples(sentences, corruptor, seed=4), examples))
+    pairs = list(islice(training_examples(sentences, Corruptor(sentences), seed=4), examples))
     tokenizer = load_tokenizer(work)
     model = T5ForConditionalGeneration.from_pretrained(work / "correct-base").eval()
     with answers.open("a") as file, torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
@@ -130,7 +124,7 @@ def teach(
 def distill(
     data: DataOption,
     work: WorkOption = Path("runs"),
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 2000,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1600,
     tokens: Annotated[int, typer.Option(help="Padded tokens a step.")] = 4400,
 ) -> None:
     """Finish correct-small on the target's greedy outputs (sequence-level distillation)."""
@@ -138,12 +132,24 @@ def distill(
         records = [json.loads(line) for line in file]
     encoded = [(r["source"], r["target"]) for r in records if r["target"]]
 
-    def forever() -> Iterator[Encoded]:
-        rng = random.Random(5)
+    def shuffled(offset: int) -> Iterator[Example]:
+        rng = random.Random(5 + offset)
         while True:
             yield from rng.sample(encoded, len(encoded))
 
-    train("correct-small", forever(), work, steps=steps, tokens=tokens, stage="distill", rate=5e-3)
+    train("correct-small", shuffled, work, steps=steps, tokens=tokens, stage="distill", rate=5e-3)
+
+
+def damaged(data: Path, work: Path, *, seed: int) -> Callable[[int], Iterator[Example]]:
+    """Freshly damaged sentences, endlessly; an offset gives others."""
+    sentences, _ = read_sentences(data)
+    corruptor, tokenizer = Corruptor(sentences), load_tokenizer(work)
+
+    def encoded(offset: int) -> Iterator[Example]:
+        for source, answer in training_examples(sentences, corruptor, seed + offset):
+            yield tokenizer.encode(source, add_eos=True), tokenizer.encode(answer, add_eos=True)
+
+    return encoded
 
 
 def load_tokenizer(work: Path) -> spm.SentencePieceProcessor:
@@ -159,13 +165,13 @@ def pad(rows: list[list[int]], value: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batches(
-    examples: Iterator[Encoded], tokens: int, seed: int
+    examples: Iterator[Example], tokens: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Batches of similar lengths with at most `tokens` padded tokens: (ids, mask, labels)."""
     rng = random.Random(seed)
     while True:
         pool = sorted(islice(examples, 4096), key=lambda e: (len(e[0]), len(e[1])))
-        groups: list[list[Encoded]] = [[]]
+        groups: list[list[Example]] = [[]]
         for example in pool:
             group = groups[-1]
             longest = [max(len(e[k]) for e in [*group, example]) for k in (0, 1)]
@@ -181,7 +187,7 @@ def batches(
 
 def train(
     name: str,
-    pairs: Iterator[Pair] | Iterator[Encoded],
+    examples: Callable[[int], Iterator[Example]],
     work: Path,
     *,
     steps: int,
@@ -189,16 +195,10 @@ def train(
     stage: str = "train",
     rate: float = 2e-2,
 ) -> None:
-    """Adafactor with a short warm-up and a linear decay to 0; writes work/<name>/."""
-    tokenizer = load_tokenizer(work)
+    """Adafactor with a short warm-up and a linear decay to 0; writes work/<name>/.
 
-    def encoded() -> Iterator[Encoded]:
-        for source, answer in pairs:
-            if isinstance(source, str):
-                yield tokenizer.encode(source, add_eos=True), tokenizer.encode(answer, add_eos=True)
-            else:
-                yield source, answer
-
+    A run that was stopped goes on from its last checkpoint, with examples it has not seen.
+    """
     torch.manual_seed(0)
     config = T5Config(
         vocab_size=VOCAB_SIZE, dropout_rate=0.0, feed_forward_proj="relu",
@@ -220,7 +220,7 @@ def train(
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
     print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters, step {first}")
-    source = batches(encoded(), tokens, seed=first)
+    source = batches(examples(first), tokens, seed=first)
     started, seen, running = time.perf_counter(), 0, 0.0
     for step in range(first, steps):
         for group in optimizer.param_groups:

@@ -41,7 +41,7 @@ def convert(
     *,
     dtype: mx.Dtype | None = None,
     revision: str | None = None,
-    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Convert a checkpoint folder, or a repository of the Hugging Face Hub, to a model folder.
 
@@ -50,7 +50,7 @@ def convert(
         output: Folder to write; weights/<last part of the name> by default.
         dtype: Type to store; by default each tensor's own.
         revision: Branch, tag or commit on the Hub.
-        progress: Called with a parameter's name, how many are done, and how many there are.
+        progress: Called with how many parameters are done, and how many there are.
 
     Returns:
         The folder written.
@@ -77,11 +77,11 @@ def convert(
 
     def produce() -> Iterator[tuple[str, mx.array]]:
         for done, parameter in enumerate(parameters):
-            progress(parameter.name, done, len(parameters))
+            progress(done, len(parameters))
             parts = [_take(tensors, name) for name in parameter.sources]
             whole = mx.concatenate(parts) if len(parts) > 1 else parts[0]
             yield parameter.name, whole.astype(dtype) if dtype else whole
-        progress("", len(parameters), len(parameters))
+        progress(len(parameters), len(parameters))
 
     output = output or Path("weights") / name
     write_folder(output, config, produce(), tokenizer_files)

@@ -113,9 +113,8 @@ def convert_command(
         raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     with typer.progressbar(length=0, label="converting", file=sys.stderr) as bar:
 
-        def progress(name: str, done: int, total: int) -> None:
+        def progress(done: int, total: int) -> None:
             bar.length = total
-            bar.label = name or "done"
             bar.update(done - bar.pos)
 
         folder = convert(

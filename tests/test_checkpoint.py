@@ -45,7 +45,7 @@ def left(folder: Path) -> list[str]:
 
 def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    folder = convert(str(source), tmp_path / "out", progress=lambda _, *n: seen.append(n))
+    folder = convert(str(source), tmp_path / "out", progress=lambda *counts: seen.append(counts))
     assert left(folder) == ["config.json", "spiece.model", "weights.npz"]
     assert seen[0][0] == 0 and seen[-1][0] == seen[-1][1] == len(seen) - 1
     assert left(tmp_path) == ["out", "source"]
@@ -212,7 +212,7 @@ def test_an_interrupted_run_keeps_the_old_folder_and_leaves_nothing_else(
     convert(str(source), tmp_path / "out")
     before = (tmp_path / "out" / "weights.npz").read_bytes()
 
-    def interrupt(name: str, done: int, total: int) -> None:
+    def interrupt(done: int, total: int) -> None:
         if done == total // 2:
             raise failure
 

@@ -1,0 +1,61 @@
+"""Correct sentences with the shipped pair, regular and speculative by turns, and compare."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from speculative_t5 import Generation, SpeculativeDecoder, backend
+
+SENTENCES = [
+    "correct: my sister have never been too paris. She wants to to go their next summer, but its "
+    "very expensive",
+    "correct: We was waiting for the the bus when it start to rain.",
+    "correct: He dont know were his keys are. He thinks he lost them on the trian",
+    "correct: An old man and his dog was walking threw the park. They walks their every day.",
+    "correct: I has lived in this city for ten years, but I still get lost sometmies.",
+    "correct: She asked me if i wanted a apple. I told her that i was'nt hungry",
+]
+
+
+def main(
+    repeats: Annotated[int, typer.Option(help="Times each sentence is corrected.")] = 5,
+    num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
+) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(
+        "correct-base", "correct-small", num_draft=num_draft
+    )
+    runs: dict[bool, list[Generation]] = {False: [], True: []}
+    for speculative in runs:  # the first use of everything is slower
+        decoder.generate(SENTENCES[0], speculative=speculative)
+    for repeat in range(repeats):
+        for sentence in SENTENCES:
+            for speculative, done in runs.items():
+                done.append(decoder.generate(sentence, speculative=speculative))
+            if repeat == 0:
+                print(sentence.removeprefix("correct: "))
+                print(f"  -> {runs[True][-1].text}")
+    same = sum(
+        one.tokens == other.tokens for one, other in zip(runs[False], runs[True], strict=True)
+    )
+    print(f"\n{same} of {len(runs[True])} speculative outputs are the regular ones")
+    speeds = {}
+    for speculative, done in runs.items():
+        tokens, rounds, drafted, accepted = (
+            sum(getattr(run.stats, name) for run in done)
+            for name in ("emitted", "rounds", "drafted", "accepted")
+        )
+        speeds[speculative] = tokens / sum(run.stats.seconds for run in done)
+        line = (
+            f"{'speculative' if speculative else 'regular':12}{speeds[speculative]:6.0f} tokens/s"
+        )
+        line += f"  {tokens / rounds:.2f} tokens per round"
+        print(line + (f"  acceptance {accepted / drafted:.0%}" if drafted else ""))
+    print(f"speculative decoding is {speeds[True] / speeds[False]:.2f} times as fast here")
+    if tip := backend.advice():
+        print(tip)
+
+
+if __name__ == "__main__":
+    typer.run(main)

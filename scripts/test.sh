@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# All checks: ruff, mypy, import-linter, pytest. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/venv.sh test
+"$python" -m ruff format --check .
+"$python" -m ruff check .
+"$python" -m mypy
+.venv/bin/lint-imports
+exec "$python" -m pytest "$@"

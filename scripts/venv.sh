@@ -1,0 +1,18 @@
+# Sourced by demo.sh and test.sh: makes .venv and installs this package into it, once.
+# Usage: . scripts/venv.sh [EXTRA], from the repository's root.
+extra=${1:-}
+python=.venv/bin/python
+if [ ! -x "$python" ]; then
+    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+        echo "error: Python 3.10 or newer is needed, found $(python3 --version 2>&1)" >&2
+        exit 2
+    fi
+    python3 -m venv .venv
+fi
+# What is installed is remembered by the contents of pyproject.toml, so a second run is quick.
+stamp=.venv/installed-${extra:-base}
+if ! cmp -s pyproject.toml "$stamp"; then
+    echo "installing into .venv${extra:+ (extra: $extra)} ..." >&2
+    "$python" -m pip install --quiet --disable-pip-version-check --editable ".${extra:+[$extra]}"
+    cp pyproject.toml "$stamp"
+fi
