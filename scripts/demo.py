@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from speculative_t5 import Generation, SpeculativeDecoder, backend
+
+import typer
 
 SENTENCES = [
     "correct: my sister have never been too paris. She wants to to go their next summer, but its "

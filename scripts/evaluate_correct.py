@@ -11,12 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from speculative_t5 import Generation, SpeculativeDecoder
+
 import mlx.core as mx
 import sacrebleu
 import typer
 from corruption import PREFIX, held_out_examples, word_errors
-
-from speculative_t5 import Generation, SpeculativeDecoder
 
 
 def main(

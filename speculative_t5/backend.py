@@ -8,35 +8,39 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import warnings
+from typing import Literal
 
 OPENBLAS_NAMES = ("libopenblas.so.0", "libopenblasp.so.0")
-OPENBLAS_TIP = (
-    "OpenBLAS was not found, so MLX uses its slow reference BLAS on this CPU; "
-    "get it with `apt-get install libopenblas0` (Debian, Ubuntu) or `dnf install openblas` (Fedora)"
-)
+TIPS = {
+    "missing": "OpenBLAS was not found, so MLX uses its slow reference BLAS on this CPU; "
+    "get it with `apt-get install libopenblas0` (Debian, Ubuntu) or "
+    "`dnf install openblas` (Fedora)",
+    "late": "mlx.core was imported before speculative_t5, so MLX uses its slow reference BLAS on "
+    "this CPU; import speculative_t5 first",
+}
 
 
-def load_openblas() -> bool | None:
+def load_openblas() -> Literal["loaded", "missing", "late"] | None:
     """Load OpenBLAS ahead of MLX, on Linux.
 
     Returns:
-        True if OpenBLAS serves MLX's products, False if it was not found or MLX was imported
-        before this could run, None where it does not apply (not Linux).
+        "loaded"; "missing", if the system has none; "late", if it has but MLX was imported before;
+        None where it does not apply (not Linux).
     """
     if not sys.platform.startswith("linux"):
         return None
-    if "mlx.core" in sys.modules:
-        return False
+    late = "mlx.core" in sys.modules
     for name in OPENBLAS_NAMES:
         try:
-            ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(name, mode=ctypes.RTLD_LOCAL if late else ctypes.RTLD_GLOBAL)
         except OSError:
             continue
-        return True
-    return False
+        return "late" if late else "loaded"
+    return "missing"
 
 
-openblas_loaded = load_openblas()
+openblas = load_openblas()
 
 import mlx.core as mx  # noqa: E402  (the point of this module is what comes before)
 
@@ -47,9 +51,13 @@ def default_dtype() -> mx.Dtype:
 
 
 def advice() -> str | None:
-    """One line for the user when this machine could be faster, else None."""
-    return OPENBLAS_TIP if _on_cpu() and openblas_loaded is False else None
+    """One line for the user when MLX could be faster on this CPU, else None."""
+    return TIPS.get(openblas or "") if _on_cpu() else None
 
 
 def _on_cpu() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.cpu)
+
+
+if openblas == "late" and _on_cpu():
+    warnings.warn(TIPS["late"], RuntimeWarning, stacklevel=3)

@@ -8,15 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import pytest
-import sentencepiece as spm
-from mlx.utils import tree_map
-
 from speculative_t5.checkpoint import convert
 from speculative_t5.config import T5Config
 from speculative_t5.t5 import T5
 from speculative_t5.weights import load
+
+import mlx.core as mx
+import pytest
+import sentencepiece as spm
+from mlx.utils import tree_map
 
 REPOSITORY = Path(__file__).parent.parent
 TEXT = (REPOSITORY / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import mlx.core as mx
-import pytest
-
 from speculative_t5.cache import GROWTH, KVCache
 from speculative_t5.schedule import FixedSchedule
+
+import mlx.core as mx
+import pytest
 
 
 def written(batch: int, length: int, first: float) -> mx.array:

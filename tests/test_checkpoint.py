@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from speculative_t5 import checkpoint, load
+from speculative_t5.checkpoint import convert
+from speculative_t5.weights import read_config
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import V1_0, V1_1, edit_json, write_checkpoint
-
-from speculative_t5 import checkpoint, load
-from speculative_t5.checkpoint import convert
-from speculative_t5.weights import read_config
 
 SOURCE, TARGET = mx.array([[5, 17, 9, 1]]), mx.array([[0, 9, 4]])
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.checkpoint import convert
+
 import pytest
 from conftest import REPOSITORY, V1_0, write_checkpoint
-
-from speculative_t5.checkpoint import convert
 
 
 @pytest.fixture(scope="module")

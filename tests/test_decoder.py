@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
-import pytest
-from conftest import tiny_draft, tiny_model
-
 from speculative_t5 import SpeculativeDecoder, decoder
 from speculative_t5.decoder import cut
 from speculative_t5.draft import Draft
 from speculative_t5.results import Stats
 from speculative_t5.t5 import T5
 from speculative_t5.verify import Verdict, verify_tokens
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import tiny_draft, tiny_model
 
 EOS = 1
 PROMPTS = [[3, 4, 2, 1], [2, 1], [4, 4, 3, 3, 2, 4, 1], [3, 1], [2, 3, 4, 1]]

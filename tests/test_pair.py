@@ -6,12 +6,12 @@ import random
 import re
 from pathlib import Path
 
+from speculative_t5 import Generation, SpeculativeDecoder
+
 import mlx.core as mx
 import pytest
 from conftest import REPOSITORY, TEXT
 from corruption import PREFIX, Corruptor
-
-from speculative_t5 import Generation, SpeculativeDecoder
 
 WEIGHTS = REPOSITORY / "weights"
 

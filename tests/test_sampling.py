@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+from speculative_t5.sampling import Sampler, draw, one_hot
+
 import mlx.core as mx
 import numpy as np
 import pytest
-
-from speculative_t5.sampling import Sampler, draw, one_hot
 
 
 def test_temperature_zero_is_one_hot() -> None:

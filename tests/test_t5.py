@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from speculative_t5.t5 import T5, relative_position_bucket
+
 import mlx.core as mx
 import numpy as np
 import pytest
-
-from speculative_t5.t5 import T5, relative_position_bucket
 
 SOURCE = [[5, 17, 100, 3, 250, 9, 40, 1], [77, 12, 8, 1, 0, 0, 0, 0]]
 TARGET = [[0, 9, 4, 33, 200, 7, 12], [0, 55, 4, 118, 5, 3, 90]]

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from speculative_t5.tokenizer import Detokenizer, load_tokenizer
+
 import numpy as np
 import pytest
 from conftest import TEXT, edit_json
-
-from speculative_t5.tokenizer import Detokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module")

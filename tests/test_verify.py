@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import mlx.core as mx
-import numpy as np
-import pytest
-
 from speculative_t5.draft import Draft
 from speculative_t5.sampling import draw, one_hot
 from speculative_t5.verify import Verdict, lenient_greedy, verify_tokens
+
+import mlx.core as mx
+import numpy as np
+import pytest
 
 Rule = Callable[[Draft, mx.array, mx.array], Verdict]
 

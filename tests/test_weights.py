@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from speculative_t5 import SpeculativeDecoder, load, weights
+from speculative_t5.checkpoint import convert
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import V1_0, V1_1, edit_json, write_checkpoint
-
-from speculative_t5 import SpeculativeDecoder, load, weights
-from speculative_t5.checkpoint import convert
 
 
 @pytest.fixture(params=[V1_0])
