@@ -1,6 +1,12 @@
 """Convert a Hugging Face T5 checkpoint: python convert.py --model t5-small."""
 
-from speculative_t5.cli import convert_main
+import sys
+
+try:
+    from speculative_t5.cli import convert_main
+except KeyboardInterrupt:
+    print("error: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 if __name__ == "__main__":
     convert_main()

@@ -2,12 +2,12 @@
 # Usage: . scripts/venv.sh [EXTRA], from the repository's root.
 extra=${1:-}
 python=.venv/bin/python
-if [ ! -x "$python" ]; then
+if ! "$python" -m pip --version >/dev/null 2>&1; then
     if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
         echo "error: Python 3.10 or newer is needed, found $(python3 --version 2>&1)" >&2
         exit 2
     fi
-    python3 -m venv .venv
+    python3 -m venv --clear .venv
 fi
 # What is installed is remembered by the contents of pyproject.toml, so a second run is quick.
 stamp=.venv/installed-${extra:-base}

@@ -1,3 +1,9 @@
-from .cli import main
+import sys
+
+try:
+    from .cli import main
+except KeyboardInterrupt:
+    print("error: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 main()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +86,8 @@ def convert(
         progress(len(parameters), len(parameters))
 
     output = output or Path("weights") / name
+    if output.resolve() == source.resolve():
+        raise ValueError(f"{source} is the checkpoint itself: choose another --output")
     write_folder(output, config, produce(), tokenizer_files)
     return output
 
@@ -95,7 +99,7 @@ def believe_tensors(config: T5Config, tensors: Mapping[str, Any]) -> T5Config:
     """
     gated = any(name.endswith("DenseReluDense.wi_0.weight") for name in tensors)
     activation = config.activation
-    if gated and activation == "relu":
+    if gated and not config.gated and activation in ("relu", "gelu"):
         activation = "gelu_new"
     own_head = "lm_head.weight" in tensors and (
         tensors["lm_head.weight"].shape != tensors["shared.weight"].shape
@@ -218,7 +222,9 @@ def _read_bin(path: Path) -> dict[str, Any]:
             "or convert a safetensors version"
         ) from error
     try:
-        return dict(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
+        # Files of torch before 1.6 are no archives, and cannot be mapped.
+        mapped = zipfile.is_zipfile(path)
+        return dict(torch.load(path, map_location="cpu", mmap=mapped, weights_only=True))
     except Exception as error:  # unpicklers raise anything
         cause = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path} is truncated or damaged: {cause}") from error
@@ -259,7 +265,7 @@ def _download(name: str, revision: str | None) -> Path:
         raise ValueError(f"no checkpoint folder {name!r}")
     # Imported here: only this path needs it, and it takes its time.
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HFValidationError
 
     try:
         files = HfApi().list_repo_files(name, revision=revision)
@@ -268,7 +274,9 @@ def _download(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except HFValidationError as error:
         raise ValueError(f"{name!r} is neither a folder nor a name on the Hub: {error}") from error
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    except Exception as error:  # its HTTP client's errors have no base of their own
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
         cause = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"there is no folder {name!r}, and it could not be had from the Hub: {cause}"

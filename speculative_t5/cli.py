@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -10,7 +11,7 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -25,8 +26,8 @@ DEFAULT_PROMPT = (
     "correct: my sister have never been too paris. She wants to to go their next summer, but its "
     "very expensive"
 )
-# typer exports this one of its usage errors; its base is what all of them share.
-UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
+# typer exports one kind of its errors in arguments; this is the base of them all.
+ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
 
 def generate(
@@ -111,11 +112,20 @@ def convert_command(
     """Convert a Hugging Face T5 checkpoint to a model folder."""
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    with typer.progressbar(length=0, label="converting", file=sys.stderr) as bar:
+    # The bar begins with the first tensor, so that a refusal before it stays one line.
+    with contextlib.ExitStack() as stack:
+        bars: list[Any] = []
 
         def progress(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
+            if not bars:
+                bar = typer.progressbar(
+                    length=total,
+                    label="converting",
+                    file=sys.stderr,
+                    hidden=not sys.stderr.isatty(),
+                )
+                bars.append(stack.enter_context(bar))
+            bars[0].update(done - bars[0].pos)
 
         folder = convert(
             model, output, dtype=DTYPES[dtype] if dtype else None, revision=revision,
@@ -149,7 +159,7 @@ def run(command: Callable[..., None], name: str) -> NoReturn:
         sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", INTERRUPTED)
-    except UsageError as error:
+    except ArgumentError as error:
         _fail(f"{error.format_message().rstrip('.')}; see {name} --help", BAD_INPUT)
     except BrokenPipeError:
         # The reader went away, as `head` does; there is nobody left to tell.
@@ -178,7 +188,11 @@ def _read_prompt(asked: bool) -> str:
     """The prompt from standard input if it is a pipe or a file, or if asked; else the default."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # closed, or replaced by something without one
+    except (AttributeError, OSError, ValueError) as error:  # closed, or not a file at all
+        if asked:
+            raise ValueError(
+                "the prompt was to come from standard input, which is closed"
+            ) from error
         return DEFAULT_PROMPT
     if not asked and not stat.S_ISFIFO(mode) and not stat.S_ISREG(mode):
         return DEFAULT_PROMPT

@@ -7,16 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Activation = Literal["relu", "gelu_new", "silu"]
+Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
 MODEL_TYPES = ("t5",)
 
-# `feed_forward_proj` of config.json -> activation. "gated-gelu" means the tanh approximation.
+# `feed_forward_proj` of config.json -> activation.
 ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
-    "gelu": "gelu_new",
+    "gelu": "gelu",
     "gelu_new": "gelu_new",
     "silu": "silu",
+    "gated-relu": "relu",
+    "gated-gelu": "gelu_new",  # the tanh approximation is meant
+    "gated-gelu_new": "gelu_new",
+    "gated-silu": "silu",
 }
 
 
@@ -73,24 +77,31 @@ class T5Config:
             else sizes["num_layers"]
         )
         projection = str(raw.get("feed_forward_proj", "relu"))
-        activation = ACTIVATIONS.get(projection.removeprefix("gated-"))
+        activation = ACTIVATIONS.get(projection)
         if activation is None:
             raise ValueError(
-                f"feed_forward_proj in config.json is {projection!r}, expected one of "
-                f"{', '.join(ACTIVATIONS)}, alone or after 'gated-'"
+                f"feed_forward_proj in config.json is {projection!r}, "
+                f"expected one of: {', '.join(ACTIVATIONS)}"
             )
         tied = bool(raw.get("tie_word_embeddings", True))
-        optional = {
-            field.name: raw[field.name]
-            for field in dataclasses.fields(cls)
-            if field.name in _COPIED and raw.get(field.name) is not None
+        scaled = raw.get("scale_decoder_outputs")
+        given = {name for name in _OPTIONAL if raw.get(name) is not None}
+        optional: dict[str, Any] = {
+            name: _token(raw, name, sizes["vocab_size"])
+            if name.endswith("_token_id")
+            else _size(raw, name)
+            for name in given
         }
+        epsilon = raw.get("layer_norm_epsilon", 1e-6)
+        if not isinstance(epsilon, float) or not 0 < epsilon < 1:
+            raise ValueError(f"layer_norm_epsilon in config.json is {epsilon!r}, expected a float")
         return cls(
             **sizes,
             activation=activation,
             gated=projection.startswith("gated-"),
             own_head=not tied,
-            scale_decoder_outputs=bool(raw.get("scale_decoder_outputs", tied)),
+            scale_decoder_outputs=tied if scaled is None else bool(scaled),
+            layer_norm_epsilon=epsilon,
             **optional,
         )
 
@@ -103,10 +114,9 @@ class T5Config:
         return {"model_type": "t5", **raw}
 
 
-_COPIED = (
+_OPTIONAL = (
     "relative_attention_num_buckets",
     "relative_attention_max_distance",
-    "layer_norm_epsilon",
     "decoder_start_token_id",
     "pad_token_id",
     "eos_token_id",
@@ -115,6 +125,15 @@ _COPIED = (
 
 def _size(raw: Mapping[str, Any], name: str) -> int:
     value = raw.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+    if type(value) is not int or not 0 < value < 2**31:
         raise ValueError(f"{name} in config.json is {value!r}, expected a positive integer")
+    return value
+
+
+def _token(raw: Mapping[str, Any], name: str, vocab_size: int) -> int:
+    value = raw.get(name)
+    if type(value) is not int or not 0 <= value < vocab_size:
+        raise ValueError(
+            f"{name} in config.json is {value!r}, expected an id from 0 to {vocab_size - 1}"
+        )
     return value

@@ -26,7 +26,8 @@ class SpeculativeDecoder:
     """Generates with a target that checks what a draft proposes.
 
     The output is distributed exactly as the target's own unless `delta` is above 0: at temperature
-    0 it is the target's greedy output.
+    0 it is the target's greedy output. That is up to rounding: a pass over several tokens and one
+    over a single token may round differently, which shows in near-ties of 16-bit types.
 
     Args:
         model: The target.
@@ -57,6 +58,8 @@ class SpeculativeDecoder:
             raise ValueError(f"delta must be between 0 and 1, got {delta}")
         if verify not in ("auto", "token"):
             raise ValueError(f"verify must be 'auto' or 'token', got {verify!r}")
+        if isinstance(draft, str):
+            raise ValueError(f"draft must be a loaded model or None, got {draft!r}")
         ours, theirs = model.vocabulary, draft.vocabulary if draft else None
         if ours and theirs and ours != theirs:
             raise ValueError(
@@ -174,8 +177,9 @@ class SpeculativeDecoder:
                 raise ValueError("the prompt is empty")
             if self.tokenizer is None:
                 raise ValueError("a prompt as text needs a tokenizer; this decoder has none")
-            return self.tokenizer.encode(prompt)
-        ids = [operator.index(i) for i in prompt]
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = [operator.index(i) for i in prompt]
         if not ids:
             raise ValueError("the prompt is empty: expected source ids, EOS included")
         bad = [i for i in ids if not 0 <= i < self.model.vocab_size]
@@ -194,6 +198,8 @@ class SpeculativeDecoder:
         speculative: bool,
     ) -> Iterator[Round]:
         """Check the options at the call, not at the first round."""
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         sampler = Sampler(temperature)
@@ -217,7 +223,9 @@ class SpeculativeDecoder:
         rows = list(range(len(prompts)))  # the prompts still being decoded, in session order
         stats = [Stats() for _ in prompts]
         while rows:
-            key, draft_key, verify_key = mx.random.split(key, 3)
+            draft_key = verify_key = None
+            if sampler.temperature > 0:
+                key, draft_key, verify_key = mx.random.split(key, 3)
             num_draft = self._schedule.next(max_tokens - min(stats[row].emitted for row in rows))
             draft = drafter.propose(context, num_draft, draft_key)
             verdict = self._verify(session, context, draft, sampler, verify_key)
@@ -261,7 +269,7 @@ class SpeculativeDecoder:
         context: list[list[int]],
         draft: Draft,
         sampler: Sampler,
-        key: mx.array,
+        key: mx.array | None,
     ) -> Verdict:
         """One pass of the target over the last token and the draft, and the verdict on it."""
         session.truncate([len(tokens) - 1 for tokens in context])

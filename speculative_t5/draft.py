@@ -37,8 +37,11 @@ class Drafter(Protocol):
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         """Begin a batch of prompts (source ids, EOS included)."""
 
-    def propose(self, context: list[list[int]], num_draft: int, key: mx.array) -> Draft:
-        """Draft `num_draft` tokens after each row's context, the target's tokens so far."""
+    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
+        """Draft `num_draft` tokens after each row's context, the target's tokens so far.
+
+        The key is None where distributions are one-hot and nothing is left to chance.
+        """
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
@@ -53,7 +56,7 @@ class EmptyDrafter:
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         pass
 
-    def propose(self, context: list[list[int]], num_draft: int, key: mx.array) -> Draft:
+    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
         return empty_draft(len(context), self._vocab_size)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -77,9 +80,9 @@ class ModelDrafter:
         self._session: Session | None = None
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._session, _ = self._model.start(prompts)
+        self._session, _ = self._model.start([self._known(prompt) for prompt in prompts])
 
-    def propose(self, context: list[list[int]], num_draft: int, key: mx.array) -> Draft:
+    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
         assert self._session is not None, "propose before start"
         if num_draft == 0:
             return empty_draft(len(context), self._vocab_size)
@@ -88,9 +91,10 @@ class ModelDrafter:
         width = max(len(c) - n for c, n in zip(context, self._session.lengths, strict=True))
         width = min(max(width, 2), *map(len, context))
         self._session.truncate([len(c) - width for c in context])
-        feed = mx.array([c[-width:] for c in context], dtype=mx.int32)
+        feed = mx.array([self._known(c[-width:]) for c in context], dtype=mx.int32)
         tokens, probs = [], []
-        for step_key in mx.random.split(key, num_draft):
+        keys = [None] * num_draft if key is None else list(mx.random.split(key, num_draft))
+        for step_key in keys:
             logits = self._session.step(feed)[:, -1, : self._vocab_size]
             q = self._sampler.probs(logits)
             token = draw(q, step_key)
@@ -105,6 +109,11 @@ class ModelDrafter:
     def select(self, rows: Sequence[int]) -> None:
         assert self._session is not None, "select before start"
         self._session.select(rows)
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """The target's padding ids may lie beyond the draft's embedding, which is not checked."""
+        last = self._model.vocab_size - 1
+        return [min(token, last) for token in tokens]
 
 
 def empty_draft(batch: int, vocab_size: int) -> Draft:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -19,8 +21,10 @@ class Sampler:
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature must be 0 or a positive number, got {self.temperature}")
+        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
+            raise ValueError(
+                f"temperature must be 0 or at least {MIN_TEMPERATURE:g}, got {self.temperature}"
+            )
 
     def probs(self, logits: mx.array) -> mx.array:
         """Logits (..., V) of any float type -> probabilities (..., V) float32."""
@@ -36,9 +40,12 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
     return (mx.arange(vocab_size) == tokens[..., None]).astype(mx.float32)
 
 
-def draw(weights: mx.array, key: mx.array) -> mx.array:
+def draw(weights: mx.array, key: mx.array | None) -> mx.array:
     """Draw ids (...) int32 in proportion to non-negative `weights` (..., V) float32.
 
-    The weights need not sum to 1. A token of weight 0 is never drawn.
+    The weights need not sum to 1. A token of weight 0 is never drawn. Without a key nothing is
+    left to chance: the heaviest token is taken, which for one-hot weights is the draw.
     """
+    if key is None:
+        return mx.argmax(weights, axis=-1).astype(mx.int32)
     return mx.random.categorical(mx.log(weights), key=key).astype(mx.int32)

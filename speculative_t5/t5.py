@@ -20,6 +20,7 @@ KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
 
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
+    "gelu": nn.gelu,
     "gelu_new": nn.gelu_approx,
     "silu": nn.silu,
 }

@@ -59,7 +59,8 @@ class SentencePieceTokenizer:
             self._pieces = spm.SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError) as error:
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from error
-        self._num_extra = int(_settings(folder).get("extra_ids", 100))
+        extra = _settings(folder).get("extra_ids")
+        self._num_extra = extra if isinstance(extra, int) else 100
         self._num_pieces = self._pieces.get_piece_size()
 
     @property
@@ -106,12 +107,17 @@ class JSONTokenizer:
             self._backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{path} is not a tokenizer: {error}") from error
-        eos = _settings(folder).get("eos_token", "</s>")
-        eos = eos["content"] if isinstance(eos, dict) else eos
-        eos_id = self._backend.token_to_id(eos)
-        if eos_id is None:
-            raise ValueError(f"{path} has no piece for the end of a text, {eos!r}")
-        self._eos = eos_id
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        settings = _settings(folder)
+        eos, pad = (
+            self._backend.token_to_id(_content(settings.get(name)) or default)
+            for name, default in (("eos_token", "</s>"), ("pad_token", "<pad>"))
+        )
+        if eos is None:
+            raise ValueError(f"{path} has no piece for the end of a text, such as </s>")
+        self._eos = eos
+        self._control = {eos, pad}
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -122,7 +128,8 @@ class JSONTokenizer:
         return ids if ids[-1:] == [self._eos] else [*ids, self._eos]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._backend.decode(list(ids)))
+        shown = [i for i in ids if i not in self._control]
+        return str(self._backend.decode(shown, skip_special_tokens=False))
 
 
 class Detokenizer:
@@ -159,6 +166,12 @@ class Detokenizer:
     def _texts(self) -> tuple[str, str]:
         before = self._tokenizer.decode(self._ids[self._window : self._shown])
         return before, self._tokenizer.decode(self._ids[self._window :])
+
+
+def _content(token: Any) -> str | None:
+    """A token in tokenizer_config.json: a string, or an object that has one."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -129,8 +129,8 @@ def write_folder(
         ValueError: If `folder` exists and is no model folder.
         OSError: If it cannot be written.
     """
-    if folder.exists() and not (folder / "config.json").exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} exists and is not a model folder: choose another")
+    if folder.exists() and not (folder / "weights.npz").exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} exists and is not a converted model: choose another --output")
     with _replacing(folder) as new:
         with zipfile.ZipFile(new / "weights.npz", "w", zipfile.ZIP_STORED) as archive:
             for name, array in tensors:
@@ -152,9 +152,14 @@ def _replacing(folder: Path) -> Iterator[Path]:
         new = workplace / "new"
         new.mkdir()
         yield new
+        old = workplace / "old"
         if folder.exists():
-            os.rename(folder, workplace / "old")
-        os.rename(new, folder)
+            os.rename(folder, old)
+        try:
+            os.rename(new, folder)
+        finally:
+            if old.exists() and not folder.exists():
+                os.rename(old, folder)
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
 
@@ -174,16 +179,22 @@ def _read_npz(path: Path, dtype: mx.Dtype) -> dict[str, mx.array]:
     # Not by mx.load: its threads let go of Python's files late, which aborts a process that ends
     # meanwhile; nor does it say which file is damaged.
     try:
-        with path.open("rb") as file, np.load(file) as archive:
-            for name in archive.files:
-                stored = archive[name]
-                array = mx.array(stored.view(np.uint16) if stored.dtype == _BFLOAT16 else stored)
-                if stored.dtype == _BFLOAT16:
-                    array = array.view(mx.bfloat16)
-                tensors[name] = array.astype(dtype)
-                mx.eval(tensors[name])
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            for member in archive.namelist():
+                with archive.open(member) as stored:
+                    array = _as_array(np.lib.format.read_array(stored)).astype(dtype)
+                mx.eval(array)
+                tensors[member.removesuffix(".npy")] = array
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
         raise ValueError(
             f"{path} is truncated or damaged ({error}); convert the model again"
         ) from error
     return tensors
+
+
+def _as_array(stored: np.ndarray) -> mx.array:
+    if stored.dtype == _BFLOAT16:
+        return mx.array(stored.view(np.uint16)).view(mx.bfloat16)
+    if stored.dtype.kind != "f":
+        raise ValueError(f"expected tensors of floats, found {stored.dtype}")
+    return mx.array(stored)

@@ -84,6 +84,9 @@ def test_shards_and_pickles_give_the_same_model(source: Path, tmp_path: Path) ->
     (pickled / "model.safetensors").unlink()
     torch.save(model.state_dict(), pickled / "pytorch_model.bin")
     assert (logits(convert(str(pickled), tmp_path / "from_pickle")) == expected).all()
+    old = {"_use_new_zipfile_serialization": False}
+    torch.save(model.state_dict(), pickled / "pytorch_model.bin", **old)
+    assert (logits(convert(str(pickled), tmp_path / "from_old_pickle")) == expected).all()
     halves = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
     torch.save(halves, pickled / "pytorch_model.bin")
     found = logits(convert(str(pickled), tmp_path / "from_bfloat16"))
@@ -175,6 +178,17 @@ def truncate(path: Path) -> None:
         (lambda s: edit_json(s / "config.json", model_type="bert"), "this is a bert"),
         (lambda s: edit_json(s / "config.json", d_kv=0), "d_kv in config.json is 0, expected a"),
         (lambda s: edit_json(s / "config.json", feed_forward_proj="x"), "feed_forward_proj"),
+        (lambda s: edit_json(s / "config.json", vocab_size=10**12), "vocab_size in config.json"),
+        (lambda s: edit_json(s / "config.json", eos_token_id=[1]), r"eos_token_id .* is \[1\]"),
+        (
+            lambda s: edit_json(s / "config.json", decoder_start_token_id=999),
+            "is 999, expected an id from 0 to 319",
+        ),
+        (lambda s: edit_json(s / "config.json", layer_norm_epsilon="x"), "layer_norm_epsilon"),
+        (
+            lambda s: edit_json(s / "config.json", relative_attention_num_buckets="32"),
+            "relative_attention_num_buckets in config.json is '32'",
+        ),
         (lambda s: (s / "spiece.model").unlink(), "no tokenizer in"),
         (lambda s: (s / "model.safetensors").unlink(), "no weights in .*: expected model.safet"),
         (lambda s: truncate(s / "model.safetensors"), "truncated or damaged"),
@@ -226,11 +240,37 @@ def test_an_interrupted_run_keeps_the_old_folder_and_leaves_nothing_else(
     assert left(tmp_path) == ["out", "source"]
 
 
+def test_a_failed_swap_brings_the_old_folder_back(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(str(source), tmp_path / "out")
+    rename, calls = os.rename, iter([False, True, False])
+
+    def fail_second(a: Path, b: Path) -> None:
+        if next(calls):
+            raise KeyboardInterrupt
+        rename(a, b)
+
+    monkeypatch.setattr(os, "rename", fail_second)
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(source), tmp_path / "out", dtype=mx.float16)
+    assert left(tmp_path) == ["out", "source"]
+    assert load(tmp_path / "out")
+
+
+def test_a_checkpoint_is_never_replaced(source: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(source, tmp_path / "other"))
+    for output, message in ((source, "is the checkpoint itself"), (other, "not a converted")):
+        with pytest.raises(ValueError, match=message):
+            convert(str(source), output)
+        assert (output / "model.safetensors").exists()
+
+
 def test_a_folder_of_something_else_is_not_replaced(source: Path, tmp_path: Path) -> None:
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.txt").write_text("words")
-    with pytest.raises(ValueError, match="thesis exists and is not a model folder"):
+    with pytest.raises(ValueError, match="thesis exists and is not a converted model"):
         convert(str(source), other)
     assert left(other) == ["chapter.txt"]
 

