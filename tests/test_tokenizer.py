@@ -54,7 +54,8 @@ def test_a_tokenizer_json_gives_the_ids_of_its_spiece_model(folder: Path, tmp_pa
     for text in [*TEXT[:20], "fill <extra_id_0> in"]:
         ids = ours.encode(text)
         assert theirs.encode(text) == ids
-        if 2 not in ids:  # unknown pieces have no text; each library shows its own mark
+        # The libraries mark unknown pieces, and space sentinels, each in its own way.
+        if 2 not in ids and "<" not in text:
             assert theirs.decode([*ids, 0]) == ours.decode(ids)
     assert ours.vocabulary == theirs.vocabulary
 
