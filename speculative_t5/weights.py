@@ -146,8 +146,11 @@ def write_folder(
 def _replacing(folder: Path) -> Iterator[Path]:
     """A new folder beside `folder`, put in its place if the body succeeds, else removed."""
     folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    workplace = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        workplace = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
     try:
         new = workplace / "new"
         new.mkdir()
@@ -160,8 +163,14 @@ def _replacing(folder: Path) -> Iterator[Path]:
         finally:
             if old.exists() and not folder.exists():
                 os.rename(old, folder)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _cannot_write(folder: Path, error: OSError) -> OSError:
+    return OSError(error.errno, f"cannot be written: {error.strerror}", str(folder))
 
 
 def _parameters(model: T5) -> list[tuple[str, mx.array]]:

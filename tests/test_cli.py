@@ -150,7 +150,7 @@ def test_a_full_disk_is_one_line_and_code_1(place: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout
-    assert b"error: " in done.stdout.splitlines()[-1] and b"File too large" in done.stdout
+    assert b"full: cannot be written: File too large" in done.stdout.splitlines()[-1]
     assert not (place / "full").exists() and not list(place.glob(".full*"))
 
 
@@ -196,7 +196,9 @@ def test_a_hub_out_of_reach_is_told(place: Path) -> None:
 def test_an_unwritable_output_is_told(place: Path) -> None:
     (place / "locked").mkdir(mode=0o500)
     done = run(place, "--model", "checkpoint", "--output", "locked/out", script=True)
-    assert done.returncode == 2 and b"Permission denied" in done.stderr
+    assert (
+        done.returncode == 2 and b"locked/out: cannot be written: Permission denied" in done.stderr
+    )
 
 
 def test_help_names_the_defaults(place: Path) -> None:
