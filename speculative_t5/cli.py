@@ -74,7 +74,7 @@ def generate(
     _check_utf8(prompt)
     if regular_decode:
         draft_model = None
-    elif draft_model is None and model == DEFAULT_MODEL:
+    elif draft_model is None and Path(model).name == DEFAULT_MODEL:
         draft_model = DEFAULT_DRAFT
     if not prompt.strip():
         raise ValueError("the prompt is empty")
