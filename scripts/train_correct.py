@@ -88,7 +88,7 @@ def draft(
 def teach(
     data: DataOption,
     work: WorkOption = Path("runs"),
-    examples: Annotated[int, typer.Option(help="Training examples to answer.")] = 30_000,
+    examples: Annotated[int, typer.Option(help="Training examples to answer.")] = 90_000,
 ) -> None:
     """Write the target's greedy outputs on training examples, for `distill`."""
     sentences, _ = read_sentences(data)

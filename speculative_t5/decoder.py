@@ -197,7 +197,7 @@ class SpeculativeDecoder:
         seed: int,
         speculative: bool,
     ) -> Iterator[Round]:
-        """Check the options at the call, not at the first round."""
+        """The rounds of one batch; options are checked at the call, not at the first round."""
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
         if max_tokens < 1:
@@ -236,19 +236,14 @@ class SpeculativeDecoder:
             kept = []
             for i, (tokens, num_drafted, num_accepted, next_token) in enumerate(proposals):
                 row = rows[i]
-                before = stats[row]
                 emitted, reason = cut(
                     [*tokens[:num_accepted], next_token],
                     self.model.eos_token_id,
-                    max_tokens - before.emitted,
+                    max_tokens - stats[row].emitted,
                 )
                 num_accepted = min(num_accepted, len(emitted))
-                stats[row] = Stats(
-                    rounds=before.rounds + 1,
-                    drafted=before.drafted + num_drafted,
-                    accepted=before.accepted + num_accepted,
-                    emitted=before.emitted + len(emitted),
-                    seconds=elapsed,
+                stats[row] = stats[row].after_round(
+                    num_drafted, num_accepted, len(emitted), elapsed
                 )
                 context[i] += emitted
                 if reason is None:

@@ -26,6 +26,16 @@ class Stats:
     emitted: int = 0
     seconds: float = 0.0
 
+    def after_round(self, drafted: int, accepted: int, emitted: int, seconds: float) -> Stats:
+        """The totals after one more round, `seconds` since the start."""
+        return Stats(
+            rounds=self.rounds + 1,
+            drafted=self.drafted + drafted,
+            accepted=self.accepted + accepted,
+            emitted=self.emitted + emitted,
+            seconds=seconds,
+        )
+
     @property
     def acceptance_rate(self) -> float:
         """Accepted / drafted; 0.0 when nothing was drafted."""
