@@ -5,7 +5,6 @@ import sys
 try:
     from speculative_t5.cli import convert_main
 except KeyboardInterrupt:
-    print("error: interrupted", file=sys.stderr)
     sys.exit(130)
 
 if __name__ == "__main__":

@@ -101,12 +101,8 @@ def believe_tensors(config: T5Config, tensors: Mapping[str, Any]) -> T5Config:
     activation = config.activation
     if gated and not config.gated and activation in ("relu", "gelu"):
         activation = "gelu_new"
-    own_head = "lm_head.weight" in tensors and (
-        tensors["lm_head.weight"].shape != tensors["shared.weight"].shape
-        or not _equal(tensors["lm_head.weight"], tensors["shared.weight"])
-        if "shared.weight" in tensors
-        else True
-    )
+    head, shared = tensors.get("lm_head.weight"), tensors.get("shared.weight")
+    own_head = head is not None and (shared is None or not _equal(head, shared))
     return dataclasses.replace(
         config,
         gated=gated,
