@@ -56,6 +56,11 @@ def generate(
         typer.Option(help="Lenience from 0 to 1; above 0 the output is no longer the target's."),
     ] = 0.0,
     temperature: Annotated[float, typer.Option(help="0 is greedy; above it, draw.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from the k most probable tokens; 0 is all.")] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(help="Then from the most probable that reach this sum; 1 is all."),
+    ] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="Upper bound on tokens, EOS included.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     regular_decode: Annotated[
@@ -82,13 +87,17 @@ def generate(
         model, draft_model, num_draft=num_draft, delta=delta
     )
     if as_json:
-        done = decoder.generate(prompt, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        done = decoder.generate(
+            prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+            seed=seed,
+        )  # fmt: skip
         print(json.dumps(_as_dict(done), ensure_ascii=False))
     else:
         stats = Stats()
         for chunk in decoder.stream(
-            prompt, max_tokens=max_tokens, temperature=temperature, seed=seed
-        ):
+            prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+            seed=seed,
+        ):  # fmt: skip
             print(chunk.text, end="", flush=True)
             stats = chunk.stats
         print()

@@ -94,6 +94,8 @@ class SpeculativeDecoder:
         *,
         max_tokens: int = 256,
         temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
         seed: int = 0,
         speculative: bool = True,
     ) -> Generation:
@@ -103,6 +105,8 @@ class SpeculativeDecoder:
             prompt: Text, or source ids (EOS included) as a list.
             max_tokens: Upper bound on emitted tokens, EOS included.
             temperature: 0 is greedy; above it, outputs are drawn.
+            top_k: Draw from the k most probable tokens only; 0 is all of them.
+            top_p: Then from the most probable ones that reach this sum; 1 is all of them.
             seed: Of the draws; the same seed, options and machine give the same tokens.
             speculative: False decodes with the target alone.
 
@@ -113,6 +117,8 @@ class SpeculativeDecoder:
             [prompt],
             max_tokens=max_tokens,
             temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
             seed=seed,
             speculative=speculative,
         )[0]
@@ -124,6 +130,8 @@ class SpeculativeDecoder:
         batch_size: int = 16,
         max_tokens: int = 256,
         temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
         seed: int = 0,
         speculative: bool = True,
     ) -> list[Generation]:
@@ -133,13 +141,14 @@ class SpeculativeDecoder:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        sampler = Sampler(temperature, top_k, top_p)
         sources = [self._encode(prompt) for prompt in prompts]
         results: list[Generation] = []
         for first in range(0, len(sources), batch_size):
             batch = sources[first : first + batch_size]
             tokens: list[list[int]] = [[] for _ in batch]
             last: dict[int, Round] = {}
-            for done in self._rounds(batch, max_tokens, temperature, seed + first, speculative):
+            for done in self._rounds(batch, sampler, max_tokens, seed + first, speculative):
                 tokens[done.row] += done.tokens
                 last[done.row] = done
             for row in range(len(batch)):
@@ -155,12 +164,15 @@ class SpeculativeDecoder:
         *,
         max_tokens: int = 256,
         temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
         seed: int = 0,
         speculative: bool = True,
     ) -> Iterator[Chunk]:
         """Generate one output, a chunk for each pass of the target; as `generate` otherwise."""
         source = self._encode(prompt)
-        rounds = self._rounds([source], max_tokens, temperature, seed, speculative)
+        sampler = Sampler(temperature, top_k, top_p)
+        rounds = self._rounds([source], sampler, max_tokens, seed, speculative)
         return self._chunks(rounds)
 
     def _chunks(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
@@ -192,8 +204,8 @@ class SpeculativeDecoder:
     def _rounds(
         self,
         prompts: Sequence[Sequence[int]],
+        sampler: Sampler,
         max_tokens: int,
-        temperature: float,
         seed: int,
         speculative: bool,
     ) -> Iterator[Round]:
@@ -202,7 +214,6 @@ class SpeculativeDecoder:
             raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-        sampler = Sampler(temperature)
         drafter: Drafter = EmptyDrafter(self.model.vocab_size)
         if speculative and self.draft is not None:
             drafter = ModelDrafter(self.draft, sampler, self.model.vocab_size)

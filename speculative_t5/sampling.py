@@ -12,19 +12,36 @@ MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
 
 @dataclass(frozen=True)
 class Sampler:
-    """The transform that target and draft share.
+    """The transform that target and draft share: temperature, then top-k, then top-p.
 
     Temperature 0 is greedy decoding, as a one-hot distribution on the argmax: verification sees
     probabilities only and needs no second, greedy path.
+
+    Args:
+        temperature: What logits are divided by; 0 is greedy, and the filters then change nothing.
+        top_k: Keep the k most probable tokens; 0 keeps all.
+        top_p: Keep the most probable tokens whose probabilities, as left by top-k, reach this sum
+            (nucleus sampling, 1904.09751); 1 keeps all.
+
+    Raises:
+        ValueError: If an option is out of its range.
     """
 
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
         if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
             raise ValueError(
                 f"temperature must be 0 or at least {MIN_TEMPERATURE:g}, got {self.temperature}"
             )
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise ValueError(
+                f"top_k must be an integer of at least 0 (0 is off), got {self.top_k!r}"
+            )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1 (1 is off), got {self.top_p}")
 
     def probs(self, logits: mx.array) -> mx.array:
         """Logits (..., V) of any float type -> probabilities (..., V) float32."""
@@ -32,7 +49,32 @@ class Sampler:
         if self.temperature == 0:
             return one_hot(mx.argmax(logits, axis=-1), logits.shape[-1])
         logits = logits - mx.max(logits, axis=-1, keepdims=True)
-        return mx.softmax(logits / self.temperature, axis=-1)
+        return self.filter(mx.softmax(logits / self.temperature, axis=-1))
+
+    def filter(self, probs: mx.array) -> mx.array:
+        """Top-k, then top-p, of probabilities (..., V), scaled to sum to 1 again.
+
+        Tokens as probable as the last one kept are kept with it, so that the choice hangs on
+        probabilities alone.
+        """
+        size = probs.shape[-1]
+        top_k = min(self.top_k, size) or size
+        if top_k < size:
+            probs = _keep(probs, mx.min(mx.topk(probs, top_k, axis=-1), axis=-1, keepdims=True))
+        if self.top_p < 1:
+            # Ties beyond the k best are as probable as the k-th: the k best decide.
+            best = mx.topk(probs, top_k, axis=-1) if top_k < size else probs
+            ranked = -mx.sort(-best, axis=-1)
+            before = mx.cumsum(ranked, axis=-1, inclusive=False)
+            last = mx.sum(before < self.top_p, axis=-1, keepdims=True) - 1
+            probs = _keep(probs, mx.take_along_axis(ranked, last, axis=-1))
+        return probs
+
+
+def _keep(probs: mx.array, least: mx.array) -> mx.array:
+    """Probabilities of at least `least` (..., 1), scaled to sum to 1."""
+    kept = mx.where(probs >= least, probs, 0)
+    return kept / mx.sum(kept, axis=-1, keepdims=True)
 
 
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:

@@ -92,6 +92,8 @@ def test_the_prompt_also_comes_from_standard_input(place: Path) -> None:
         ((*PAIR, "--draft-model", "other"), None, "must share a tokenizer"),
         ((*PAIR, "--delta", "1.5"), None, "delta must be between 0 and 1, got 1.5"),
         ((*PAIR, "--temperature", "-1"), None, "temperature must be 0 or at least"),
+        ((*PAIR, "--top-k", "-1"), None, "top_k must be an integer of at least 0"),
+        ((*PAIR, "--top-p", "0"), None, "top_p must be above 0 and at most 1 (1 is off), got 0.0"),
         ((*PAIR, "--num-draft", "0"), None, "num_draft must be an integer of at least 1, got 0"),
         ((*PAIR, "--num-draft", "x"), None, "--num-draft"),
         ((*PAIR, "--max-tokens", "0"), None, "max_tokens must be at least 1, got 0"),

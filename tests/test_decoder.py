@@ -135,7 +135,8 @@ def test_batches_equal_single_runs(target: T5) -> None:
 
 def test_stream_gives_the_tokens_of_generate(target: T5) -> None:
     engine = SpeculativeDecoder(target, tiny_draft(target))
-    for options in ({}, {"temperature": 1.0, "seed": 3}):
+    sampled = {"temperature": 1.0, "seed": 3}
+    for options in ({}, sampled, sampled | {"top_k": 5, "top_p": 0.9}):
         out = engine.generate([5, 6, 1], max_tokens=30, **options)
         chunks = list(engine.stream([5, 6, 1], max_tokens=30, **options))
         assert [t for chunk in chunks for t in chunk.tokens] == out.tokens
@@ -149,6 +150,14 @@ def test_seeds_reproduce_and_differ(target: T5) -> None:
     engine = SpeculativeDecoder(target, tiny_draft(target))
     runs = [engine.generate([10, 1], max_tokens=20, temperature=5.0, seed=s) for s in (1, 1, 2)]
     assert runs[0].tokens == runs[1].tokens != runs[2].tokens
+
+
+def test_top_k_one_is_greedy(target: T5) -> None:
+    engine = SpeculativeDecoder(target, tiny_draft(target))
+    greedy = engine.generate([10, 1], max_tokens=20)
+    for options in ({"top_k": 1}, {"top_p": 1e-6}):
+        out = engine.generate([10, 1], max_tokens=20, temperature=5.0, **options)
+        assert out.tokens == greedy.tokens
 
 
 def test_cut_at_eos_and_at_the_limit() -> None:
@@ -211,6 +220,8 @@ def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -
         ([1], {"temperature": -1.0}, "temperature must be 0 or at least 1e-05, got -1.0"),
         ([1], {"temperature": float("inf")}, "temperature must be 0 or at least"),
         ([1], {"temperature": 1e-46}, "temperature must be 0 or at least 1e-05"),
+        ([1], {"top_k": -1}, "top_k must be an integer of at least 0"),
+        ([1], {"top_p": 0.0}, "top_p must be above 0 and at most 1"),
         ([1], {"seed": -1}, "seed must be from 0 to"),
         ([1], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ([], {}, "the prompt is empty"),

@@ -34,3 +34,69 @@ def test_drawing_follows_unnormalised_weights_and_never_a_zero() -> None:
 def test_a_one_hot_row_gives_its_token() -> None:
     tokens = mx.arange(7)
     assert draw(one_hot(tokens, 7), mx.random.key(0)).tolist() == tokens.tolist()
+
+
+def filtered(probs: list[float], **options: float) -> list[float]:
+    return Sampler(1.0, **options).filter(mx.array(probs)).tolist()
+
+
+def test_top_k_keeps_the_most_probable() -> None:
+    assert filtered([0.1, 0.4, 0.3, 0.2], top_k=2) == pytest.approx([0, 4 / 7, 3 / 7, 0])
+    assert filtered([0.1, 0.4, 0.3, 0.2], top_k=1) == [0, 1, 0, 0]
+
+
+def test_top_p_keeps_the_fewest_that_reach_it() -> None:
+    probs = [0.1, 0.4, 0.3, 0.2]
+    assert filtered(probs, top_p=0.3) == [0, 1, 0, 0]
+    assert filtered(probs, top_p=0.6) == pytest.approx([0, 4 / 7, 3 / 7, 0])
+    assert filtered(probs, top_p=0.75) == pytest.approx([0, 4 / 9, 3 / 9, 2 / 9])
+    assert filtered(probs, top_p=1e-9) == [0, 1, 0, 0]
+
+
+def test_top_p_counts_what_top_k_left() -> None:
+    """After top-k 3 the probabilities are 4/9, 3/9 and 2/9: two of them reach 0.7."""
+    assert filtered([0.1, 0.4, 0.3, 0.2], top_k=3, top_p=0.7) == pytest.approx([0, 4 / 7, 3 / 7, 0])
+    assert filtered([0.1, 0.4, 0.3, 0.2], top_p=0.7) == pytest.approx([0, 4 / 7, 3 / 7, 0])
+    assert filtered([0.1, 0.4, 0.3, 0.2], top_p=0.75)[3] > 0
+    assert filtered([0.1, 0.4, 0.3, 0.2], top_k=3, top_p=0.75)[3] == 0
+
+
+def test_ties_at_the_border_stay_together() -> None:
+    assert filtered([0.25, 0.25, 0.25, 0.25], top_k=2) == [0.25] * 4
+    assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.7) == pytest.approx([0.4, 0.2, 0.2, 0.2])
+
+
+def test_filters_that_are_off_change_nothing() -> None:
+    probs = mx.softmax(mx.random.normal((2, 3, 50), key=mx.random.key(0)), axis=-1)
+    for sampler in (Sampler(1.0), Sampler(1.0, top_k=50), Sampler(1.0, top_k=99, top_p=1.0)):
+        assert mx.array_equal(sampler.filter(probs), probs)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(20, 1.0), (0, 0.9), (0, 0.5), (20, 0.9), (3, 0.3)])
+def test_filters_agree_with_the_definition(top_k: int, top_p: float) -> None:
+    """Against a plain loop over tokens sorted by probability, and row by row in a batch."""
+    logits = np.random.default_rng(0).normal(size=(4, 5, 200)) * 2
+    found = np.array(Sampler(0.7, top_k, top_p).probs(mx.array(logits)))
+    for row, got in zip(logits.reshape(-1, 200), found.reshape(-1, 200), strict=True):
+        probs = np.exp(row / 0.7)
+        order = np.argsort(-probs)[: top_k or None]
+        share = np.cumsum(probs[order]) / probs[order].sum()
+        kept = order[: int(np.searchsorted(share, top_p)) + 1]
+        expected = np.zeros(200)
+        expected[kept] = probs[kept] / probs[kept].sum()
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": -1}, "top_k must be an integer of at least 0 .* got -1"),
+        ({"top_k": 2.5}, "top_k must be an integer of at least 0 .* got 2.5"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1 .* got 0.0"),
+        ({"top_p": 1.1}, "top_p must be above 0 and at most 1 .* got 1.1"),
+        ({"top_p": float("nan")}, "top_p must be above 0 and at most 1 .* got nan"),
+    ],
+)
+def test_filters_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampler(1.0, **options)
