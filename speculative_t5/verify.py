@@ -22,6 +22,33 @@ class Verdict:
     next_token: mx.array
 
 
+@dataclass(frozen=True)
+class Odds:
+    """What a rule makes of a draft, before anything is left to chance.
+
+    Attributes:
+        chance: With `total`, what place i passes by: u_i * total_i < chance_i for u_i uniform in
+            [0, 1). Both (B, K) float32; no division, so that 0 / 0 never arises.
+        total: See `chance`.
+        ratios: w_0 to w_K, (B, K + 1) float32: after i accepted tokens the next one comes from
+            norm(max(w_i * p - q, 0)).
+        in_order: Whether the first place that fails ends the draft; else the last that passes does.
+    """
+
+    chance: mx.array
+    total: mx.array
+    ratios: mx.array
+    in_order: bool
+
+    def count_accepted(self, uniform: mx.array) -> mx.array:
+        """Drafted tokens that stand, (B,) int32, given the draws u (B, K) from [0, 1)."""
+        passed = (uniform * self.total < self.chance).astype(mx.int32)
+        if self.in_order:
+            return mx.sum(mx.cumprod(passed, axis=1), axis=1)
+        places = mx.arange(passed.shape[1] + 1)
+        return mx.max(mx.pad(passed, [(0, 0), (1, 0)]) * places, axis=1)
+
+
 def verify_tokens(
     draft: Draft, target_probs: mx.array, key: mx.array | None, *, delta: float = 0.0
 ) -> Verdict:
@@ -40,46 +67,81 @@ def verify_tokens(
         A Verdict; distributed, with the accepted tokens before it, as the target's own draws when
         delta is 0.
     """
+    return _verdict(token_odds(draft, target_probs, delta=delta), draft, target_probs, key)
+
+
+def verify_block(draft: Draft, target_probs: mx.array, key: mx.array | None) -> Verdict:
+    """Block verification (Sun et al. 2403.10444, algorithm 2): exact, and never accepts less.
+
+    The draft is judged as a whole: a token that the target likes less than the draft did may
+    stand for the sake of those after it. In expectation it accepts at least as many tokens as the
+    token-wise rule. Arguments and result are those of `verify_tokens`.
+    """
+    return _verdict(block_odds(draft, target_probs), draft, target_probs, key)
+
+
+def token_odds(draft: Draft, target_probs: mx.array, *, delta: float = 0.0) -> Odds:
+    """Odds of `verify_tokens`: each place passes by p(x) against q(x), the first failure ends."""
+    p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
+    q_x = _at(draft.probs, draft.tokens)
+    # q(x) = 0 marks a place where nothing was drafted: u * 0 < p(x) must not accept it.
+    chance = mx.where(q_x > 0, p_x + delta * q_x, 0)
+    return Odds(chance, q_x, mx.ones_like(target_probs[..., 0]), in_order=True)
+
+
+def block_odds(draft: Draft, target_probs: mx.array) -> Odds:
+    """Odds of `verify_block`: place i passes by the chance h_i, and the last one to pass counts.
+
+    With w_0 = 1, w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)) and
+    S_i = sum max(w_i p_{i+1} - q_{i+1}, 0), h_i = S_i / (S_i + 1 - w_i). After the last place q is
+    a zero row, which makes h_K = w_K.
+    """
+    p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
+    q_x = _at(draft.probs, draft.tokens)
+    # Where nothing was drafted the ratio is 0, and so are all after it: none of them can pass.
+    steps = mx.where(q_x > 0, p_x / mx.where(q_x > 0, q_x, 1), 0)
+    ratio = mx.ones_like(target_probs[:, 0, 0])
+    ratios = [ratio]
+    for i in range(draft.tokens.shape[1]):
+        ratio = mx.minimum(ratio * steps[:, i], 1)
+        ratios.append(ratio)
+    w = mx.stack(ratios, axis=1)
+    excess = mx.maximum(w[:, 1:, None] * target_probs[:, 1:] - _with_bonus(draft)[:, 1:], 0)
+    chance = mx.sum(excess, axis=-1)
+    return Odds(chance, chance + (1 - w[:, 1:]), w, in_order=False)
+
+
+def residual(
+    draft: Draft, target_probs: mx.array, ratios: mx.array, num_accepted: mx.array
+) -> mx.array:
+    """Weights of the token after `num_accepted` (B,) drafted ones: max(w p - q, 0), (B, V) float32.
+
+    With a zero row appended to q, the bonus token after a whole draft comes from p itself.
+    """
+    at = num_accepted[:, None]
+    w_n = mx.take_along_axis(ratios, at, axis=1)
+    p_n = mx.take_along_axis(target_probs, at[..., None], axis=1)[:, 0]
+    q_n = mx.take_along_axis(_with_bonus(draft), at[..., None], axis=1)[:, 0]
+    weights = mx.maximum(w_n * p_n - q_n, 0)
+    # Rounding can leave nothing where p and q are equal; the difference is then immaterial.
+    empty = mx.sum(weights, axis=-1, keepdims=True) == 0
+    return mx.where(empty, p_n, weights)
+
+
+def _verdict(odds: Odds, draft: Draft, target_probs: mx.array, key: mx.array | None) -> Verdict:
     if key is None:
         uniform, draw_key = mx.full(draft.tokens.shape, 0.5), None
     else:
         accept_key, draw_key = mx.random.split(key)
         uniform = mx.random.uniform(shape=draft.tokens.shape, key=accept_key)
-    num_accepted = count_accepted(draft, target_probs, uniform, delta=delta)
-    return Verdict(num_accepted, draw(residual(draft, target_probs, num_accepted), draw_key))
+    num_accepted = odds.count_accepted(uniform)
+    weights = residual(draft, target_probs, odds.ratios, num_accepted)
+    return Verdict(num_accepted, draw(weights, draw_key))
 
 
-def count_accepted(
-    draft: Draft, target_probs: mx.array, uniform: mx.array, *, delta: float = 0.0
-) -> mx.array:
-    """Drafted tokens before the first rejection, (B,) int32.
-
-    Args:
-        draft: K drafted tokens per row, and the distributions q they were drawn from.
-        target_probs: p, (B, K + 1, V) float32.
-        uniform: The acceptance tests' draws from [0, 1), (B, K).
-        delta: As in `verify_tokens`.
-    """
-    p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
-    q_x = _at(draft.probs, draft.tokens)
-    # q(x) = 0 marks a place where nothing was drafted: u * 0 < p(x) must not accept it.
-    accepted = (uniform * q_x < p_x + delta * q_x) & (q_x > 0)
-    return mx.sum(mx.cumprod(accepted.astype(mx.int32), axis=1), axis=1)
-
-
-def residual(draft: Draft, target_probs: mx.array, num_accepted: mx.array) -> mx.array:
-    """Weights of the token after `num_accepted` (B,) drafted ones: max(p - q, 0), (B, V) float32.
-
-    With a zero row appended to q, the bonus token after a whole draft comes from p itself.
-    """
-    q = mx.concatenate([draft.probs, mx.zeros_like(target_probs[:, :1])], axis=1)
-    at = num_accepted[:, None, None]
-    p_n = mx.take_along_axis(target_probs, at, axis=1)[:, 0]
-    q_n = mx.take_along_axis(q, at, axis=1)[:, 0]
-    weights = mx.maximum(p_n - q_n, 0)
-    # Rounding can leave nothing where p and q are equal; the difference is then immaterial.
-    empty = mx.sum(weights, axis=-1, keepdims=True) == 0
-    return mx.where(empty, p_n, weights)
+def _with_bonus(draft: Draft) -> mx.array:
+    """Draft probabilities (B, K + 1, V), with a zero row for the place after the draft."""
+    return mx.pad(draft.probs, [(0, 0), (0, 1), (0, 0)])
 
 
 def lenient_greedy(draft: Draft, logits: mx.array, *, delta: float) -> mx.array:

@@ -1,0 +1,311 @@
+"""Proof by enumeration: two rounds of either rule emit the target's own distribution.
+
+Everything random is enumerated in float64: each draft that can be drawn, each combination of
+passing and failing places, each next token. The odds, the counting, the residual and the filters
+are the functions that decoding runs. Planted bugs must show.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from speculative_t5.draft import Draft
+from speculative_t5.sampling import Sampler
+from speculative_t5.verify import Odds, block_odds, residual, token_odds
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+Tree = list[np.ndarray]  # at depth d, (V ** d, V): a distribution after each sequence of d tokens
+Residual = Callable[[Draft, mx.array, mx.array, mx.array], mx.array]
+OddsOf = Callable[[Draft, mx.array], Odds]
+
+EXACT = 1e-12
+KINDS = ("random", "adversarial", "one-hot", "same", "partial", "mixed")
+RULES: dict[str, OddsOf] = {"token": token_odds, "block": block_odds}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target p, and a draft: what it draws from, and what it says that it draws from.
+
+    A zero row of `drawn` drafts nothing.
+    """
+
+    size: int
+    num_draft: int
+    p: Tree
+    drawn: Tree
+    told: Tree
+
+
+def make_case(
+    size: int, num_draft: int, kind: str, seed: int, sampler: Sampler | None = None
+) -> Case:
+    """Random models over `size` tokens, each distribution hanging on all tokens before it."""
+    rng = np.random.default_rng([size, num_draft, KINDS.index(kind), seed])
+    depths = range(2 * num_draft + 2)
+    p = [sparse(rng, size**d, size) for d in depths]
+    q = [draft_rows(rng, kind, rows) for rows in p]
+    if kind == "partial":
+        for d in depths:
+            # Drafting ends where a model says so; what it then drafts is never asked.
+            q[d][rng.random(len(q[d])) < 0.35] = 0
+    if sampler:
+        p, q = filtered(sampler, p), filtered(sampler, q)
+    return Case(size, num_draft, p, q, q)
+
+
+def sparse(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
+    """Distributions (count, size), about a quarter of the entries zero."""
+    weights = rng.exponential(size=(count, size)) * (rng.random((count, size)) < 0.75)
+    weights[np.arange(count), rng.integers(size, size=count)] += 0.05
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def draft_rows(rng: np.random.Generator, kind: str, p: np.ndarray) -> np.ndarray:
+    if kind == "same":
+        return p.copy()
+    if kind == "one-hot":
+        return np.eye(p.shape[1])[rng.integers(p.shape[1], size=len(p))]
+    if kind == "adversarial":  # likes what the target dislikes, impossible tokens most of all
+        weights = (1 / (p + 0.02)) ** 2
+        return weights / weights.sum(axis=1, keepdims=True)
+    if kind == "mixed":
+        rows = [draft_rows(rng, kind, p) for kind in KINDS[:4]]
+        return np.stack(rows)[rng.integers(4, size=len(p)), np.arange(len(p))]
+    return sparse(rng, *p.shape)
+
+
+def filtered(sampler: Sampler, tree: Tree) -> Tree:
+    return [np.array(sampler.filter(double(rows)), np.float64) for rows in tree]
+
+
+def double(values: np.ndarray) -> mx.array:
+    return mx.array(values, dtype=mx.float64)
+
+
+def one_round(
+    case: Case, odds_of: OddsOf, residual_of: Residual, depth: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """All that a round can emit after each of the V ** depth sequences of `depth` tokens.
+
+    Returns:
+        For n = 0 to K the probability (V ** depth, V ** (n + 1)) of emitting those n + 1 tokens,
+        and the expected number of accepted tokens, (V ** depth,).
+    """
+    size, k = case.size, case.num_draft
+    contexts, drafts = np.meshgrid(
+        np.arange(size**depth), np.arange(size**k), indexing="ij"
+    )  # a draft is a number of K digits
+    contexts, drafts = contexts.ravel(), drafts.ravel()
+    prefix = [drafts // size ** (k - n) for n in range(k + 1)]
+    node = [contexts * size**n + prefix[n] for n in range(k + 1)]
+    tokens = np.stack([prefix[n + 1] % size for n in range(k)], axis=1)
+    drawn, told = (
+        stop_at_zero(np.stack([tree[depth + n][node[n]] for n in range(k)], axis=1))
+        for tree in (case.drawn, case.told)
+    )
+    # Where nothing is drafted the token is arbitrary: let it be 0.
+    nothing = ~drawn.any(axis=2)
+    chance_x = np.take_along_axis(drawn, tokens[..., None], axis=2)[..., 0]
+    chance = np.where(nothing, tokens == 0, chance_x).prod(axis=1)
+    p = np.stack([case.p[depth + n][node[n]] for n in range(k + 1)], axis=1)
+
+    possible = chance > 0
+    contexts, chance = contexts[possible], chance[possible]
+    prefix = [numbers[possible] for numbers in prefix]
+    draft = Draft(mx.array(tokens[possible].astype(np.int32)), double(told[possible]))
+    target = double(p[possible])
+    odds = odds_of(draft, target)
+    law_of_n = accepted_law(odds)
+
+    emitted = []
+    for n in range(k + 1):
+        weights = np.array(
+            residual_of(draft, target, odds.ratios, mx.full(len(chance), n, dtype=mx.int32))
+        )
+        law = weights / weights.sum(axis=1, keepdims=True) * (chance * law_of_n[:, n])[:, None]
+        outcome = (contexts * size**n + prefix[n])[:, None] * size + np.arange(size)
+        mass = np.bincount(outcome.ravel(), law.ravel(), minlength=size ** (depth + n + 1))
+        emitted.append(mass.reshape(size**depth, -1))
+    accepted = np.bincount(contexts, chance * (law_of_n @ np.arange(k + 1)), size**depth)
+    return emitted, accepted
+
+
+def stop_at_zero(probs: np.ndarray) -> np.ndarray:
+    """After the first zero row (rows, K, V) of a draft there are only zero rows."""
+    return probs * np.cumprod(probs.any(axis=2), axis=1)[..., None]
+
+
+def accepted_law(odds: Odds) -> np.ndarray:
+    """Law (rows, K + 1) of the number accepted: every combination of passing and failing places.
+
+    Each place has a threshold; the counting is asked about a draw in the middle of either side.
+    """
+    chance, total = np.array(odds.chance), np.array(odds.total)
+    rows, k = chance.shape
+    sure = chance >= total
+    threshold = np.where(sure, chance > 0, chance / np.where(sure, 1, total))
+    law = np.zeros((rows, k + 1))
+    for passing in itertools.product([True, False], repeat=k):
+        uniform = np.where(passing, threshold / 2, (threshold + 1) / 2)
+        weight = np.where(passing, threshold, 1 - threshold).prod(axis=1)
+        count = np.array(odds.count_accepted(double(uniform)))
+        law[np.arange(rows), count] += weight
+    return law
+
+
+def two_rounds(
+    case: Case, odds_of: OddsOf, residual_of: Residual = residual
+) -> tuple[np.ndarray, np.ndarray]:
+    """Laws of 2 (K + 1) tokens: two rounds and then the target's own draws; the target alone."""
+    horizon = 2 * (case.num_draft + 1)
+    ended = [np.zeros(case.size**d) for d in range(horizon + 1)]
+    for n, first in enumerate(one_round(case, odds_of, residual_of, 0)[0]):
+        second, _ = one_round(case, odds_of, residual_of, n + 1)
+        for m, law in enumerate(second):
+            ended[n + m + 2] += (first.ravel()[:, None] * law).ravel()
+    law, target = ended[0], np.ones(1)
+    for d in range(horizon):
+        law = (law[:, None] * case.p[d]).ravel() + ended[d + 1]
+        target = (target[:, None] * case.p[d]).ravel()
+    return law, target
+
+
+def gap(case: Case, odds_of: OddsOf, residual_of: Residual = residual) -> float:
+    law, target = two_rounds(case, odds_of, residual_of)
+    return float(np.abs(law - target).max())
+
+
+SMALL = [(2, 1), (2, 2), (3, 1), (3, 2), (2, 3), (4, 1), (4, 2), (3, 3)]
+LARGE = [(2, 4), (4, 3), (3, 4), (4, 4)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SMALL + LARGE, ids=lambda shape: "V{}K{}".format(*shape))
+def test_two_rounds_emit_the_targets_distribution(
+    shape: tuple[int, int], kind: str, rule: str
+) -> None:
+    for seed in range(4 if shape in SMALL else 1):
+        law, target = two_rounds(make_case(*shape, kind, seed), RULES[rule])
+        assert law.sum() == pytest.approx(1, abs=EXACT)
+        np.testing.assert_allclose(law, target, rtol=0, atol=EXACT)
+
+
+FILTERS = [Sampler(1.0, top_k=2), Sampler(1.0, top_p=0.6), Sampler(1.0, top_k=3, top_p=0.8)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("sampler", FILTERS, ids=["top-k", "top-p", "both"])
+def test_filters_keep_it_exact(sampler: Sampler, rule: str) -> None:
+    for seed in range(4):
+        case = make_case(4, 2, "random", seed, sampler)
+        assert gap(case, RULES[rule]) < EXACT
+        # Exact even if the draft goes unfiltered, as long as it says so.
+        plain = make_case(4, 2, "random", seed)
+        assert gap(replace(case, drawn=plain.drawn, told=plain.told), RULES[rule]) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [*SMALL, (2, 4), (4, 3)], ids=str)
+def test_block_accepts_at_least_as_many(shape: tuple[int, int], kind: str) -> None:
+    """After every context, in expectation; more somewhere if two places can trade."""
+    gains = []
+    for seed in range(4):
+        case = make_case(*shape, kind, seed)
+        for depth in range(2):
+            _, token = one_round(case, token_odds, residual, depth)
+            _, block = one_round(case, block_odds, residual, depth)
+            gains += (block - token).tolist()
+    assert min(gains) > -EXACT
+    if shape[1] > 1 and kind in ("random", "adversarial", "mixed"):
+        assert max(gains) > 0.001
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_delta_accepts_more_and_one_accepts_everything(kind: str) -> None:
+    case = make_case(3, 3, kind, 0)
+
+    def accepted(delta: float) -> np.ndarray:
+        return one_round(case, partial(token_odds, delta=delta), residual, 1)[1]
+
+    rates = [accepted(delta) for delta in (0.0, 0.1, 0.4, 0.8, 1.0)]
+    for less, more in itertools.pairwise(rates):
+        assert (more >= less - EXACT).all()
+        assert kind == "same" or more.sum() > less.sum() + 0.01
+    np.testing.assert_allclose(rates[-1], accepted(2.0), rtol=0, atol=EXACT)
+    if kind != "partial":
+        np.testing.assert_allclose(rates[-1], 3, rtol=0, atol=EXACT)
+    if kind == "same":
+        np.testing.assert_allclose(rates[0], 3, rtol=0, atol=EXACT)
+
+
+# Planted bugs: each must leave a gap that no rounding explains.
+
+
+def without_residual(
+    draft: Draft, p: mx.array, ratios: mx.array, num_accepted: mx.array
+) -> mx.array:
+    return mx.take_along_axis(p, num_accepted[:, None, None], axis=1)[:, 0]
+
+
+def without_ratio(draft: Draft, p: mx.array, ratios: mx.array, num_accepted: mx.array) -> mx.array:
+    return residual(draft, p, mx.ones_like(ratios), num_accepted)
+
+
+def of_the_next_place(
+    draft: Draft, p: mx.array, ratios: mx.array, num_accepted: mx.array
+) -> mx.array:
+    return residual(draft, p, ratios, mx.minimum(num_accepted + 1, p.shape[1] - 1))
+
+
+def with_early_break(draft: Draft, p: mx.array) -> Odds:
+    return replace(block_odds(draft, p), in_order=True)
+
+
+def without_break(draft: Draft, p: mx.array) -> Odds:
+    return replace(token_odds(draft, p), in_order=False)
+
+
+def with_unclipped_ratio(draft: Draft, p: mx.array) -> Odds:
+    """The last place passes by the plain ratio of the whole block."""
+    odds = block_odds(draft, p)
+    tokens = draft.tokens[..., None]
+    p_x = mx.take_along_axis(p[:, :-1], tokens, axis=-1)[..., 0]
+    q_x = mx.take_along_axis(draft.probs, tokens, axis=-1)[..., 0]
+    whole = mx.prod(mx.where(q_x > 0, p_x / mx.where(q_x > 0, q_x, 1), 0), axis=1, keepdims=True)
+    chance = mx.concatenate([odds.chance[:, :-1], whole], axis=1)
+    return replace(odds, chance=chance)
+
+
+@pytest.mark.parametrize(
+    ("odds_of", "residual_of"),
+    [
+        (token_odds, without_residual),
+        (block_odds, without_residual),
+        (token_odds, of_the_next_place),
+        (block_odds, without_ratio),
+        (with_early_break, residual),
+        (without_break, residual),
+        (with_unclipped_ratio, residual),
+        (partial(token_odds, delta=0.1), residual),
+    ],
+)
+def test_exactness_fails_for_planted_bugs(odds_of: OddsOf, residual_of: Residual) -> None:
+    assert max(gap(make_case(3, 2, "random", s), odds_of, residual_of) for s in range(4)) > 1e-3
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_exactness_fails_when_only_the_target_is_filtered(rule: str) -> None:
+    """That is, when tokens are drawn from the plain q and judged by the filtered one, or so."""
+    sampler = Sampler(1.0, top_k=2)
+    for seed in range(4):
+        plain, case = (make_case(4, 2, "random", seed, s) for s in (None, sampler))
+        assert gap(replace(case, drawn=plain.drawn), RULES[rule]) > 1e-3
+        assert gap(replace(case, told=plain.told), RULES[rule]) > 1e-3
