@@ -17,7 +17,7 @@ import typer
 
 from . import backend
 from .checkpoint import DTYPES, convert
-from .decoder import SpeculativeDecoder
+from .decoder import SpeculativeDecoder, VerifyRule
 from .results import Generation, Stats
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -55,6 +55,10 @@ def generate(
         float,
         typer.Option(help="Lenience from 0 to 1; above 0 the output is no longer the target's."),
     ] = 0.0,
+    verify: Annotated[
+        str,
+        typer.Option(help="Rule for drafts when drawing: token, block (accepts more), or auto."),
+    ] = "auto",
     temperature: Annotated[float, typer.Option(help="0 is greedy; above it, draw.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Draw from the k most probable tokens; 0 is all.")] = 0,
     top_p: Annotated[
@@ -84,7 +88,7 @@ def generate(
     if not prompt.strip():
         raise ValueError("the prompt is empty")
     decoder = SpeculativeDecoder.from_pretrained(
-        model, draft_model, num_draft=num_draft, delta=delta
+        model, draft_model, num_draft=num_draft, delta=delta, verify=cast(VerifyRule, verify)
     )
     if as_json:
         done = decoder.generate(
@@ -233,8 +237,11 @@ def _footer(stats: Stats) -> str:
 
 
 def _as_dict(done: Generation) -> dict[str, object]:
-    stats: dict[str, object] = dataclasses.asdict(done.stats)
-    for name in ("acceptance_rate", "tokens_per_round", "tokens_per_second"):
+    stats: dict[str, object] = {}
+    for name in ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round"):
+        stats[name] = getattr(done.stats, name)
+    stats |= dataclasses.asdict(done.stats)
+    for name in ("acceptance_by_position", "tokens_per_second"):
         stats[name] = getattr(done.stats, name)
     return {
         "text": done.text,

@@ -11,15 +11,16 @@ from typing import Literal
 import mlx.core as mx
 
 from .draft import Draft, Drafter, EmptyDrafter, ModelDrafter
-from .results import Chunk, FinishReason, Generation, Round, Stats
+from .results import Chunk, FinishReason, Generation, Round, Seconds, Stats
 from .sampling import Sampler
 from .schedule import FixedSchedule
 from .session import LanguageModel, Session
 from .tokenizer import Detokenizer, Tokenizer
-from .verify import Verdict, lenient_greedy, verify_tokens
+from .verify import Verdict, lenient_greedy, verify_block, verify_tokens
 from .weights import load
 
 Prompt = str | Sequence[int]  # text, or source ids with EOS
+VerifyRule = Literal["auto", "token", "block"]
 
 
 class SpeculativeDecoder:
@@ -38,7 +39,9 @@ class SpeculativeDecoder:
         delta: Lenience in [0, 1]. When sampling, a drafted x is accepted with probability
             min(1, p(x) / q(x) + delta); at temperature 0, if the target gives it at least
             (1 - delta) times the largest probability.
-        verify: "token", the token-wise rule; "auto" chooses it.
+        verify: "token" judges drafted tokens one by one, "block" the draft as a whole, which
+            accepts more of it and is exact as well; "auto" is "block" unless delta is above 0. At
+            temperature 0 the two are the same.
 
     Raises:
         ValueError: If an option is out of its range or the models' tokenizers differ.
@@ -52,14 +55,21 @@ class SpeculativeDecoder:
         *,
         num_draft: int = 5,
         delta: float = 0.0,
-        verify: Literal["auto", "token"] = "auto",
+        verify: VerifyRule = "auto",
     ) -> None:
         if not 0 <= delta <= 1:
             raise ValueError(f"delta must be between 0 and 1, got {delta}")
-        if verify not in ("auto", "token"):
-            raise ValueError(f"verify must be 'auto' or 'token', got {verify!r}")
+        if verify not in ("auto", "token", "block"):
+            raise ValueError(f"verify must be 'auto', 'token' or 'block', got {verify!r}")
+        if verify == "block" and delta > 0:
+            raise ValueError(
+                f"verify 'block' is exact and takes no delta above 0, got {delta}: "
+                "use verify 'token' or delta 0"
+            )
         if isinstance(draft, str):
             raise ValueError(f"draft must be a loaded model or None, got {draft!r}")
+        if not isinstance(num_draft, int) or num_draft < 1:
+            raise ValueError(f"num_draft must be an integer of at least 1, got {num_draft!r}")
         ours, theirs = model.vocabulary, draft.vocabulary if draft else None
         if ours and theirs and ours != theirs:
             raise ValueError(
@@ -69,8 +79,9 @@ class SpeculativeDecoder:
         self.model = model
         self.draft = draft
         self.tokenizer = tokenizer
-        self._schedule = FixedSchedule(num_draft)
+        self._num_draft = num_draft
         self._delta = delta
+        self._verify_in_blocks = verify != "token" and delta == 0
 
     @classmethod
     def from_pretrained(
@@ -80,7 +91,7 @@ class SpeculativeDecoder:
         *,
         num_draft: int = 5,
         delta: float = 0.0,
-        verify: Literal["auto", "token"] = "auto",
+        verify: VerifyRule = "auto",
         dtype: mx.Dtype | None = None,
     ) -> SpeculativeDecoder:
         """Load target and draft from model folders, or by their names under weights/."""
@@ -215,20 +226,24 @@ class SpeculativeDecoder:
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         drafter: Drafter = EmptyDrafter(self.model.vocab_size)
+        schedule = FixedSchedule(0)
         if speculative and self.draft is not None:
             drafter = ModelDrafter(self.draft, sampler, self.model.vocab_size)
-        return self._loop(prompts, drafter, sampler, max_tokens, mx.random.key(seed))
+            schedule = FixedSchedule(self._num_draft)
+        return self._loop(prompts, drafter, schedule, sampler, max_tokens, mx.random.key(seed))
 
     def _loop(
         self,
         prompts: Sequence[Sequence[int]],
         drafter: Drafter,
+        schedule: FixedSchedule,
         sampler: Sampler,
         max_tokens: int,
         key: mx.array,
     ) -> Iterator[Round]:
         """Draft, one pass of the target, verify; until the last row of the batch ends."""
-        elapsed, started = 0.0, time.perf_counter()
+        started = time.perf_counter()
+        seconds = Seconds()
         session, context = self.model.start(prompts)
         drafter.start(prompts)
         rows = list(range(len(prompts)))  # the prompts still being decoded, in session order
@@ -237,12 +252,22 @@ class SpeculativeDecoder:
             draft_key = verify_key = None
             if sampler.temperature > 0:
                 key, draft_key, verify_key = mx.random.split(key, 3)
-            num_draft = self._schedule.next(max_tokens - min(stats[row].emitted for row in rows))
+            num_draft = schedule.next(max_tokens - min(stats[row].emitted for row in rows))
+            began = drafted = time.perf_counter()
             draft = drafter.propose(context, num_draft, draft_key)
             verdict = self._verify(session, context, draft, sampler, verify_key)
             outcome = (draft.tokens, draft.num_drafted, verdict.num_accepted, verdict.next_token)
+            if draft.tokens.size:
+                # Told apart from the target's pass, which is ready to follow without a gap.
+                mx.eval(draft.tokens)
+                drafted = time.perf_counter()
             mx.eval(outcome)
-            elapsed += time.perf_counter() - started
+            ended = time.perf_counter()
+            seconds = Seconds(
+                seconds.total + ended - started,
+                seconds.draft + drafted - began,
+                seconds.verify + ended - drafted,
+            )
             proposals = zip(*(array.tolist() for array in outcome), strict=True)
             kept = []
             for i, (tokens, num_drafted, num_accepted, next_token) in enumerate(proposals):
@@ -254,7 +279,7 @@ class SpeculativeDecoder:
                 )
                 num_accepted = min(num_accepted, len(emitted))
                 stats[row] = stats[row].after_round(
-                    num_drafted, num_accepted, len(emitted), elapsed
+                    num_draft, num_drafted, num_accepted, len(emitted), seconds
                 )
                 context[i] += emitted
                 if reason is None:
@@ -285,7 +310,10 @@ class SpeculativeDecoder:
             # Lenience is settled in what counts as the argmax; the rule itself stays exact.
             probs = lenient_greedy(draft, logits, delta=self._delta)
             return verify_tokens(draft, probs, key)
-        return verify_tokens(draft, sampler.probs(logits), key, delta=self._delta)
+        probs = sampler.probs(logits)
+        if self._verify_in_blocks:
+            return verify_block(draft, probs, key)
+        return verify_tokens(draft, probs, key, delta=self._delta)
 
 
 def cut(tokens: list[int], eos: int, limit: int) -> tuple[list[int], FinishReason | None]:

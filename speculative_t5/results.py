@@ -9,37 +9,81 @@ FinishReason = Literal["eos", "length"]
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """Wall-clock time of a batch so far: of all of it, of drafting, of verifying."""
+
+    total: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+
+
+@dataclass(frozen=True)
 class Stats:
     """What one generation cost.
 
+    In a batch, a round's seconds are those of all its rows together.
+
     Attributes:
-        rounds: Forward passes of the target's decoder.
-        drafted: Tokens proposed.
-        accepted: Drafted tokens that were accepted and emitted (a cut at EOS or max_tokens counts).
+        num_draft: K of each round in turn: tokens that the drafter was asked for.
+        num_drafted: Tokens it proposed in each round; a lookup may find fewer.
+        num_accepted: Proposed tokens that were accepted and emitted in each round (a cut at EOS
+            or max_tokens counts).
         emitted: Tokens emitted, EOS included.
         seconds: Wall-clock time from the prompt's ids to the last token, the encoder's included.
+        draft_seconds: Of these, until the drafts were there.
+        verify_seconds: Of these, from there to the verdicts: the target's passes, mostly.
     """
 
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    num_draft: tuple[int, ...] = ()
+    num_drafted: tuple[int, ...] = ()
+    num_accepted: tuple[int, ...] = ()
     emitted: int = 0
     seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
 
-    def after_round(self, drafted: int, accepted: int, emitted: int, seconds: float) -> Stats:
-        """The totals after one more round, `seconds` since the start."""
+    def after_round(
+        self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int, seconds: Seconds
+    ) -> Stats:
+        """The totals after one more round; `seconds` are already totals."""
         return Stats(
-            rounds=self.rounds + 1,
-            drafted=self.drafted + drafted,
-            accepted=self.accepted + accepted,
-            emitted=self.emitted + emitted,
-            seconds=seconds,
+            (*self.num_draft, num_draft),
+            (*self.num_drafted, num_drafted),
+            (*self.num_accepted, num_accepted),
+            self.emitted + emitted,
+            seconds.total,
+            seconds.draft,
+            seconds.verify,
         )
+
+    @property
+    def rounds(self) -> int:
+        """Forward passes of the target's decoder."""
+        return len(self.num_draft)
+
+    @property
+    def drafted(self) -> int:
+        """Tokens proposed."""
+        return sum(self.num_drafted)
+
+    @property
+    def accepted(self) -> int:
+        """Proposed tokens that were accepted and emitted."""
+        return sum(self.num_accepted)
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted / drafted; 0.0 when nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """The share of accepted tokens among those drafted first, second, and so on."""
+        places = range(1, max(self.num_drafted, default=0) + 1)
+        return tuple(
+            sum(n >= place for n in self.num_accepted) / sum(n >= place for n in self.num_drafted)
+            for place in places
+        )
 
     @property
     def tokens_per_round(self) -> float:

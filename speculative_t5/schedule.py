@@ -11,10 +11,6 @@ class FixedSchedule:
 
     num_draft: int
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.num_draft, int) or self.num_draft < 1:
-            raise ValueError(f"num_draft must be an integer of at least 1, got {self.num_draft!r}")
-
     def next(self, remaining: int) -> int:
         """Tokens to draft when at most `remaining` more may be emitted.
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, decoder
 from speculative_t5.decoder import cut
-from speculative_t5.draft import Draft
-from speculative_t5.results import Stats
+from speculative_t5.draft import Draft, ModelDrafter
+from speculative_t5.results import Seconds, Stats
+from speculative_t5.sampling import Sampler
 from speculative_t5.t5 import T5
 from speculative_t5.verify import Verdict, verify_tokens
 
@@ -21,14 +22,16 @@ EOS = 1
 PROMPTS = [[3, 4, 2, 1], [2, 1], [4, 4, 3, 3, 2, 4, 1], [3, 1], [2, 3, 4, 1]]
 
 
-def output_law(model: T5, prompt: list[int], max_tokens: int) -> dict[tuple[int, ...], float]:
-    """Exact law of whole outputs (EOS included) at temperature 1, by enumeration."""
+def output_law(
+    model: T5, prompt: list[int], max_tokens: int, sampler: Sampler
+) -> dict[tuple[int, ...], float]:
+    """Exact law of whole outputs (EOS included), by enumeration."""
     law: dict[tuple[int, ...], float] = {}
     open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     for length in range(max_tokens):
         decoder_tokens = mx.array([[0, *prefix] for prefix, _ in open_prefixes])
         sources = mx.array([prompt] * len(open_prefixes))
-        probs = np.array(mx.softmax(model(sources, decoder_tokens)[:, -1], axis=-1), np.float64)
+        probs = np.array(sampler.probs(model(sources, decoder_tokens)[:, -1]), np.float64)
         extended = [
             ((*prefix, token), mass * p)
             for (prefix, mass), row in zip(open_prefixes, probs, strict=True)
@@ -40,11 +43,15 @@ def output_law(model: T5, prompt: list[int], max_tokens: int) -> dict[tuple[int,
     return law
 
 
-def sampled_distance(engine: SpeculativeDecoder, prompt: list[int], count: int) -> float:
+def sampled_distance(
+    engine: SpeculativeDecoder, prompt: list[int], count: int, **options: Any
+) -> float:
     """Total variation between sampled whole outputs and their exact law, up to 3 tokens."""
-    law = output_law(engine.model, prompt, 3)  # type: ignore[arg-type]
+    law = output_law(engine.model, prompt, 3, Sampler(1.0, **options))  # type: ignore[arg-type]
     assert sum(law.values()) == pytest.approx(1)
-    outputs = engine.generate_batch([prompt] * count, batch_size=count, max_tokens=3, temperature=1)
+    outputs = engine.generate_batch(
+        [prompt] * count, batch_size=count, max_tokens=3, temperature=1, **options
+    )
     seen = Counter((*o.tokens, EOS) if o.finish_reason == "eos" else (*o.tokens,) for o in outputs)
     assert seen.keys() <= law.keys()
     return sum(abs(seen[output] / count - mass) for output, mass in law.items()) / 2
@@ -54,33 +61,62 @@ def sampled_distance(engine: SpeculativeDecoder, prompt: list[int], count: int) 
 COUNT, TOLERANCE = 8_000, 0.055
 
 
+@pytest.mark.parametrize("verify", ["token", "block"])
 @pytest.mark.parametrize("num_draft", [1, 2, 4])
-def test_sampled_outputs_are_distributed_as_the_target(num_draft: int) -> None:
-    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=num_draft)
+def test_sampled_outputs_are_distributed_as_the_target(num_draft: int, verify: Any) -> None:
+    engine = SpeculativeDecoder(
+        tiny_model(), tiny_model(seed=1), num_draft=num_draft, verify=verify
+    )
     assert sampled_distance(engine, PROMPTS[0], COUNT) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.7}, {"top_k": 3, "top_p": 0.8}])
+def test_filtered_outputs_are_distributed_as_the_filtered_target(options: dict[str, Any]) -> None:
+    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2)
+    assert sampled_distance(engine, PROMPTS[0], COUNT, **options) < TOLERANCE
 
 
 def test_regular_decoding_is_distributed_as_the_target() -> None:
     assert sampled_distance(SpeculativeDecoder(tiny_model()), PROMPTS[0], COUNT) < TOLERANCE
 
 
-def with_argmax_for_residual(draft: Draft, p: mx.array, key: mx.array, **options: Any) -> Verdict:
-    verdict = verify_tokens(draft, p, key, **options)
-    at = verdict.num_accepted[:, None]
-    best = mx.take_along_axis(mx.argmax(p, axis=-1), at, axis=1)[:, 0].astype(mx.int32)
-    rejected = verdict.num_accepted < draft.tokens.shape[1]
-    return Verdict(verdict.num_accepted, mx.where(rejected, best, verdict.next_token))
+def with_argmax_for_residual(rule: Any) -> Any:
+    def bug(draft: Draft, p: mx.array, key: mx.array, **options: Any) -> Verdict:
+        verdict = rule(draft, p, key, **options)
+        at = verdict.num_accepted[:, None]
+        best = mx.take_along_axis(mx.argmax(p, axis=-1), at, axis=1)[:, 0].astype(mx.int32)
+        rejected = verdict.num_accepted < draft.tokens.shape[1]
+        return Verdict(verdict.num_accepted, mx.where(rejected, best, verdict.next_token))
+
+    return bug
 
 
-def with_delta(draft: Draft, p: mx.array, key: mx.array, **options: Any) -> Verdict:
-    return verify_tokens(draft, p, key, delta=0.3)
+def with_delta(rule: Any) -> Any:
+    return lambda draft, p, key, **options: verify_tokens(draft, p, key, delta=0.3)
 
 
+@pytest.mark.parametrize("verify", ["token", "block"])
 @pytest.mark.parametrize("bug", [with_argmax_for_residual, with_delta])
 def test_the_distribution_test_fails_for_planted_bugs(
-    bug: Any, monkeypatch: pytest.MonkeyPatch
+    bug: Any, verify: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder, "verify_tokens", bug)
+    name = "verify_block" if verify == "block" else "verify_tokens"
+    monkeypatch.setattr(decoder, name, bug(getattr(decoder, name)))
+    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2, verify=verify)
+    assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
+
+
+def test_the_distribution_test_fails_if_the_draft_is_not_filtered_as_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens drawn from the plain q, judged by the filtered one."""
+    propose = ModelDrafter.propose
+
+    def bug(self: ModelDrafter, *arguments: Any) -> Draft:
+        plain = propose(self, *arguments)
+        return Draft(plain.tokens, Sampler(1.0, top_k=2).filter(plain.probs))
+
+    monkeypatch.setattr(ModelDrafter, "propose", bug)
     engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2)
     assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
 
@@ -187,6 +223,26 @@ def test_counting_without_a_draft() -> None:
     assert Stats().tokens_per_second == Stats().tokens_per_round == 0
 
 
+def test_rounds_are_counted_one_by_one() -> None:
+    stats = Stats()
+    for drafted, accepted in ((3, 3), (3, 1), (0, 0), (2, 0)):
+        stats = stats.after_round(3, drafted, accepted, accepted + 1, Seconds(8.0, 1.0, 6.0))
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (4, 8, 4, 8)
+    assert stats.acceptance_by_position == (2 / 3, 1 / 3, 1 / 2)
+    assert (stats.tokens_per_second, stats.draft_seconds, stats.verify_seconds) == (1.0, 1.0, 6.0)
+
+
+def test_a_generation_tells_its_rounds(target: T5) -> None:
+    out = SpeculativeDecoder(target, tiny_draft(target), num_draft=3).generate([10, 1])
+    stats = out.stats
+    assert stats.num_draft[0] == 3 and len(stats.num_draft) == stats.rounds
+    assert sum(stats.num_drafted) == stats.drafted and max(stats.num_drafted) == 3
+    assert 0 < stats.draft_seconds + stats.verify_seconds <= stats.seconds
+    assert min(stats.draft_seconds, stats.verify_seconds) > 0
+    alone = SpeculativeDecoder(target).generate([10, 1]).stats
+    assert alone.draft_seconds == 0 and set(alone.num_draft) == {0}
+
+
 def test_delta_one_emits_the_draft(target: T5) -> None:
     other = tiny_model(vocab_size=20, seed=8)
     engine = SpeculativeDecoder(target, other, num_draft=4, delta=1.0)
@@ -206,7 +262,8 @@ def test_delta_one_emits_the_draft(target: T5) -> None:
         ({"draft": "lookup"}, "draft must be a loaded model or None, got 'lookup'"),
         ({"delta": 1.5}, "delta must be between 0 and 1, got 1.5"),
         ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
-        ({"verify": "loud"}, "verify must be 'auto' or 'token', got 'loud'"),
+        ({"verify": "loud"}, "verify must be 'auto', 'token' or 'block', got 'loud'"),
+        ({"verify": "block", "delta": 0.1}, "verify 'block' .* takes no delta above 0, got 0.1"),
     ],
 )
 def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
