@@ -37,8 +37,8 @@ def generate(
     draft_model: Annotated[
         str | None,
         typer.Option(
-            help=f"Draft: a folder or a name, with the target's tokenizer. [default: "
-            f"{DEFAULT_DRAFT} for {DEFAULT_MODEL}, else none]",
+            help=f"Draft: a folder or a name, with the target's tokenizer; or lookup, to copy from "
+            f"the prompt with no model. [default: {DEFAULT_DRAFT} for {DEFAULT_MODEL}, else none]",
             show_default=False,
         ),
     ] = None,
@@ -50,6 +50,15 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    lookup: Annotated[
+        bool, typer.Option("--lookup", help="Lookups after the draft model's tokens, too.")
+    ] = False,
+    min_ngram: Annotated[
+        int, typer.Option(help="Fewest last tokens that a lookup must find again.")
+    ] = 1,
+    max_ngram: Annotated[
+        int, typer.Option(help="Longest match that a lookup tells from a shorter one.")
+    ] = 8,
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
     delta: Annotated[
         float,
@@ -82,14 +91,15 @@ def generate(
         prompt = _read_prompt(asked=prompt == "-")
     _check_utf8(prompt)
     if regular_decode:
-        draft_model = None
+        draft_model, lookup = None, False
     elif draft_model is None and Path(model).name == DEFAULT_MODEL:
         draft_model = DEFAULT_DRAFT
     if not prompt.strip():
         raise ValueError("the prompt is empty")
     decoder = SpeculativeDecoder.from_pretrained(
-        model, draft_model, num_draft=num_draft, delta=delta, verify=cast(VerifyRule, verify)
-    )
+        model, draft_model, num_draft=num_draft, delta=delta, verify=cast(VerifyRule, verify),
+        lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
+    )  # fmt: skip
     if as_json:
         done = decoder.generate(
             prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,

@@ -1,22 +1,29 @@
-"""`SpeculativeDecoder`: the one loop."""
+"""`SpeculativeDecoder`: what users call."""
 
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 import mlx.core as mx
 
-from .draft import Draft, Drafter, EmptyDrafter, ModelDrafter
-from .results import Chunk, FinishReason, Generation, Round, Seconds, Stats
+from .draft import (
+    CombinedDrafter,
+    Drafter,
+    EmptyDrafter,
+    LookupDrafter,
+    ModelDrafter,
+    check_ngrams,
+)
+from .engine import decode
+from .results import Chunk, Generation, Round
 from .sampling import Sampler
 from .schedule import FixedSchedule
-from .session import LanguageModel, Session
+from .session import LanguageModel
 from .tokenizer import Detokenizer, Tokenizer
-from .verify import Verdict, lenient_greedy, verify_block, verify_tokens
+from .verify import Verifier
 from .weights import load
 
 Prompt = str | Sequence[int]  # text, or source ids with EOS
@@ -32,7 +39,8 @@ class SpeculativeDecoder:
 
     Args:
         model: The target.
-        draft: A smaller model with the same tokenizer, or None to decode with the target alone.
+        draft: A smaller model with the same tokenizer; "lookup" to draft without a model, by
+            copying from the source and the output so far; or None to decode with the target alone.
         tokenizer: Needed for prompts and outputs as text; with None, prompts are ids and the
             texts of results are empty.
         num_draft: Tokens to draft for each pass of the target, at least 1.
@@ -42,6 +50,9 @@ class SpeculativeDecoder:
         verify: "token" judges drafted tokens one by one, "block" the draft as a whole, which
             accepts more of it and is exact as well; "auto" is "block" unless delta is above 0. At
             temperature 0 the two are the same.
+        lookup: Lookups also with a draft model: up to `num_draft` tokens after the model's own.
+        min_ngram: Fewest last tokens of the output that a lookup must find again, at least 1.
+        max_ngram: Longest match that it tells from a shorter one.
 
     Raises:
         ValueError: If an option is out of its range or the models' tokenizers differ.
@@ -50,12 +61,15 @@ class SpeculativeDecoder:
     def __init__(
         self,
         model: LanguageModel,
-        draft: LanguageModel | None = None,
+        draft: LanguageModel | Literal["lookup"] | None = None,
         tokenizer: Tokenizer | None = None,
         *,
         num_draft: int = 5,
         delta: float = 0.0,
         verify: VerifyRule = "auto",
+        lookup: bool = False,
+        min_ngram: int = 1,
+        max_ngram: int = 8,
     ) -> None:
         if not 0 <= delta <= 1:
             raise ValueError(f"delta must be between 0 and 1, got {delta}")
@@ -67,7 +81,10 @@ class SpeculativeDecoder:
                 "use verify 'token' or delta 0"
             )
         if isinstance(draft, str):
-            raise ValueError(f"draft must be a loaded model or None, got {draft!r}")
+            if draft != "lookup":
+                raise ValueError(f"draft must be a loaded model, 'lookup' or None, got {draft!r}")
+            draft, lookup = None, True
+        check_ngrams(min_ngram, max_ngram)
         if not isinstance(num_draft, int) or num_draft < 1:
             raise ValueError(f"num_draft must be an integer of at least 1, got {num_draft!r}")
         ours, theirs = model.vocabulary, draft.vocabulary if draft else None
@@ -80,6 +97,8 @@ class SpeculativeDecoder:
         self.draft = draft
         self.tokenizer = tokenizer
         self._num_draft = num_draft
+        self._lookup = lookup
+        self._ngrams = (min_ngram, max_ngram)
         self._delta = delta
         self._verify_in_blocks = verify != "token" and delta == 0
 
@@ -92,12 +111,25 @@ class SpeculativeDecoder:
         num_draft: int = 5,
         delta: float = 0.0,
         verify: VerifyRule = "auto",
+        lookup: bool = False,
+        min_ngram: int = 1,
+        max_ngram: int = 8,
         dtype: mx.Dtype | None = None,
     ) -> SpeculativeDecoder:
-        """Load target and draft from model folders, or by their names under weights/."""
+        """Load target and draft from model folders, or by their names under weights/.
+
+        The draft "lookup" is no folder: it drafts without a model.
+        """
         target, tokenizer = load(model, dtype=dtype)
-        small = load(draft, dtype=dtype)[0] if draft is not None else None
-        return cls(target, small, tokenizer, num_draft=num_draft, delta=delta, verify=verify)
+        small: LanguageModel | None = None
+        if draft == "lookup":
+            lookup = True
+        elif draft is not None:
+            small, _ = load(draft, dtype=dtype)
+        return cls(
+            target, small, tokenizer, num_draft=num_draft, delta=delta, verify=verify,
+            lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
+        )  # fmt: skip
 
     def generate(
         self,
@@ -225,100 +257,20 @@ class SpeculativeDecoder:
             raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-        drafter: Drafter = EmptyDrafter(self.model.vocab_size)
-        schedule = FixedSchedule(0)
-        if speculative and self.draft is not None:
-            drafter = ModelDrafter(self.draft, sampler, self.model.vocab_size)
-            schedule = FixedSchedule(self._num_draft)
-        return self._loop(prompts, drafter, schedule, sampler, max_tokens, mx.random.key(seed))
+        drafter = self._drafter(sampler) if speculative else None
+        schedule = FixedSchedule(self._num_draft if drafter else 0)
+        drafter = drafter or EmptyDrafter(self.model.vocab_size)
+        verifier = Verifier(sampler, self._delta, self._verify_in_blocks)
+        key = mx.random.key(seed) if sampler.temperature > 0 else None
+        return decode(self.model, prompts, drafter, schedule, verifier, max_tokens, key)
 
-    def _loop(
-        self,
-        prompts: Sequence[Sequence[int]],
-        drafter: Drafter,
-        schedule: FixedSchedule,
-        sampler: Sampler,
-        max_tokens: int,
-        key: mx.array,
-    ) -> Iterator[Round]:
-        """Draft, one pass of the target, verify; until the last row of the batch ends."""
-        started = time.perf_counter()
-        seconds = Seconds()
-        session, context = self.model.start(prompts)
-        drafter.start(prompts)
-        rows = list(range(len(prompts)))  # the prompts still being decoded, in session order
-        stats = [Stats() for _ in prompts]
-        while rows:
-            draft_key = verify_key = None
-            if sampler.temperature > 0:
-                key, draft_key, verify_key = mx.random.split(key, 3)
-            num_draft = schedule.next(max_tokens - min(stats[row].emitted for row in rows))
-            began = drafted = time.perf_counter()
-            draft = drafter.propose(context, num_draft, draft_key)
-            verdict = self._verify(session, context, draft, sampler, verify_key)
-            outcome = (draft.tokens, draft.num_drafted, verdict.num_accepted, verdict.next_token)
-            if draft.tokens.size:
-                # Told apart from the target's pass, which is ready to follow without a gap.
-                mx.eval(draft.tokens)
-                drafted = time.perf_counter()
-            mx.eval(outcome)
-            ended = time.perf_counter()
-            seconds = Seconds(
-                seconds.total + ended - started,
-                seconds.draft + drafted - began,
-                seconds.verify + ended - drafted,
-            )
-            proposals = zip(*(array.tolist() for array in outcome), strict=True)
-            kept = []
-            for i, (tokens, num_drafted, num_accepted, next_token) in enumerate(proposals):
-                row = rows[i]
-                emitted, reason = cut(
-                    [*tokens[:num_accepted], next_token],
-                    self.model.eos_token_id,
-                    max_tokens - stats[row].emitted,
-                )
-                num_accepted = min(num_accepted, len(emitted))
-                stats[row] = stats[row].after_round(
-                    num_draft, num_drafted, num_accepted, len(emitted), seconds
-                )
-                context[i] += emitted
-                if reason is None:
-                    kept.append(i)
-                shown = emitted[:-1] if reason == "eos" else emitted
-                yield Round(row, shown, num_accepted, stats[row], reason)
-            started = time.perf_counter()
-            if len(kept) < len(rows):
-                rows = [rows[i] for i in kept]
-                context = [context[i] for i in kept]
-                if rows:
-                    session.select(kept)
-                    drafter.select(kept)
-
-    def _verify(
-        self,
-        session: Session,
-        context: list[list[int]],
-        draft: Draft,
-        sampler: Sampler,
-        key: mx.array | None,
-    ) -> Verdict:
-        """One pass of the target over the last token and the draft, and the verdict on it."""
-        session.truncate([len(tokens) - 1 for tokens in context])
-        last = mx.array([tokens[-1:] for tokens in context], dtype=mx.int32)
-        logits = session.step(mx.concatenate([last, draft.tokens], axis=1))
-        if sampler.temperature == 0:
-            # Lenience is settled in what counts as the argmax; the rule itself stays exact.
-            probs = lenient_greedy(draft, logits, delta=self._delta)
-            return verify_tokens(draft, probs, key)
-        probs = sampler.probs(logits)
-        if self._verify_in_blocks:
-            return verify_block(draft, probs, key)
-        return verify_tokens(draft, probs, key, delta=self._delta)
-
-
-def cut(tokens: list[int], eos: int, limit: int) -> tuple[list[int], FinishReason | None]:
-    """End `tokens` after the first EOS or after `limit` tokens, and say which, if either."""
-    tokens = tokens[:limit]
-    if eos in tokens:
-        return tokens[: tokens.index(eos) + 1], "eos"
-    return tokens, "length" if len(tokens) == limit else None
+    def _drafter(self, sampler: Sampler) -> Drafter | None:
+        target, (min_ngram, max_ngram) = self.model, self._ngrams
+        model = ModelDrafter(self.draft, sampler, target.vocab_size) if self.draft else None
+        if not self._lookup:
+            return model
+        lookup = LookupDrafter(
+            target.vocab_size, target.eos_token_id, target.special_tokens,
+            min_ngram=min_ngram, max_ngram=max_ngram,
+        )  # fmt: skip
+        return CombinedDrafter(model, lookup, target.eos_token_id) if model else lookup

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import mlx.core as mx
 
-from .sampling import Sampler, draw
+from .sampling import Sampler, draw, one_hot
 from .session import LanguageModel, Session
 
 
@@ -114,6 +114,161 @@ class ModelDrafter:
         """The target's padding ids may lie beyond the draft's embedding, which is not checked."""
         last = self._model.vocab_size - 1
         return [min(token, last) for token in tokens]
+
+
+class LookupDrafter:
+    """Drafts what followed the output's last tokens in the source, or earlier in the output.
+
+    No model is needed: where outputs copy from their sources, as in correcting or summarising,
+    the text at hand is a draft. See `look_up` for the rule.
+
+    Args:
+        vocab_size: The target's vocabulary size.
+        eos_token_id: Proposed, as the last token, where the source's own end is reached.
+        special_tokens: Ids never proposed otherwise.
+        min_ngram: Shortest match to trust, in tokens, at least 1.
+        max_ngram: Matches longer than this count as this long.
+
+    Raises:
+        ValueError: If an n-gram size is out of its range.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_id: int,
+        special_tokens: frozenset[int],
+        *,
+        min_ngram: int = 1,
+        max_ngram: int = 8,
+    ) -> None:
+        check_ngrams(min_ngram, max_ngram)
+        self._vocab_size = vocab_size
+        self._eos = eos_token_id
+        self._special = special_tokens
+        self._sizes = (min_ngram, max_ngram)
+        self._sources: list[list[int]] = []
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+        self._sources = [list(prompt) for prompt in prompts]
+
+    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
+        found = self.find(context, num_draft)
+        width = max(map(len, found))
+        tokens = mx.array([f + [0] * (width - len(f)) for f in found], dtype=mx.int32)
+        tokens = tokens.reshape(len(found), width)
+        real = mx.array([len(f) for f in found])[:, None] > mx.arange(width)
+        return Draft(tokens, one_hot(tokens, self._vocab_size) * real[..., None])
+
+    def find(self, context: list[list[int]], num_draft: int) -> list[list[int]]:
+        """Up to `num_draft` tokens to follow each row's context."""
+        return [
+            self._textual(look_up(source, output, num_draft, *self._sizes))
+            for source, output in zip(self._sources, context, strict=True)
+        ]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._sources = [self._sources[row] for row in rows]
+
+    def _textual(self, tokens: list[int]) -> list[int]:
+        """The tokens before the first special one, with it if it is EOS."""
+        for i, token in enumerate(tokens):
+            if token in self._special:
+                return tokens[: i + 1] if token == self._eos else tokens[:i]
+        return tokens
+
+
+class CombinedDrafter:
+    """A model's draft, and after it, for free, what a lookup finds to follow it.
+
+    The lookup takes the model's tokens for output, and adds up to `num_draft` more. Where it finds
+    nothing, or the model's draft has ended by EOS, the draft is the model's alone.
+    """
+
+    def __init__(self, model: ModelDrafter, lookup: LookupDrafter, eos_token_id: int) -> None:
+        self._model = model
+        self._lookup = lookup
+        self._eos = eos_token_id
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+        self._model.start(prompts)
+        self._lookup.start(prompts)
+
+    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
+        first = self._model.propose(context, num_draft, key)
+        if num_draft == 0:
+            return first
+        drafted = cast(list[list[int]], first.tokens.tolist())
+        assumed = [c + d for c, d in zip(context, drafted, strict=True)]
+        second = self._lookup.propose(assumed, num_draft, key)
+        ended = mx.any(first.tokens == self._eos, axis=1)[:, None, None]
+        return Draft(
+            mx.concatenate([first.tokens, second.tokens], axis=1),
+            mx.concatenate([first.probs, mx.where(ended, 0, second.probs)], axis=1),
+        )
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._model.select(rows)
+        self._lookup.select(rows)
+
+
+def check_ngrams(min_ngram: int, max_ngram: int) -> None:
+    """Refuse sizes of lookups' matches that make no sense."""
+    if not isinstance(min_ngram, int) or min_ngram < 1:
+        raise ValueError(f"min_ngram must be an integer of at least 1, got {min_ngram!r}")
+    if not isinstance(max_ngram, int) or max_ngram < min_ngram:
+        raise ValueError(
+            f"max_ngram must be an integer of at least min_ngram, {min_ngram}, got {max_ngram!r}"
+        )
+
+
+def look_up(
+    source: list[int], output: list[int], num_draft: int, min_ngram: int, max_ngram: int
+) -> list[int]:
+    """What may follow `output`: up to `num_draft` tokens copied from the source or from itself.
+
+    They are those after the longest match of the output's last tokens, min_ngram to max_ngram of
+    them. Of equally long matches one in the source comes first, the nearest to as far into it as
+    the output is long (tasks that copy do it in order), then the latest in the output. If there is
+    none at all, the last token is taken to replace one of the source: the match is that of the
+    tokens before it, and what follows begins one place further on.
+
+    Example:
+        With source "I has a red car" and output "I" the longest match is "I": "has a red car". With
+        output "I have", "have" matches nothing and is taken to replace "has": "a red car".
+    """
+    text = source + output
+    at = _longest_match(text, len(source), min_ngram, max_ngram)
+    if at is None and len(output) > 1:
+        at = _longest_match(source + output[:-1], len(source), min_ngram, max_ngram)
+        at = at + 1 if at is not None and at + 1 < len(source) else None
+    if at is None:
+        return []
+    copied = source[at + 1 :] if at < len(source) else text[at + 1 :]
+    return copied[:num_draft]
+
+
+def _longest_match(text: list[int], num_source: int, min_ngram: int, max_ngram: int) -> int | None:
+    """Where the earlier copy of the text's last tokens that `look_up` prefers ends, if any."""
+    best: tuple[int, bool, int] | None = None
+    place = None
+    for at in _places(text):
+        size = 1
+        while size < max_ngram and size <= at and text[at - size] == text[-1 - size]:
+            size += 1
+        inside = at < num_source
+        nearness = -abs(at - (len(text) - num_source)) if inside else at
+        if size >= min_ngram and (best is None or (size, inside, nearness) > best):
+            best, place = (size, inside, nearness), at
+    return place
+
+
+def _places(text: list[int]) -> Iterator[int]:
+    """Where the text's last token also stands before its end."""
+    at, end = -1, len(text) - 1
+    for _ in range(text.count(text[-1]) - 1):
+        at = text.index(text[-1], at + 1, end)
+        yield at
 
 
 def empty_draft(batch: int, vocab_size: int) -> Draft:

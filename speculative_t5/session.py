@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import mlx.core as mx
@@ -16,10 +16,12 @@ class Vocabulary:
     Attributes:
         size: Number of pieces.
         digest: Hexadecimal digest of all pieces and their ids.
+        special: Ids that are no text: padding, end, unknown, sentinels and the like.
     """
 
     size: int
     digest: str
+    special: frozenset[int] = field(default=frozenset(), repr=False)
 
     def __str__(self) -> str:
         return f"{self.size} pieces, digest {self.digest[:8]}"
@@ -52,6 +54,10 @@ class LanguageModel(Protocol):
     @property
     def eos_token_id(self) -> int:
         """The id that ends an output."""
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Ids that are no text, EOS among them."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:

@@ -48,6 +48,12 @@ class T5(nn.Module):
         return self.config.eos_token_id
 
     @property
+    def special_tokens(self) -> frozenset[int]:
+        config = self.config
+        named = self.vocabulary.special if self.vocabulary else frozenset()
+        return named | {config.pad_token_id, config.eos_token_id, config.decoder_start_token_id}
+
+    @property
     def dtype(self) -> mx.Dtype:
         return self.encoder.norm.weight.dtype
 

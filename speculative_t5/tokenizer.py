@@ -67,7 +67,12 @@ class SentencePieceTokenizer:
     def vocabulary(self) -> Vocabulary:
         pieces = [self._pieces.id_to_piece(i) for i in range(self._num_pieces)]
         pieces += [f"<extra_id_{i}>" for i in reversed(range(self._num_extra))]
-        return _vocabulary({piece: i for i, piece in enumerate(pieces)})
+        special = [
+            i
+            for i in range(len(pieces))
+            if i >= self._num_pieces or self._pieces.is_control(i) or self._pieces.is_unknown(i)
+        ]
+        return _vocabulary({piece: i for i, piece in enumerate(pieces)}, special)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -117,11 +122,13 @@ class JSONTokenizer:
         if eos is None:
             raise ValueError(f"{path} has no piece for the end of a text, such as </s>")
         self._eos = eos
-        self._control = {eos, pad}
+        self._control = {eos} if pad is None else {eos, pad}
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return _vocabulary(self._backend.get_vocab())
+        added = self._backend.get_added_tokens_decoder()
+        special = [i for i, token in added.items() if token.special]
+        return _vocabulary(self._backend.get_vocab(), [*self._control, *special])
 
     def encode(self, text: str) -> list[int]:
         ids = list(self._backend.encode(text).ids)
@@ -185,6 +192,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def _vocabulary(ids: dict[str, int]) -> Vocabulary:
+def _vocabulary(ids: dict[str, int], special: Sequence[int]) -> Vocabulary:
     lines = sorted(f"{i} {piece}" for piece, i in ids.items())
-    return Vocabulary(len(ids), hashlib.sha256("\n".join(lines).encode()).hexdigest())
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return Vocabulary(len(ids), digest, frozenset(special))

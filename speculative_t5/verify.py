@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from .draft import Draft
-from .sampling import draw, one_hot
+from .sampling import Sampler, draw, one_hot
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,31 @@ class Odds:
             return mx.sum(mx.cumprod(passed, axis=1), axis=1)
         places = mx.arange(passed.shape[1] + 1)
         return mx.max(mx.pad(passed, [(0, 0), (1, 0)]) * places, axis=1)
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """The rule in force: from the target's logits to a verdict.
+
+    Args:
+        sampler: The transform that target and draft share.
+        delta: Lenience; 0 is exact.
+        block: Block verification where tokens are drawn; takes no delta.
+    """
+
+    sampler: Sampler
+    delta: float = 0.0
+    block: bool = True
+
+    def verdict(self, draft: Draft, logits: mx.array, key: mx.array | None) -> Verdict:
+        """Judge a draft by the target's logits (B, K + 1, V) on it."""
+        if self.sampler.temperature == 0:
+            # Lenience is settled in what counts as the argmax; the rule itself stays exact.
+            return verify_tokens(draft, lenient_greedy(draft, logits, delta=self.delta), key)
+        probs = self.sampler.probs(logits)
+        if self.block:
+            return verify_block(draft, probs, key)
+        return verify_tokens(draft, probs, key, delta=self.delta)
 
 
 def verify_tokens(

@@ -75,6 +75,16 @@ def test_regular_decoding_gives_the_same_text(place: Path) -> None:
     assert b"no draft" in other.stderr
 
 
+def test_lookups_draft_without_a_model_and_with_one(place: Path) -> None:
+    prompt = ("--prompt", "The old man. The old man.", "--json")
+    regular = json.loads(run(place, *PAIR, *prompt, "--regular-decode").stdout)
+    alone = json.loads(run(place, *PAIR[:2], *PAIR[4:], "--draft-model", "lookup", *prompt).stdout)
+    both = json.loads(run(place, *PAIR, "--lookup", *prompt).stdout)
+    assert alone["tokens"] == both["tokens"] == regular["tokens"]
+    assert max(both["stats"]["num_drafted"]) > both["stats"]["num_draft"][0] == 5
+    assert regular["stats"]["drafted"] == 0 < both["stats"]["drafted"]
+
+
 def test_the_prompt_also_comes_from_standard_input(place: Path) -> None:
     piped = run(place, *PAIR, stdin=b"The old man.\n")
     dashed = run(place, *PAIR, "--prompt", "-", stdin=b"The old man.\n")
@@ -92,6 +102,9 @@ def test_the_prompt_also_comes_from_standard_input(place: Path) -> None:
         ((*PAIR, "--draft-model", "other"), None, "must share a tokenizer"),
         ((*PAIR, "--delta", "1.5"), None, "delta must be between 0 and 1, got 1.5"),
         ((*PAIR, "--temperature", "-1"), None, "temperature must be 0 or at least"),
+        ((*PAIR, "--min-ngram", "0"), None, "min_ngram must be an integer of at least 1, got 0"),
+        ((*PAIR, "--verify", "all"), None, "verify must be 'auto', 'token' or 'block', got 'all'"),
+        ((*PAIR, "--verify", "block", "--delta", "0.1"), None, "verify 'block' is exact and takes"),
         ((*PAIR, "--top-k", "-1"), None, "top_k must be an integer of at least 0"),
         ((*PAIR, "--top-p", "0"), None, "top_p must be above 0 and at most 1 (1 is off), got 0.0"),
         ((*PAIR, "--num-draft", "0"), None, "num_draft must be an integer of at least 1, got 0"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, decoder
-from speculative_t5.decoder import cut
+from speculative_t5 import SpeculativeDecoder, verify
 from speculative_t5.draft import Draft, ModelDrafter
+from speculative_t5.engine import cut
 from speculative_t5.results import Seconds, Stats
 from speculative_t5.sampling import Sampler
 from speculative_t5.t5 import T5
@@ -61,13 +61,20 @@ def sampled_distance(
 COUNT, TOLERANCE = 8_000, 0.055
 
 
-@pytest.mark.parametrize("verify", ["token", "block"])
+@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("num_draft", [1, 2, 4])
-def test_sampled_outputs_are_distributed_as_the_target(num_draft: int, verify: Any) -> None:
-    engine = SpeculativeDecoder(
-        tiny_model(), tiny_model(seed=1), num_draft=num_draft, verify=verify
-    )
+def test_sampled_outputs_are_distributed_as_the_target(num_draft: int, rule: Any) -> None:
+    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=num_draft, verify=rule)
     assert sampled_distance(engine, PROMPTS[0], COUNT) < TOLERANCE
+
+
+@pytest.mark.parametrize("draft_seed", [None, 1])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_lookups_keep_the_distribution(draft_seed: int | None, rule: Any) -> None:
+    """Alone and after a model: drafts whose length hangs on the tokens in them."""
+    draft = None if draft_seed is None else tiny_model(seed=draft_seed)
+    engine = SpeculativeDecoder(tiny_model(), draft, num_draft=2, verify=rule, lookup=True)
+    assert sampled_distance(engine, [3, 4, 2, 3, 3, 2, 4, 1], COUNT) < TOLERANCE
 
 
 @pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.7}, {"top_k": 3, "top_p": 0.8}])
@@ -95,14 +102,14 @@ def with_delta(rule: Any) -> Any:
     return lambda draft, p, key, **options: verify_tokens(draft, p, key, delta=0.3)
 
 
-@pytest.mark.parametrize("verify", ["token", "block"])
+@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("bug", [with_argmax_for_residual, with_delta])
 def test_the_distribution_test_fails_for_planted_bugs(
-    bug: Any, verify: Any, monkeypatch: pytest.MonkeyPatch
+    bug: Any, rule: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "verify_block" if verify == "block" else "verify_tokens"
-    monkeypatch.setattr(decoder, name, bug(getattr(decoder, name)))
-    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2, verify=verify)
+    name = "verify_block" if rule == "block" else "verify_tokens"
+    monkeypatch.setattr(verify, name, bug(getattr(verify, name)))
+    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2, verify=rule)
     assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
 
 
@@ -148,6 +155,25 @@ def test_greedy_speculative_is_greedy_regular(target: T5, num_draft: int, draft_
         rates.add(speculative.stats.acceptance_rate)
     assert endings == {"eos", "length"}
     assert len(rates) > 2, "the drafts should be accepted now and then"
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+def test_lookups_keep_greedy_outputs(target: T5, with_model: bool) -> None:
+    draft = tiny_draft(target) if with_model else None
+    engine = SpeculativeDecoder(target, draft, num_draft=3, lookup=True)
+    prompts = random_prompts(9)
+    regular = [engine.generate(p, max_tokens=24, speculative=False) for p in prompts]
+    single = [engine.generate(p, max_tokens=24) for p in prompts]
+    batch = engine.generate_batch(prompts, max_tokens=24)
+    assert [o.tokens for o in single] == [o.tokens for o in batch] == [o.tokens for o in regular]
+    assert [o.stats.rounds for o in single] == [o.stats.rounds for o in batch]
+    assert sum(o.stats.accepted for o in single) > 0
+    assert len({n for o in single for n in o.stats.num_drafted}) > 2, "drafts should be ragged"
+
+
+def test_a_draft_named_lookup_needs_no_model(target: T5) -> None:
+    out = SpeculativeDecoder(target, "lookup").generate([10, 1], max_tokens=20)
+    assert out.stats.drafted > 0
 
 
 def test_a_perfect_draft_is_always_accepted(target: T5) -> None:
@@ -259,7 +285,10 @@ def test_delta_one_emits_the_draft(target: T5) -> None:
     [
         ({"num_draft": 0}, "num_draft must be an integer of at least 1, got 0"),
         ({"num_draft": "auto"}, "num_draft must be an integer of at least 1, got 'auto'"),
-        ({"draft": "lookup"}, "draft must be a loaded model or None, got 'lookup'"),
+        ({"draft": "small"}, "draft must be a loaded model, 'lookup' or None, got 'small'"),
+        ({"min_ngram": 0}, "min_ngram must be an integer of at least 1, got 0"),
+        ({"min_ngram": 3, "max_ngram": 2}, "max_ngram must be .* at least min_ngram, 3, got 2"),
+        ({"max_ngram": 1.5}, "max_ngram must be an integer .* got 1.5"),
         ({"delta": 1.5}, "delta must be between 0 and 1, got 1.5"),
         ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
         ({"verify": "loud"}, "verify must be 'auto', 'token' or 'block', got 'loud'"),

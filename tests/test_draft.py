@@ -1,0 +1,150 @@
+"""Lookups and their combination with a model; that outputs stay the target's own."""
+
+from __future__ import annotations
+
+from speculative_t5.draft import CombinedDrafter, Draft, LookupDrafter, ModelDrafter, look_up
+from speculative_t5.sampling import Sampler
+
+import mlx.core as mx
+import pytest
+from conftest import tiny_draft, tiny_model
+
+EOS = 1
+
+
+def found(source: str, output: str, num_draft: int = 9, sizes: tuple[int, int] = (1, 8)) -> str:
+    """`look_up` with a word for a token; "." is the source's end."""
+    words = sorted(set(f"{source} {output}".split()))
+    ids = {word: i for i, word in enumerate(words)}
+    tokens = ([ids[word] for word in text.split()] for text in (source, output))
+    return " ".join(words[i] for i in look_up(*tokens, num_draft, *sizes))
+
+
+def test_what_followed_in_the_source_is_drafted() -> None:
+    assert found("I has a red car .", "I") == "has a red car ."
+    assert found("I has a red car .", "I", num_draft=2) == "has a"
+    assert found("I has a red car .", "I have a red") == "car ."
+
+
+def test_a_new_token_is_taken_to_replace_one() -> None:
+    assert found("I has a red car .", "I have") == "a red car ."
+    assert found("I has a red car .", "I do have") == ""
+    assert found("I has", "I have") == ""
+
+
+def test_the_longest_match_comes_first() -> None:
+    assert found("a b x b y .", "a b") == "x b y ."
+    assert found("a b x b y .", "x b") == "y ."
+    assert found("k a b 1 a b 2 .", "k a b") == "1 a b 2 ."
+    # Cut at two tokens both match equally, and the place decides.
+    assert found("k a b 1 a b 2 .", "k k k k a b", sizes=(1, 2)) == "2 ."
+
+
+def test_equal_matches_go_to_the_nearest_place_in_the_source() -> None:
+    source = "a 1 a 2 a 3 a 4 ."
+    assert found(source, "a") == "1 a 2 a 3 a 4 ."
+    assert found(source, "x x x x a") == "3 a 4 ."
+
+
+def test_the_output_so_far_is_looked_up_too() -> None:
+    assert found(".", "a b c a") == "b c a"
+    assert found(".", "a 1 a 2 a") == "2 a"
+    assert found("a 9 .", "a 1 a 2 a") == "9 ."
+    assert found("a 9 .", "k a 1 k a") == "1 k a", "a longer match beats the source's"
+
+
+def test_matches_shorter_than_asked_are_left() -> None:
+    assert found("x a y .", "a", sizes=(2, 8)) == ""
+    assert found("x a y .", "x a", sizes=(2, 8)) == "y ."
+    assert found("x a y z .", "x a q", sizes=(2, 8)) == "z ."
+
+
+def test_nothing_is_found_in_nothing() -> None:
+    assert look_up([], [0], 5, 1, 8) == []
+    assert look_up([5, 1], [0], 5, 1, 8) == []
+
+
+def lookup(vocab_size: int = 10, special: tuple[int, ...] = (0, EOS, 7)) -> LookupDrafter:
+    return LookupDrafter(vocab_size, EOS, frozenset(special))
+
+
+def test_special_tokens_are_never_drafted_but_the_end() -> None:
+    drafter = lookup()
+    drafter.start([[3, 4, 5, EOS], [3, 4, 7, 5, EOS], [3, 0, 4, EOS]])
+    assert drafter.find([[0, 3]] * 3, 5) == [[4, 5, EOS], [4], []]
+
+
+def test_ragged_rows_end_in_zero_rows() -> None:
+    drafter = lookup()
+    drafter.start([[3, 4, 5, EOS], [8, 9, 3, EOS], [4, EOS]])
+    draft = drafter.propose([[0, 3]] * 3, 5, None)
+    assert draft.tokens.tolist() == [[4, 5, EOS], [EOS, 0, 0], [0, 0, 0]]
+    assert draft.num_drafted.tolist() == [3, 1, 0]
+    assert draft.probs[0].tolist() == [[i == t for i in range(10)] for t in (4, 5, EOS)]
+    assert mx.sum(draft.probs[1]).item() == 1
+    drafter.select([2, 0])
+    assert drafter.find([[0, 3]] * 2, 5) == [[], [4, 5, EOS]]
+    assert lookup_of_nothing().tokens.shape == (1, 0)
+
+
+def lookup_of_nothing() -> Draft:
+    drafter = lookup()
+    drafter.start([[EOS]])
+    return drafter.propose([[0, 3]], 5, None)
+
+
+def test_a_combined_draft_is_the_models_and_what_follows_it() -> None:
+    target = tiny_model(vocab_size=20, layers=2, seed=3)
+    model = tiny_draft(target)
+
+    def drafter() -> ModelDrafter:
+        return ModelDrafter(model, Sampler(), 20)
+
+    alone = drafter()
+    prompts = [[5, 6, 7, 8, 9, EOS], [5, 9, EOS]]
+    alone.start(prompts)
+    own = alone.propose([[0], [0]], 3, None).tokens.tolist()
+    # Let the first row's source hold what the model drafts last, and something after it.
+    prompts[0] = [5, own[0][-1], 12, 13, 14, 15, EOS]
+    alone.start(prompts)
+    own = alone.propose([[0], [0]], 3, None).tokens.tolist()
+    both = CombinedDrafter(drafter(), lookup(20), EOS)
+    both.start(prompts)
+    draft = both.propose([[0], [0]], 3, None)
+    assert [row[:3] for row in draft.tokens.tolist()] == own
+    look = lookup(20)
+    look.start(prompts)
+    after = look.find([[0, *row] for row in own], 3)
+    assert max(map(len, after)) > 0
+    assert draft.num_drafted.tolist() == [
+        3 + (0 if EOS in row else len(more)) for row, more in zip(own, after, strict=True)
+    ]
+    assert both.propose([[0], [0]], 0, None).tokens.shape == (2, 0)
+
+
+def test_nothing_is_looked_up_after_the_models_end() -> None:
+    class Ending:
+        def start(self, prompts: object) -> None:
+            pass
+
+        def propose(self, context: object, num_draft: int, key: object) -> Draft:
+            tokens = mx.array([[3, EOS], [3, 4]])
+            return Draft(tokens, mx.eye(10)[tokens])
+
+    drafter = CombinedDrafter(Ending(), lookup(), EOS)  # type: ignore[arg-type]
+    drafter.start([[EOS, 8, 8, EOS], [4, 8, EOS]])
+    draft = drafter.propose([[0], [0]], 2, None)
+    assert draft.num_drafted.tolist() == [2, 4]
+    assert draft.tokens[1].tolist() == [3, 4, 8, EOS]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((0, 8), "min_ngram must be an integer of at least 1, got 0"),
+        ((4, 3), "max_ngram must be an integer of at least min_ngram, 4, got 3"),
+    ],
+)
+def test_ngram_sizes_out_of_range_are_refused(sizes: tuple[int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LookupDrafter(10, EOS, frozenset(), min_ngram=sizes[0], max_ngram=sizes[1])
