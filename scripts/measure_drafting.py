@@ -2,6 +2,8 @@
 
     python scripts/measure_drafting.py likelihood --data deu.txt.xz
     python scripts/measure_drafting.py rules      --data deu.txt.xz
+    python scripts/measure_drafting.py lookup     --data deu.txt.xz
+    python scripts/measure_drafting.py lengths    --data deu.txt.xz
 
 Everything is in float32. Needs the data that weights/README.md names.
 """
@@ -13,11 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
+from speculative_t5.t5 import T5
 
 import mlx.core as mx
 import numpy as np
 import typer
-from corruption import held_out_examples
+from corruption import PREFIX, Corruptor, held_out_examples, read_sentences
 
 MODEL, DRAFT = "correct-base", "correct-small"
 DataOption = Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")]
@@ -47,19 +50,22 @@ def likelihood(
 ) -> None:
     """Mean log-likelihood of sampled outputs under the target: speculative against regular.
 
-    The arm with delta is not exact, and shows what the comparison can tell.
+    The arm with delta accepts every draft: it is not exact, and the comparison has to show it.
     """
     prompts = sources(data, count)
     for filters in ({}, {"top_k": 20, "top_p": 0.9}):
         print(f"temperature 1, {filters or 'no filter'}, {count} outputs each:")
-        regular = score(engine(), prompts, speculative=False, **filters)
+        regular = score(engine(), prompts, seed=0, speculative=False, **filters)
         print(f"  {'regular':12} {regular.mean():8.3f} nats per output")
-        for name, options in (
-            ("block", {"verify": "block"}),
-            ("token", {"verify": "token"}),
-            ("delta 0.2", {"delta": 0.2}),
-        ):
-            found = score(engine(num_draft=num_draft, **options), prompts, **filters)
+        arms = {
+            "block": {"verify": "block"},
+            "token": {"verify": "token"},
+            "delta 1": {"delta": 1.0},
+        }
+        for seed, (name, options) in enumerate(arms.items(), 1):
+            # Seeds of its own for every arm: differences then have the error of two samples.
+            decoder = engine(num_draft=num_draft, **options)
+            found = score(decoder, prompts, seed=seed * 10**6, **filters)
             differences = found - regular
             error = differences.std(ddof=1) / len(differences) ** 0.5
             print(
@@ -71,9 +77,7 @@ def likelihood(
 
 def score(decoder: SpeculativeDecoder, prompts: list[str], **options: Any) -> np.ndarray:
     """Log-likelihood in nats under the target at temperature 1 of one drawn output a prompt."""
-    # Every arm draws with seeds of its own, so that differences have the error of two samples.
-    seed = random.Random(repr((vars(decoder)["_delta"], options))).randrange(2**32)
-    outputs = decoder.generate_batch(prompts, batch_size=50, temperature=1.0, seed=seed, **options)
+    outputs = decoder.generate_batch(prompts, batch_size=50, temperature=1.0, **options)
     assert decoder.tokenizer is not None
     pad, eos = 0, decoder.model.eos_token_id
     scores = []
@@ -112,6 +116,102 @@ def rules(data: DataOption, count: CountOption = 2000) -> None:
             f"tokens per round ({gains['block'] / gains['token'] - 1:+.1%})",
             flush=True,
         )
+
+
+def paragraphs(data: Path, count: int, seed: int = 0) -> list[str]:
+    """Three or four damaged held-out sentences a prompt."""
+    train, test = read_sentences(data)
+    corruptor, rng = Corruptor(train), random.Random(seed)
+    return [
+        PREFIX
+        + " ".join(corruptor.sentence(rng.choice(test), rng) for _ in range(rng.choice([3, 4])))
+        for _ in range(count)
+    ]
+
+
+@app.command()
+def lookup(data: DataOption, count: CountOption = 300) -> None:
+    """Lookups alone, the draft model alone and both, greedy: three or four sentences a prompt."""
+    prompts = paragraphs(data, count)
+    regular = engine().generate_batch(prompts, batch_size=50, speculative=False)
+    for num_draft in (3, 5, 8, 10):
+        for name, draft, with_lookup in (
+            ("lookup", None, True),
+            ("model", DRAFT, False),
+            ("both", DRAFT, True),
+        ):
+            decoder = engine(draft, num_draft=num_draft, lookup=with_lookup)
+            outputs = decoder.generate_batch(prompts, batch_size=50)
+            same = sum(o.tokens == r.tokens for o, r in zip(outputs, regular, strict=True))
+            rate = sum(o.stats.accepted for o in outputs) / sum(o.stats.drafted for o in outputs)
+            print(
+                f"num_draft {num_draft:2} {name:8} {tokens_per_round(outputs):.2f} tokens per "
+                f"round, acceptance {rate:.2f}, {same} of {count} outputs are the regular ones",
+                flush=True,
+            )
+
+
+@app.command()
+def lengths(
+    data: DataOption,
+    count: CountOption = 100,
+    lookup: Annotated[bool, typer.Option("--lookup", help="Lookups after the model, too.")] = False,
+) -> None:
+    """Tokens per second with num_draft "auto" against every fixed length, prompt by prompt.
+
+    The draft that is random shows what happens where drafting cannot pay.
+    """
+    warmup, *prompts = sources(data, count + 1)
+    base = engine()
+    assert isinstance(base.draft, T5)
+    mx.random.seed(0)
+    noise = T5(base.draft.config)
+    mx.eval(noise.parameters())
+    for name, draft, temperature in (
+        ("greedy", base.draft, 0.0),
+        ("temperature 1", base.draft, 1.0),
+        ("random draft, greedy", noise, 0.0),
+        ("random draft, temperature 1", noise, 1.0),
+    ):
+        arms: dict[str, SpeculativeDecoder] = {
+            "0": SpeculativeDecoder(base.model, None, base.tokenizer)
+        }
+        for num_draft in (*range(1, 11), "auto"):
+            arms[str(num_draft)] = SpeculativeDecoder(
+                base.model, draft, base.tokenizer, num_draft=num_draft, lookup=lookup
+            )
+        compare(name, arms, warmup, prompts, temperature)
+
+
+def compare(
+    name: str,
+    arms: dict[str, SpeculativeDecoder],
+    warmup: str,
+    prompts: list[str],
+    temperature: float,
+) -> None:
+    """Decode each prompt in every arm by turns, and print each arm's tokens per second."""
+    done: dict[str, list[Generation]] = {arm: [] for arm in arms}
+    for decoder in arms.values():
+        decoder.generate(warmup, temperature=temperature)
+    for i, prompt in enumerate(prompts):
+        order = list(arms)
+        random.Random(i).shuffle(order)
+        for arm in order:
+            done[arm].append(arms[arm].generate(prompt, temperature=temperature, seed=i))
+    speeds = {
+        arm: sum(o.stats.emitted for o in outputs) / sum(o.stats.seconds for o in outputs)
+        for arm, outputs in done.items()
+    }
+    best = max((arm for arm in arms if arm != "auto"), key=lambda arm: speeds[arm])
+    print(f"{name}, tokens/s: " + ", ".join(f"{arm} {speed:.0f}" for arm, speed in speeds.items()))
+    chosen = [n for o in done["auto"] for n in o.stats.num_draft]
+    print(
+        f"  auto is {speeds['auto'] / speeds[best]:.3f} of the best fixed length, {best}, and "
+        f"{speeds['auto'] / speeds['0']:.2f} of regular decoding; it drafted "
+        f"{sum(chosen) / len(chosen):.1f} tokens a round",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

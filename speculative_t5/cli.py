@@ -17,7 +17,7 @@ import typer
 
 from . import backend
 from .checkpoint import DTYPES, convert
-from .decoder import SpeculativeDecoder, VerifyRule
+from .decoder import NumDraft, SpeculativeDecoder, VerifyRule
 from .results import Generation, Stats
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -59,7 +59,9 @@ def generate(
     max_ngram: Annotated[
         int, typer.Option(help="Longest match that a lookup tells from a shorter one.")
     ] = 8,
-    num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
+    num_draft: Annotated[
+        str, typer.Option(help="Tokens to draft for each target pass; or auto.")
+    ] = "5",
     delta: Annotated[
         float,
         typer.Option(help="Lenience from 0 to 1; above 0 the output is no longer the target's."),
@@ -97,8 +99,8 @@ def generate(
     if not prompt.strip():
         raise ValueError("the prompt is empty")
     decoder = SpeculativeDecoder.from_pretrained(
-        model, draft_model, num_draft=num_draft, delta=delta, verify=cast(VerifyRule, verify),
-        lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
+        model, draft_model, num_draft=_num_draft(num_draft), delta=delta,
+        verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
     )  # fmt: skip
     if as_json:
         done = decoder.generate(
@@ -236,6 +238,17 @@ def _check_utf8(prompt: str) -> None:
         raise ValueError(
             f"--prompt is not UTF-8: byte {byte:#04x} at character {error.start}"
         ) from error
+
+
+def _num_draft(text: str) -> NumDraft:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"--num-draft must be an integer of at least 1 or auto, got {text!r}"
+        ) from None
 
 
 def _footer(stats: Stats) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 import mlx.core as mx
 
+from .calibration import calibrate
 from .draft import (
     CombinedDrafter,
     Drafter,
@@ -20,7 +21,7 @@ from .draft import (
 from .engine import decode
 from .results import Chunk, Generation, Round
 from .sampling import Sampler
-from .schedule import FixedSchedule
+from .schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from .session import LanguageModel
 from .tokenizer import Detokenizer, Tokenizer
 from .verify import Verifier
@@ -28,6 +29,8 @@ from .weights import load
 
 Prompt = str | Sequence[int]  # text, or source ids with EOS
 VerifyRule = Literal["auto", "token", "block"]
+NumDraft = int | Literal["auto"]
+REHEARSAL_TOKENS = 128  # of an output that only serves to measure costs
 
 
 class SpeculativeDecoder:
@@ -43,7 +46,9 @@ class SpeculativeDecoder:
             copying from the source and the output so far; or None to decode with the target alone.
         tokenizer: Needed for prompts and outputs as text; with None, prompts are ids and the
             texts of results are empty.
-        num_draft: Tokens to draft for each pass of the target, at least 1.
+        num_draft: Tokens to draft for each pass of the target, at least 1; or "auto" to choose the
+            number round by round, from what drafting and verifying cost here and from how many
+            tokens have been accepted. The costs are measured once, on the first prompt.
         delta: Lenience in [0, 1]. When sampling, a drafted x is accepted with probability
             min(1, p(x) / q(x) + delta); at temperature 0, if the target gives it at least
             (1 - delta) times the largest probability.
@@ -64,7 +69,7 @@ class SpeculativeDecoder:
         draft: LanguageModel | Literal["lookup"] | None = None,
         tokenizer: Tokenizer | None = None,
         *,
-        num_draft: int = 5,
+        num_draft: NumDraft = 5,
         delta: float = 0.0,
         verify: VerifyRule = "auto",
         lookup: bool = False,
@@ -85,8 +90,10 @@ class SpeculativeDecoder:
                 raise ValueError(f"draft must be a loaded model, 'lookup' or None, got {draft!r}")
             draft, lookup = None, True
         check_ngrams(min_ngram, max_ngram)
-        if not isinstance(num_draft, int) or num_draft < 1:
-            raise ValueError(f"num_draft must be an integer of at least 1, got {num_draft!r}")
+        if num_draft != "auto" and (not isinstance(num_draft, int) or num_draft < 1):
+            raise ValueError(
+                f"num_draft must be an integer of at least 1 or 'auto', got {num_draft!r}"
+            )
         ours, theirs = model.vocabulary, draft.vocabulary if draft else None
         if ours and theirs and ours != theirs:
             raise ValueError(
@@ -97,6 +104,7 @@ class SpeculativeDecoder:
         self.draft = draft
         self.tokenizer = tokenizer
         self._num_draft = num_draft
+        self._schedules: dict[Hashable, AdaptiveSchedule] = {}
         self._lookup = lookup
         self._ngrams = (min_ngram, max_ngram)
         self._delta = delta
@@ -108,7 +116,7 @@ class SpeculativeDecoder:
         model: str | Path,
         draft: str | Path | None = None,
         *,
-        num_draft: int = 5,
+        num_draft: NumDraft = 5,
         delta: float = 0.0,
         verify: VerifyRule = "auto",
         lookup: bool = False,
@@ -257,12 +265,45 @@ class SpeculativeDecoder:
             raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-        drafter = self._drafter(sampler) if speculative else None
-        schedule = FixedSchedule(self._num_draft if drafter else 0)
-        drafter = drafter or EmptyDrafter(self.model.vocab_size)
         verifier = Verifier(sampler, self._delta, self._verify_in_blocks)
-        key = mx.random.key(seed) if sampler.temperature > 0 else None
-        return decode(self.model, prompts, drafter, schedule, verifier, max_tokens, key)
+        drafter = self._drafter(sampler) if speculative else None
+        schedule: Schedule = FixedSchedule(0)
+        if drafter is None:
+            drafter = EmptyDrafter(self.model.vocab_size)
+        elif self._num_draft == "auto":
+            schedule = self._adaptive(prompts, drafter, verifier)
+        else:
+            schedule = FixedSchedule(self._num_draft)
+        return decode(
+            self.model, prompts, drafter, schedule, verifier, max_tokens, self._key(sampler, seed)
+        )
+
+    def _key(self, sampler: Sampler, seed: int) -> mx.array | None:
+        return mx.random.key(seed) if sampler.temperature > 0 else None
+
+    def _adaptive(
+        self, prompts: Sequence[Sequence[int]], drafter: Drafter, verifier: Verifier
+    ) -> AdaptiveSchedule:
+        """A schedule calibrated for these models and options, if need be on these prompts.
+
+        Greedy outputs do not hang on draft lengths, so their schedule goes on learning from one
+        generation to the next. Drawn ones do: there each generation begins anew, or the same seed
+        would not give the same tokens twice.
+        """
+        batch = 1 << (len(prompts) - 1).bit_length()
+        settings = (verifier, self._lookup, self._ngrams, batch)
+        if settings not in self._schedules:
+
+            def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
+                key = self._key(verifier.sampler, seed)
+                return decode(
+                    self.model, prompts, drafter, schedule, verifier, REHEARSAL_TOKENS, key
+                )
+
+            models = [m.fingerprint if m else None for m in (self.model, self.draft)]
+            self._schedules[settings] = AdaptiveSchedule(calibrate(rehearse, *models, *settings))
+        schedule = self._schedules[settings]
+        return schedule.fresh() if verifier.sampler.temperature > 0 else schedule
 
     def _drafter(self, sampler: Sampler) -> Drafter | None:
         target, (min_ngram, max_ngram) = self.model, self._ngrams

@@ -77,38 +77,57 @@ class ModelDrafter:
         self._model = model
         self._sampler = sampler
         self._vocab_size = vocab_size
+        self._prompts: list[list[int]] = []
         self._session: Session | None = None
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._session, _ = self._model.start([self._known(prompt) for prompt in prompts])
+        self._prompts = [self._known(prompt) for prompt in prompts]
+        self._session = None
 
     def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
-        assert self._session is not None, "propose before start"
         if num_draft == 0:
             return empty_draft(len(context), self._vocab_size)
-        # The last drafted token was never fed, nor what the target put after it: two tokens, or
-        # more after rounds that drafted nothing. Equal numbers in all rows keep this one step.
-        width = max(len(c) - n for c, n in zip(context, self._session.lengths, strict=True))
-        width = min(max(width, 2), *map(len, context))
-        self._session.truncate([len(c) - width for c in context])
-        feed = mx.array([self._known(c[-width:]) for c in context], dtype=mx.int32)
-        tokens, probs = [], []
+        if self._session is None:
+            # Not before it is needed: where drafting does not pay, encoding should cost nothing.
+            self._session, _ = self._model.start(self._prompts)
+        logits = self._catch_up(self._session, context)
+        tokens: list[mx.array] = []
+        probs: list[mx.array] = []
         keys = [None] * num_draft if key is None else list(mx.random.split(key, num_draft))
         for step_key in keys:
-            logits = self._session.step(feed)[:, -1, : self._vocab_size]
-            q = self._sampler.probs(logits)
-            token = draw(q, step_key)
-            mx.async_eval(token)
-            tokens.append(token)
+            if tokens:
+                logits = self._session.step(tokens[-1][:, None])[:, -1]
+            q = self._sampler.probs(logits[:, : self._vocab_size])
+            tokens.append(draw(q, step_key))
             probs.append(q)
-            feed = token[:, None]
+            mx.async_eval(tokens[-1])
         stacked = mx.stack(probs, axis=1)
         missing = self._vocab_size - stacked.shape[-1]
         return Draft(mx.stack(tokens, axis=1), mx.pad(stacked, [(0, 0), (0, 0), (0, missing)]))
 
+    def _catch_up(self, session: Session, context: list[list[int]]) -> mx.array:
+        """Feed what the session lacks of each context: logits (B, V) after the last tokens.
+
+        It lacks at least the token that the target put after the draft, and where all drafts were
+        accepted also the last one, which was drafted but never fed. Rows that lack fewer tokens
+        than others are padded behind, and cut back.
+        """
+        lengths = zip(context, session.lengths, strict=True)
+        missing = [len(c) - min(n, len(c) - 1) for c, n in lengths]
+        width = max(missing)
+        session.truncate([len(c) - m for c, m in zip(context, missing, strict=True)])
+        feed = [
+            self._known(c[-m:]) + [0] * (width - m) for c, m in zip(context, missing, strict=True)
+        ]
+        logits = session.step(mx.array(feed, dtype=mx.int32))
+        session.truncate([len(c) for c in context])
+        last = mx.array(missing)[:, None, None] - 1
+        return mx.take_along_axis(logits, last, axis=1)[:, 0]
+
     def select(self, rows: Sequence[int]) -> None:
-        assert self._session is not None, "select before start"
-        self._session.select(rows)
+        self._prompts = [self._prompts[row] for row in rows]
+        if self._session is not None:
+            self._session.select(rows)
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """The target's padding ids may lie beyond the draft's embedding, which is not checked."""

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .draft import Drafter
 from .results import FinishReason, Round, Seconds, Stats
-from .schedule import FixedSchedule
+from .schedule import Outcome, Schedule
 from .session import LanguageModel
 from .verify import Verifier
 
@@ -19,7 +19,7 @@ def decode(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     drafter: Drafter,
-    schedule: FixedSchedule,
+    schedule: Schedule,
     verifier: Verifier,
     max_tokens: int,
     key: mx.array | None,
@@ -65,15 +65,25 @@ def decode(
             seconds.verify + ended - drafted,
         )
         proposals = zip(*(array.tolist() for array in outcome), strict=True)
+        emitted = []
         for row, (tokens, num_drafted, num_accepted, next_token) in zip(
             rows, proposals, strict=True
         ):
-            emitted, row.finish_reason = cut(
-                [*tokens[:num_accepted], next_token],
-                model.eos_token_id,
-                max_tokens - row.stats.emitted,
+            limit = max_tokens - row.stats.emitted
+            new, row.finish_reason = cut(
+                [*tokens[:num_accepted], next_token], model.eos_token_id, limit
             )
-            yield row.emit(emitted, num_draft, num_drafted, num_accepted, seconds)
+            emitted.append(row.emit(new, num_draft, num_drafted, num_accepted, seconds))
+        schedule.observe(
+            Outcome(
+                num_draft,
+                [row.stats.num_drafted[-1] for row in rows],
+                [row.stats.num_accepted[-1] for row in rows],
+                drafted - began,
+                ended - drafted,
+            )
+        )
+        yield from emitted
         started = time.perf_counter()
         kept = [i for i, row in enumerate(rows) if row.finish_reason is None]
         if 0 < len(kept) < len(rows):

@@ -2,7 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+MAX_DRAFT = 16  # the most that an adaptive schedule asks for
+
+PRIOR_ROUNDS = 8.0  # what the calibration's counts of accepted tokens weigh against new ones
+MEMORY = 0.98  # weight of what was seen a round ago
+SMOOTHING = 4.0  # tokens that each place of a draft borrows from all places together
+PROBE_SHARE = 1 / 64  # of the time that may go into drafting one token where that did not pay
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one round of a batch.
+
+    Attributes:
+        num_draft: Tokens that each row was asked for.
+        num_drafted: Tokens proposed, of each row.
+        num_accepted: Of these accepted and emitted.
+        draft_seconds: Until the drafts were there.
+        verify_seconds: From there to the verdicts.
+    """
+
+    num_draft: int
+    num_drafted: Sequence[int]
+    num_accepted: Sequence[int]
+    draft_seconds: float
+    verify_seconds: float
+
+
+class Schedule(Protocol):
+    """Decides the draft length of each round from what came of the rounds before it.
+
+    It is told counts, never tokens: a length that hung on a token's value could decide that token's
+    fate, and the output would no longer be the target's own.
+    """
+
+    def next(self, remaining: int) -> int:
+        """Tokens to draft when at most `remaining` more may be emitted.
+
+        A round emits one token more than it drafts, so drafting `remaining` would waste one.
+        """
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from the round that `next` was asked about."""
 
 
 @dataclass(frozen=True)
@@ -12,8 +59,112 @@ class FixedSchedule:
     num_draft: int
 
     def next(self, remaining: int) -> int:
-        """Tokens to draft when at most `remaining` more may be emitted.
-
-        A round emits one token more than it drafts, so drafting `remaining` would waste one.
-        """
         return min(self.num_draft, remaining - 1)
+
+    def observe(self, outcome: Outcome) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured of a target and a drafter on this machine.
+
+    Attributes:
+        draft_seconds: To draft K tokens, for K = 0 to MAX_DRAFT.
+        verify_seconds: To verify a pass over L tokens, for L = 1, 2, ...
+        counts: `Counts.values` of the rounds measured.
+    """
+
+    draft_seconds: tuple[float, ...]
+    verify_seconds: tuple[float, ...]
+    counts: tuple[tuple[float, ...], ...]
+
+
+class Counts:
+    """How far drafts came, by place: sums over rounds and rows, older rounds weighing less.
+
+    Attributes:
+        values: (4, MAX_DRAFT + 1) float64. By place i: rows whose draft reached it (asked for i
+            tokens, i - 1 accepted), rows that accepted it, rows asked for it, rows that had it.
+            Place 0 is about what a drafter adds after the tokens asked for: rows that accepted
+            all of those, extra tokens accepted by them, rows at all, extra tokens drafted.
+    """
+
+    def __init__(self, values: Sequence[Sequence[float]] | None = None) -> None:
+        self.values = np.zeros((4, MAX_DRAFT + 1)) if values is None else np.array(values)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a round of at least one token asked for."""
+        num_draft = outcome.num_draft
+        places = np.arange(1, num_draft + 1)
+        for drafted, accepted in zip(outcome.num_drafted, outcome.num_accepted, strict=True):
+            reached, passed, asked, had = self.values[:, 1 : num_draft + 1]
+            reached += accepted >= places - 1
+            passed += accepted >= places
+            asked += 1
+            had += drafted >= places
+            extra = (accepted >= num_draft, max(accepted - num_draft, 0))
+            self.values[:, 0] += (*extra, 1, max(drafted - num_draft, 0))
+
+    def expected(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that a round is expected to accept and to draft if asked for 0 to MAX_DRAFT."""
+        reached, passed, asked, had = self.values
+        pooled = (passed[1:].sum() + 0.5) / (reached[1:].sum() + 1)
+        rates = (passed[1:] + SMOOTHING * pooled) / (reached[1:] + SMOOTHING)
+        survival = np.cumprod(rates)
+        drafted = (had[1:] + 1) / (asked[1:] + 1)
+        none = np.zeros(1)
+        accepts = np.concatenate(
+            [none, np.cumsum(survival) + survival * passed[0] / (reached[0] + 1)]
+        )
+        drafts = np.concatenate([none, np.cumsum(drafted) + had[0] / (asked[0] + 1)])
+        return accepts, drafts
+
+
+class AdaptiveSchedule:
+    """The draft length that promises the most tokens per second, 0 where drafting does not pay.
+
+    A round that drafts K tokens is expected to emit 1 + the tokens accepted (2211.17192, equation
+    1, with a rate for each place), and costs drafting and verifying them as calibrated. Rates
+    begin with the calibration's and follow what is observed.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+        prior = Counts(calibration.counts)
+        weight = PRIOR_ROUNDS / max(prior.values[2].max(), PRIOR_ROUNDS)
+        self._counts = Counts(prior.values * weight)
+        draft, verify = calibration.draft_seconds, calibration.verify_seconds
+        extra = (draft[1] + verify[1]) / (draft[0] + verify[0]) - 1
+        self._idle = 0
+        self._patience = max(1.0, extra / PROBE_SHARE)  # rounds without a draft before a probe
+        self._best = self._choose()
+
+    def fresh(self) -> AdaptiveSchedule:
+        """One that has observed nothing yet."""
+        return AdaptiveSchedule(self._calibration)
+
+    def next(self, remaining: int) -> int:
+        num_draft = self._best
+        if num_draft == 0 and self._idle >= self._patience:
+            num_draft = 1
+        return min(num_draft, remaining - 1)
+
+    def observe(self, outcome: Outcome) -> None:
+        if outcome.num_draft == 0:
+            self._idle += 1
+            return
+        if self._best == 0:
+            # A probe that succeeds is soon followed by another, one that fails later and later.
+            self._patience = max(1.0, self._patience * (1 / 8 if any(outcome.num_accepted) else 2))
+        self._idle = 0
+        self._counts.values *= MEMORY
+        self._counts.add(outcome)
+        self._best = self._choose()
+
+    def _choose(self) -> int:
+        accepts, drafts = self._counts.expected()
+        verify = self._calibration.verify_seconds
+        lengths = np.arange(1, len(verify) + 1)
+        seconds = self._calibration.draft_seconds + np.interp(1 + drafts, lengths, verify)
+        return int(np.argmax((1 + accepts) / seconds))

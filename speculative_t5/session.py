@@ -56,6 +56,10 @@ class LanguageModel(Protocol):
         """The id that ends an output."""
 
     @property
+    def fingerprint(self) -> str:
+        """What tells this model from every other: what is measured of it is kept under this."""
+
+    @property
     def special_tokens(self) -> frozenset[int]:
         """Ids that are no text, EOS among them."""
 

@@ -5,12 +5,15 @@ Shapes: B batch, S source length, L query length, T cached length, H heads, D he
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 
 from .cache import KVCache
 from .config import Activation, T5Config
@@ -53,6 +56,17 @@ class T5(nn.Module):
         named = self.vocabulary.special if self.vocabulary else frozenset()
         return named | {config.pad_token_id, config.eos_token_id, config.decoder_start_token_id}
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hexadecimal digest of the configuration and of a sample of every weight."""
+        digest = hashlib.sha256(repr(self.config).encode())
+        weights = cast(list[tuple[str, mx.array]], tree_flatten(self.parameters()))
+        samples = {name: w.reshape(-1)[:8].astype(mx.float32) for name, w in weights}
+        mx.eval(samples)
+        for name, sample in sorted(samples.items()):
+            digest.update(f"{name} {sample.tolist()}".encode())
+        return f"{digest.hexdigest()} {self.dtype}"
+
     @property
     def dtype(self) -> mx.Dtype:
         return self.encoder.norm.weight.dtype
@@ -88,7 +102,9 @@ class T5(nn.Module):
         if min(lengths) < longest:
             mask = mx.array(lengths)[:, None] > mx.arange(longest)
         contexts = [[self.config.decoder_start_token_id] for _ in prompts]
-        return T5Session(self, tokens, mask), contexts
+        session = T5Session(self, tokens, mask)
+        mx.eval(session.cross)  # or the first step would wait for it, and be taken for slow
+        return session, contexts
 
     def head(self, hidden: mx.array) -> mx.array:
         """Decoder's output (B, L, d_model) -> logits (B, L, V)."""
@@ -100,7 +116,7 @@ class T5(nn.Module):
 class T5Session:
     """One batch of prompts being decoded; a `Session`.
 
-    Cross-attention's keys and values are computed here, once.
+    Cross-attention's keys and values are made here, once: `cross`, a pair (B, H, S, D) per layer.
 
     Args:
         model: The model.
@@ -115,7 +131,7 @@ class T5Session:
         if mask is not None:
             self._mask = mx.where(mask, 0.0, -mx.inf).astype(model.dtype)[:, None, None]
         memory = model.encoder(model.shared(tokens), self._mask)
-        self._cross = [layer.cross_attention.keys_values(memory) for layer in decoder.layers]
+        self.cross = [layer.cross_attention.keys_values(memory) for layer in decoder.layers]
         self._bias_table = decoder.position_bias.table()
         self._cache = KVCache(
             config.num_decoder_layers, config.num_heads, config.d_kv, len(tokens), model.dtype
@@ -135,7 +151,7 @@ class T5Session:
         bias = position_bias(self._bias_table, positions, max(cache.lengths) + count)
         hidden = self._model.shared(tokens)
         for i, layer in enumerate(decoder.layers):
-            hidden = layer(hidden, bias, partial(cache.append, i), self._cross[i], self._mask)
+            hidden = layer(hidden, bias, partial(cache.append, i), self.cross[i], self._mask)
         cache.advance(count)
         return self._model.head(decoder.norm(hidden))
 
@@ -145,7 +161,7 @@ class T5Session:
     def select(self, rows: Sequence[int]) -> None:
         index = mx.array(list(rows), dtype=mx.int32)
         self._cache.select(rows)
-        self._cross = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self._cross]
+        self.cross = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self.cross]
         if self._mask is not None:
             self._mask = mx.take(self._mask, index, 0)
 

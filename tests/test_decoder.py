@@ -161,7 +161,9 @@ def test_greedy_speculative_is_greedy_regular(target: T5, num_draft: int, draft_
 def test_lookups_keep_greedy_outputs(target: T5, with_model: bool) -> None:
     draft = tiny_draft(target) if with_model else None
     engine = SpeculativeDecoder(target, draft, num_draft=3, lookup=True)
+    # Sources that hold their own outputs: what is looked up after a model is accepted now and then.
     prompts = random_prompts(9)
+    prompts += [[*engine.generate(p, max_tokens=24).tokens, EOS] for p in prompts]
     regular = [engine.generate(p, max_tokens=24, speculative=False) for p in prompts]
     single = [engine.generate(p, max_tokens=24) for p in prompts]
     batch = engine.generate_batch(prompts, max_tokens=24)
@@ -169,6 +171,8 @@ def test_lookups_keep_greedy_outputs(target: T5, with_model: bool) -> None:
     assert [o.stats.rounds for o in single] == [o.stats.rounds for o in batch]
     assert sum(o.stats.accepted for o in single) > 0
     assert len({n for o in single for n in o.stats.num_drafted}) > 2, "drafts should be ragged"
+    if with_model:
+        assert max(n for o in batch for n in o.stats.num_accepted) > 3, "beyond the model's own"
 
 
 def test_a_draft_named_lookup_needs_no_model(target: T5) -> None:
@@ -283,8 +287,8 @@ def test_delta_one_emits_the_draft(target: T5) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_draft": 0}, "num_draft must be an integer of at least 1, got 0"),
-        ({"num_draft": "auto"}, "num_draft must be an integer of at least 1, got 'auto'"),
+        ({"num_draft": 0}, "num_draft must be an integer of at least 1 or 'auto', got 0"),
+        ({"num_draft": "many"}, "num_draft must be an integer of at least 1 or 'auto', got 'many'"),
         ({"draft": "small"}, "draft must be a loaded model, 'lookup' or None, got 'small'"),
         ({"min_ngram": 0}, "min_ngram must be an integer of at least 1, got 0"),
         ({"min_ngram": 3, "max_ngram": 2}, "max_ngram must be .* at least min_ngram, 3, got 2"),

@@ -1,0 +1,157 @@
+"""Measuring what rounds cost on this machine, once for each pair, and keeping it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from .results import Round
+from .schedule import MAX_DRAFT, Calibration, Counts, Outcome, Schedule
+
+GRID = (*range(13), MAX_DRAFT)  # draft lengths to try: libraries like some numbers of rows more
+SAMPLES, BUDGET = 4, 3.0  # of each length, unless that takes longer than so many seconds
+MAX_RUNS = 100
+
+Rehearsal = Callable[[Schedule, int], Iterator[Round]]
+
+
+def calibrate(rehearse: Rehearsal, *settings: object) -> Calibration:
+    """The calibration for these settings: from the cache if it has one, else measured and kept.
+
+    Args:
+        rehearse: Decodes the prompts at hand with a schedule and a seed.
+        settings: What the measurements hang on, models and options; their `repr` is the key.
+    """
+    threads = {name: value for name, value in os.environ.items() if name.endswith("NUM_THREADS")}
+    machine = (version("mlx"), mx.default_device(), platform.node(), os.cpu_count(), threads)
+    digest = hashlib.sha256(repr((machine, settings)).encode()).hexdigest()
+    path = cache_folder() / f"{digest[:32]}.json"
+    found = _read(path)
+    if found is None:
+        found = measure(rehearse)
+        _write(path, found)
+    return found
+
+
+def cache_folder() -> Path:
+    """Where calibrations are kept; any of them may be deleted at any time."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "speculative_t5" / "calibration"
+
+
+def measure(rehearse: Rehearsal) -> Calibration:
+    """Time rounds of all draft lengths of the grid, over and over on the same prompts."""
+    rotation = _Rotation()
+    deadline = 0.0
+    for seed in range(MAX_RUNS):
+        for _ in rehearse(rotation, seed):
+            if rotation.ended:
+                break
+        if seed == 0:  # the first use of everything is slower
+            rotation = _Rotation()
+            deadline = time.perf_counter() + BUDGET
+            continue
+        rotation.restart()
+        wanted = SAMPLES if time.perf_counter() < deadline else 1
+        if all(len(rotation.draft_seconds[num_draft]) >= wanted for num_draft in GRID):
+            break
+    return Calibration(
+        _line(rotation.draft_seconds),
+        _steps(rotation.verify_seconds),
+        tuple(map(tuple, rotation.counts.values.tolist())),
+    )
+
+
+class _Rotation:
+    """A schedule that goes through the grid again and again, and keeps what it observes.
+
+    Rounds count only while no row of the batch has ended: fewer rows cost less.
+    """
+
+    def __init__(self) -> None:
+        self.draft_seconds: defaultdict[int, list[float]] = defaultdict(list)  # by K
+        self.verify_seconds: defaultdict[int, list[float]] = defaultdict(list)  # by L
+        self.counts = Counts()
+        self.ended = False
+        self._rows = 0
+        self._order = random.Random(0)
+        self._ahead: list[int] = []
+
+    def restart(self) -> None:
+        """Go on in the grid with a new run."""
+        self.ended = False
+
+    def next(self, remaining: int) -> int:
+        # A new order each time: the first round of a run also encodes the draft's source.
+        self._ahead = self._ahead or self._order.sample(GRID, len(GRID))
+        return min(self._ahead.pop(), remaining - 1)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._rows = self._rows or len(outcome.num_drafted)
+        self.ended = len(outcome.num_drafted) < self._rows
+        if self.ended:
+            return
+        if outcome.num_draft:
+            self.counts.add(outcome)
+        self.draft_seconds[outcome.num_draft].append(outcome.draft_seconds)
+        self.verify_seconds[1 + max(outcome.num_drafted)].append(outcome.verify_seconds)
+
+
+def _line(samples: dict[int, list[float]]) -> tuple[float, ...]:
+    """Seconds to draft 0 to MAX_DRAFT tokens: a line, for one token costs as much as the next."""
+    known = sorted(num_draft for num_draft in samples if num_draft)
+    step, base = np.polyfit(known, [_typical(samples[num_draft]) for num_draft in known], 1)
+    line = np.maximum(base + step * np.arange(MAX_DRAFT + 1), 0)
+    line[0] = _typical(samples[0])
+    return tuple(line.tolist())
+
+
+def _steps(samples: dict[int, list[float]]) -> tuple[float, ...]:
+    """Seconds to verify 1 to 2 MAX_DRAFT + 1 tokens: as measured, and on lines between."""
+    known = sorted(samples)
+    values = [_typical(samples[length]) for length in known]
+    end = 2 * MAX_DRAFT + 1
+    if known[-1] < end:
+        slope = (values[-1] - values[0]) / max(known[-1] - known[0], 1)
+        values.append(values[-1] + max(slope, 0) * (end - known[-1]))
+        known.append(end)
+    return tuple(np.interp(range(1, end + 1), known, values).tolist())
+
+
+def _typical(samples: list[float]) -> float:
+    """The lower quartile: what disturbs a measurement makes it longer."""
+    return sorted(samples)[len(samples) // 4]
+
+
+def _read(path: Path) -> Calibration | None:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        counts = tuple(map(tuple, raw["counts"]))
+        return Calibration(tuple(raw["draft_seconds"]), tuple(raw["verify_seconds"]), counts)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # absent, or not ours: it is measured again
+
+
+def _write(path: Path, calibration: Calibration) -> None:
+    part = path.with_suffix(f".{os.getpid()}.part")
+    # A cache that cannot be written costs the next process a few seconds, and nothing else.
+    with contextlib.suppress(OSError):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(asdict(calibration)), encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)

@@ -1,0 +1,141 @@
+"""Calibration: measured in a rehearsal, kept on disk, and measured again if that is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.calibration import GRID, SAMPLES, cache_folder, calibrate
+from speculative_t5.results import Round
+from speculative_t5.schedule import MAX_DRAFT, Calibration, Outcome, Schedule
+
+import numpy as np
+import pytest
+from conftest import tiny_draft, tiny_model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return cache_folder()
+
+
+class Machine:
+    """A rehearsal on a machine whose every cost is known; counts how often it is asked."""
+
+    def __init__(self, *, rounds: int = 5, rows: int = 2) -> None:
+        self.runs = 0
+        self._rounds, self._rows = rounds, rows
+
+    def __call__(self, schedule: Schedule, seed: int) -> Iterator[Round]:
+        self.runs += 1
+        for round_ in range(self._rounds):
+            num_draft = schedule.next(128)
+            slow = 9.0 if round_ == 0 and num_draft else 0.0  # the draft's encoder
+            rows = self._rows - (round_ == 4)  # one row has ended, and all is cheaper
+            drafted, accepted = [num_draft] * rows, [min(num_draft, 2)] * rows
+            cost = 0.5 + 0.1 * num_draft + slow if num_draft else 0.0
+            verify = 10.0 + num_draft if rows == self._rows else 1.0
+            schedule.observe(Outcome(num_draft, drafted, accepted, cost, verify))
+            yield None  # type: ignore[misc]
+
+
+def test_costs_are_measured() -> None:
+    found = calibrate(Machine())
+    k = np.arange(1, MAX_DRAFT + 1)
+    np.testing.assert_allclose(found.draft_seconds[1:], 0.5 + 0.1 * k)
+    assert found.draft_seconds[0] == 0
+    np.testing.assert_allclose(found.verify_seconds, 10.0 + np.arange(2 * MAX_DRAFT + 1))
+    reached, passed, asked, had = np.array(found.counts)
+    assert passed[1] == reached[1] == asked[1] == had[1] > 0
+    assert passed[3] == 0 < reached[3]
+
+
+def test_outputs_of_one_round_are_enough() -> None:
+    found = calibrate(Machine(rounds=1, rows=1))
+    np.testing.assert_allclose(found.verify_seconds, 10.0 + np.arange(2 * MAX_DRAFT + 1))
+    assert found.draft_seconds[1] > 9, "the encoder is part of every draft"
+
+
+def test_a_calibration_is_kept_under_its_settings(cache: Path) -> None:
+    machine = Machine()
+    first = calibrate(machine, "this", 1)
+    runs = machine.runs
+    assert calibrate(machine, "this", 1) == first
+    assert machine.runs == runs
+    calibrate(machine, "that", 1)
+    assert machine.runs > runs
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": 3}', "\xff"])
+def test_a_damaged_file_is_measured_again(cache: Path, content: str) -> None:
+    machine = Machine()
+    first = calibrate(machine)
+    (path,) = cache.iterdir()
+    path.write_text(content, encoding="latin-1")
+    runs = machine.runs
+    assert calibrate(machine) == first
+    assert machine.runs > runs
+    assert json.loads(path.read_text())["counts"]
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("in the way")
+    assert isinstance(calibrate(Machine()), Calibration)
+    assert cache.read_text() == "in the way"
+
+
+def engine(**options: Any) -> SpeculativeDecoder:
+    target = tiny_model(vocab_size=20, layers=2, seed=3)
+    return SpeculativeDecoder(target, tiny_draft(target), num_draft="auto", **options)
+
+
+def test_auto_keeps_greedy_outputs_and_varies_the_length() -> None:
+    auto = engine()
+    lengths = set()
+    for prompt in ([10, 1], [5, 6, 7, 1], [3, 1], [12, 13, 1]):
+        out = auto.generate(prompt, max_tokens=40)
+        assert out.tokens == auto.generate(prompt, max_tokens=40, speculative=False).tokens
+        lengths |= set(out.stats.num_draft)
+    assert len(lengths) > 1
+
+
+@pytest.mark.parametrize("lookup", [False, True])
+def test_auto_repeats_itself_at_any_temperature(cache: Path, lookup: bool) -> None:
+    """Also in a later process, which finds the calibration; also after other prompts."""
+    one = engine(lookup=lookup)
+    options = {"temperature": 2.0, "max_tokens": 40, "seed": 5}
+    first = one.generate([10, 1], **options)
+    one.generate([5, 6, 7, 1], **options)
+    files = list(cache.iterdir())
+    for again in (one, engine(lookup=lookup)):
+        out = again.generate([10, 1], **options)
+        assert (out.tokens, out.stats.num_draft) == (first.tokens, first.stats.num_draft)
+        chunks = again.stream([10, 1], **options)
+        assert [t for chunk in chunks for t in chunk.tokens] == first.tokens
+    assert list(cache.iterdir()) == files
+
+
+def test_batches_calibrate_for_their_size(cache: Path) -> None:
+    auto = engine()
+    prompts = [[10, 1], [5, 6, 7, 1], [3, 1], [12, 13, 1]]
+    batch = auto.generate_batch(prompts, max_tokens=40)
+    assert len(list(cache.iterdir())) == 1
+    single = [auto.generate(p, max_tokens=40) for p in prompts]
+    assert [o.tokens for o in batch] == [o.tokens for o in single]
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_without_a_draft_there_is_nothing_to_calibrate(cache: Path) -> None:
+    out = SpeculativeDecoder(tiny_model(), num_draft="auto").generate([3, 1], max_tokens=5)
+    assert set(out.stats.num_draft) == {0}
+    assert not cache.exists()
+
+
+def test_the_grid_covers_what_a_schedule_may_ask() -> None:
+    assert GRID[0] == 0 and GRID[-1] == MAX_DRAFT and SAMPLES >= 4

@@ -1,0 +1,149 @@
+"""Draft lengths: what the schedule expects, chooses and learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from speculative_t5.schedule import (
+    MAX_DRAFT,
+    PROBE_SHARE,
+    AdaptiveSchedule,
+    Calibration,
+    Counts,
+    FixedSchedule,
+    Outcome,
+)
+
+import numpy as np
+import pytest
+
+
+def outcome(num_draft: int, accepted: Sequence[int], drafted: Sequence[int] = ()) -> Outcome:
+    return Outcome(num_draft, drafted or [num_draft] * len(accepted), accepted, 0.0, 0.0)
+
+
+def counted(rate: float, rounds: int = 4000, num_draft: int = MAX_DRAFT) -> Counts:
+    """Counts of drafts whose tokens are each accepted with one probability."""
+    rng = np.random.default_rng(0)
+    passed = np.cumprod(rng.random((rounds, num_draft)) < rate, axis=1).sum(axis=1)
+    counts = Counts()
+    counts.add(outcome(num_draft, passed.tolist()))
+    return counts
+
+
+def calibration(
+    counts: Counts | None = None, *, draft: float = 0.1, verify: float = 0.02
+) -> Calibration:
+    """A pass over one token takes a second; further tokens and drafting them as given."""
+    return Calibration(
+        tuple(draft * k for k in range(MAX_DRAFT + 1)),
+        tuple(1 + verify * k for k in range(2 * MAX_DRAFT + 1)),
+        tuple(map(tuple, (counts or Counts()).values.tolist())),
+    )
+
+
+def best_by_theory(rate: float, draft: float, verify: float) -> int:
+    """Where (1 - a^(K + 1)) / (1 - a) / (1 + K c) is largest (2211.17192, theorem 3.8)."""
+    k = np.arange(MAX_DRAFT + 1)
+    return int(np.argmax((1 - rate ** (k + 1)) / (1 - rate) / (1 + k * (draft + verify))))
+
+
+def test_a_fixed_length_leaves_room_for_the_next_token() -> None:
+    schedule = FixedSchedule(5)
+    assert [schedule.next(remaining) for remaining in (9, 6, 5, 2, 1)] == [5, 5, 4, 1, 0]
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
+def test_expected_tokens_follow_the_rate(rate: float) -> None:
+    accepts, drafts = counted(rate).expected()
+    theory = np.cumsum(rate ** np.arange(1, MAX_DRAFT + 1))
+    np.testing.assert_allclose(accepts[1:], theory, rtol=0.05)
+    np.testing.assert_allclose(drafts, np.arange(MAX_DRAFT + 1), rtol=1e-3)
+    assert accepts[0] == drafts[0] == 0
+
+
+def test_places_have_rates_of_their_own() -> None:
+    """The first three places are always accepted, the fourth never."""
+    counts = Counts()
+    counts.add(outcome(6, [3] * 500))
+    accepts, _ = counts.expected()
+    np.testing.assert_allclose(accepts[1:4], [1, 2, 3], rtol=0.01)
+    np.testing.assert_allclose(accepts[4:7], 3, atol=0.02)
+
+
+def test_tokens_beyond_the_ones_asked_for_are_expected_again() -> None:
+    """A drafter that adds two tokens to those asked for, of which one is accepted."""
+    counts = Counts()
+    counts.add(outcome(3, [4] * 500, [5] * 500))
+    accepts, drafts = counts.expected()
+    assert accepts[3] == pytest.approx(4, abs=0.02)
+    assert drafts[3] == pytest.approx(5, abs=0.02)
+    assert drafts[2] == pytest.approx(4, abs=0.02)
+
+
+def test_shorter_drafts_than_asked_for_cost_less() -> None:
+    counts = Counts()
+    counts.add(outcome(8, [2] * 500, [2] * 500))
+    accepts, drafts = counts.expected()
+    assert accepts[8] == pytest.approx(2, abs=0.05)
+    assert drafts[8] == pytest.approx(2, abs=0.05)
+
+
+@pytest.mark.parametrize("draft", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("rate", [0.02, 0.3, 0.6, 0.8, 0.95])
+def test_the_length_is_the_best_by_theory(rate: float, draft: float) -> None:
+    schedule = AdaptiveSchedule(calibration(counted(rate), draft=draft))
+    assert abs(schedule.next(1000) - best_by_theory(rate, draft, 0.02)) <= 1
+
+
+def test_a_step_in_the_costs_is_seen() -> None:
+    """Passes over up to 6 tokens cost the same, and longer ones three times as much."""
+    costs = tuple(1.0 if length <= 6 else 3.0 for length in range(1, 2 * MAX_DRAFT + 2))
+    counts = tuple(map(tuple, counted(0.9).values.tolist()))
+    schedule = AdaptiveSchedule(Calibration((0.0,) * (MAX_DRAFT + 1), costs, counts))
+    assert schedule.next(1000) == 5
+
+
+def test_it_learns_from_rounds() -> None:
+    schedule = AdaptiveSchedule(calibration(counted(0.8)))
+    before = schedule.next(1000)
+    for _ in range(40):
+        schedule.observe(outcome(before, [before]))
+    assert schedule.next(1000) > before
+    for _ in range(200):
+        length = schedule.next(1000)
+        schedule.observe(outcome(length, [0]))
+    assert schedule.next(1000) == 0
+    assert schedule.fresh().next(1000) == before
+
+
+@pytest.mark.parametrize("draft", [0.03, 0.5])
+def test_it_stops_drafting_and_asks_again_now_and_then(draft: float) -> None:
+    """After so many rounds that asking costs little, and later and later."""
+    schedule = AdaptiveSchedule(calibration(counted(0.001), draft=draft))
+    probes = []
+    for round_ in range(2000):
+        length = schedule.next(1000)
+        if length:
+            probes.append(round_)
+        schedule.observe(outcome(length, [0]))
+    gaps = np.diff([-1, *probes]) - 1
+    assert gaps[0] == pytest.approx((draft + 0.02) / PROBE_SHARE, abs=1)
+    np.testing.assert_allclose(gaps[1:] / gaps[:-1], 2, rtol=0.2)
+    assert len(gaps) > 4
+
+
+def test_it_drafts_again_when_that_begins_to_pay() -> None:
+    schedule = AdaptiveSchedule(calibration(counted(0.01)))
+    lengths = []
+    for _ in range(150):
+        length = schedule.next(1000)
+        lengths.append(length)
+        schedule.observe(outcome(length, [length]))
+    assert min(lengths[-20:]) >= 3
+
+
+def test_the_output_s_end_bounds_the_length() -> None:
+    schedule = AdaptiveSchedule(calibration(counted(0.95)))
+    assert schedule.next(1000) > 5
+    assert [schedule.next(remaining) for remaining in (4, 2, 1)] == [3, 1, 0]
