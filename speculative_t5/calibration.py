@@ -11,19 +11,23 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
+from ._version import __version__
 from .results import Round
 from .schedule import MAX_DRAFT, Calibration, Counts, Outcome, Schedule
 
 GRID = (*range(13), MAX_DRAFT)  # draft lengths to try: libraries like some numbers of rows more
-SAMPLES, BUDGET = 4, 3.0  # of each length, unless that takes longer than so many seconds
+SAMPLES, BUDGET = 4, 3.0  # of each length; once, if that takes longer than so many seconds
+WARMUP = 0.5  # seconds
 MAX_RUNS = 100
+
+SHAPES = [(MAX_DRAFT + 1,), (2 * MAX_DRAFT + 1,), (4, MAX_DRAFT + 1)]  # of a Calibration's fields
 
 Rehearsal = Callable[[Schedule, int], Iterator[Round]]
 
@@ -36,7 +40,8 @@ def calibrate(rehearse: Rehearsal, *settings: object) -> Calibration:
         settings: What the measurements hang on, models and options; their `repr` is the key.
     """
     threads = {name: value for name, value in os.environ.items() if name.endswith("NUM_THREADS")}
-    machine = (version("mlx"), mx.default_device(), platform.node(), os.cpu_count(), threads)
+    code = (__version__, version("mlx"))
+    machine = (code, mx.default_device(), platform.node(), os.cpu_count(), threads)
     digest = hashlib.sha256(repr((machine, settings)).encode()).hexdigest()
     path = cache_folder() / f"{digest[:32]}.json"
     found = _read(path)
@@ -53,26 +58,34 @@ def cache_folder() -> Path:
 
 
 def measure(rehearse: Rehearsal) -> Calibration:
-    """Time rounds of all draft lengths of the grid, over and over on the same prompts."""
-    rotation = _Rotation()
-    deadline = 0.0
-    for seed in range(MAX_RUNS):
-        for _ in rehearse(rotation, seed):
-            if rotation.ended:
-                break
-        if seed == 0:  # the first use of everything is slower
-            rotation = _Rotation()
-            deadline = time.perf_counter() + BUDGET
-            continue
-        rotation.restart()
-        wanted = SAMPLES if time.perf_counter() < deadline else 1
-        if all(len(rotation.draft_seconds[num_draft]) >= wanted for num_draft in GRID):
-            break
+    """Time rounds of all draft lengths of the grid, over and over on the same prompts.
+
+    Takes about 3 seconds, or one round of each length where those take longer.
+    """
+    started = time.perf_counter()
+    warmup, rotation = _Rotation(), _Rotation()
+    # The first use of everything is slower, and does not count.
+    _run(rehearse, warmup, lambda: warmup.rounds >= (2 if _since(started) > WARMUP else len(GRID)))
+    _run(rehearse, rotation, lambda: rotation.has(1 if _since(started) > BUDGET else SAMPLES))
     return Calibration(
         _line(rotation.draft_seconds),
         _steps(rotation.verify_seconds),
         tuple(map(tuple, rotation.counts.values.tolist())),
     )
+
+
+def _run(rehearse: Rehearsal, rotation: _Rotation, enough: Callable[[], bool]) -> None:
+    for seed in range(MAX_RUNS):
+        rotation.ended = False
+        for _ in rehearse(rotation, seed):
+            if enough():
+                return
+            if rotation.ended:
+                break
+
+
+def _since(moment: float) -> float:
+    return time.perf_counter() - moment
 
 
 class _Rotation:
@@ -85,14 +98,15 @@ class _Rotation:
         self.draft_seconds: defaultdict[int, list[float]] = defaultdict(list)  # by K
         self.verify_seconds: defaultdict[int, list[float]] = defaultdict(list)  # by L
         self.counts = Counts()
+        self.rounds = 0
         self.ended = False
         self._rows = 0
         self._order = random.Random(0)
         self._ahead: list[int] = []
 
-    def restart(self) -> None:
-        """Go on in the grid with a new run."""
-        self.ended = False
+    def has(self, samples: int) -> bool:
+        """Whether every length of the grid has been timed so often."""
+        return all(len(self.draft_seconds[num_draft]) >= samples for num_draft in GRID)
 
     def next(self, remaining: int) -> int:
         # A new order each time: the first round of a run also encodes the draft's source.
@@ -100,6 +114,7 @@ class _Rotation:
         return min(self._ahead.pop(), remaining - 1)
 
     def observe(self, outcome: Outcome) -> None:
+        self.rounds += 1
         self._rows = self._rows or len(outcome.num_drafted)
         self.ended = len(outcome.num_drafted) < self._rows
         if self.ended:
@@ -137,12 +152,18 @@ def _typical(samples: list[float]) -> float:
 
 
 def _read(path: Path) -> Calibration | None:
+    """The calibration in a file; None if there is none, or something else."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        counts = tuple(map(tuple, raw["counts"]))
-        return Calibration(tuple(raw["draft_seconds"]), tuple(raw["verify_seconds"]), counts)
+        tables = [np.array(raw[field.name], dtype=float) for field in fields(Calibration)]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # absent, or not ours: it is measured again
+        return None
+    if [table.shape for table in tables] != SHAPES or not all(
+        map(np.all, map(np.isfinite, tables))
+    ):
+        return None
+    draft, verify, counts = (table.tolist() for table in tables)
+    return Calibration(tuple(draft), tuple(verify), tuple(map(tuple, counts)))
 
 
 def _write(path: Path, calibration: Calibration) -> None:

@@ -286,9 +286,9 @@ class SpeculativeDecoder:
     ) -> AdaptiveSchedule:
         """A schedule calibrated for these models and options, if need be on these prompts.
 
-        Greedy outputs do not hang on draft lengths, so their schedule goes on learning from one
-        generation to the next. Drawn ones do: there each generation begins anew, or the same seed
-        would not give the same tokens twice.
+        Where outputs do not hang on draft lengths (greedy and exact), the schedule goes on learning
+        from one generation to the next. Elsewhere each generation begins anew, or the same seed and
+        options would not give the same tokens twice.
         """
         batch = 1 << (len(prompts) - 1).bit_length()
         settings = (verifier, self._lookup, self._ngrams, batch)
@@ -303,7 +303,8 @@ class SpeculativeDecoder:
             models = [m.fingerprint if m else None for m in (self.model, self.draft)]
             self._schedules[settings] = AdaptiveSchedule(calibrate(rehearse, *models, *settings))
         schedule = self._schedules[settings]
-        return schedule.fresh() if verifier.sampler.temperature > 0 else schedule
+        free = verifier.sampler.temperature == 0 and verifier.delta == 0
+        return schedule if free else schedule.fresh()
 
     def _drafter(self, sampler: Sampler) -> Drafter | None:
         target, (min_ngram, max_ngram) = self.model, self._ngrams

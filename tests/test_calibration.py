@@ -23,6 +23,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache_folder()
 
 
+SHORT = json.dumps({"draft_seconds": [1.0], "verify_seconds": [1.0], "counts": [[1.0]]})
+NAN = json.dumps(
+    {
+        "draft_seconds": [float("nan")] * (MAX_DRAFT + 1),
+        "verify_seconds": [1.0] * (2 * MAX_DRAFT + 1),
+        "counts": [[1.0] * (MAX_DRAFT + 1)] * 4,
+    }
+)
+
+
 class Machine:
     """A rehearsal on a machine whose every cost is known; counts how often it is asked."""
 
@@ -71,7 +81,7 @@ def test_a_calibration_is_kept_under_its_settings(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 2
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": 3}', "\xff"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": 3}', "\xff", SHORT, NAN])
 def test_a_damaged_file_is_measured_again(cache: Path, content: str) -> None:
     machine = Machine()
     first = calibrate(machine)
@@ -105,6 +115,15 @@ def test_auto_keeps_greedy_outputs_and_varies_the_length() -> None:
     assert len(lengths) > 1
 
 
+def test_lenient_outputs_repeat_themselves_too(cache: Path) -> None:
+    """With delta even greedy outputs hang on the draft lengths."""
+    lenient = engine(delta=0.5)
+    first = lenient.generate([10, 1], max_tokens=40)
+    for prompt in ([5, 6, 7, 1], [3, 1], [12, 13, 1]):
+        lenient.generate(prompt, max_tokens=40)
+    assert lenient.generate([10, 1], max_tokens=40).stats.num_draft == first.stats.num_draft
+
+
 @pytest.mark.parametrize("lookup", [False, True])
 def test_auto_repeats_itself_at_any_temperature(cache: Path, lookup: bool) -> None:
     """Also in a later process, which finds the calibration; also after other prompts."""
@@ -135,6 +154,14 @@ def test_without_a_draft_there_is_nothing_to_calibrate(cache: Path) -> None:
     out = SpeculativeDecoder(tiny_model(), num_draft="auto").generate([3, 1], max_tokens=5)
     assert set(out.stats.num_draft) == {0}
     assert not cache.exists()
+
+
+def test_a_slow_machine_is_measured_once_at_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10**6))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    machine = Machine(rounds=5)
+    calibrate(machine)
+    assert machine.runs <= 8
 
 
 def test_the_grid_covers_what_a_schedule_may_ask() -> None:
