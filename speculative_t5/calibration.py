@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import random
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from ._version import __version__
+from .draft import Draft, Drafter
 from .results import Round
 from .schedule import MAX_DRAFT, Calibration, Counts, Outcome, Schedule
 
@@ -38,6 +40,8 @@ def calibrate(rehearse: Rehearsal, *settings: object) -> Calibration:
     Args:
         rehearse: Decodes the prompts at hand with a schedule and a seed.
         settings: What the measurements hang on, models and options; their `repr` is the key.
+
+    Where the cache cannot be written, every process measures for itself.
     """
     threads = {name: value for name, value in os.environ.items() if name.endswith("NUM_THREADS")}
     code = (__version__, version("mlx"))
@@ -46,14 +50,23 @@ def calibrate(rehearse: Rehearsal, *settings: object) -> Calibration:
     path = cache_folder() / f"{digest[:32]}.json"
     found = _read(path)
     if found is None:
-        found = measure(rehearse)
-        _write(path, found)
+        measured = measure(rehearse)
+        found = _read(path)  # by another process, meanwhile: all should go by the same
+        if found is None:
+            found = measured
+            _write(path, found)
     return found
 
 
 def cache_folder() -> Path:
-    """Where calibrations are kept; any of them may be deleted at any time."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where calibrations are kept.
+
+    Any of them may be deleted: it is measured again, and may then come out a little different.
+    """
+    try:
+        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # a user without a home, as in some containers
+        root = tempfile.gettempdir()
     return Path(root) / "speculative_t5" / "calibration"
 
 
@@ -122,7 +135,28 @@ class _Rotation:
         if outcome.num_draft:
             self.counts.add(outcome)
         self.draft_seconds[outcome.num_draft].append(outcome.draft_seconds)
-        self.verify_seconds[1 + max(outcome.num_drafted)].append(outcome.verify_seconds)
+        length = 1 + max(outcome.num_draft, *outcome.num_drafted)  # drafts are `Padded`
+        self.verify_seconds[length].append(outcome.verify_seconds)
+
+
+class Padded:
+    """A drafter whose drafts are as long as asked for: what it lacks are places without a token.
+
+    A rehearsal needs it: how long passes take must not hang on how much a lookup happens to find.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.start = drafter.start
+        self.select = drafter.select
+        self._propose = drafter.propose
+
+    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
+        draft = self._propose(context, num_draft, key)
+        lacking = max(0, num_draft - draft.tokens.shape[1])
+        return Draft(
+            mx.pad(draft.tokens, [(0, 0), (0, lacking)]),
+            mx.pad(draft.probs, [(0, 0), (0, lacking), (0, 0)]),
+        )
 
 
 def _line(samples: dict[int, list[float]]) -> tuple[float, ...]:
@@ -158,21 +192,21 @@ def _read(path: Path) -> Calibration | None:
         tables = [np.array(raw[field.name], dtype=float) for field in fields(Calibration)]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if [table.shape for table in tables] != SHAPES or not all(
-        map(np.all, map(np.isfinite, tables))
-    ):
+    if [table.shape for table in tables] != SHAPES:
         return None
-    draft, verify, counts = (table.tolist() for table in tables)
-    return Calibration(tuple(draft), tuple(verify), tuple(map(tuple, counts)))
+    draft, verify, counts = tables
+    if not all(np.isfinite(t).all() and t.min() >= 0 for t in tables) or verify.min() == 0:
+        return None
+    return Calibration(
+        tuple(draft.tolist()), tuple(verify.tolist()), tuple(map(tuple, counts.tolist()))
+    )
 
 
 def _write(path: Path, calibration: Calibration) -> None:
-    part = path.with_suffix(f".{os.getpid()}.part")
-    # A cache that cannot be written costs the next process a few seconds, and nothing else.
+    # Whoever cannot write here goes without; the next process measures again.
     with contextlib.suppress(OSError):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            part = Path(folder) / path.name
             part.write_text(json.dumps(asdict(calibration)), encoding="utf-8")
             part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)

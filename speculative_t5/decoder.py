@@ -9,7 +9,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from .calibration import calibrate
+from .calibration import Padded, calibrate
 from .draft import (
     CombinedDrafter,
     Drafter,
@@ -94,12 +94,8 @@ class SpeculativeDecoder:
             raise ValueError(
                 f"num_draft must be an integer of at least 1 or 'auto', got {num_draft!r}"
             )
-        ours, theirs = model.vocabulary, draft.vocabulary if draft else None
-        if ours and theirs and ours != theirs:
-            raise ValueError(
-                "target and draft must share a tokenizer: "
-                f"the target's has {ours}, the draft's has {theirs}"
-            )
+        if draft is not None:
+            check_pair(model, draft)
         self.model = model
         self.draft = draft
         self.tokenizer = tokenizer
@@ -158,7 +154,8 @@ class SpeculativeDecoder:
             temperature: 0 is greedy; above it, outputs are drawn.
             top_k: Draw from the k most probable tokens only; 0 is all of them.
             top_p: Then from the most probable ones that reach this sum; 1 is all of them.
-            seed: Of the draws; the same seed, options and machine give the same tokens.
+            seed: Of the draws; the same seed, options and machine give the same tokens. With
+                num_draft "auto" that is as long as the calibration is kept, see `calibration`.
             speculative: False decodes with the target alone.
 
         Raises:
@@ -290,20 +287,22 @@ class SpeculativeDecoder:
         from one generation to the next. Elsewhere each generation begins anew, or the same seed and
         options would not give the same tokens twice.
         """
-        batch = 1 << (len(prompts) - 1).bit_length()
-        settings = (verifier, self._lookup, self._ngrams, batch)
+        sampler, batch = verifier.sampler, 1 << (len(prompts) - 1).bit_length()
+        sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
+        rule = (verifier.block, float(verifier.delta))
+        settings = (*sampling, *rule, self._lookup, *self._ngrams, batch)
         if settings not in self._schedules:
 
             def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
-                key = self._key(verifier.sampler, seed)
+                key = self._key(sampler, seed)
                 return decode(
-                    self.model, prompts, drafter, schedule, verifier, REHEARSAL_TOKENS, key
+                    self.model, prompts, Padded(drafter), schedule, verifier, REHEARSAL_TOKENS, key
                 )
 
             models = [m.fingerprint if m else None for m in (self.model, self.draft)]
             self._schedules[settings] = AdaptiveSchedule(calibrate(rehearse, *models, *settings))
         schedule = self._schedules[settings]
-        free = verifier.sampler.temperature == 0 and verifier.delta == 0
+        free = sampler.temperature == 0 and verifier.delta == 0
         return schedule if free else schedule.fresh()
 
     def _drafter(self, sampler: Sampler) -> Drafter | None:
@@ -316,3 +315,13 @@ class SpeculativeDecoder:
             min_ngram=min_ngram, max_ngram=max_ngram,
         )  # fmt: skip
         return CombinedDrafter(model, lookup, target.eos_token_id) if model else lookup
+
+
+def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
+    """Refuse a target and a draft whose tokens do not mean the same."""
+    ours, theirs = model.vocabulary, draft.vocabulary
+    if ours and theirs and ours != theirs:
+        raise ValueError(
+            "target and draft must share a tokenizer: "
+            f"the target's has {ours}, the draft's has {theirs}"
+        )

@@ -86,6 +86,9 @@ class ModelDrafter:
 
     def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
         if num_draft == 0:
+            if self._session is not None:
+                # Rejected tokens must not pass for the context once that has grown over them.
+                self._session.truncate(self._agreed(self._session, context))
             return empty_draft(len(context), self._vocab_size)
         if self._session is None:
             # Not before it is needed: where drafting does not pay, encoding should cost nothing.
@@ -112,10 +115,10 @@ class ModelDrafter:
         accepted also the last one, which was drafted but never fed. Rows that lack fewer tokens
         than others are padded behind, and cut back.
         """
-        lengths = zip(context, session.lengths, strict=True)
-        missing = [len(c) - min(n, len(c) - 1) for c, n in lengths]
+        agreed = self._agreed(session, context)
+        missing = [len(c) - n for c, n in zip(context, agreed, strict=True)]
         width = max(missing)
-        session.truncate([len(c) - m for c, m in zip(context, missing, strict=True)])
+        session.truncate(agreed)
         feed = [
             self._known(c[-m:]) + [0] * (width - m) for c, m in zip(context, missing, strict=True)
         ]
@@ -123,6 +126,13 @@ class ModelDrafter:
         session.truncate([len(c) for c in context])
         last = mx.array(missing)[:, None, None] - 1
         return mx.take_along_axis(logits, last, axis=1)[:, 0]
+
+    def _agreed(self, session: Session, context: list[list[int]]) -> list[int]:
+        """How many of its cached tokens, in each row, the context has confirmed.
+
+        A round adds the accepted drafts and one more token: no more than that is the draft's own.
+        """
+        return [min(n, len(c) - 1) for c, n in zip(context, session.lengths, strict=True)]
 
     def select(self, rows: Sequence[int]) -> None:
         self._prompts = [self._prompts[row] for row in rows]
@@ -172,7 +182,10 @@ class LookupDrafter:
         self._sources = [list(prompt) for prompt in prompts]
 
     def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
-        found = self.find(context, num_draft)
+        return self.as_draft(self.find(context, num_draft))
+
+    def as_draft(self, found: list[list[int]]) -> Draft:
+        """Tokens for each row, perhaps none, as a draft that is sure of them."""
         width = max(map(len, found))
         tokens = mx.array([f + [0] * (width - len(f)) for f in found], dtype=mx.int32)
         tokens = tokens.reshape(len(found), width)
@@ -219,11 +232,13 @@ class CombinedDrafter:
             return first
         drafted = cast(list[list[int]], first.tokens.tolist())
         assumed = [c + d for c, d in zip(context, drafted, strict=True)]
-        second = self._lookup.propose(assumed, num_draft, key)
-        ended = mx.any(first.tokens == self._eos, axis=1)[:, None, None]
+        more = self._lookup.find(assumed, num_draft)
+        second = self._lookup.as_draft(
+            [[] if self._eos in d else m for d, m in zip(drafted, more, strict=True)]
+        )
         return Draft(
             mx.concatenate([first.tokens, second.tokens], axis=1),
-            mx.concatenate([first.probs, mx.where(ended, 0, second.probs)], axis=1),
+            mx.concatenate([first.probs, second.probs], axis=1),
         )
 
     def select(self, rows: Sequence[int]) -> None:

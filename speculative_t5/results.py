@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 FinishReason = Literal["eos", "length"]
@@ -30,8 +30,8 @@ class Stats:
             or max_tokens counts).
         emitted: Tokens emitted, EOS included.
         seconds: Wall-clock time from the prompt's ids to the last token, the encoder's included.
-        draft_seconds: Of these, until the drafts were there.
-        verify_seconds: Of these, from there to the verdicts: the target's passes, mostly.
+        draft_seconds: Of these, drafting.
+        verify_seconds: Of these, the target's passes over the drafts and the verdicts.
     """
 
     num_draft: tuple[int, ...] = ()
@@ -43,17 +43,24 @@ class Stats:
     verify_seconds: float = 0.0
 
     def after_round(
-        self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int, seconds: Seconds
+        self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int
     ) -> Stats:
-        """The totals after one more round; `seconds` are already totals."""
-        return Stats(
-            (*self.num_draft, num_draft),
-            (*self.num_drafted, num_drafted),
-            (*self.num_accepted, num_accepted),
-            self.emitted + emitted,
-            seconds.total,
-            seconds.draft,
-            seconds.verify,
+        """These, after one more round."""
+        return replace(
+            self,
+            num_draft=(*self.num_draft, num_draft),
+            num_drafted=(*self.num_drafted, num_drafted),
+            num_accepted=(*self.num_accepted, num_accepted),
+            emitted=self.emitted + emitted,
+        )
+
+    def timed(self, seconds: Seconds) -> Stats:
+        """These, when so much time has gone by."""
+        return replace(
+            self,
+            seconds=seconds.total,
+            draft_seconds=seconds.draft,
+            verify_seconds=seconds.verify,
         )
 
     @property

@@ -66,7 +66,8 @@ class Sampler:
             best = mx.topk(probs, top_k, axis=-1) if top_k < size else probs
             ranked = -mx.sort(-best, axis=-1)
             before = mx.cumsum(ranked, axis=-1, inclusive=False)
-            last = mx.sum(before < self.top_p, axis=-1, keepdims=True) - 1
+            # At least one, though a tiny top_p be 0 in float32.
+            last = mx.maximum(mx.sum(before < self.top_p, axis=-1, keepdims=True), 1) - 1
             probs = _keep(probs, mx.take_along_axis(ranked, last, axis=-1))
         return probs
 

@@ -14,6 +14,7 @@ PRIOR_ROUNDS = 8.0  # what the calibration's counts of accepted tokens weigh aga
 MEMORY = 0.98  # weight of what was seen a round ago
 SMOOTHING = 4.0  # tokens that each place of a draft borrows from all places together
 PROBE_SHARE = 1 / 64  # of the time that may go into drafting one token where that did not pay
+MAX_PATIENCE = 8  # times longer than at first, between probes that fail
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class AdaptiveSchedule:
         extra = (draft[1] + verify[1]) / (draft[0] + verify[0]) - 1
         self._idle = 0
         self._patience = max(1.0, extra / PROBE_SHARE)  # rounds without a draft before a probe
+        self._most_patience = MAX_PATIENCE * self._patience
         self._best = self._choose()
 
     def fresh(self) -> AdaptiveSchedule:
@@ -156,7 +158,8 @@ class AdaptiveSchedule:
             return
         if self._best == 0:
             # A probe that succeeds is soon followed by another, one that fails later and later.
-            self._patience = max(1.0, self._patience * (1 / 8 if any(outcome.num_accepted) else 2))
+            patience = self._patience * (1 / 8 if any(outcome.num_accepted) else 2)
+            self._patience = min(max(1.0, patience), self._most_patience)
         self._idle = 0
         self._counts.values *= MEMORY
         self._counts.add(outcome)

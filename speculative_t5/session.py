@@ -21,7 +21,7 @@ class Vocabulary:
 
     size: int
     digest: str
-    special: frozenset[int] = field(default=frozenset(), repr=False)
+    special: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.size} pieces, digest {self.digest[:8]}"
@@ -57,7 +57,7 @@ class LanguageModel(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """What tells this model from every other: what is measured of it is kept under this."""
+        """What tells this model from others: what is measured of it is kept under this."""
 
     @property
     def special_tokens(self) -> frozenset[int]:

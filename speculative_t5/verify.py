@@ -61,7 +61,10 @@ class Verifier:
 
     sampler: Sampler
     delta: float = 0.0
-    block: bool = True
+    block: bool = False
+
+    def __post_init__(self) -> None:
+        assert not (self.block and self.delta)
 
     def verdict(self, draft: Draft, logits: mx.array, key: mx.array | None) -> Verdict:
         """Judge a draft by the target's logits (B, K + 1, V) on it."""

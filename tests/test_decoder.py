@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, verify
@@ -19,6 +20,13 @@ import pytest
 from conftest import tiny_draft, tiny_model
 
 EOS = 1
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 PROMPTS = [[3, 4, 2, 1], [2, 1], [4, 4, 3, 3, 2, 4, 1], [3, 1], [2, 3, 4, 1]]
 
 
@@ -44,13 +52,18 @@ def output_law(
 
 
 def sampled_distance(
-    engine: SpeculativeDecoder, prompt: list[int], count: int, **options: Any
+    engine: SpeculativeDecoder,
+    prompt: list[int],
+    count: int,
+    *,
+    max_tokens: int = 3,
+    **options: Any,
 ) -> float:
-    """Total variation between sampled whole outputs and their exact law, up to 3 tokens."""
-    law = output_law(engine.model, prompt, 3, Sampler(1.0, **options))  # type: ignore[arg-type]
+    """Total variation between sampled whole outputs and their exact law."""
+    law = output_law(engine.model, prompt, max_tokens, Sampler(1.0, **options))  # type: ignore
     assert sum(law.values()) == pytest.approx(1)
     outputs = engine.generate_batch(
-        [prompt] * count, batch_size=count, max_tokens=3, temperature=1, **options
+        [prompt] * count, batch_size=count, max_tokens=max_tokens, temperature=1, **options
     )
     seen = Counter((*o.tokens, EOS) if o.finish_reason == "eos" else (*o.tokens,) for o in outputs)
     assert seen.keys() <= law.keys()
@@ -62,10 +75,20 @@ COUNT, TOLERANCE = 8_000, 0.055
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("num_draft", [1, 2, 4])
+@pytest.mark.parametrize("num_draft", [1, 2])
 def test_sampled_outputs_are_distributed_as_the_target(num_draft: int, rule: Any) -> None:
     engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=num_draft, verify=rule)
     assert sampled_distance(engine, PROMPTS[0], COUNT) < TOLERANCE
+
+
+@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize(("num_draft", "count"), [(4, COUNT), ("auto", COUNT // 8)])
+def test_longer_drafts_keep_the_distribution(num_draft: Any, count: int, lookup: bool) -> None:
+    """Outputs of up to 5 of 3 tokens: 63 of them; "auto" mixes lengths, 0 among them."""
+    models = tiny_model(vocab_size=3), tiny_model(vocab_size=3, seed=1)
+    engine = SpeculativeDecoder(*models, num_draft=num_draft, lookup=lookup)
+    tolerance = TOLERANCE * (COUNT / count) ** 0.5
+    assert sampled_distance(engine, [2, 2, 1], count, max_tokens=5) < tolerance
 
 
 @pytest.mark.parametrize("draft_seed", [None, 1])
@@ -256,7 +279,8 @@ def test_counting_without_a_draft() -> None:
 def test_rounds_are_counted_one_by_one() -> None:
     stats = Stats()
     for drafted, accepted in ((3, 3), (3, 1), (0, 0), (2, 0)):
-        stats = stats.after_round(3, drafted, accepted, accepted + 1, Seconds(8.0, 1.0, 6.0))
+        stats = stats.after_round(3, drafted, accepted, accepted + 1)
+    stats = stats.timed(Seconds(8.0, 1.0, 6.0))
     assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (4, 8, 4, 8)
     assert stats.acceptance_by_position == (2 / 3, 1 / 3, 1 / 2)
     assert (stats.tokens_per_second, stats.draft_seconds, stats.verify_seconds) == (1.0, 1.0, 6.0)
@@ -270,7 +294,7 @@ def test_a_generation_tells_its_rounds(target: T5) -> None:
     assert 0 < stats.draft_seconds + stats.verify_seconds <= stats.seconds
     assert min(stats.draft_seconds, stats.verify_seconds) > 0
     alone = SpeculativeDecoder(target).generate([10, 1]).stats
-    assert alone.draft_seconds == 0 and set(alone.num_draft) == {0}
+    assert alone.draft_seconds < alone.verify_seconds / 10 and set(alone.num_draft) == {0}
 
 
 def test_delta_one_emits_the_draft(target: T5) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from speculative_t5 import SpeculativeDecoder
 from speculative_t5.draft import CombinedDrafter, Draft, LookupDrafter, ModelDrafter, look_up
 from speculative_t5.sampling import Sampler
 
@@ -93,6 +94,29 @@ def lookup_of_nothing() -> Draft:
     return drafter.propose([[0, 3]], 5, None)
 
 
+@pytest.mark.parametrize("lengths", [[5, 0], [3, 0, 0, 2], [1, 4, 0]])
+def test_a_draft_never_hangs_on_rejected_tokens(lengths: list[int]) -> None:
+    """Rounds without a draft in between, and batches whose rows accept differently."""
+    target = tiny_model(vocab_size=20, layers=2, seed=3)
+    drafter, fresh = (ModelDrafter(tiny_draft(target), Sampler(), 20) for _ in range(2))
+    prompts = [[5, 6, 7, 8, 9, EOS], [5, 9, EOS], [12, 13, EOS]]
+    outputs = [SpeculativeDecoder(target).generate(p, max_tokens=60).tokens for p in prompts]
+    contexts = [[0] for _ in prompts]
+    drafter.start(prompts)
+    accepted = set()
+    for round_ in range(10):
+        num_draft = lengths[round_ % len(lengths)]
+        draft = drafter.propose(contexts, num_draft, None).tokens.tolist()
+        fresh.start(prompts)
+        assert draft == fresh.propose(contexts, num_draft, None).tokens.tolist()
+        for context, tokens, output in zip(contexts, draft, outputs, strict=True):
+            rest = output[len(context) - 1 :]
+            n = next((i for i, t in enumerate(tokens) if t != rest[i]), num_draft)
+            context += rest[: n + 1]
+            accepted.add(n)
+    assert len(accepted) > 1
+
+
 def test_a_combined_draft_is_the_models_and_what_follows_it() -> None:
     target = tiny_model(vocab_size=20, layers=2, seed=3)
     model = tiny_draft(target)
@@ -136,6 +160,8 @@ def test_nothing_is_looked_up_after_the_models_end() -> None:
     draft = drafter.propose([[0], [0]], 2, None)
     assert draft.num_drafted.tolist() == [2, 4]
     assert draft.tokens[1].tolist() == [3, 4, 8, EOS]
+    drafter.start([[EOS, 8, 8, EOS], [EOS]])
+    assert drafter.propose([[0], [0]], 2, None).tokens.shape == (2, 2), "nothing to pad for"
 
 
 @pytest.mark.parametrize(

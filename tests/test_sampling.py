@@ -50,7 +50,7 @@ def test_top_p_keeps_the_fewest_that_reach_it() -> None:
     assert filtered(probs, top_p=0.3) == [0, 1, 0, 0]
     assert filtered(probs, top_p=0.6) == pytest.approx([0, 4 / 7, 3 / 7, 0])
     assert filtered(probs, top_p=0.75) == pytest.approx([0, 4 / 9, 3 / 9, 2 / 9])
-    assert filtered(probs, top_p=1e-9) == [0, 1, 0, 0]
+    assert filtered(probs, top_p=1e-9) == filtered(probs, top_p=1e-60) == [0, 1, 0, 0]
 
 
 def test_top_p_counts_what_top_k_left() -> None:

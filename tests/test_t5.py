@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from speculative_t5.t5 import T5, relative_position_bucket
+from speculative_t5.positions import relative_position_bucket
+from speculative_t5.t5 import T5
 
 import mlx.core as mx
 import numpy as np

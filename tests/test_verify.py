@@ -24,12 +24,12 @@ def random_probs(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_000) -> float:
-    """Total variation between what `rule` emits as its first token and p_1, K = 1."""
-    size = len(q)
+    """Total variation between what `rule` emits as its first token and p_1, q being (K, V)."""
     draft_key, key = mx.random.split(mx.random.key(7))
-    probs = mx.broadcast_to(mx.array(q, dtype=mx.float32), (rows, 1, size))
+    probs = mx.broadcast_to(mx.array(q, dtype=mx.float32), (rows, *q.shape))
     draft = Draft(draw(probs, draft_key), probs)
-    target = mx.broadcast_to(mx.array(p, dtype=mx.float32), (rows, 2, size))
+    target = mx.broadcast_to(mx.array(p, dtype=mx.float32), (rows, *p.shape))
+    size = q.shape[1]
     verdict = rule(draft, target, key)
     first = mx.where(verdict.num_accepted > 0, draft.tokens[:, 0], verdict.next_token)
     counts = np.bincount(np.array(first), minlength=size) / rows
@@ -44,8 +44,27 @@ TOLERANCE = 0.006
 @pytest.mark.parametrize("seed", range(6))
 def test_first_token_is_distributed_as_the_target(seed: int, rule: Rule) -> None:
     rng = np.random.default_rng(seed)
-    p, q = random_probs(rng, 2, 4), random_probs(rng, 4)
+    p, q = random_probs(rng, 2, 4), random_probs(rng, 1, 4)
     assert sampled_distance(rule, p, q) < TOLERANCE
+
+
+def with_one_key(rule: Rule) -> Rule:
+    def bug(draft: Draft, p: mx.array, key: mx.array) -> Verdict:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mx.random, "split", lambda key: (key, key))
+            return rule(draft, p, key)
+
+    return bug
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_acceptance_and_draws_are_independent(rule: Rule) -> None:
+    """With as many places as tokens, one key for both would give both the same random bits."""
+    p = np.tile([0.4, 0.3, 0.2, 0.1, 0.0], (6, 1))
+    q = np.tile([0.1, 0.1, 0.2, 0.3, 0.3], (5, 1))
+    assert sampled_distance(rule, p, q) < TOLERANCE
+    if rule is verify_tokens:  # the bug would be in what both share, and shows less in blocks
+        assert sampled_distance(with_one_key(rule), p, q) > 5 * TOLERANCE
 
 
 def with_argmax_for_residual(draft: Draft, p: mx.array, key: mx.array) -> Verdict:
@@ -73,7 +92,7 @@ def with_every_draft_accepted(draft: Draft, p: mx.array, key: mx.array) -> Verdi
 )
 def test_the_sampled_check_fails_for_planted_bugs(bug: Rule) -> None:
     p = np.array([[0.5, 0.3, 0.2, 0.0], [0.25, 0.25, 0.25, 0.25]])
-    q = np.array([0.1, 0.2, 0.3, 0.4])
+    q = np.array([[0.1, 0.2, 0.3, 0.4]])
     assert sampled_distance(verify_tokens, p, q) < TOLERANCE
     assert sampled_distance(bug, p, q) > 5 * TOLERANCE
 
