@@ -29,19 +29,20 @@ SAMPLES, BUDGET = 4, 3.0  # of each length; once, if that takes longer than so m
 WARMUP = 0.5  # seconds
 MAX_RUNS = 100
 
-SHAPES = [(MAX_DRAFT + 1,), (2 * MAX_DRAFT + 1,), (4, MAX_DRAFT + 1)]  # of a Calibration's fields
+SHAPES = [(MAX_DRAFT + 1,), (2 * MAX_DRAFT + 1,), (4, MAX_DRAFT + 1), ()]  # of a Calibration
 
 Rehearsal = Callable[[Schedule, int], Iterator[Round]]
 
 
-def calibrate(rehearse: Rehearsal, *settings: object) -> Calibration:
+def calibrate(rehearse: Rehearsal, num_prompts: int, *settings: object) -> Calibration:
     """The calibration for these settings: from the cache if it has one, else measured and kept.
+
+    Where the cache cannot be written, every process measures for itself.
 
     Args:
         rehearse: Decodes the prompts at hand with a schedule and a seed.
+        num_prompts: How many they are.
         settings: What the measurements hang on, models and options; their `repr` is the key.
-
-    Where the cache cannot be written, every process measures for itself.
     """
     threads = {name: value for name, value in os.environ.items() if name.endswith("NUM_THREADS")}
     code = (__version__, version("mlx"))
@@ -50,7 +51,7 @@ def calibrate(rehearse: Rehearsal, *settings: object) -> Calibration:
     path = cache_folder() / f"{digest[:32]}.json"
     found = _read(path)
     if found is None:
-        measured = measure(rehearse)
+        measured = measure(rehearse, num_prompts)
         found = _read(path)  # by another process, meanwhile: all should go by the same
         if found is None:
             found = measured
@@ -70,20 +71,27 @@ def cache_folder() -> Path:
     return Path(root) / "speculative_t5" / "calibration"
 
 
-def measure(rehearse: Rehearsal) -> Calibration:
+def measure(rehearse: Rehearsal, num_prompts: int) -> Calibration:
     """Time rounds of all draft lengths of the grid, over and over on the same prompts.
 
     Takes about 3 seconds, or one round of each length where those take longer.
     """
     started = time.perf_counter()
     warmup, rotation = _Rotation(), _Rotation()
-    # The first use of everything is slower, and does not count.
-    _run(rehearse, warmup, lambda: warmup.rounds >= (2 if _since(started) > WARMUP else len(GRID)))
-    _run(rehearse, rotation, lambda: rotation.has(1 if _since(started) > BUDGET else SAMPLES))
+
+    def warm() -> bool:
+        return warmup.rounds >= (2 if _since(started) > WARMUP else len(GRID))
+
+    def measured() -> bool:
+        return rotation.has(1 if _since(started) > BUDGET else SAMPLES)
+
+    _run(rehearse, warmup, warm)  # the first use of everything is slower, and does not count
+    _run(rehearse, rotation, measured)
     return Calibration(
         _line(rotation.draft_seconds),
         _steps(rotation.verify_seconds),
         tuple(map(tuple, rotation.counts.values.tolist())),
+        num_prompts,
     )
 
 
@@ -194,11 +202,14 @@ def _read(path: Path) -> Calibration | None:
         return None
     if [table.shape for table in tables] != SHAPES:
         return None
-    draft, verify, counts = tables
+    draft, verify, counts, num_prompts = tables
     if not all(np.isfinite(t).all() and t.min() >= 0 for t in tables) or verify.min() == 0:
         return None
     return Calibration(
-        tuple(draft.tolist()), tuple(verify.tolist()), tuple(map(tuple, counts.tolist()))
+        tuple(draft.tolist()),
+        tuple(verify.tolist()),
+        tuple(map(tuple, counts.tolist())),
+        int(num_prompts),
     )
 
 

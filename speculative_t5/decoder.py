@@ -300,7 +300,8 @@ class SpeculativeDecoder:
                 )
 
             models = [m.fingerprint if m else None for m in (self.model, self.draft)]
-            self._schedules[settings] = AdaptiveSchedule(calibrate(rehearse, *models, *settings))
+            found = calibrate(rehearse, len(prompts), *models, *settings)
+            self._schedules[settings] = AdaptiveSchedule(found)
         schedule = self._schedules[settings]
         free = sampler.temperature == 0 and verifier.delta == 0
         return schedule if free else schedule.fresh()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 MAX_DRAFT = 16  # the most that an adaptive schedule asks for
 
-PRIOR_ROUNDS = 8.0  # what the calibration's counts of accepted tokens weigh against new ones
+PRIOR_ROUNDS = 8.0  # what the calibration's rates of acceptance weigh against new rounds
+PROMPT_ROUNDS = 3.0  # what the rounds of one of its prompts are worth, however many there were
+TYPICAL_RATE = 0.75  # of accepted tokens, for a draft that is worth having
 MEMORY = 0.98  # weight of what was seen a round ago
 SMOOTHING = 4.0  # tokens that each place of a draft borrows from all places together
 PROBE_SHARE = 1 / 64  # of the time that may go into drafting one token where that did not pay
@@ -74,11 +76,13 @@ class Calibration:
         draft_seconds: To draft K tokens, for K = 0 to MAX_DRAFT.
         verify_seconds: To verify a pass over L tokens, for L = 1, 2, ...
         counts: `Counts.values` of the rounds measured.
+        num_prompts: Prompts that they came from.
     """
 
     draft_seconds: tuple[float, ...]
     verify_seconds: tuple[float, ...]
     counts: tuple[tuple[float, ...], ...]
+    num_prompts: int
 
 
 class Counts:
@@ -107,19 +111,52 @@ class Counts:
             extra = (accepted >= num_draft, max(accepted - num_draft, 0))
             self.values[:, 0] += (*extra, 1, max(drafted - num_draft, 0))
 
+    def pooled(self) -> float:
+        """Rate of acceptance over all places."""
+        reached, passed, _, _ = self.values[:, 1:].sum(axis=1)
+        return float((passed + 0.5) / (reached + 1))
+
+    def rates(self, pooled: float) -> np.ndarray:
+        """Rates of acceptance by place, (MAX_DRAFT,): the fewer counts, the nearer to `pooled`."""
+        reached, passed, _, _ = self.values[:, 1:]
+        rates: np.ndarray = (passed + SMOOTHING * pooled) / (reached + SMOOTHING)
+        return rates
+
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that a round is expected to accept and to draft if asked for 0 to MAX_DRAFT."""
         reached, passed, asked, had = self.values
-        pooled = (passed[1:].sum() + 0.5) / (reached[1:].sum() + 1)
-        rates = (passed[1:] + SMOOTHING * pooled) / (reached[1:] + SMOOTHING)
-        survival = np.cumprod(rates)
+        survival = np.cumprod(self.rates(self.pooled()))
         drafted = (had[1:] + 1) / (asked[1:] + 1)
+        extra = survival * passed[0] / (reached[0] + 1)
         none = np.zeros(1)
-        accepts = np.concatenate(
-            [none, np.cumsum(survival) + survival * passed[0] / (reached[0] + 1)]
-        )
+        accepts = np.concatenate([none, np.cumsum(survival) + extra])
         drafts = np.concatenate([none, np.cumsum(drafted) + had[0] / (asked[0] + 1)])
         return accepts, drafts
+
+
+def prior(calibration: Calibration) -> Counts:
+    """What to expect of other prompts, as counts of PRIOR_ROUNDS rounds.
+
+    Prompts differ, so that one of them tells little about a pair, except whether its draft is any
+    good: on the scale of log-odds, the mean of n prompts is drawn to that of a typical draft by
+    one part in n + 1 (the random-effects estimate where prompts vary as much as pairs).
+    """
+    measured = Counts(calibration.counts)
+    num_prompts, rounds = calibration.num_prompts, max(measured.values[2, 0], 1.0)
+    pooled = measured.pooled()
+    worth = min(1.0, PROMPT_ROUNDS * num_prompts / rounds)
+    rates = Counts(measured.values * worth).rates(pooled)
+    shift = (_log_odds(TYPICAL_RATE) - _log_odds(pooled)) / (num_prompts + 1)
+    rates = 1 / (1 + np.exp(-_log_odds(rates) - shift))
+    counts = Counts(measured.values * (PRIOR_ROUNDS / rounds))
+    survival = PRIOR_ROUNDS * np.cumprod(rates)
+    counts.values[0, 1:] = survival / rates
+    counts.values[1, 1:] = survival
+    return counts
+
+
+def _log_odds(rate: Any) -> Any:
+    return np.log(rate) - np.log1p(-rate)
 
 
 class AdaptiveSchedule:
@@ -132,9 +169,7 @@ class AdaptiveSchedule:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        prior = Counts(calibration.counts)
-        weight = PRIOR_ROUNDS / max(prior.values[2].max(), PRIOR_ROUNDS)
-        self._counts = Counts(prior.values * weight)
+        self._counts = prior(calibration)
         draft, verify = calibration.draft_seconds, calibration.verify_seconds
         extra = (draft[1] + verify[1]) / (draft[0] + verify[0]) - 1
         self._idle = 0

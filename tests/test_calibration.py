@@ -23,12 +23,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache_folder()
 
 
-SHORT = json.dumps({"draft_seconds": [1.0], "verify_seconds": [1.0], "counts": [[1.0]]})
+SHORT = json.dumps(
+    {"draft_seconds": [1.0], "verify_seconds": [1.0], "counts": [[1.0]], "num_prompts": 1}
+)
 NAN = json.dumps(
     {
         "draft_seconds": [float("nan")] * (MAX_DRAFT + 1),
         "verify_seconds": [1.0] * (2 * MAX_DRAFT + 1),
         "counts": [[1.0] * (MAX_DRAFT + 1)] * 4,
+        "num_prompts": 1,
     }
 )
 
@@ -54,29 +57,30 @@ class Machine:
 
 
 def test_costs_are_measured() -> None:
-    found = calibrate(Machine())
+    found = calibrate(Machine(), 2)
     k = np.arange(1, MAX_DRAFT + 1)
     np.testing.assert_allclose(found.draft_seconds[1:], 0.5 + 0.1 * k)
     assert found.draft_seconds[0] == 0
     np.testing.assert_allclose(found.verify_seconds, 10.0 + np.arange(2 * MAX_DRAFT + 1))
+    assert found.num_prompts == 2
     reached, passed, asked, had = np.array(found.counts)
     assert passed[1] == reached[1] == asked[1] == had[1] > 0
     assert passed[3] == 0 < reached[3]
 
 
 def test_outputs_of_one_round_are_enough() -> None:
-    found = calibrate(Machine(rounds=1, rows=1))
+    found = calibrate(Machine(rounds=1, rows=1), 2)
     np.testing.assert_allclose(found.verify_seconds, 10.0 + np.arange(2 * MAX_DRAFT + 1))
     assert found.draft_seconds[1] > 9, "the encoder is part of every draft"
 
 
 def test_a_calibration_is_kept_under_its_settings(cache: Path) -> None:
     machine = Machine()
-    first = calibrate(machine, "this", 1)
+    first = calibrate(machine, 2, "this", 1)
     runs = machine.runs
-    assert calibrate(machine, "this", 1) == first
+    assert calibrate(machine, 2, "this", 1) == first
     assert machine.runs == runs
-    calibrate(machine, "that", 1)
+    calibrate(machine, 2, "that", 1)
     assert machine.runs > runs
     assert len(list(cache.iterdir())) == 2
 
@@ -84,11 +88,11 @@ def test_a_calibration_is_kept_under_its_settings(cache: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": 3}', "\xff", SHORT, NAN])
 def test_a_damaged_file_is_measured_again(cache: Path, content: str) -> None:
     machine = Machine()
-    first = calibrate(machine)
+    first = calibrate(machine, 2)
     (path,) = cache.iterdir()
     path.write_text(content, encoding="latin-1")
     runs = machine.runs
-    assert calibrate(machine) == first
+    assert calibrate(machine, 2) == first
     assert machine.runs > runs
     assert json.loads(path.read_text())["counts"]
 
@@ -96,7 +100,7 @@ def test_a_damaged_file_is_measured_again(cache: Path, content: str) -> None:
 def test_a_cache_that_cannot_be_written_is_done_without(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("in the way")
-    assert isinstance(calibrate(Machine()), Calibration)
+    assert isinstance(calibrate(Machine(), 2), Calibration)
     assert cache.read_text() == "in the way"
 
 
@@ -160,7 +164,7 @@ def test_a_slow_machine_is_measured_once_at_each_length(monkeypatch: pytest.Monk
     clock = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     machine = Machine(rounds=5)
-    calibrate(machine)
+    calibrate(machine, 2)
     assert machine.runs <= 8
 
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from speculative_t5.schedule import (
     MAX_DRAFT,
     PROBE_SHARE,
+    TYPICAL_RATE,
     AdaptiveSchedule,
     Calibration,
     Counts,
     FixedSchedule,
     Outcome,
+    prior,
 )
 
 import numpy as np
@@ -32,13 +34,14 @@ def counted(rate: float, rounds: int = 4000, num_draft: int = MAX_DRAFT) -> Coun
 
 
 def calibration(
-    counts: Counts | None = None, *, draft: float = 0.1, verify: float = 0.02
+    counts: Counts, *, draft: float = 0.1, verify: float = 0.02, num_prompts: int = 1000
 ) -> Calibration:
     """A pass over one token takes a second; further tokens and drafting them as given."""
     return Calibration(
         tuple(draft * k for k in range(MAX_DRAFT + 1)),
         tuple(1 + verify * k for k in range(2 * MAX_DRAFT + 1)),
-        tuple(map(tuple, (counts or Counts()).values.tolist())),
+        tuple(map(tuple, counts.values.tolist())),
+        num_prompts,
     )
 
 
@@ -96,11 +99,24 @@ def test_the_length_is_the_best_by_theory(rate: float, draft: float) -> None:
     assert abs(schedule.next(1000) - best_by_theory(rate, draft, 0.02)) <= 1
 
 
+def test_one_prompt_tells_little_but_whether_a_draft_is_any_good() -> None:
+    def expected(rate: float, num_prompts: int) -> float:
+        return prior(calibration(counted(rate), num_prompts=num_prompts)).pooled()
+
+    for rate in (0.02, 0.4, 0.95):
+        one, few, many = (expected(rate, n) for n in (1, 4, 1000))
+        assert many == pytest.approx(rate, abs=0.06)
+        assert abs(one - TYPICAL_RATE) <= abs(few - TYPICAL_RATE) <= abs(many - TYPICAL_RATE)
+    assert expected(0.4, 1) > 0.5
+    assert expected(0.02, 1) < 0.3
+    assert AdaptiveSchedule(calibration(counted(0.01), draft=0.4, num_prompts=1)).next(99) == 0
+
+
 def test_a_step_in_the_costs_is_seen() -> None:
     """Passes over up to 6 tokens cost the same, and longer ones three times as much."""
     costs = tuple(1.0 if length <= 6 else 3.0 for length in range(1, 2 * MAX_DRAFT + 2))
     counts = tuple(map(tuple, counted(0.9).values.tolist()))
-    schedule = AdaptiveSchedule(Calibration((0.0,) * (MAX_DRAFT + 1), costs, counts))
+    schedule = AdaptiveSchedule(Calibration((0.0,) * (MAX_DRAFT + 1), costs, counts, 1000))
     assert schedule.next(1000) == 5
 
 
