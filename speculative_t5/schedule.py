@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 MAX_DRAFT = 16  # the most that an adaptive schedule asks for
 
-PRIOR_ROUNDS = 8.0  # what the calibration's rates of acceptance weigh against new rounds
-PROMPT_ROUNDS = 3.0  # what the rounds of one of its prompts are worth, however many there were
 TYPICAL_RATE = 0.75  # of accepted tokens, for a draft that is worth having
+CONCENTRATION = 16.0  # of rates over texts, a Beta distribution: less, if texts differ more
+PROMPT_TOKENS, MOST_TOKENS = 12.0, 200.0  # that more prompts of a calibration count for, and all
+PRIOR_ROUNDS = 8.0  # that a calibration's draft lengths count for
+POOLED_TOKENS = 20.0  # that the rate expected of all places counts for, against new ones
+SMOOTHING = 8.0  # tokens that each place borrows from all places together
 MEMORY = 0.98  # weight of what was seen a round ago
-SMOOTHING = 4.0  # tokens that each place of a draft borrows from all places together
 PROBE_SHARE = 1 / 64  # of the time that may go into drafting one token where that did not pay
 MAX_PATIENCE = 8  # times longer than at first, between probes that fail
 
@@ -111,21 +114,23 @@ class Counts:
             extra = (accepted >= num_draft, max(accepted - num_draft, 0))
             self.values[:, 0] += (*extra, 1, max(drafted - num_draft, 0))
 
-    def pooled(self) -> float:
-        """Rate of acceptance over all places."""
+    def pooled(self, tokens: float = 1.0, rate: float = 0.5) -> float:
+        """Rate of acceptance over all places, with so many tokens more of that rate."""
         reached, passed, _, _ = self.values[:, 1:].sum(axis=1)
-        return float((passed + 0.5) / (reached + 1))
+        return float((passed + tokens * rate) / (reached + tokens))
 
-    def rates(self, pooled: float) -> np.ndarray:
-        """Rates of acceptance by place, (MAX_DRAFT,): the fewer counts, the nearer to `pooled`."""
-        reached, passed, _, _ = self.values[:, 1:]
-        rates: np.ndarray = (passed + SMOOTHING * pooled) / (reached + SMOOTHING)
-        return rates
+    def expected(self, pooled: float) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that a round is expected to accept and to draft if asked for 0 to MAX_DRAFT.
 
-    def expected(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that a round is expected to accept and to draft if asked for 0 to MAX_DRAFT."""
+        A place with few counts of its own borrows the pooled rate. Where texts differ in how easy
+        they are, each accepted token makes the next one likelier: it borrows that rate after those
+        before it (the predictive rate of a Beta distribution).
+        """
         reached, passed, asked, had = self.values
-        survival = np.cumprod(self.rates(self.pooled()))
+        before = np.arange(MAX_DRAFT)
+        borrowed = (CONCENTRATION * pooled + before) / (CONCENTRATION + before)
+        rates = (passed[1:] + SMOOTHING * borrowed) / (reached[1:] + SMOOTHING)
+        survival = np.cumprod(rates)
         drafted = (had[1:] + 1) / (asked[1:] + 1)
         extra = survival * passed[0] / (reached[0] + 1)
         none = np.zeros(1)
@@ -134,29 +139,31 @@ class Counts:
         return accepts, drafts
 
 
-def prior(calibration: Calibration) -> Counts:
-    """What to expect of other prompts, as counts of PRIOR_ROUNDS rounds.
+def rate_of_others(calibration: Calibration) -> float:
+    """The rate of acceptance to expect of other prompts than those calibrated on.
 
     Prompts differ, so that one of them tells little about a pair, except whether its draft is any
-    good: on the scale of log-odds, the mean of n prompts is drawn to that of a typical draft by
+    good: on the scale of log-odds, the rate of n prompts is drawn to that of a typical draft by
     one part in n + 1 (the random-effects estimate where prompts vary as much as pairs).
     """
-    measured = Counts(calibration.counts)
-    num_prompts, rounds = calibration.num_prompts, max(measured.values[2, 0], 1.0)
-    pooled = measured.pooled()
-    worth = min(1.0, PROMPT_ROUNDS * num_prompts / rounds)
-    rates = Counts(measured.values * worth).rates(pooled)
-    shift = (_log_odds(TYPICAL_RATE) - _log_odds(pooled)) / (num_prompts + 1)
-    rates = 1 / (1 + np.exp(-_log_odds(rates) - shift))
-    counts = Counts(measured.values * (PRIOR_ROUNDS / rounds))
-    survival = PRIOR_ROUNDS * np.cumprod(rates)
-    counts.values[0, 1:] = survival / rates
-    counts.values[1, 1:] = survival
+    here, typical = (
+        math.log(rate / (1 - rate)) for rate in (Counts(calibration.counts).pooled(), TYPICAL_RATE)
+    )
+    weight = 1 / (calibration.num_prompts + 1)
+    return 1 / (1 + math.exp(-((1 - weight) * here + weight * typical)))
+
+
+def counts_for_others(calibration: Calibration) -> Counts:
+    """The calibration's counts, weighing as much as they tell of other prompts."""
+    counts = Counts(calibration.counts)
+    values = counts.values
+    rounds, tokens = max(values[2, 0], 1.0), max(values[0, 1:].sum(), 1.0)
+    # What the first prompt tells is all in `rate_of_others`.
+    worth = min(tokens, PROMPT_TOKENS * (calibration.num_prompts - 1), MOST_TOKENS)
+    values[:2, 1:] *= worth / tokens
+    values[2:, 1:] *= min(1.0, PRIOR_ROUNDS / rounds)
+    values[:, 0] *= min(1.0, PRIOR_ROUNDS / rounds)
     return counts
-
-
-def _log_odds(rate: Any) -> Any:
-    return np.log(rate) - np.log1p(-rate)
 
 
 class AdaptiveSchedule:
@@ -169,7 +176,8 @@ class AdaptiveSchedule:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._counts = prior(calibration)
+        self._rate = rate_of_others(calibration)
+        self._counts = counts_for_others(calibration)
         draft, verify = calibration.draft_seconds, calibration.verify_seconds
         extra = (draft[1] + verify[1]) / (draft[0] + verify[0]) - 1
         self._idle = 0
@@ -201,7 +209,7 @@ class AdaptiveSchedule:
         self._best = self._choose()
 
     def _choose(self) -> int:
-        accepts, drafts = self._counts.expected()
+        accepts, drafts = self._counts.expected(self._counts.pooled(POOLED_TOKENS, self._rate))
         verify = self._calibration.verify_seconds
         lengths = np.arange(1, len(verify) + 1)
         seconds = self._calibration.draft_seconds + np.interp(1 + drafts, lengths, verify)

@@ -13,7 +13,7 @@ from speculative_t5.schedule import (
     Counts,
     FixedSchedule,
     Outcome,
-    prior,
+    rate_of_others,
 )
 
 import numpy as np
@@ -45,10 +45,11 @@ def calibration(
     )
 
 
-def best_by_theory(rate: float, draft: float, verify: float) -> int:
-    """Where (1 - a^(K + 1)) / (1 - a) / (1 + K c) is largest (2211.17192, theorem 3.8)."""
+def speed_by_theory(rate: float, draft: float, verify: float) -> np.ndarray:
+    """(1 - a^(K + 1)) / (1 - a) / (1 + K c) for K = 0 to MAX_DRAFT (2211.17192, theorem 3.8)."""
     k = np.arange(MAX_DRAFT + 1)
-    return int(np.argmax((1 - rate ** (k + 1)) / (1 - rate) / (1 + k * (draft + verify))))
+    speed: np.ndarray = (1 - rate ** (k + 1)) / (1 - rate) / (1 + k * (draft + verify))
+    return speed
 
 
 def test_a_fixed_length_leaves_room_for_the_next_token() -> None:
@@ -58,7 +59,7 @@ def test_a_fixed_length_leaves_room_for_the_next_token() -> None:
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
 def test_expected_tokens_follow_the_rate(rate: float) -> None:
-    accepts, drafts = counted(rate).expected()
+    accepts, drafts = (counts := counted(rate)).expected(counts.pooled())
     theory = np.cumsum(rate ** np.arange(1, MAX_DRAFT + 1))
     np.testing.assert_allclose(accepts[1:], theory, rtol=0.05)
     np.testing.assert_allclose(drafts, np.arange(MAX_DRAFT + 1), rtol=1e-3)
@@ -69,7 +70,7 @@ def test_places_have_rates_of_their_own() -> None:
     """The first three places are always accepted, the fourth never."""
     counts = Counts()
     counts.add(outcome(6, [3] * 500))
-    accepts, _ = counts.expected()
+    accepts, _ = counts.expected(counts.pooled())
     np.testing.assert_allclose(accepts[1:4], [1, 2, 3], rtol=0.01)
     np.testing.assert_allclose(accepts[4:7], 3, atol=0.02)
 
@@ -78,7 +79,7 @@ def test_tokens_beyond_the_ones_asked_for_are_expected_again() -> None:
     """A drafter that adds two tokens to those asked for, of which one is accepted."""
     counts = Counts()
     counts.add(outcome(3, [4] * 500, [5] * 500))
-    accepts, drafts = counts.expected()
+    accepts, drafts = counts.expected(counts.pooled())
     assert accepts[3] == pytest.approx(4, abs=0.02)
     assert drafts[3] == pytest.approx(5, abs=0.02)
     assert drafts[2] == pytest.approx(4, abs=0.02)
@@ -87,25 +88,27 @@ def test_tokens_beyond_the_ones_asked_for_are_expected_again() -> None:
 def test_shorter_drafts_than_asked_for_cost_less() -> None:
     counts = Counts()
     counts.add(outcome(8, [2] * 500, [2] * 500))
-    accepts, drafts = counts.expected()
+    accepts, drafts = counts.expected(counts.pooled())
     assert accepts[8] == pytest.approx(2, abs=0.05)
     assert drafts[8] == pytest.approx(2, abs=0.05)
 
 
 @pytest.mark.parametrize("draft", [0.02, 0.1, 0.3])
 @pytest.mark.parametrize("rate", [0.02, 0.3, 0.6, 0.8, 0.95])
-def test_the_length_is_the_best_by_theory(rate: float, draft: float) -> None:
+def test_the_length_is_as_good_as_the_best_by_theory(rate: float, draft: float) -> None:
     schedule = AdaptiveSchedule(calibration(counted(rate), draft=draft))
-    assert abs(schedule.next(1000) - best_by_theory(rate, draft, 0.02)) <= 1
+    speed = speed_by_theory(rate, draft, 0.02)
+    assert speed[schedule.next(1000)] > 0.97 * speed.max()
+    assert min(speed) < 0.9 * speed.max()
 
 
 def test_one_prompt_tells_little_but_whether_a_draft_is_any_good() -> None:
     def expected(rate: float, num_prompts: int) -> float:
-        return prior(calibration(counted(rate), num_prompts=num_prompts)).pooled()
+        return rate_of_others(calibration(counted(rate), num_prompts=num_prompts))
 
     for rate in (0.02, 0.4, 0.95):
         one, few, many = (expected(rate, n) for n in (1, 4, 1000))
-        assert many == pytest.approx(rate, abs=0.06)
+        assert many == pytest.approx(rate, abs=0.02)
         assert abs(one - TYPICAL_RATE) <= abs(few - TYPICAL_RATE) <= abs(many - TYPICAL_RATE)
     assert expected(0.4, 1) > 0.5
     assert expected(0.02, 1) < 0.3
