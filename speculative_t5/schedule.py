@@ -15,8 +15,8 @@ TYPICAL_RATE = 0.75  # of accepted tokens, for a draft that is worth having
 CONCENTRATION = 16.0  # of rates over texts, a Beta distribution: less, if texts differ more
 PROMPT_TOKENS, MOST_TOKENS = 12.0, 200.0  # that more prompts of a calibration count for, and all
 PRIOR_ROUNDS = 8.0  # that a calibration's draft lengths count for
-POOLED_TOKENS = 20.0  # that the rate expected of all places counts for, against new ones
-SMOOTHING = 8.0  # tokens that each place borrows from all places together
+SMOOTHING = 32.0  # tokens that each place borrows from all places together
+SLACK = 0.01  # of speed, that counts for nothing
 MEMORY = 0.98  # weight of what was seen a round ago
 PROBE_SHARE = 1 / 64  # of the time that may go into drafting one token where that did not pay
 MAX_PATIENCE = 8  # times longer than at first, between probes that fail
@@ -209,8 +209,10 @@ class AdaptiveSchedule:
         self._best = self._choose()
 
     def _choose(self) -> int:
-        accepts, drafts = self._counts.expected(self._counts.pooled(POOLED_TOKENS, self._rate))
+        accepts, drafts = self._counts.expected(self._counts.pooled(CONCENTRATION, self._rate))
         verify = self._calibration.verify_seconds
         lengths = np.arange(1, len(verify) + 1)
         seconds = self._calibration.draft_seconds + np.interp(1 + drafts, lengths, verify)
-        return int(np.argmax((1 + accepts) / seconds))
+        speed = (1 + accepts) / seconds
+        # Of lengths that promise as much, the longest: its rounds teach more.
+        return int(np.flatnonzero(speed >= (1 - SLACK) * speed.max())[-1])

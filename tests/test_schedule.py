@@ -24,7 +24,7 @@ def outcome(num_draft: int, accepted: Sequence[int], drafted: Sequence[int] = ()
     return Outcome(num_draft, drafted or [num_draft] * len(accepted), accepted, 0.0, 0.0)
 
 
-def counted(rate: float, rounds: int = 4000, num_draft: int = MAX_DRAFT) -> Counts:
+def counted(rate: float, rounds: int = 20_000, num_draft: int = MAX_DRAFT) -> Counts:
     """Counts of drafts whose tokens are each accepted with one probability."""
     rng = np.random.default_rng(0)
     passed = np.cumprod(rng.random((rounds, num_draft)) < rate, axis=1).sum(axis=1)
@@ -69,7 +69,7 @@ def test_expected_tokens_follow_the_rate(rate: float) -> None:
 def test_places_have_rates_of_their_own() -> None:
     """The first three places are always accepted, the fourth never."""
     counts = Counts()
-    counts.add(outcome(6, [3] * 500))
+    counts.add(outcome(6, [3] * 10_000))
     accepts, _ = counts.expected(counts.pooled())
     np.testing.assert_allclose(accepts[1:4], [1, 2, 3], rtol=0.01)
     np.testing.assert_allclose(accepts[4:7], 3, atol=0.02)
@@ -78,7 +78,7 @@ def test_places_have_rates_of_their_own() -> None:
 def test_tokens_beyond_the_ones_asked_for_are_expected_again() -> None:
     """A drafter that adds two tokens to those asked for, of which one is accepted."""
     counts = Counts()
-    counts.add(outcome(3, [4] * 500, [5] * 500))
+    counts.add(outcome(3, [4] * 10_000, [5] * 10_000))
     accepts, drafts = counts.expected(counts.pooled())
     assert accepts[3] == pytest.approx(4, abs=0.02)
     assert drafts[3] == pytest.approx(5, abs=0.02)
@@ -87,7 +87,7 @@ def test_tokens_beyond_the_ones_asked_for_are_expected_again() -> None:
 
 def test_shorter_drafts_than_asked_for_cost_less() -> None:
     counts = Counts()
-    counts.add(outcome(8, [2] * 500, [2] * 500))
+    counts.add(outcome(8, [2] * 10_000, [2] * 10_000))
     accepts, drafts = counts.expected(counts.pooled())
     assert accepts[8] == pytest.approx(2, abs=0.05)
     assert drafts[8] == pytest.approx(2, abs=0.05)
