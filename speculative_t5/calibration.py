@@ -25,7 +25,7 @@ from .results import Round
 from .schedule import MAX_DRAFT, Calibration, Counts, Outcome, Schedule
 
 GRID = (*range(13), MAX_DRAFT)  # draft lengths to try: libraries like some numbers of rows more
-SAMPLES, BUDGET = 4, 3.0  # of each length; once, if that takes longer than so many seconds
+SAMPLES, BUDGET = 12, 3.0  # of each length; once, if that takes longer than so many seconds
 WARMUP = 0.5  # seconds
 MAX_RUNS = 100
 
@@ -73,6 +73,8 @@ def cache_folder() -> Path:
 
 def measure(rehearse: Rehearsal, num_prompts: int) -> Calibration:
     """Time rounds of all draft lengths of the grid, over and over on the same prompts.
+
+    The shortest times count: what disturbs a measurement makes it longer.
 
     Takes about 3 seconds, or one round of each length where those take longer.
     """
@@ -170,9 +172,9 @@ class Padded:
 def _line(samples: dict[int, list[float]]) -> tuple[float, ...]:
     """Seconds to draft 0 to MAX_DRAFT tokens: a line, for one token costs as much as the next."""
     known = sorted(num_draft for num_draft in samples if num_draft)
-    step, base = np.polyfit(known, [_typical(samples[num_draft]) for num_draft in known], 1)
+    step, base = np.polyfit(known, [min(samples[num_draft]) for num_draft in known], 1)
     line = np.maximum(base + step * np.arange(MAX_DRAFT + 1), 0)
-    line[0] = _typical(samples[0])
+    line[0] = min(samples[0])
     return tuple(line.tolist())
 
 
@@ -182,7 +184,7 @@ def _steps(samples: dict[int, list[float]]) -> tuple[float, ...]:
     A pass over more tokens can stand in for one over fewer: none costs more than a longer one.
     """
     known = sorted(samples)
-    measured = [_typical(samples[length]) for length in known]
+    measured = [min(samples[length]) for length in known]
     values = np.minimum.accumulate(measured[::-1])[::-1].tolist()
     end = 2 * MAX_DRAFT + 1
     if known[-1] < end:
@@ -190,11 +192,6 @@ def _steps(samples: dict[int, list[float]]) -> tuple[float, ...]:
         values.append(values[-1] + max(slope, 0) * (end - known[-1]))
         known.append(end)
     return tuple(np.interp(range(1, end + 1), known, values).tolist())
-
-
-def _typical(samples: list[float]) -> float:
-    """The lower quartile: what disturbs a measurement makes it longer."""
-    return sorted(samples)[len(samples) // 4]
 
 
 def _read(path: Path) -> Calibration | None:

@@ -11,12 +11,11 @@ import numpy as np
 
 MAX_DRAFT = 16  # the most that an adaptive schedule asks for
 
-TYPICAL_RATE = 0.75  # of accepted tokens, for a draft that is worth having
-CONCENTRATION = 16.0  # of rates over texts, a Beta distribution: less, if texts differ more
+TYPICAL_RATE = 0.8  # of accepted tokens, for a draft that is worth having
+PRIOR_TOKENS = 8.0  # that the rate expected of a text counts for, against its own tokens
 PROMPT_TOKENS, MOST_TOKENS = 12.0, 200.0  # that more prompts of a calibration count for, and all
 PRIOR_ROUNDS = 8.0  # that a calibration's draft lengths count for
-SMOOTHING = 32.0  # tokens that each place borrows from all places together
-SLACK = 0.01  # of speed, that counts for nothing
+SMOOTHING = 16.0  # tokens that each place borrows from all places together
 MEMORY = 0.98  # weight of what was seen a round ago
 PROBE_SHARE = 1 / 64  # of the time that may go into drafting one token where that did not pay
 MAX_PATIENCE = 8  # times longer than at first, between probes that fail
@@ -114,21 +113,22 @@ class Counts:
             extra = (accepted >= num_draft, max(accepted - num_draft, 0))
             self.values[:, 0] += (*extra, 1, max(drafted - num_draft, 0))
 
-    def pooled(self, tokens: float = 1.0, rate: float = 0.5) -> float:
-        """Rate of acceptance over all places, with so many tokens more of that rate."""
+    def pooled(self) -> float:
+        """Rate of acceptance over all places."""
         reached, passed, _, _ = self.values[:, 1:].sum(axis=1)
-        return float((passed + tokens * rate) / (reached + tokens))
+        return float((passed + 0.5) / (reached + 1))
 
-    def expected(self, pooled: float) -> tuple[np.ndarray, np.ndarray]:
+    def expected(self, rate: float) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that a round is expected to accept and to draft if asked for 0 to MAX_DRAFT.
 
-        A place with few counts of its own borrows the pooled rate. Where texts differ in how easy
-        they are, each accepted token makes the next one likelier: it borrows that rate after those
-        before it (the predictive rate of a Beta distribution).
+        A place with few counts of its own borrows the rate of all places, to which `rate` adds
+        PRIOR_TOKENS tokens. As long as that rate is not well known, each accepted token makes the
+        next one likelier (the predictive rate of a Beta distribution).
         """
         reached, passed, asked, had = self.values
         before = np.arange(MAX_DRAFT)
-        borrowed = (CONCENTRATION * pooled + before) / (CONCENTRATION + before)
+        known = PRIOR_TOKENS + reached[1:].sum()
+        borrowed = (PRIOR_TOKENS * rate + passed[1:].sum() + before) / (known + before)
         rates = (passed[1:] + SMOOTHING * borrowed) / (reached[1:] + SMOOTHING)
         survival = np.cumprod(rates)
         drafted = (had[1:] + 1) / (asked[1:] + 1)
@@ -209,10 +209,8 @@ class AdaptiveSchedule:
         self._best = self._choose()
 
     def _choose(self) -> int:
-        accepts, drafts = self._counts.expected(self._counts.pooled(CONCENTRATION, self._rate))
+        accepts, drafts = self._counts.expected(self._rate)
         verify = self._calibration.verify_seconds
         lengths = np.arange(1, len(verify) + 1)
         seconds = self._calibration.draft_seconds + np.interp(1 + drafts, lengths, verify)
-        speed = (1 + accepts) / seconds
-        # Of lengths that promise as much, the longest: its rounds teach more.
-        return int(np.flatnonzero(speed >= (1 - SLACK) * speed.max())[-1])
+        return int(np.argmax((1 + accepts) / seconds))
