@@ -12,7 +12,7 @@ import numpy as np
 MAX_DRAFT = 16  # the most that an adaptive schedule asks for
 
 TYPICAL_RATE = 0.8  # of accepted tokens, for a draft that is worth having
-PRIOR_TOKENS = 8.0  # that the rate expected of a text counts for, against its own tokens
+PRIOR_TOKENS = 24.0  # that the rate expected of a text counts for, against its own tokens
 PROMPT_TOKENS, MOST_TOKENS = 12.0, 200.0  # that more prompts of a calibration count for, and all
 PRIOR_ROUNDS = 8.0  # that a calibration's draft lengths count for
 SMOOTHING = 16.0  # tokens that each place borrows from all places together
