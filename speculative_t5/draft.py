@@ -230,6 +230,7 @@ class CombinedDrafter:
         first = self._model.propose(context, num_draft, key)
         if num_draft == 0:
             return first
+        # The one read in mid-round: a lookup goes on from the tokens that the model drafted.
         drafted = cast(list[list[int]], first.tokens.tolist())
         assumed = [c + d for c, d in zip(context, drafted, strict=True)]
         more = self._lookup.find(assumed, num_draft)

@@ -48,7 +48,7 @@ def decode(
         num_draft = schedule.next(max_tokens - min(row.stats.emitted for row in rows))
         began = time.perf_counter()
         draft = drafter.propose(contexts, num_draft, draft_key)
-        mx.eval(draft.tokens)
+        mx.eval(draft.tokens)  # a wait of its own, to tell drafting's time from verifying's
         drafted = time.perf_counter()
         proposals = verify(session, contexts, draft, verifier, verify_key)
         ended = time.perf_counter()
