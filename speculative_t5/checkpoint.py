@@ -1,116 +1,266 @@
-"""Hugging Face checkpoints -> model folders, from the raw tensors and config.json."""
+"""Checkpoints: model folders of our own and Hugging Face's, known before their weights are read."""
 
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import re
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
 
 from .config import T5Config
-from .tokenizer import TOKENIZER_FILES
-from .weights import check_shapes, read_config, write_folder
+from .t5 import T5
+from .tensors import Shape, StoredTensor, read_npz, read_safetensors
 
-DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+Reader = Callable[[Path], dict[str, StoredTensor]]
 
-# Copies of the shared embedding, and an encoder-decoder bias that no T5 uses.
-_REDUNDANT = re.compile(
-    r"(encoder|decoder)\.embed_tokens\.weight"
-    r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+# Where the embedding may be: checkpoints without the first have it under the second (madlad400).
+EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+HEAD = "lm_head.weight"
+# An encoder-decoder bias that old checkpoints have and no T5 uses.
+_UNUSED = re.compile(
+    r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One of our parameters: Hugging Face tensors of these names and shapes, stacked by rows."""
+    """One of our parameters: stored tensors of these names and shapes, stacked by rows."""
 
     name: str
     sources: dict[str, Shape]
 
 
-def convert(
-    model: str,
-    output: Path | None = None,
-    *,
-    dtype: mx.Dtype | None = None,
-    revision: str | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Path:
-    """Convert a checkpoint folder, or a repository of the Hugging Face Hub, to a model folder.
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a folder holds: every parameter of the model, its name and shape checked.
+
+    Attributes:
+        folder: Where it is.
+        config: As the tensors say; where they differ from config.json, they are believed.
+        tensors: What is stored, by its names there.
+        parameters: Ours, in the order of the model, and what each is made of.
+    """
+
+    folder: Path
+    config: T5Config
+    tensors: dict[str, StoredTensor]
+    parameters: list[Parameter]
+
+    @property
+    def converted(self) -> bool:
+        """Whether it is a model folder of our own."""
+        return (self.folder / "weights.npz").exists()
+
+    def dtype(self, parameter: Parameter) -> mx.Dtype:
+        """The type a parameter is stored in; float32 if its parts differ."""
+        dtypes = {self.tensors[name].dtype for name in parameter.sources}
+        return dtypes.pop() if len(dtypes) == 1 else mx.float32
+
+
+def open_checkpoint(folder: Path, readers: Mapping[str, Reader] | None = None) -> Checkpoint:
+    """Open a model folder or a Hugging Face checkpoint; no weights are read yet.
+
+    (Except to tell whether a stored output head is the embedding again.)
 
     Args:
-        model: Path of the folder, or name of the repository.
-        output: Folder to write; weights/<last part of the name> by default.
-        dtype: Type to store; by default each tensor's own.
-        revision: Branch, tag or commit on the Hub.
-        progress: Called with how many parameters are done, and how many there are.
-
-    Returns:
-        The folder written.
+        folder: Where it is.
+        readers: Of kinds of files, by their suffix; by default safetensors alone.
 
     Raises:
-        ValueError: If the checkpoint is not a whole T5 with a tokenizer.
-        OSError: If the Hub cannot be reached or the output cannot be written.
+        ValueError: If it is not a whole T5; the message names the first thing that is wrong.
     """
-    source = Path(model) if Path(model).is_dir() else _download(model, revision)
-    name = Path(model).resolve().name if Path(model).is_dir() else model.rsplit("/", 1)[-1]
-    config = read_config(source)
-    tokenizer_files = [path for file in TOKENIZER_FILES if (path := source / file).is_file()]
-    if not any(path.name in ("spiece.model", "tokenizer.json") for path in tokenizer_files):
-        raise ValueError(
-            f"no tokenizer in {source}: expected spiece.model or tokenizer.json; "
-            "copy it there from the model that this one was tuned from"
-        )
-    tensors = read_tensors(source)
-    config = believe_tensors(config, tensors)
-    parameters = list(plan(config))
+    config = read_config(folder)
+    if (folder / "weights.npz").exists():
+        path = folder / "weights.npz"
+        tensors = read_npz(path)
+        _check_depth(path, config, tensors)
+        shapes = parameter_shapes(config)
+        stored = [name for name in tensors if name in shapes]
+        names = [*stored, *(shapes.keys() - tensors.keys())]  # what is missing is told below
+        parameters = [Parameter(name, {name: shapes[name]}) for name in names]
+    else:
+        path = folder
+        tensors = _read_folder(folder, readers or {"safetensors": read_safetensors})
+        config, tensors = believe_tensors(config, tensors)
+        _check_depth(path, config, tensors)
+        parameters = list(plan(config))
     expected = {name: shape for p in parameters for name, shape in p.sources.items()}
-    found = {n: tuple(t.shape) for n, t in tensors.items() if not _redundant(n, config)}
-    check_shapes(source, expected, found)
-
-    def produce() -> Iterator[tuple[str, mx.array]]:
-        for done, parameter in enumerate(parameters):
-            progress(done, len(parameters))
-            parts = [_take(tensors, name) for name in parameter.sources]
-            whole = mx.concatenate(parts) if len(parts) > 1 else parts[0]
-            yield parameter.name, whole.astype(dtype) if dtype else whole
-        progress(len(parameters), len(parameters))
-
-    output = output or Path("weights") / name
-    if output.resolve() == source.resolve():
-        raise ValueError(f"{source} is the checkpoint itself: choose another --output")
-    write_folder(output, config, produce(), tokenizer_files)
-    return output
+    check_shapes(path, expected, {name: tensor.shape for name, tensor in tensors.items()})
+    return Checkpoint(folder, config, tensors, parameters)
 
 
-def believe_tensors(config: T5Config, tensors: Mapping[str, Any]) -> T5Config:
-    """Correct a config by the tensors that are there; old ones say relu for gated-gelu, and so on.
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
 
-    The scaling of the decoder's output is not to be seen in tensors and stays as configured.
+    Raises:
+        ValueError: If it is not JSON, or not an object.
     """
-    gated = any(name.endswith("DenseReluDense.wi_0.weight") for name in tensors)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object")
+    return raw
+
+
+def read_config(folder: Path) -> T5Config:
+    """The T5Config of a model folder or a Hugging Face checkpoint.
+
+    Raises:
+        ValueError: If config.json is missing, is not JSON, or is not of a T5.
+    """
+    if not (folder / "config.json").is_file():
+        found = ", an adapter's settings" if (folder / "adapter_config.json").is_file() else ""
+        raise ValueError(f"{folder} is not a model folder: it has no config.json{found}")
+    raw = read_json(folder / "config.json")
+    try:
+        return T5Config.from_dict(raw)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def parameter_shapes(config: T5Config) -> dict[str, Shape]:
+    """Names and shapes of all parameters of a model, as the model itself has them."""
+    arrays = cast(list[tuple[str, mx.array]], tree_flatten(T5(config).parameters()))
+    return {name: tuple(array.shape) for name, array in arrays}
+
+
+def _check_depth(where: Path, config: T5Config, tensors: Mapping[str, Any]) -> None:
+    """Refuse a depth out of all proportion before as many layers are made."""
+    depth = config.num_layers + config.num_decoder_layers
+    if depth > len(tensors):
+        raise ValueError(f"config.json says {depth} layers, {where} has {len(tensors)} tensors")
+
+
+def check_shapes(where: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
+    """Check the names and shapes of tensors.
+
+    Raises:
+        ValueError: Naming the first tensor that is missing, misshapen or unknown.
+    """
+    for name, shape in expected.items():
+        if name not in found:
+            raise ValueError(f"{where} has no tensor {name}, expected one of shape {shape}")
+        if tuple(found[name]) != tuple(shape):
+            raise ValueError(f"{where}: {name} has shape {found[name]}, expected {shape}")
+    unknown = sorted(found.keys() - expected.keys())
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise ValueError(f"{where} has tensors that a T5 does not: {unknown[0]}{more}")
+
+
+def find_weights(folder: Path, kinds: Iterable[str]) -> tuple[str, Path] | None:
+    """The kind of a checkpoint's weights and their single file or index, if it has any."""
+    for kind in kinds:
+        stem = "model" if kind == "safetensors" else "pytorch_model"
+        for name in (f"{stem}.{kind}", f"{stem}.{kind}.index.json"):
+            if (folder / name).is_file():
+                return kind, folder / name
+    return None
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The weight map of an index: names of tensors -> names of files beside it.
+
+    Raises:
+        ValueError: If it is no such index, or a file's name leads elsewhere.
+    """
+    shards = read_json(path).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise ValueError(f"{path} is not an index of shards: it has no weight_map")
+    for shard in shards.values():
+        if not isinstance(shard, str) or not re.fullmatch(r"\w[\w.-]*", shard):
+            raise ValueError(f"{path} names the shard {shard!r}, expected a file's name alone")
+    return shards
+
+
+def _read_folder(folder: Path, readers: Mapping[str, Reader]) -> dict[str, StoredTensor]:
+    found = find_weights(folder, readers)
+    if found is None:
+        raise ValueError(_no_weights(folder))
+    kind, path = found
+    if not path.name.endswith(".index.json"):
+        return readers[kind](path)
+    shards = read_index(path)
+    missing = sorted(shard for shard in {*shards.values()} if not (folder / shard).is_file())
+    if missing:
+        raise ValueError(f"{missing[0]}, named by {path}, is missing")
+    read = {shard: readers[kind](folder / shard) for shard in sorted({*shards.values()})}
+    for name, shard in shards.items():
+        if name not in read[shard]:
+            raise ValueError(f"{path} says that {name} is in {shard}, which does not have it")
+    return {name: tensor for tensors in read.values() for name, tensor in tensors.items()}
+
+
+def _no_weights(folder: Path) -> str:
+    if find_weights(folder, ["bin"]):
+        return f"{folder} has pickled weights; first: python convert.py --model {folder}"
+    suffixes = (".safetensors", ".bin", ".npz", ".h5", ".msgpack", ".gguf", ".pt", ".ckpt")
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
+    return (
+        f"no weights in {folder}: expected model.safetensors or pytorch_model.bin, or one of them "
+        f"in shards with its index.json, found {', '.join(others[:3]) or 'neither'}"
+    )
+
+
+def believe_tensors(
+    config: T5Config, tensors: Mapping[str, StoredTensor]
+) -> tuple[T5Config, dict[str, StoredTensor]]:
+    """Correct a config by the tensors that are there, and leave out those that repeat others.
+
+    Old configs say relu for gated-gelu, and so on. The scaling of the decoder's output is not to be
+    seen in tensors and stays as configured.
+
+    Raises:
+        ValueError: If encoder and decoder have embeddings of their own, as no T5 has.
+    """
+    kept = {name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)}
+    embeddings = [name for name in EMBEDDINGS if name in kept]
+    for name in embeddings[1:]:
+        if not _equal(kept[embeddings[0]], kept[name]):
+            raise ValueError(f"{name} differs from {embeddings[0]}: a T5 has one embedding")
+        del kept[name]
+    if embeddings:
+        kept[EMBEDDINGS[0]] = kept.pop(embeddings[0])
+        if HEAD in kept and _equal(kept[EMBEDDINGS[0]], kept[HEAD]):
+            del kept[HEAD]
+    gated = any(name.endswith("DenseReluDense.wi_0.weight") for name in kept)
     activation = config.activation
     if gated and not config.gated and activation in ("relu", "gelu"):
         activation = "gelu_new"
-    head, shared = tensors.get("lm_head.weight"), tensors.get("shared.weight")
-    own_head = head is not None and (shared is None or not _equal(head, shared))
-    return dataclasses.replace(
+    own_bias = re.compile(
+        r"\w+\.block\.1\.layer\.0\.SelfAttention\.relative_attention_bias\.weight"
+    )
+    believed = dataclasses.replace(
         config,
         gated=gated,
         activation=activation,
-        own_head=own_head,
-        num_layers=_depth(tensors, "encoder") or config.num_layers,
-        num_decoder_layers=_depth(tensors, "decoder") or config.num_decoder_layers,
+        own_head=HEAD in kept,
+        num_layers=_depth(kept, "encoder") or config.num_layers,
+        num_decoder_layers=_depth(kept, "decoder") or config.num_decoder_layers,
+        bias_per_layer=any(own_bias.fullmatch(name) for name in kept),
     )
+    return believed, kept
+
+
+def _equal(a: StoredTensor, b: StoredTensor) -> bool:
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    return all(np.array_equal(x, y) for x, y in zip(a.blocks(), b.blocks(), strict=True))
+
+
+def _depth(tensors: Mapping[str, Any], stack: str) -> int:
+    """How many layers there are: not the last one's number, which a name may set at will."""
+    pattern = re.compile(rf"{stack}\.block\.(\d+)\.")
+    return len({m[1] for name in tensors if (m := pattern.match(name))})
 
 
 def plan(config: T5Config) -> Iterator[Parameter]:
@@ -119,10 +269,13 @@ def plan(config: T5Config) -> Iterator[Parameter]:
     yield Parameter("shared.weight", {"shared.weight": (config.vocab_size, d)})
     stacks = (("encoder", config.num_layers), ("decoder", config.num_decoder_layers))
     for stack, depth in stacks:
-        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        bias = (config.relative_attention_num_buckets, config.num_heads)
         yield Parameter(
             f"{stack}.position_bias.weight",
-            {bias: (config.relative_attention_num_buckets, config.num_heads)},
+            {
+                f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight": bias
+                for i in range(depth if config.bias_per_layer else 1)
+            },
         )
         for i in range(depth):
             ours, theirs = f"{stack}.layers.{i}", f"{stack}.block.{i}.layer"
@@ -140,7 +293,7 @@ def plan(config: T5Config) -> Iterator[Parameter]:
             yield from _plan_feed_forward(config, ours, f"{theirs}.{1 + (stack == 'decoder')}")
         yield Parameter(f"{stack}.norm.weight", {f"{stack}.final_layer_norm.weight": (d,)})
     if config.own_head:
-        yield Parameter("lm_head.weight", {"lm_head.weight": (config.vocab_size, d)})
+        yield Parameter(HEAD, {HEAD: (config.vocab_size, d)})
 
 
 def _plan_cross(ours: str, theirs: str, d: int, inner: int) -> Iterator[Parameter]:
@@ -162,118 +315,3 @@ def _plan_feed_forward(config: T5Config, ours: str, theirs: str) -> Iterator[Par
     )
     yield Parameter(f"{ours}.feed_forward.wo.weight", {f"{dense}.wo.weight": (d, d_ff)})
     yield Parameter(f"{ours}.feed_forward_norm.weight", {f"{theirs}.layer_norm.weight": (d,)})
-
-
-def read_tensors(folder: Path) -> dict[str, Any]:
-    """The tensors of a checkpoint by name, read from disk when they are used.
-
-    Safetensors come as MLX arrays; .bin files, which need torch, as memory-mapped torch tensors.
-
-    Raises:
-        ValueError: If files are missing, truncated or not readable.
-    """
-    for suffix, read in (("safetensors", _read_safetensors), ("bin", _read_bin)):
-        stem = "model" if suffix == "safetensors" else "pytorch_model"
-        index, single = folder / f"{stem}.{suffix}.index.json", folder / f"{stem}.{suffix}"
-        if single.is_file():
-            return read(single)
-        if index.is_file():
-            tensors: dict[str, Any] = {}
-            for shard in _shards(index):
-                tensors |= read(folder / shard)
-            return tensors
-    raise ValueError(
-        f"no weights in {folder}: expected model.safetensors or pytorch_model.bin, "
-        "or one of them in shards with its index.json"
-    )
-
-
-def _shards(index: Path) -> list[str]:
-    try:
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{index} is not an index of shards: {error!r}") from error
-    missing = [name for name in shards if not (index.parent / name).is_file()]
-    if missing:
-        raise ValueError(f"{missing[0]}, named by {index}, is missing")
-    return shards
-
-
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    try:
-        tensors = mx.load(str(path))
-    except (RuntimeError, ValueError) as error:
-        cause = str(error).strip().splitlines()[-1]
-        raise ValueError(f"{path} is truncated or damaged: {cause}") from error
-    assert isinstance(tensors, dict)
-    return tensors
-
-
-def _read_bin(path: Path) -> dict[str, Any]:
-    try:
-        import torch
-    except ImportError as error:
-        raise ValueError(
-            f"{path} is a pickled checkpoint, which takes torch to read: pip install torch, "
-            "or convert a safetensors version"
-        ) from error
-    try:
-        # Files of torch before 1.6 are no archives, and cannot be mapped.
-        mapped = zipfile.is_zipfile(path)
-        return dict(torch.load(path, map_location="cpu", mmap=mapped, weights_only=True))
-    except Exception as error:  # unpicklers raise anything
-        cause = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path} is truncated or damaged: {cause}") from error
-
-
-def _as_array(tensor: Any) -> mx.array:
-    if isinstance(tensor, mx.array):
-        return tensor
-    import torch
-
-    if tensor.dtype == torch.bfloat16:
-        return mx.array(tensor.view(torch.int16).numpy()).view(mx.bfloat16)
-    return mx.array(tensor.numpy())
-
-
-def _take(tensors: dict[str, Any], name: str) -> mx.array:
-    """Remove a tensor, so that its memory is free once it is stored."""
-    array = _as_array(tensors.pop(name))
-    mx.eval(array)
-    return array
-
-
-def _redundant(name: str, config: T5Config) -> bool:
-    return bool(_REDUNDANT.fullmatch(name)) or (name == "lm_head.weight" and not config.own_head)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return bool(mx.array_equal(_as_array(a), _as_array(b)))
-
-
-def _depth(tensors: Mapping[str, Any], stack: str) -> int:
-    pattern = re.compile(rf"{stack}\.block\.(\d+)\.")
-    return 1 + max((int(m[1]) for name in tensors if (m := pattern.match(name))), default=-1)
-
-
-def _download(name: str, revision: str | None) -> Path:
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"no checkpoint folder {name!r}")
-    # Imported here: only this path needs it, and it takes its time.
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        files = HfApi().list_repo_files(name, revision=revision)
-        weights = "*.safetensors*" if any(f.endswith(".safetensors") for f in files) else "*.bin*"
-        wanted = ["config.json", *TOKENIZER_FILES, weights]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
-    except HFValidationError as error:
-        raise ValueError(f"{name!r} is neither a folder nor a name on the Hub: {error}") from error
-    except Exception as error:  # its HTTP client's errors have no base of their own
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise
-        cause = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f"there is no folder {name!r}, and it could not be had from the Hub: {cause}"
-        ) from error

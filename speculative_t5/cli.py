@@ -9,15 +9,17 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
+from tqdm import tqdm
 
 from . import backend
-from .checkpoint import DTYPES, convert
+from .conversion import DTYPES, convert
 from .decoder import NumDraft, SpeculativeDecoder, VerifyRule
+from .inspection import OUTPUT_TOKENS, SOURCE_TOKENS, Inspection, inspect
 from .results import Generation, Stats
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -124,40 +126,92 @@ def generate(
 
 def convert_command(
     model: Annotated[
-        str, typer.Option(help="Checkpoint folder, or a name on the Hugging Face Hub.")
+        str,
+        typer.Option(
+            help="Checkpoint folder, converted or not, or a name on the Hugging Face Hub."
+        ),
     ],
     dtype: Annotated[
         str | None, typer.Option(help=f"Type to store: {', '.join(DTYPES)}. [default: as it is]")
+    ] = None,
+    quantize: Annotated[
+        int | None, typer.Option(help="Quantize matrices to 4 or 8 bits.", show_default=False)
+    ] = None,
+    group_size: Annotated[
+        int, typer.Option(help="Weights that share a scale when quantized: 32, 64 or 128.")
+    ] = 64,
+    keep_wo: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-wo/--no-keep-wo",
+            help="Leave the feed-forward's second matrix unquantized. [default: in gated models]",
+            show_default=False,
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder to write. [default: weights/<name>]")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model folder that is there.")
+    ] = False,
+    allow_nonfinite: Annotated[
+        bool, typer.Option("--allow-nonfinite", help="Go on where weights are NaN or infinite.")
+    ] = False,
+    only_inspect: Annotated[
+        bool, typer.Option("--inspect", help="Tell what would be written and taken; write nothing.")
+    ] = False,
 ) -> None:
     """Convert a Hugging Face T5 checkpoint to a model folder."""
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    # The bar begins with the first tensor, so that a refusal before it stays one line.
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if only_inspect:
+        print("\n".join(_as_lines(inspect(model, revision=revision))))
+        return
     with contextlib.ExitStack() as stack:
         bars: list[Any] = []
 
         def progress(done: int, total: int) -> None:
-            if not bars:
-                bar = typer.progressbar(
-                    length=total,
-                    label="converting",
-                    file=sys.stderr,
-                    hidden=not sys.stderr.isatty(),
-                )
+            if not bars:  # not before the first bytes, so that a refusal stays one line
+                bar = tqdm(total=total, desc="converting", unit="B", unit_scale=True, disable=None)
                 bars.append(stack.enter_context(bar))
-            bars[0].update(done - bars[0].pos)
+            bars[0].update(done - bars[0].n)
 
         folder = convert(
-            model, output, dtype=DTYPES[dtype] if dtype else None, revision=revision,
-            progress=progress,
+            model, output, dtype=dtype, quantize=quantize, group_size=group_size, keep_wo=keep_wo,
+            revision=revision, force=force, allow_nonfinite=allow_nonfinite, progress=progress,
+            note=_note,
         )  # fmt: skip
     size = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"wrote {folder} ({size / 1e6:.1f} MB)")
+    print(f"{folder} ({size / 1e6:.1f} MB)")
+
+
+def _as_lines(found: Inspection) -> Iterator[str]:
+    config = found.config
+    yield found.name
+    yield f"  family      {found.family}"
+    yield (
+        f"  layers      {config.num_layers} encoder, {config.num_decoder_layers} decoder; d_model "
+        f"{config.d_model}, {config.num_heads} heads of {config.d_kv}, d_ff {config.d_ff}, "
+        f"{'gated ' if config.gated else ''}{config.activation}, "
+        f"{'own' if config.own_head else 'tied'} head"
+    )
+    yield f"  vocabulary  {config.vocab_size} rows; tokenizer of {found.vocabulary}"
+    stored = f"stored as {', '.join(found.stored)}" if found.stored else "by config.json alone"
+    yield f"  parameters  {found.num_parameters / 1e6:.1f} million, {stored}"
+    if config.quantization:
+        yield f"  quantized   to {config.quantization}"
+    if found.sizes:
+        yield f"  {'':21} {'to write':>10} {'to run':>10}"
+    for way in found.sizes:
+        yield f"  {way.options:21} {way.file / 1e9:7.3f} GB {way.memory / 1e9:7.3f} GB"
+    drafts = [f"{path} ({count / 1e6:.1f} million)" for path, count in found.drafts]
+    yield f"  drafts      {', '.join(drafts) or 'none of its tokenizer under weights/'}"
+    if found.sizes:
+        yield (
+            f"To run: weights, keys and values for {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "
+            "output tokens."
+        )
 
 
 def main() -> NoReturn:

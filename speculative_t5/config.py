@@ -9,7 +9,13 @@ from typing import Any, Literal
 
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
-MODEL_TYPES = ("t5",)
+MODEL_TYPES = ("t5", "mt5", "umt5")
+# What `architectures` of config.json may say: others have no decoder, or another head on it.
+ARCHITECTURES = tuple(
+    f"{prefix}{kind}"
+    for kind in ("ForConditionalGeneration", "WithLMHeadModel", "Model")
+    for prefix in ("T5", "MT5", "UMT5")
+)
 
 # `feed_forward_proj` of config.json -> activation.
 ACTIVATIONS: dict[str, Activation] = {
@@ -25,6 +31,34 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """MLX's affine quantization of a model's matrices: which of them, and how.
+
+    A matrix whose rows are no multiple of the group is left as it is, as are biases and norms.
+
+    Attributes:
+        bits: Of one weight, 4 or 8.
+        group_size: Weights that share a scale and a bias: 32, 64 or 128.
+        keep_wo: Whether the feed-forward's second matrix is left as it is.
+        embeddings: Whether the embedding and an output head of its own are quantized too.
+    """
+
+    bits: int
+    group_size: int = 64
+    keep_wo: bool = False
+    embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ValueError(f"quantization is to 4 or 8 bits, got {self.bits!r}")
+        if self.group_size not in (32, 64, 128):
+            raise ValueError(f"a group is of 32, 64 or 128 weights, got {self.group_size!r}")
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits in groups of {self.group_size}"
+
+
+@dataclass(frozen=True)
 class T5Config:
     """A T5 model's shape, in the names of Hugging Face's config.json.
 
@@ -36,6 +70,9 @@ class T5Config:
         gated: Whether the feed-forward has a gate (v1.1, flan) or not (v1.0).
         own_head: Whether the output head is a matrix of its own, or the shared embedding.
         scale_decoder_outputs: Whether the decoder's output is multiplied by d_model ** -0.5.
+        bias_per_layer: Whether each layer has a position bias of its own (umt5), or layer 0's
+            serves all of its stack.
+        quantization: How matrices are stored, None if as they are.
     """
 
     d_model: int
@@ -55,6 +92,8 @@ class T5Config:
     decoder_start_token_id: int = 0
     pad_token_id: int = 0
     eos_token_id: int = 1
+    bias_per_layer: bool = False
+    quantization: Quantization | None = None
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> T5Config:
@@ -63,12 +102,7 @@ class T5Config:
         Raises:
             ValueError: If the model is not a T5, or a size is missing or not a positive integer.
         """
-        model_type = raw.get("model_type")
-        if model_type not in MODEL_TYPES:
-            raise ValueError(
-                f"this is a {model_type or 'model of unknown type'}"
-                f" (model_type in config.json), expected one of: {', '.join(MODEL_TYPES)}"
-            )
+        _check_kind(raw)
         sizes = {name: _size(raw, name) for name in ("d_model", "d_kv", "d_ff", "num_heads",
                                                      "num_layers", "vocab_size")}  # fmt: skip
         sizes["num_decoder_layers"] = (
@@ -83,8 +117,9 @@ class T5Config:
                 f"feed_forward_proj in config.json is {projection!r}, "
                 f"expected one of: {', '.join(ACTIVATIONS)}"
             )
-        tied = bool(raw.get("tie_word_embeddings", True))
-        scaled = raw.get("scale_decoder_outputs")
+        tied = _flag(raw, "tie_word_embeddings", True)
+        # transformers 5 writes the second of these, and the first as true for every mt5 and umt5.
+        scaled = _flag(raw, "scale_decoder_outputs", tied and raw["model_type"] != "mt5")
         given = {name for name in _OPTIONAL if raw.get(name) is not None}
         optional: dict[str, Any] = {
             name: _token(raw, name, sizes["vocab_size"])
@@ -100,8 +135,10 @@ class T5Config:
             activation=activation,
             gated=projection.startswith("gated-"),
             own_head=not tied,
-            scale_decoder_outputs=tied if scaled is None else bool(scaled),
+            scale_decoder_outputs=scaled,
             layer_norm_epsilon=epsilon,
+            bias_per_layer=_flag(raw, "bias_per_layer", raw["model_type"] == "umt5"),
+            quantization=_quantization(raw),
             **optional,
         )
 
@@ -111,6 +148,8 @@ class T5Config:
         activation, gated = raw.pop("activation"), raw.pop("gated")
         raw["feed_forward_proj"] = f"gated-{activation}" if gated else activation
         raw["tie_word_embeddings"] = not raw.pop("own_head")
+        if raw["quantization"] is None:
+            del raw["quantization"]
         return {"model_type": "t5", **raw}
 
 
@@ -121,6 +160,45 @@ _OPTIONAL = (
     "pad_token_id",
     "eos_token_id",
 )
+
+
+def _check_kind(raw: Mapping[str, Any]) -> None:
+    """Refuse what is no T5 that generates, by what its config.json says it is."""
+    model_type, named = raw.get("model_type"), raw.get("architectures") or []
+    if model_type not in MODEL_TYPES:
+        raise ValueError(
+            f"this is a {model_type or 'model of unknown type'}"
+            f" (model_type in config.json), expected one of: {', '.join(MODEL_TYPES)}"
+        )
+    others = [n for n in named if n not in ARCHITECTURES] if isinstance(named, list) else [named]
+    if others:
+        raise ValueError(
+            f"this is a {others[0]} (architectures in config.json), "
+            f"expected one that generates, such as {ARCHITECTURES[0]}"
+        )
+    if quantized := raw.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise ValueError(
+            f"its weights are quantized by {method or 'another program'} "
+            "(quantization_config in config.json): convert the original, with --quantize"
+        )
+
+
+def _quantization(raw: Mapping[str, Any]) -> Quantization | None:
+    stored = raw.get("quantization")
+    if stored is None:
+        return None
+    try:
+        return Quantization(**stored)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"quantization in config.json is {stored!r}: {error}") from error
+
+
+def _flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = raw.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name} in config.json is {value!r}, expected true or false")
+    return default if value is None else value
 
 
 def _size(raw: Mapping[str, Any], name: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -10,45 +12,57 @@ from .config import T5Config
 
 
 class PositionBias(nn.Module):
-    """Relative position bias; layer 0's serves all layers of its stack."""
+    """Relative position bias of a stack: layer 0's serves all layers, or each has its own (umt5).
+
+    Its weight holds the layers' one after another: (layers * buckets, H) or (buckets, H).
+    """
 
     def __init__(self, config: T5Config, *, bidirectional: bool) -> None:
         super().__init__()
+        depth = config.num_layers if bidirectional else config.num_decoder_layers
         self._bidirectional = bidirectional
         self._max_distance = config.relative_attention_max_distance
-        self.weight = mx.zeros((config.relative_attention_num_buckets, config.num_heads))
+        self._num_buckets = config.relative_attention_num_buckets
+        own = depth if config.bias_per_layer else 1
+        self.weight = mx.zeros((own * self._num_buckets, config.num_heads))
 
-    def table(self) -> mx.array:
+    def tables(self) -> list[mx.array]:
         """Bias by relative position, from -max_distance to max_distance, beyond which it is flat.
 
         Returns:
-            (H, 2 * max_distance + 1); -inf where a causal stack may not look.
+            (H, 2 * max_distance + 1) for each layer, or a single one that all layers share; -inf
+            where a causal stack may not look.
         """
         relative = np.arange(-self._max_distance, self._max_distance + 1)
         buckets = relative_position_bucket(
             relative,
             bidirectional=self._bidirectional,
-            num_buckets=self.weight.shape[0],
+            num_buckets=self._num_buckets,
             max_distance=self._max_distance,
         )
-        table = self.weight[mx.array(buckets)].T
-        if self._bidirectional:
-            return table
-        return mx.where(mx.array(relative) > 0, mx.array(-mx.inf, table.dtype), table)
+        tables = []
+        for weight in self.weight.reshape(-1, self._num_buckets, self.weight.shape[1]):
+            table = weight[mx.array(buckets)].T
+            if not self._bidirectional:
+                table = mx.where(mx.array(relative) > 0, mx.array(-mx.inf, table.dtype), table)
+            tables.append(table)
+        return tables
 
 
-def position_bias(table: mx.array, positions: np.ndarray, num_keys: int) -> mx.array:
-    """Bias of queries at `positions` (B, L) against keys 0 to T - 1: (B, H, L, T).
+def position_biases(
+    tables: Sequence[mx.array], positions: np.ndarray, num_keys: int
+) -> list[mx.array]:
+    """Biases of queries at `positions` (B, L) against keys 0 to T - 1: (B, H, L, T) per table.
 
     Args:
-        table: `PositionBias.table()`.
+        tables: `PositionBias.tables()`.
         positions: Absolute positions of the queries, (B, L) integers.
         num_keys: T.
     """
-    reach = table.shape[1] // 2
+    reach = tables[0].shape[1] // 2
     relative = np.arange(num_keys) - positions[..., None]
-    index = np.clip(relative, -reach, reach) + reach
-    return mx.take(table, mx.array(index.astype(np.int32)), axis=1).swapaxes(0, 1)
+    index = mx.array((np.clip(relative, -reach, reach) + reach).astype(np.int32))
+    return [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
 
 
 def relative_position_bucket(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle
 from typing import cast
 
 import mlx.core as mx
@@ -16,8 +17,8 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from .cache import KVCache
-from .config import Activation, T5Config
-from .positions import PositionBias, position_bias
+from .config import Activation, Quantization, T5Config
+from .positions import PositionBias, position_biases
 from .session import Vocabulary
 
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
@@ -42,6 +43,8 @@ class T5(nn.Module):
         self.decoder = Decoder(config)
         if config.own_head:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.quantization:
+            quantize(self, config.quantization)
 
     @property
     def vocab_size(self) -> int:
@@ -114,6 +117,19 @@ class T5(nn.Module):
         return self.lm_head(hidden) if self.config.own_head else self.shared.as_linear(hidden)
 
 
+def quantize(model: T5, how: Quantization) -> None:
+    """Put quantized layers in the places of those that `how` names."""
+
+    def chosen(path: str, module: nn.Module) -> bool:
+        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % how.group_size:
+            return False
+        if path in ("shared", "lm_head"):
+            return how.embeddings
+        return not (how.keep_wo and path.endswith(".wo"))
+
+    nn.quantize(model, how.group_size, how.bits, class_predicate=chosen)
+
+
 class T5Session:
     """One batch of prompts being decoded; a `Session`.
 
@@ -133,7 +149,7 @@ class T5Session:
             self._mask = mx.where(mask, 0.0, -mx.inf).astype(model.dtype)[:, None, None]
         memory = model.encoder(model.shared(tokens), self._mask)
         self.cross = [layer.cross_attention.keys_values(memory) for layer in decoder.layers]
-        self._bias_table = decoder.position_bias.table()
+        self._bias_tables = decoder.position_bias.tables()
         self._cache = KVCache(
             config.num_decoder_layers, config.num_heads, config.d_kv, len(tokens), model.dtype
         )
@@ -149,9 +165,9 @@ class T5Session:
         positions = np.array(cache.lengths)[:, None] + np.arange(count)
         if (positions == positions[0]).all():
             positions = positions[:1]
-        bias = position_bias(self._bias_table, positions, max(cache.lengths) + count)
+        biases = position_biases(self._bias_tables, positions, max(cache.lengths) + count)
         hidden = self._model.shared(tokens)
-        for i, layer in enumerate(decoder.layers):
+        for i, (layer, bias) in enumerate(zip(decoder.layers, cycle(biases), strict=False)):
             hidden = layer(hidden, bias, partial(cache.append, i), self.cross[i], self._mask)
         cache.advance(count)
         return self._model.head(decoder.norm(hidden))
@@ -177,10 +193,11 @@ class Encoder(nn.Module):
     def __call__(self, hidden: mx.array, mask: mx.array | None) -> mx.array:
         """Embedded source (B, S, d_model), additive mask (B, 1, 1, S) -> memory (B, S, d_model)."""
         length = hidden.shape[1]
-        bias = position_bias(self.position_bias.table(), np.arange(length)[None], length)
+        tables = self.position_bias.tables()
+        biases = position_biases(tables, np.arange(length)[None], length)
         if mask is not None:
-            bias = bias + mask
-        for layer in self.layers:
+            biases = [bias + mask for bias in biases]
+        for layer, bias in zip(self.layers, cycle(biases), strict=False):
             hidden = layer(hidden, bias)
         memory: mx.array = self.norm(hidden)
         return memory

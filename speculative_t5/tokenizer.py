@@ -19,8 +19,10 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
 )
-_EXTRA_ID = re.compile(r"\s*<extra_id_(\d+)>")
+_EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
 
 
 class Tokenizer(Protocol):
@@ -38,20 +40,28 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model folder: spiece.model, or tokenizer.json where there is none.
+    """The tokenizer of a model folder.
+
+    That of spiece.model, or of tokenizer.json where there is none, or of vocab.json and merges.txt
+    (codet5); or bytes, which need no such file, where tokenizer_config.json names ByT5Tokenizer.
 
     Raises:
-        ValueError: If the folder has neither, or the file cannot be read.
+        ValueError: If the folder has none of them, or the file cannot be read.
     """
     if (folder / "spiece.model").exists():
         return SentencePieceTokenizer(folder)
-    if (folder / "tokenizer.json").exists():
+    if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
         return JSONTokenizer(folder)
-    raise ValueError(f"no tokenizer in {folder}: expected spiece.model or tokenizer.json")
+    if _settings(folder).get("tokenizer_class") == "ByT5Tokenizer":
+        return ByteTokenizer(folder)
+    raise ValueError(
+        f"no tokenizer in {folder}: expected spiece.model or tokenizer.json; "
+        "copy it there from the model that this one was tuned from"
+    )
 
 
 class SentencePieceTokenizer:
-    """A spiece.model and T5's sentinels <extra_id_0>, <extra_id_1>, ... in the ids after it."""
+    """A spiece.model and the tokens added to it, T5's sentinels <extra_id_0>, ... among them."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "spiece.model"
@@ -59,70 +69,81 @@ class SentencePieceTokenizer:
             self._pieces = spm.SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError) as error:
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from error
-        extra = _settings(folder).get("extra_ids")
-        self._num_extra = extra if isinstance(extra, int) else 100
-        self._num_pieces = self._pieces.get_piece_size()
+        self._num_pieces: int = self._pieces.get_piece_size()
+        self._added = self._find_added(folder)
+        self._texts = {token: text for text, token in self._added.items()}
+        names = sorted(map(re.escape, self._added), key=len, reverse=True)
+        self._pattern = re.compile(rf"\s*({'|'.join(names)})" if names else r"(?!)()")
+
+    def _find_added(self, folder: Path) -> dict[str, int]:
+        """Tokens beside the pieces; T5's sentinels follow the pieces, the first one last."""
+        listed = _added_tokens(folder)
+        added = {
+            text: token
+            for text, token in listed.items()
+            if token >= self._num_pieces or _EXTRA_ID.fullmatch(text)
+        }
+        count = _settings(folder).get("extra_ids")
+        if not isinstance(count, int):
+            count = 0 if any(map(_EXTRA_ID.fullmatch, listed)) else 100
+        for i in range(count):
+            added.setdefault(f"<extra_id_{i}>", self._num_pieces + count - 1 - i)
+        return added
 
     @property
     def vocabulary(self) -> Vocabulary:
-        pieces = [self._pieces.id_to_piece(i) for i in range(self._num_pieces)]
-        pieces += [f"<extra_id_{i}>" for i in reversed(range(self._num_extra))]
+        pieces = {self._pieces.id_to_piece(i): i for i in range(self._num_pieces)}
         special = [
             i
-            for i in range(len(pieces))
-            if i >= self._num_pieces or self._pieces.is_control(i) or self._pieces.is_unknown(i)
+            for i in range(self._num_pieces)
+            if self._pieces.is_control(i) or self._pieces.is_unknown(i)
         ]
-        return _vocabulary({piece: i for i, piece in enumerate(pieces)}, special)
+        return _vocabulary(pieces | self._added, [*special, *self._texts])
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        # Odd places of the split hold the sentinels' numbers.
-        for place, part in enumerate(_EXTRA_ID.split(text)):
-            if place % 2 == 0:
-                ids += self._pieces.encode(part)
-            elif int(part) < self._num_extra:
-                ids.append(self._num_pieces + self._num_extra - 1 - int(part))
-            else:
-                ids += self._pieces.encode(f"<extra_id_{part}>")
+        # Odd places of the split hold the added tokens.
+        for place, part in enumerate(self._pattern.split(text)):
+            ids += [self._added[part]] if place % 2 else self._pieces.encode(part)
         return [*ids, self._pieces.eos_id()]
 
     def decode(self, ids: Sequence[int]) -> str:
         texts: list[str] = []
         run: list[int] = []
         for token in ids:
-            if token < self._num_pieces:
+            if token < self._num_pieces and token not in self._texts:
                 run.append(token)
                 continue
             texts += [self._pieces.decode(run)] if run else []
             run = []
-            if (number := self._num_pieces + self._num_extra - 1 - token) >= 0:
-                texts.append(f"<extra_id_{number}>")
+            texts += [self._texts[token]] if token in self._texts else []
         texts += [self._pieces.decode(run)] if run else []
         return " ".join(texts)
 
 
 class JSONTokenizer:
-    """A tokenizer.json, read by the `tokenizers` library."""
+    """A tokenizer.json, or the byte-level BPE of a vocab.json and merges.txt."""
 
     def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer as Backend
-
+        settings = _settings(folder)
+        names = {
+            role: _content(settings.get(f"{role}_token")) or default
+            for role, default in (("pad", "<pad>"), ("eos", "</s>"), ("bos", "<s>"))
+        }
         path = folder / "tokenizer.json"
+        if not path.exists():
+            path = folder / "vocab.json"
         try:
-            self._backend = Backend.from_file(str(path))
+            self._backend = _read_json(path) if path.name != "vocab.json" else _read_bpe(folder)
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{path} is not a tokenizer: {error}") from error
         self._backend.no_truncation()
         self._backend.no_padding()
-        settings = _settings(folder)
-        eos, pad = (
-            self._backend.token_to_id(_content(settings.get(name)) or default)
-            for name, default in (("eos_token", "</s>"), ("pad_token", "<pad>"))
-        )
-        if eos is None:
+        found = {role: self._backend.token_to_id(name) for role, name in names.items()}
+        if found["eos"] is None:
             raise ValueError(f"{path} has no piece for the end of a text, such as </s>")
-        self._eos = eos
-        self._control = {eos} if pad is None else {eos, pad}
+        self._eos: int = found["eos"]
+        self._control = {token for token in found.values() if token is not None}
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -137,6 +158,78 @@ class JSONTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         shown = [i for i in ids if i not in self._control]
         return str(self._backend.decode(shown, skip_special_tokens=False))
+
+
+def _read_json(path: Path) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    return Backend.from_file(str(path))
+
+
+def _read_bpe(folder: Path) -> Any:
+    """RoBERTa's byte-level BPE, which puts <s> before a text and </s> after it."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+    from tokenizers import Tokenizer as Backend
+
+    model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    backend = Backend(model)
+    prefix = bool(_settings(folder).get("add_prefix_space"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    backend.decoder = decoders.ByteLevel()
+    control = ("<s>", "</s>", "<pad>", "<unk>", "<mask>")
+    backend.add_special_tokens([name for name in control if backend.token_to_id(name) is not None])
+    # Each gets the next free id, so that their order is what counts.
+    added = sorted(_added_tokens(folder).items(), key=lambda item: item[1])
+    for text, token in added:
+        backend.add_tokens([AddedToken(text, normalized=True)])
+        if backend.token_to_id(text) != token:
+            raise ValueError(f"{text} is to be {token}, which is not the next free id")
+    start, end = backend.token_to_id("<s>"), backend.token_to_id("</s>")
+    if start is None or end is None:
+        raise ValueError("it has no <s> and </s>")
+    backend.post_processor = processors.RobertaProcessing(
+        ("</s>", end), ("<s>", start), add_prefix_space=prefix
+    )
+    return backend
+
+
+class ByteTokenizer:
+    """byt5's (arXiv 2105.13626): UTF-8 bytes after three control tokens, then sentinels."""
+
+    PAD, EOS, UNK, FIRST = 0, 1, 2, 3
+
+    def __init__(self, folder: Path) -> None:
+        extra = _settings(folder).get("extra_ids")
+        count = extra if isinstance(extra, int) else 125
+        self._sentinels = self.FIRST + 256
+        self._size = self._sentinels + count
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        names = ["<pad>", "</s>", "<unk>", *(f"<0x{i:02X}>" for i in range(256))]
+        names += [f"<extra_id_{i}>" for i in range(self._size - self._sentinels)]
+        special = [*range(self.FIRST), *range(self._sentinels, self._size)]
+        return _vocabulary({name: i for i, name in enumerate(names)}, special)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for place, part in enumerate(_EXTRA_ID.split(text)):
+            token = self._sentinels + int(part) if place % 2 else 0
+            if place % 2 and token < self._size:
+                ids.append(token)
+            else:
+                part = f"<extra_id_{part}>" if place % 2 else part
+                ids += [self.FIRST + byte for byte in part.encode()]
+        return [*ids, self.EOS]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = b""
+        for token in ids:
+            if self.FIRST <= token < self._sentinels:
+                text += bytes([token - self.FIRST])
+            elif self._sentinels <= token < self._size:
+                text += f"<extra_id_{token - self._sentinels}>".encode()
+        return text.decode(errors="replace")
 
 
 class Detokenizer:
@@ -183,13 +276,25 @@ def _content(token: Any) -> str | None:
 
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    if not path.exists():
-        return {}
+    return _read_object(path) if path.exists() else {}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        read = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    return settings if isinstance(settings, dict) else {}
+    return read if isinstance(read, dict) else {}
+
+
+def _added_tokens(folder: Path) -> dict[str, int]:
+    """Tokens that were added to a tokenizer, and their ids, from either place that lists them."""
+    path = folder / "added_tokens.json"
+    listed = _read_object(path) if path.exists() else {}
+    for token, entry in (_settings(folder).get("added_tokens_decoder") or {}).items():
+        if (text := _content(entry)) and token.isdecimal():
+            listed[text] = int(token)
+    return {text: token for text, token in listed.items() if isinstance(token, int) and text}
 
 
 def _vocabulary(ids: dict[str, int], special: Sequence[int]) -> Vocabulary:

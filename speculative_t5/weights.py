@@ -1,58 +1,69 @@
-"""Model folders: config.json, weights.npz and tokenizer files, read and written."""
+"""Model folders: config.json, weights.npz and tokenizer files, found, read and written."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import shutil
-import tempfile
 import warnings
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any
 
 import mlx.core as mx
-import numpy as np
-from mlx.utils import tree_flatten
 
 from .backend import default_dtype
-from .config import T5Config
+from .checkpoint import Checkpoint, Parameter, open_checkpoint, read_json
 from .t5 import T5
+from .tensors import NewTensor, as_mlx, write_npz
 from .tokenizer import Tokenizer, load_tokenizer
-
-_BFLOAT16 = np.dtype("V2")  # numpy has no such type: it comes as two bytes
 
 WEIGHTS_DIRS = (Path("weights"), Path(__file__).parent.parent / "weights")
 
 
 def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> tuple[T5, Tokenizer]:
-    """Load a converted model and its tokenizer.
+    """Load a model and its tokenizer.
+
+    Names and shapes are checked before any weights are read; then the weights come one tensor at a
+    time, each cast as it comes.
 
     Args:
-        name_or_path: A model folder, or the name of one under weights/.
+        name_or_path: A model folder, the name of one under weights/ (or of the repository on the
+            Hugging Face Hub that it was converted from), or a Hugging Face folder of safetensors.
         dtype: Type to compute in; by default float32 on a CPU, bfloat16 on Metal and CUDA.
 
     Raises:
         ValueError: If there is no such folder, or what is in it is not a whole T5 model.
     """
     folder = find_folder(name_or_path)
-    config = read_config(folder)
+    checkpoint = open_checkpoint(folder)
     tokenizer = load_tokenizer(folder)
-    model = T5(config)
-    expected = {name: array.shape for name, array in _parameters(model)}
     dtype = dtype or default_dtype()
-    if dtype == mx.float16 and config.gated:
+    if dtype == mx.float16 and checkpoint.config.gated:
         warnings.warn(
             "float16 overflows in the feed-forward of T5 v1.1 and flan models; use bfloat16",
             stacklevel=2,
         )
-    tensors = _read_npz(folder / "weights.npz", dtype)
-    check_shapes(folder / "weights.npz", expected, {n: a.shape for n, a in tensors.items()})
-    model.load_weights(list(tensors.items()))
+    model = T5(checkpoint.config)
+    model.load_weights([(p.name, _take(checkpoint, p, dtype)) for p in checkpoint.parameters])
     model.vocabulary = tokenizer.vocabulary
     return model, tokenizer
+
+
+def _take(checkpoint: Checkpoint, parameter: Parameter, dtype: mx.Dtype) -> mx.array:
+    parts = []
+    for name in parameter.sources:
+        tensor = checkpoint.tensors[name]
+        part = as_mlx(tensor.read(), tensor.dtype)
+        # Quantized weights are integers, several in each, and stay so.
+        parts.append(part if tensor.dtype == mx.uint32 else part.astype(dtype))
+        mx.eval(parts)
+    whole = mx.concatenate(parts) if len(parts) > 1 else parts[0]
+    mx.eval(whole)
+    return whole
 
 
 def find_folder(name_or_path: str | Path) -> Path:
@@ -67,7 +78,10 @@ def find_folder(name_or_path: str | Path) -> Path:
     folders.sort(key=lambda folder: not (folder / "weights.npz").exists())
     if folders:
         return folders[0]
-    names = sorted({c.parent.name for d in WEIGHTS_DIRS for c in d.glob("*/config.json")})
+    for folder in model_folders():
+        if str(name_or_path) == origin(folder).get("repository"):
+            return folder
+    names = sorted({folder.name for folder in model_folders()})
     raise ValueError(
         f"no model folder {str(name_or_path)!r}, and none of that name under weights/ "
         f"(there: {', '.join(names) or 'none'}); "
@@ -75,55 +89,41 @@ def find_folder(name_or_path: str | Path) -> Path:
     )
 
 
-def read_config(folder: Path) -> T5Config:
-    """The T5Config of a model folder or a Hugging Face checkpoint.
+def model_folders() -> list[Path]:
+    """The model folders under weights/, of the working directory and of this package."""
+    found: dict[Path, Path] = {}
+    for weights in WEIGHTS_DIRS:
+        for folder in sorted(path.parent for path in weights.glob("*/weights.npz")):
+            if (folder / "config.json").is_file():
+                found.setdefault(folder.resolve(), folder)
+    return list(found.values())
 
-    Raises:
-        ValueError: If config.json is missing, is not JSON, or is not of a T5.
-    """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ValueError(f"{folder} is not a model folder: it has no config.json")
+
+def origin(folder: Path) -> dict[str, Any]:
+    """What a model folder was converted from and how, as far as it says; empty if it does not."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object")
-    try:
-        return T5Config.from_dict(raw)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
-
-
-def check_shapes(
-    where: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]
-) -> None:
-    """Check the names and shapes of tensors.
-
-    Raises:
-        ValueError: Naming the first tensor that is missing, misshapen or unknown.
-    """
-    for name, shape in expected.items():
-        if name not in found:
-            raise ValueError(f"{where} has no tensor {name}, expected one of shape {shape}")
-        if tuple(found[name]) != tuple(shape):
-            raise ValueError(f"{where}: {name} has shape {found[name]}, expected {shape}")
-    unknown = sorted(found.keys() - expected.keys())
-    if unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise ValueError(f"{where} has tensors that a T5 does not: {unknown[0]}{more}")
+        stored = read_json(folder / "config.json").get("converted_from")
+    except (OSError, ValueError):  # whoever opens the folder will be told
+        return {}
+    return stored if isinstance(stored, dict) else {}
 
 
 def write_folder(
     folder: Path,
-    config: T5Config,
-    tensors: Iterable[tuple[str, mx.array]],
+    config: dict[str, Any],
+    tensors: Iterable[NewTensor],
     tokenizer_files: Iterable[Path],
+    *,
+    num_bytes: int = 0,
 ) -> None:
     """Write a model folder, whole or not at all; one that is there is replaced at the end.
 
-    Tensors are taken and stored one at a time.
+    Args:
+        folder: Where.
+        config: Contents of its config.json.
+        tensors: Contents of its weights.npz, taken and stored one at a time.
+        tokenizer_files: Files to copy.
+        num_bytes: How large the tensors are together; less space than that is refused at once.
 
     Raises:
         ValueError: If `folder` exists and is no model folder.
@@ -132,78 +132,58 @@ def write_folder(
     if folder.exists() and not (folder / "weights.npz").exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} exists and is not a converted model: choose another --output")
     with _replacing(folder) as new:
-        with zipfile.ZipFile(new / "weights.npz", "w", zipfile.ZIP_STORED) as archive:
-            for name, array in tensors:
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    mx.save(cast(BinaryIO, file), array)
+        free = shutil.disk_usage(new).free
+        if free < num_bytes:
+            lack = f"it takes {num_bytes / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free"
+            raise OSError(errno.ENOSPC, f"No space left on device: {lack}")
+        write_npz(new / "weights.npz", tensors)
         for path in tokenizer_files:
             shutil.copyfile(path, new / path.name)
-        text = json.dumps(config.to_dict(), indent=2) + "\n"
+        text = json.dumps(config, indent=2) + "\n"
         (new / "config.json").write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, put in its place if the body succeeds, else removed."""
+    """A new folder beside `folder`, put in its place if the body succeeds, else removed.
+
+    What a process left that was killed is cleared away by the next one.
+    """
     folder = folder.absolute()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        workplace = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
-    try:
-        new = workplace / "new"
-        new.mkdir()
-        yield new
-        old = workplace / "old"
-        if folder.exists():
-            os.rename(folder, old)
+    workplace = folder.parent / f".{folder.name}.partial"
+    new, old = workplace / "new", workplace / "old"
+    with contextlib.ExitStack() as stack:
         try:
-            os.rename(new, folder)
-        finally:
-            if old.exists() and not folder.exists():
+            workplace.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(workplace / "lock"))
+            stack.callback(shutil.rmtree, workplace, ignore_errors=True)
+            if old.exists() and not folder.exists():  # killed between the two renames below
                 os.rename(old, folder)
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
-    finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+            for left in (new, old):
+                shutil.rmtree(left, ignore_errors=True)
+            new.mkdir()
+            yield new
+            if folder.exists():
+                os.rename(folder, old)
+            try:
+                os.rename(new, folder)
+            finally:
+                if old.exists() and not folder.exists():
+                    os.rename(old, folder)
+        except OSError as error:
+            if error.filename and workplace not in Path(error.filename).parents:
+                raise  # it was about a file to read
+            raise OSError(
+                error.errno, f"cannot be written: {error.strerror}", str(folder)
+            ) from error
 
 
-def _cannot_write(folder: Path, error: OSError) -> OSError:
-    return OSError(error.errno, f"cannot be written: {error.strerror}", str(folder))
-
-
-def _parameters(model: T5) -> list[tuple[str, mx.array]]:
-    return cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
-
-
-def _read_npz(path: Path, dtype: mx.Dtype) -> dict[str, mx.array]:
-    """All tensors of a weights.npz, each cast as it comes."""
-    if not path.is_file():
-        raise ValueError(
-            f"{path.parent} has no weights.npz; "
-            f"to convert a Hugging Face checkpoint: python convert.py --model {path.parent}"
-        )
-    tensors = {}
-    # Not by mx.load: its threads let go of Python's files late, which aborts a process that ends
-    # meanwhile; nor does it say which file is damaged.
-    try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            for member in archive.namelist():
-                with archive.open(member) as stored:
-                    array = _as_array(np.lib.format.read_array(stored)).astype(dtype)
-                mx.eval(array)
-                tensors[member.removesuffix(".npy")] = array
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        raise ValueError(
-            f"{path} is truncated or damaged ({error}); convert the model again"
-        ) from error
-    return tensors
-
-
-def _as_array(stored: np.ndarray) -> mx.array:
-    if stored.dtype == _BFLOAT16:
-        return mx.array(stored.view(np.uint16)).view(mx.bfloat16)
-    if stored.dtype.kind != "f":
-        raise ValueError(f"expected tensors of floats, found {stored.dtype}")
-    return mx.array(stored)
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of that file; the system lets go of it when a process ends, however it does."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(error.errno, "another conversion is at work on it") from error
+        yield

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.checkpoint import convert
 from speculative_t5.config import T5Config
+from speculative_t5.conversion import convert
 from speculative_t5.t5 import T5
 from speculative_t5.weights import load
 
 import mlx.core as mx
 import pytest
-import sentencepiece as spm
+from families import train_spiece
 from mlx.utils import tree_map
 
 REPOSITORY = Path(__file__).parent.parent
-TEXT = (REPOSITORY / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
 
 # Shapes that tell a wrong reshape from a right one: heads x d_kv is not d_model, depths differ.
 V1_0: dict[str, Any] = {
@@ -37,12 +35,7 @@ V1_1: dict[str, Any] = {
 @pytest.fixture(scope="session")
 def spiece() -> bytes:
     """A SentencePiece model of 120 pieces in T5's layout."""
-    stored = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT), model_writer=stored, vocab_size=120, model_type="unigram",
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
-    )  # fmt: skip
-    return stored.getvalue()
+    return train_spiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 
 
 def write_checkpoint(folder: Path, shape: dict[str, Any], spiece: bytes, seed: int = 0) -> Any:

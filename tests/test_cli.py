@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.checkpoint import convert
+from speculative_t5.conversion import convert
 
 import pytest
 from conftest import REPOSITORY, V1_0, write_checkpoint
@@ -143,7 +143,7 @@ def test_bad_input_gets_one_line_and_code_2(
 def test_convert_writes_under_weights_and_says_so(place: Path) -> None:
     done = run(place, "--model", "checkpoint", "--dtype", "float16", script=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.decode().startswith("wrote weights/checkpoint (")
+    assert done.stdout.decode().startswith("weights/checkpoint (")
     # The name means the conversion, though a folder of that name is right here.
     assert b"no draft" in run(place, "--model", "checkpoint", "--prompt", "Hello.").stderr
 
@@ -151,9 +151,12 @@ def test_convert_writes_under_weights_and_says_so(place: Path) -> None:
 def test_convert_refuses_in_one_line(place: Path) -> None:
     (place / "file").write_text("in the way")
     for arguments, message in (
-        (("--model", "absent"), "there is no folder 'absent', and it could not be had"),
+        (
+            ("--model", "absent"),
+            "no folder 'absent', the Hub cannot be reached, and it is not in the cache",
+        ),
         (("--model", "bert"), "this is a bert"),
-        (("--model", "checkpoint", "--dtype", "int3"), "--dtype must be one of float32"),
+        (("--model", "checkpoint", "--dtype", "int3"), "dtype must be one of float32"),
         (("--model", "checkpoint", "--output", "file/out"), "file"),
         (("--model", "checkpoint", "--output", "file"), "file"),
         (("--model", "checkpoint", "--output", "checkpoint"), "is the checkpoint itself"),
@@ -214,7 +217,7 @@ def test_a_hub_out_of_reach_is_told(place: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     line = done.stderr.decode().splitlines()[-1]
-    assert line.startswith("error: there is no folder 'someone/some-t5', and it could not be had")
+    assert line.startswith("error: there is no folder 'someone/some-t5', the Hub cannot be reached")
     assert b"Traceback" not in done.stderr
 
 

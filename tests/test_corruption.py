@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from conftest import TEXT
 from corruption import (
     PREFIX,
     Corruptor,
@@ -18,6 +17,7 @@ from corruption import (
     slip,
     word_errors,
 )
+from families import TEXT
 
 
 def test_damage_is_reproducible_and_leaves_some_sentences_alone() -> None:

@@ -10,8 +10,9 @@ from speculative_t5 import Generation, SpeculativeDecoder
 
 import mlx.core as mx
 import pytest
-from conftest import REPOSITORY, TEXT
+from conftest import REPOSITORY
 from corruption import PREFIX, Corruptor
+from families import TEXT
 
 WEIGHTS = REPOSITORY / "weights"
 

@@ -6,7 +6,8 @@ from speculative_t5.tokenizer import Detokenizer, load_tokenizer
 
 import numpy as np
 import pytest
-from conftest import TEXT, edit_json
+from conftest import edit_json
+from families import TEXT
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load, weights
-from speculative_t5.checkpoint import convert
+from speculative_t5.conversion import convert
 
 import mlx.core as mx
 import numpy as np
@@ -49,7 +49,7 @@ def misshape(tensors: dict[str, mx.array]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda f: (f / "weights.npz").unlink(), "has no weights.npz; to convert"),
+        (lambda f: (f / "weights.npz").unlink(), "no weights in .*: expected model.safetensors"),
         (lambda f: os.truncate(f / "weights.npz", 5000), "weights.npz is truncated or damaged"),
         (lambda f: (f / "weights.npz").write_bytes(b""), "weights.npz is truncated or damaged"),
         (store_an_array, "weights.npz is truncated or damaged"),

@@ -1,0 +1,196 @@
+"""Checkpoints from the Hugging Face Hub: only the files needed, into its own cache."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .checkpoint import find_weights, read_config, read_index
+from .tokenizer import TOKENIZER_FILES, load_tokenizer
+
+# What a repository's weights may be called, the first choice first.
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+KINDS = ("safetensors", "bin")
+_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository at one commit, with its config.json and tokenizer in the cache.
+
+    Attributes:
+        name: Its name.
+        folder: Its folder in the cache.
+        commit: The commit, 40 hexadecimal digits.
+        files: Names of all its files; None if the Hub could not be asked, and the cache must do.
+    """
+
+    name: str
+    folder: Path
+    commit: str
+    files: tuple[str, ...] | None
+
+
+def flat_name(name: str) -> str:
+    """The name of one flat folder for that of a repository: what comes after its slash.
+
+    Raises:
+        ValueError: If it cannot be the name of a repository.
+    """
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise ValueError(f"no checkpoint folder {name!r}, and no name that the Hub could know")
+    return name.rsplit("/", 1)[-1]
+
+
+def look_up(name: str, revision: str | None = None) -> Repository:
+    """Find a repository and refuse it, if need be, by its config.json and tokenizer.
+
+    Its weights are neither read nor downloaded.
+
+    Raises:
+        ValueError: If it cannot be had, or is not a T5 with a tokenizer.
+        OSError: If the cache cannot be written.
+    """
+    flat_name(name)
+    # Imported here: only this path needs it, and it takes its time.
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    with _explained(name, revision):
+        folder = Path(hf_hub_download(name, "config.json", revision=revision)).parent
+        read_config(folder)
+        listed = _list_files(name, folder.name)
+        if listed is not None and (wanted := _tokenizer_files(listed)):
+            snapshot_download(name, revision=folder.name, allow_patterns=wanted)
+    load_tokenizer(folder)
+    files = None if listed is None else tuple(listed)
+    return Repository(name, folder, folder.name, files)
+
+
+def download(repository: Repository) -> Path:
+    """Bring a repository's weights into the cache, and check them against the Hub's digests.
+
+    Returns:
+        The folder in the cache.
+
+    Raises:
+        ValueError: If they cannot be had, or are damaged.
+        OSError: If the cache cannot be written.
+    """
+    if repository.files is not None:
+        _download_weights(repository.name, repository.commit, repository.files)
+    elif find_weights(repository.folder, KINDS) is None:
+        raise ValueError(
+            f"the Hub cannot be reached, and the weights of {repository.name} are not in the cache"
+        )
+    _verify(repository.folder)
+    return repository.folder
+
+
+def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    file = next((file for file in WEIGHTS if file in files), None)
+    if file is None:
+        known = (".safetensors", ".bin", ".h5", ".msgpack", ".gguf", ".onnx", ".pt")
+        others = sorted(f for f in files if f.endswith(known))
+        raise ValueError(
+            f"{name} on the Hub has no weights that can be read: expected {WEIGHTS[0]} or "
+            f"{WEIGHTS[2]}, whole or in shards, found {', '.join(others[:3]) or 'neither'}"
+        )
+    with _explained(name, commit):
+        wanted = [file]
+        if file.endswith(".index.json"):
+            index = Path(hf_hub_download(name, file, revision=commit))
+            wanted += sorted({*read_index(index).values()})
+        snapshot_download(name, revision=commit, allow_patterns=wanted)
+
+
+def _list_files(name: str, commit: str) -> list[str] | None:
+    """Names of a repository's files; None where the Hub cannot be asked."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        siblings = HfApi().model_info(name, revision=commit).siblings
+    except HfHubHTTPError:
+        raise
+    except Exception:  # offline mode, or any of the HTTP client's, which have no base of their own
+        return None
+    return [file.rfilename for file in siblings or []]
+
+
+def _tokenizer_files(files: Sequence[str]) -> list[str]:
+    """Those of a repository that its tokenizer takes: tokenizer.json repeats a spiece.model."""
+    wanted = [name for name in TOKENIZER_FILES if name in files]
+    if "spiece.model" in wanted:
+        return [name for name in wanted if name not in ("tokenizer.json", "vocab.json")]
+    return wanted
+
+
+def _verify(folder: Path) -> None:
+    """Compare the files of weights with their SHA-256, which the cache calls them by."""
+    found = find_weights(folder, KINDS)
+    if found is None:
+        return
+    path = found[1]
+    shards = [path]
+    if path.name.endswith(".index.json"):
+        shards = [folder / shard for shard in sorted({*read_index(path).values()})]
+    for shard in shards:
+        expected = shard.readlink().name if shard.is_symlink() else ""
+        if not shard.is_file() or not _SHA256.fullmatch(expected):
+            continue  # missing ones are told of when they are opened
+        digest = hashlib.sha256()
+        with shard.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        if digest.hexdigest() != expected:
+            raise ValueError(
+                f"{shard.name} from the Hub is damaged: its SHA-256 is "
+                f"{digest.hexdigest()[:12]}..., expected {expected[:12]}...; "
+                f"delete {shard.resolve()} and convert again"
+            )
+
+
+@contextmanager
+def _explained(name: str, revision: str | None) -> Iterator[None]:
+    """Turn what the Hub's client raises into one line."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ValueError(
+            f"{name} on the Hub is gated: accept its terms on its page there, then hf auth login"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ValueError(
+            f"there is no folder {name!r} and no such repository on the Hub, or it is private: "
+            "hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(f"{name} on the Hub has no revision {revision!r}") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ValueError(
+            f"there is no folder {name!r}, the Hub cannot be reached, and it is not in the cache"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise ValueError(f"{name} on the Hub has no config.json: it is no model") from error
+    except ValueError:
+        raise
+    except Exception as error:  # its HTTP client's errors have no base of their own
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EDQUOT):
+            raise
+        cause = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{name} could not be had from the Hub: {cause}") from error

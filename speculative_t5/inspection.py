@@ -1,0 +1,147 @@
+"""What converting a checkpoint would write and take, told without converting or downloading it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from .backend import default_dtype
+from .checkpoint import open_checkpoint, read_config
+from .config import Quantization, T5Config
+from .conversion import DTYPES, READERS, new_layout, num_bytes, num_parameters, quantized
+from .hub import look_up
+from .session import Vocabulary
+from .tokenizer import ByteTokenizer, JSONTokenizer, Tokenizer, load_tokenizer
+from .weights import model_folders
+
+SOURCE_TOKENS, OUTPUT_TOKENS = 512, 256  # that the memory to run is told for
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one way to convert takes, in bytes.
+
+    Attributes:
+        options: Of the command line, for example "--quantize 8".
+        file: Size of weights.npz.
+        memory: To run it: weights, and keys and values for a prompt of `SOURCE_TOKENS` and an
+            output of `OUTPUT_TOKENS`.
+    """
+
+    options: str
+    file: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is known of a checkpoint before it is converted.
+
+    Attributes:
+        name: As it was asked for.
+        family: Of the T5 family, by its shapes and tokenizer.
+        config: Its config; of a repository that is not downloaded, as config.json has it.
+        vocabulary: Its tokenizer's.
+        num_parameters: Of the model, each counted once.
+        stored: The types its tensors are stored in; empty if they have not been looked at.
+        sizes: Of the ways to convert it; none if it is converted and quantized already.
+        drafts: Model folders with the same tokenizer and fewer parameters, with how many they have.
+    """
+
+    name: str
+    family: str
+    config: T5Config
+    vocabulary: Vocabulary
+    num_parameters: int
+    stored: tuple[str, ...]
+    sizes: tuple[Sizes, ...]
+    drafts: tuple[tuple[Path, int], ...]
+
+
+def inspect(model: str, *, revision: str | None = None) -> Inspection:
+    """Look at a checkpoint folder, a model folder, or a repository of the Hugging Face Hub.
+
+    Of a repository only config.json and the tokenizer are downloaded.
+
+    Raises:
+        ValueError: If it would not be converted.
+    """
+    stored: set[str] = set()
+    if Path(model).is_dir():
+        folder = Path(model)
+        checkpoint = open_checkpoint(folder, READERS)
+        config = checkpoint.config
+        stored = {_name(tensor.dtype) for tensor in checkpoint.tensors.values()}
+    else:
+        folder = look_up(model, revision).folder
+        config = read_config(folder)
+    tokenizer = load_tokenizer(folder)
+    count = num_parameters(config)
+    return Inspection(
+        name=model,
+        family=family(config, tokenizer),
+        config=config,
+        vocabulary=tokenizer.vocabulary,
+        num_parameters=count,
+        stored=tuple(sorted(stored)),
+        sizes=() if config.quantization else tuple(ways(config)),
+        drafts=tuple(find_drafts(tokenizer.vocabulary, count)),
+    )
+
+
+def family(config: T5Config, tokenizer: Tokenizer) -> str:
+    """What a model is called in the family; its fine-tunes look the same."""
+    if config.bias_per_layer:
+        return "umt5"
+    if isinstance(tokenizer, ByteTokenizer):
+        return "byt5"
+    if config.eos_token_id == 2:
+        return "codet5" if isinstance(tokenizer, JSONTokenizer) else "madlad400"
+    if config.vocab_size > 200_000:
+        return "mt5"
+    return "T5 v1.1 (as flan-t5, coedit)" if config.gated else "T5 v1.0"
+
+
+def ways(config: T5Config) -> Iterator[Sizes]:
+    """The ways to convert a model, and what each takes.
+
+    A quantized one computes in this device's default type, and keeps its scales in it.
+    """
+    for name, dtype in DTYPES.items():
+        file = num_bytes(new_layout(config, dtype))
+        yield Sizes(f"--dtype {name}", file, file + cache_bytes(config, dtype))
+    for bits in (8, 4):
+        try:
+            small = quantized(config, Quantization(bits))
+        except ValueError:  # no matrix has whole groups, and so the option is none
+            continue
+        dtype = default_dtype()
+        file = num_bytes(new_layout(small, dtype))
+        yield Sizes(f"--quantize {bits}", file, file + cache_bytes(small, dtype))
+
+
+def cache_bytes(config: T5Config, dtype: mx.Dtype) -> int:
+    """Keys and values of one prompt of `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`."""
+    inner = config.num_heads * config.d_kv
+    return 2 * config.num_decoder_layers * inner * (SOURCE_TOKENS + OUTPUT_TOKENS) * dtype.size
+
+
+def find_drafts(vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int]]:
+    """Model folders that share a tokenizer and have fewer parameters, the smallest first."""
+    found = []
+    for folder in model_folders():
+        try:
+            same = load_tokenizer(folder).vocabulary == vocabulary
+            count = num_parameters(read_config(folder)) if same else num_target
+        except ValueError:  # what cannot be loaded drafts for none
+            continue
+        if count < num_target:
+            found.append((folder, count))
+    return sorted(found, key=lambda item: item[1])
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")

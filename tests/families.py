@@ -1,0 +1,176 @@
+"""A tiny random checkpoint of each family, made by transformers and saved as it would be."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sentencepiece as spm
+
+TEXT = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()
+FORMATS = ("safetensors", "shards", "bin", "bin_shards", "old_bin")
+
+# Shapes that tell a wrong reshape from a right one: heads x d_kv is not d_model, depths differ.
+SHAPE: dict[str, Any] = {
+    "d_model": 24, "d_kv": 10, "num_heads": 3, "d_ff": 40, "num_layers": 2,
+    "num_decoder_layers": 3, "vocab_size": 320,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family's checkpoints differ.
+
+    Attributes:
+        config: Of transformers, beside `SHAPE`.
+        model_type: Which of transformers' classes makes it.
+        own_head: Whether it has an output head of its own.
+        tokenizer: spiece, madlad, bytes or bpe.
+        omit: What its config.json lacks.
+        rewrite: Whether the embedding is stored as the two stacks' instead of the shared one.
+    """
+
+    config: dict[str, Any]
+    model_type: str = "t5"
+    own_head: bool = False
+    tokenizer: str = "spiece"
+    omit: tuple[str, ...] = ()
+    rewrite: bool = False
+    tokens: dict[str, int] = field(default_factory=lambda: {"pad_token_id": 0, "eos_token_id": 1})
+
+
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+FAMILIES = {
+    "t5": Family({"feed_forward_proj": "relu"}),
+    "t5_v1_1": Family(GATED, own_head=True),
+    "flan_t5": Family(GATED | {"d_kv": 6, "num_heads": 5}, own_head=True),
+    "flan_ul2": Family(
+        {"feed_forward_proj": "gated-silu"},
+        own_head=True,
+        omit=("tie_word_embeddings", "scale_decoder_outputs"),
+    ),
+    "madlad400": Family(
+        GATED,
+        own_head=True,
+        tokenizer="madlad",
+        rewrite=True,
+        tokens={"pad_token_id": 1, "eos_token_id": 2},
+    ),
+    "mt5": Family(GATED | {"vocab_size": 400}, "mt5", own_head=True),
+    "umt5": Family(GATED | {"vocab_size": 400}, "umt5", own_head=True),
+    "byt5": Family(
+        GATED | {"vocab_size": 384, "num_layers": 6, "num_decoder_layers": 2},
+        own_head=True,
+        tokenizer="bytes",
+    ),
+    "codet5": Family(
+        {"feed_forward_proj": "relu"},
+        tokenizer="bpe",
+        tokens={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "coedit": Family(GATED | {"vocab_size": 220}, own_head=True),
+}
+
+
+def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:
+    """Save a checkpoint in one of `FORMATS`; returns the model (torch) that it holds."""
+    import torch
+    import transformers
+
+    family = FAMILIES[name]
+    prefix = family.model_type.upper()
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{prefix}Config")(
+        **(SHAPE | family.config | family.tokens), decoder_start_token_id=0
+    )
+    cls = getattr(transformers, f"{prefix}ForConditionalGeneration")
+    model = cls(config).eval()
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            # The library's initial biases and norms are flat, which would hide faults in them.
+            if "layer_norm" in key:
+                weight.uniform_(0.5, 1.5)
+            elif "relative_attention_bias" in key:
+                weight.normal_()
+        if family.own_head:
+            head = torch.randn(config.vocab_size, config.d_model) * 0.3
+            model.lm_head.weight = torch.nn.Parameter(head)
+    model.save_pretrained(folder, max_shard_size="30KB" if form == "shards" else "1GB")
+    raw = json.loads((folder / "config.json").read_text())
+    for key in family.omit:
+        raw.pop(key, None)
+    (folder / "config.json").write_text(json.dumps(raw))
+    if family.rewrite or form not in ("safetensors", "shards"):
+        _rewrite(folder, model.state_dict(), family.rewrite, form)
+    write_tokenizer(folder, family.tokenizer)
+    return model
+
+
+def _rewrite(folder: Path, tensors: dict[str, Any], split: bool, form: str) -> None:
+    """Save again what transformers 5 does not: .bin files, and embeddings of the stacks' own."""
+    import torch
+    from huggingface_hub import save_torch_state_dict
+
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    shared = tensors.pop("shared.weight")
+    for key in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+        tensors[key] = shared.clone()
+    if not split:
+        tensors["shared.weight"] = shared
+    if form in ("bin", "old_bin"):
+        torch.save(
+            tensors,
+            folder / "pytorch_model.bin",
+            _use_new_zipfile_serialization=form == "bin",
+        )
+        return
+    if form == "bin_shards":
+        shards = {"pytorch_model-00001-of-00002.bin": {}, "pytorch_model-00002-of-00002.bin": {}}
+        for i, (key, tensor) in enumerate(tensors.items()):
+            list(shards.values())[i % 2][key] = tensor
+        index = {"weight_map": {key: file for file, held in shards.items() for key in held}}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        for file, held in shards.items():
+            torch.save(held, folder / file)
+        return
+    size = "30KB" if form == "shards" else "1GB"
+    save_torch_state_dict(tensors, folder, max_shard_size=size)
+
+
+def train_spiece(**ids: int) -> bytes:
+    stored = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT), model_writer=stored, vocab_size=120, model_type="unigram",
+        minloglevel=2, **ids,
+    )  # fmt: skip
+    return stored.getvalue()
+
+
+def write_tokenizer(folder: Path, kind: str) -> None:
+    if kind == "spiece":
+        (folder / "spiece.model").write_bytes(train_spiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
+    elif kind == "madlad":
+        (folder / "spiece.model").write_bytes(train_spiece(unk_id=0, bos_id=1, eos_id=2, pad_id=-1))
+    elif kind == "bytes":
+        settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    else:
+        write_bpe(folder)
+
+
+def write_bpe(folder: Path) -> None:
+    """A byte-level BPE as codet5 has it: two files, and sentinels added after."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    control = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
+    backend = ByteLevelBPETokenizer()
+    backend.train_from_iterator(TEXT, vocab_size=300, special_tokens=control)
+    backend.save_model(str(folder))
+    added = {f"<extra_id_{i}>": 309 - i for i in range(10)}
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    settings = {"tokenizer_class": "RobertaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

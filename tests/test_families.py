@@ -1,0 +1,106 @@
+"""Every family, in every form that its checkpoints come in, gives transformers' logits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.conversion import convert
+from speculative_t5.inspection import inspect
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import REPOSITORY, edit_json
+from families import FAMILIES, FORMATS, write_family
+
+SOURCE = [[5, 17, 100, 3, 150, 9, 40, 6], [77, 12, 8, 2, 7, 60, 31, 4]]
+TARGET = [[0, 9, 4, 33, 200, 7, 12], [0, 55, 4, 118, 5, 3, 90]]
+
+
+def reference_logits(model: Any) -> np.ndarray:
+    import torch
+
+    with torch.inference_mode():
+        output = model(
+            input_ids=torch.tensor(SOURCE),
+            attention_mask=torch.ones(2, 8),
+            decoder_input_ids=torch.tensor(TARGET),
+        )
+    return output.logits.numpy()
+
+
+def assert_parity(folder: Path, expected: np.ndarray) -> None:
+    model, _ = load(folder, dtype=mx.float32)
+    mask = mx.ones((2, 8), dtype=mx.bool_)
+    logits = model(mx.array(SOURCE), mx.array(TARGET), encoder_mask=mask)
+    assert logits.shape == expected.shape
+    largest = np.abs(np.array(logits) - expected).max() / np.abs(expected).max()
+    assert largest < 1e-4, largest
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_converted_checkpoints_match_transformers(name: str, form: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    expected = reference_logits(write_family(source, name, form))
+    assert len(list(source.glob("*-of-*"))) > 1 or "shards" not in form
+    assert_parity(convert(str(source), tmp_path / "out"), expected)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "shards"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_safetensors_load_without_conversion(name: str, form: str, tmp_path: Path) -> None:
+    expected = reference_logits(write_family(tmp_path / "source", name, form))
+    assert_parity(tmp_path / "source", expected)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_steps_and_drafts_give_the_regular_output(name: str, tmp_path: Path) -> None:
+    write_family(tmp_path, name)
+    decoder = SpeculativeDecoder.from_pretrained(tmp_path, tmp_path, num_draft=3)
+    prompts = ["The old man sat on the bench.", "A dog."]
+    found = decoder.generate_batch(prompts, max_tokens=20)
+    for prompt, out in zip(prompts, found, strict=True):
+        alone = decoder.generate(prompt, max_tokens=20, speculative=False)
+        assert out.tokens == alone.tokens and out.text == alone.text
+
+
+def test_convert_py_converts_a_family_in_a_process_of_its_own(tmp_path: Path) -> None:
+    expected = reference_logits(write_family(tmp_path / "source", "umt5", "bin"))
+    command = [sys.executable, REPOSITORY / "convert.py", "--model", "source", "--output", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("out (") and not done.stderr
+    assert_parity(tmp_path / "out", expected)
+
+
+def test_a_umt5_of_old_is_not_scaled(tmp_path: Path) -> None:
+    """tie_word_embeddings false: transformers 4 heeds it, transformers 5 takes it for true."""
+    model = write_family(tmp_path / "source", "umt5")
+    edit_json(tmp_path / "source" / "config.json", tie_word_embeddings=False)
+    expected = reference_logits(model) * model.config.d_model**0.5
+    assert_parity(convert(str(tmp_path / "source"), tmp_path / "out"), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("t5", "T5 v1.0"),
+        ("flan_t5", "T5 v1.1 (as flan-t5, coedit)"),
+        ("madlad400", "madlad400"),
+        ("umt5", "umt5"),
+        ("byt5", "byt5"),
+        ("codet5", "codet5"),
+    ],
+)
+def test_families_are_told_apart(name: str, family: str, tmp_path: Path) -> None:
+    model = write_family(tmp_path, name)
+    found = inspect(str(tmp_path))
+    assert found.family == family
+    assert found.num_parameters == sum(p.numel() for p in model.parameters())
+    assert found.stored == ("float32",)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] in ("t5", "umt5")

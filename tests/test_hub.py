@@ -1,0 +1,255 @@
+"""Downloads from a local server that speaks the few endpoints of the Hub that are used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import load
+from speculative_t5.hub import flat_name
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY, edit_json
+from families import write_family
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """Repositories as folders, served as the Hub does; `requests` are the paths asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.requests: list[str] = []
+        self.wrong_digest: set[str] = set()
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                hub.answer(self)
+
+            def do_GET(self) -> None:
+                hub.answer(self)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        path = request.path.split("?")[0]
+        self.requests.append(f"{request.command} {path}")
+        api = re.fullmatch(r"/api/models/(\w[^/]*/[^/]+)(/revision/|/tree/)([^/]+)", path)
+        file = re.fullmatch(r"/(\w[^/]*/[^/]+)/resolve/([^/]+)/(.+)", path)
+        found = api or file
+        if not found or not (self.root / found[1]).is_dir():
+            self.refuse(request, "RepoNotFound")
+        elif (file and file[2] not in ("main", COMMIT)) or (api and api[3] not in ("main", COMMIT)):
+            self.refuse(request, "RevisionNotFound")
+        elif api:
+            body = self.tree(api[1]) if api[2] == "/tree/" else self.info(api[1])
+            self.send(request, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        elif file and (self.root / file[1] / file[3]).is_file():
+            stored = (self.root / file[1] / file[3]).read_bytes()
+            headers = {"ETag": f'"{self.digest(file[3], stored)}"', "X-Repo-Commit": COMMIT}
+            self.send(request, stored, headers)
+        else:
+            self.refuse(request, "EntryNotFound")
+
+    def digest(self, name: str, stored: bytes) -> str:
+        if name in self.wrong_digest:
+            return "0" * 64
+        return hashlib.sha256(stored).hexdigest()
+
+    def files(self, name: str) -> list[str]:
+        return sorted(path.name for path in (self.root / name).iterdir())
+
+    def info(self, name: str) -> dict[str, Any]:
+        files = [{"rfilename": file} for file in self.files(name)]
+        return {"id": name, "modelId": name, "sha": COMMIT, "siblings": files, "tags": []}
+
+    def tree(self, name: str) -> list[dict[str, Any]]:
+        entries = []
+        for file in self.files(name):
+            stored = (self.root / name / file).read_bytes()
+            lfs = {"oid": self.digest(file, stored), "size": len(stored), "pointerSize": 1}
+            entry = {"type": "file", "path": file, "size": len(stored), "oid": "0" * 40}
+            entries.append(entry | {"lfs": lfs})
+        return entries
+
+    def refuse(self, request: BaseHTTPRequestHandler, code: str) -> None:
+        self.send(request, b"", {"X-Error-Code": code, "X-Error-Message": "no"}, status=404)
+
+    def send(
+        self,
+        request: BaseHTTPRequestHandler,
+        body: bytes,
+        headers: dict[str, str],
+        status: int = 200,
+    ) -> None:
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        if request.command == "GET":
+            request.wfile.write(body)
+
+    def downloads(self) -> list[str]:
+        """Names of the files that were sent."""
+        sent = [r.rsplit("/", 1)[-1] for r in self.requests if r.startswith("GET /some")]
+        return sorted(sent)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    hub = Hub(tmp_path / "hub")
+    write_family(hub.root / "someone" / "tiny-t5", "flan_t5", "shards")
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()
+
+
+def convert_py(
+    hub: Hub, *arguments: str, model: str = "someone/tiny-t5", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    cwd = hub.root.parent
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return subprocess.run(
+        [sys.executable, REPOSITORY / "convert.py", "--model", model, *arguments],
+        cwd=cwd,
+        env=kept
+        | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(cwd / "home"), "HF_HUB_DISABLE_XET": "1"}
+        | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that a refused conversion prints."""
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2 and not done.stdout, done
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    return lines[0]
+
+
+def test_a_name_is_downloaded_once_and_converted_to_a_flat_folder(hub: Hub) -> None:
+    folder = hub.root / "someone" / "tiny-t5"
+    for unneeded in ("tf_model.h5", "pytorch_model.bin", "tokenizer.json", "README.md"):
+        (folder / unneeded).write_text("not needed")
+    done = convert_py(hub)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("weights/tiny-t5 (")
+    shards = sorted(path.name for path in folder.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    wanted = ["config.json", "model.safetensors.index.json", "spiece.model", *shards]
+    assert hub.downloads() == sorted(wanted)
+
+    made = json.loads((hub.root.parent / "weights/tiny-t5/config.json").read_text())
+    assert made["converted_from"]["repository"] == "someone/tiny-t5"
+    assert made["converted_from"]["commit"] == COMMIT
+
+    hub.requests.clear()
+    again = convert_py(hub)
+    assert again.returncode == 0 and "is there already, of someone/tiny-t5" in again.stderr
+    assert hub.requests == []
+    other = convert_py(hub, "--dtype", "float16")
+    assert "weights/tiny-t5 exists: --force replaces it" in refusal(other)
+    forced = convert_py(hub, "--dtype", "float16", "--force")
+    assert forced.returncode == 0
+    assert hub.downloads() == []  # the cache has it
+
+
+def test_the_cache_serves_without_a_connection(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "not in the cache" in refusal(convert_py(hub, HF_HUB_OFFLINE="1"))
+    assert hub.requests == []
+    assert convert_py(hub, "--output", "first").returncode == 0
+    hub.requests.clear()
+    offline = convert_py(hub, "--output", "second", HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, offline.stderr
+    assert hub.requests == []
+    unreachable = convert_py(hub, "--output", "third", HF_ENDPOINT="http://127.0.0.1:9")
+    assert unreachable.returncode == 0, unreachable.stderr
+    assert not unreachable.stderr
+    shutil.rmtree(hub.root.parent / "home")
+    monkeypatch.chdir(hub.root.parent)
+    stored = [np.load(f"{name}/weights.npz")["encoder.norm.weight"] for name in ("first", "third")]
+    assert (stored[0] == stored[1]).all()
+    (hub.root.parent / "weights").mkdir()
+    (hub.root.parent / "second").rename("weights/another-name")
+    assert load("someone/tiny-t5")  # found by what it was converted from
+
+
+def test_nothing_of_the_weights_is_downloaded_for_what_is_refused(hub: Hub) -> None:
+    folder = hub.root / "someone" / "tiny-t5"
+    edit_json(folder / "config.json", model_type="longt5")
+    assert "this is a longt5 (model_type in config.json)" in refusal(convert_py(hub))
+    assert hub.downloads() == ["config.json"]
+    edit_json(folder / "config.json", model_type="t5", architectures=["T5EncoderModel"])
+    assert "this is a T5EncoderModel" in refusal(convert_py(hub, HF_HOME="home2"))
+    edit_json(folder / "config.json", architectures=None)
+    (folder / "spiece.model").unlink()
+    assert "no tokenizer in" in refusal(convert_py(hub, HF_HOME="home3"))
+    assert not [name for name in hub.downloads() if "safetensors" in name]
+    assert not (hub.root.parent / "weights").exists()
+
+
+def test_inspecting_a_name_downloads_no_weights(hub: Hub) -> None:
+    done = convert_py(hub, "--inspect")
+    assert done.returncode == 0, done.stderr
+    assert "T5 v1.1" in done.stdout and "by config.json alone" in done.stdout
+    assert hub.downloads() == ["config.json", "spiece.model"]
+
+
+def test_a_damaged_shard_is_named(hub: Hub) -> None:
+    shard = sorted((hub.root / "someone" / "tiny-t5").glob("model-*"))[1].name
+    hub.wrong_digest.add(shard)
+    message = refusal(convert_py(hub))
+    assert f"{shard} from the Hub is damaged: its SHA-256 is" in message
+    assert "expected 000000000000..." in message
+    assert not (hub.root.parent / "weights").exists()
+
+
+def test_what_cannot_be_had_gives_one_line(hub: Hub) -> None:
+    assert "no such repository on the Hub" in refusal(convert_py(hub, model="someone/else"))
+    assert "has no revision 'v2'" in refusal(convert_py(hub, "--revision", "v2"))
+    folder = hub.root / "someone" / "tiny-t5"
+    for path in folder.glob("model*"):
+        path.unlink()
+    (folder / "flax_model.msgpack").write_text("")
+    assert "no weights that can be read" in refusal(convert_py(hub))
+    assert "found flax_model.msgpack" in refusal(convert_py(hub, HF_HOME="home2"))
+    (folder / "config.json").unlink()
+    assert "has no config.json" in refusal(convert_py(hub, HF_HOME="home3"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["./missing", "/missing/model", "a/b/c", "../up", "a/..", "..", "~/x", "a/.hidden", "a//b"],
+)
+def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no checkpoint folder"):
+        flat_name(name)
+
+
+def test_names_map_to_one_flat_folder() -> None:
+    assert flat_name("google/flan-t5-small") == "flan-t5-small"
+    assert flat_name("t5-11b") == "t5-11b"

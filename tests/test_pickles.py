@@ -1,0 +1,199 @@
+"""PyTorch's .bin files, of both kinds: the same tensors as torch reads, and nothing is run."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import pickles
+from speculative_t5.pickles import MAGIC, PROTOCOL, read_bin
+
+import pytest
+import torch
+from conftest import REPOSITORY
+
+OLD = [False, True]
+
+
+def save(tensors: Any, path: Path, old: bool) -> Path:
+    torch.save(tensors, path, _use_new_zipfile_serialization=not old)
+    return path
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_tensors_are_those_that_torch_reads(tmp_path: Path, old: bool) -> None:
+    base = torch.randn(6, 8)
+    tensors = OrderedDict(
+        whole=base,
+        transposed=base.T,  # as checkpoints are that came from TensorFlow
+        part=base[2:5, 1:7:2],
+        again=base,
+        parameter=torch.nn.Parameter(torch.randn(3)),
+        half=torch.randn(4, 2).half(),
+        brain=torch.randn(4, 2).bfloat16(),
+        scalar=torch.tensor(2.5),
+        empty=torch.zeros(0, 3),
+    )
+    found = read_bin(save(tensors, tmp_path / "a.bin", old))
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        array = found[name].read()
+        assert found[name].shape == tuple(tensor.shape) == array.shape
+        bits = tensor.detach()
+        expected = bits.view(torch.int16).numpy() if name == "brain" else bits.numpy()
+        assert (array.view(expected.dtype) == expected).all()
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch pwned",)
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_nothing_that_a_file_names_is_run(
+    tmp_path: Path, old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save({"a": torch.ones(1), "b": Evil()}, tmp_path / "a.bin", old)
+    with pytest.raises(ValueError, match=r"a\.bin: it asks for posix\.system, which is no part of"):
+        read_bin(tmp_path / "a.bin")
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("old", OLD)
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ({"a": 3}, "a is a int, expected a tensor|a is a .*, expected a tensor"),
+        ([torch.ones(1)], "it holds a list, expected tensors by name"),
+        ({"a": torch.ones(2, dtype=torch.int8)}, "int8|CharStorage"),
+    ],
+)
+def test_files_of_other_things_are_refused(
+    tmp_path: Path, old: bool, held: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_bin(save(held, tmp_path / "a.bin", old))
+
+
+@pytest.mark.parametrize("old", OLD)
+@pytest.mark.parametrize("keep", [0, 1, 3, 100, -1, -4000])
+def test_truncated_files_are_refused(tmp_path: Path, old: bool, keep: int) -> None:
+    path = save({"a": torch.ones(1000)}, tmp_path / "a.bin", old)
+    os.truncate(path, keep if keep >= 0 else path.stat().st_size + keep)
+    with pytest.raises(ValueError, match="a.bin is truncated or damaged"):
+        read_bin(path)
+
+
+class Storage:
+    pass
+
+
+def write_sizes(
+    path: Path, old: bool, *, numel: int, shape: tuple[int, ...], strides: Any, count: int
+) -> None:
+    """A file of one tensor and 16 bytes of numbers, which may say anything of its size."""
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, held: Any) -> Any:
+            if isinstance(held, Storage):
+                saved = ("storage", torch.FloatStorage, "0", "cpu", numel)
+                return (*saved, None) if old else saved
+            return None
+
+    class Tensor:
+        def __reduce__(self) -> tuple[Any, ...]:
+            arguments = (Storage(), 0, shape, strides, False, OrderedDict())
+            return torch._utils._rebuild_tensor_v2, arguments
+
+    pickled = io.BytesIO()
+    Pickler(pickled, 2).dump({"a": Tensor()})
+    if not old:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a/data.pkl", pickled.getvalue())
+            archive.writestr("a/byteorder", "little")
+            archive.writestr("a/data/0", bytes(16))
+            archive.writestr("a/version", "3")
+        return
+    with path.open("wb") as file:
+        for plain in (MAGIC, PROTOCOL, {"little_endian": True}):
+            pickle.dump(plain, file, 2)
+        file.write(pickled.getvalue())
+        pickle.dump(["0"], file, 2)
+        file.write(struct.pack("<q", count) + bytes(16))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"numel": 10**12, "shape": (10**12,), "strides": (1,), "count": 10**12},
+        {"numel": 4, "shape": (4,), "strides": (1,), "count": 3},
+        {"numel": 4, "shape": (5,), "strides": (1,), "count": 4},
+        {"numel": 4, "shape": (2, 2), "strides": (3, 1), "count": 4},
+        {"numel": 4, "shape": (2,), "strides": (-1,), "count": 4},
+        {"numel": 4, "shape": (2, 2), "strides": (1,), "count": 4},
+        {"numel": -4, "shape": (2,), "strides": (1,), "count": 4},
+    ],
+)
+@pytest.mark.parametrize("old", OLD)
+def test_sizes_are_checked_against_the_file(
+    tmp_path: Path, sizes: dict[str, Any], old: bool
+) -> None:
+    write_sizes(tmp_path / "good.bin", old, numel=4, shape=(2, 2), strides=(2, 1), count=4)
+    assert (read_bin(tmp_path / "good.bin")["a"].read() == 0).all()
+    if sizes["count"] == 3 and not old:
+        return  # only old files have such a count
+    write_sizes(tmp_path / "a.bin", old, **sizes)
+    with pytest.raises(ValueError, match="a.bin is truncated or damaged"):
+        read_bin(tmp_path / "a.bin")
+
+
+def test_an_archive_is_mapped_anew_every_so_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {f"t{i}": torch.randn(100) for i in range(6)}
+    monkeypatch.setattr(pickles, "REMAP_BYTES", 1000)
+    found = read_bin(save(tensors, tmp_path / "a.bin", old=False))
+    loads: list[int] = []
+    load = torch.load
+    monkeypatch.setattr(torch, "load", lambda *a, **k: (loads.append(1), load(*a, **k))[1])
+    for name, tensor in tensors.items():
+        assert (found[name].read() == tensor.numpy()).all()
+    assert len(loads) == 2
+
+
+RESIDENT = """
+import re, sys
+from pathlib import Path
+from speculative_t5.pickles import read_bin
+tensors = read_bin(Path(sys.argv[1]))
+for tensor in tensors.values():
+    for block in tensor.blocks():
+        block.max()
+print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
+
+
+def peak(path: Path) -> int:
+    """Bytes of memory that reading a file takes at its peak, in a process of its own."""
+    command = [sys.executable, "-c", RESIDENT, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    return int(done.stdout) * 1024
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("old", OLD)
+def test_memory_is_bounded_whatever_the_files_size(tmp_path: Path, old: bool) -> None:
+    """A file of 800 MB, in tensors of 40 MB."""
+    small = save({"t": torch.zeros(10)}, tmp_path / "small.bin", old)
+    large = save({f"t{i}": torch.zeros(10**7) for i in range(20)}, tmp_path / "large.bin", old)
+    assert large.stat().st_size > 8e8
+    assert peak(large) - peak(small) < pickles.REMAP_BYTES + 2 * 40e6 + 5e7

@@ -1,0 +1,143 @@
+"""Files of tensors: nothing that their headers say is believed before it is checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from speculative_t5.tensors import NewTensor, read_npz, read_safetensors, write_npz
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+
+def safetensors(path: Path, header: dict[str, object] | bytes, data: bytes = b"") -> None:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
+
+
+def entry(shape: list[int], start: int, end: int, dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def test_arrays_come_back_as_they_were(tmp_path: Path) -> None:
+    arrays = {
+        mx.float32: np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
+        mx.float16: np.linspace(-1, 1, 6, dtype=np.float16),
+        mx.bfloat16: np.arange(0x3F80, 0x3F86, dtype=np.uint16).reshape(2, 3),
+        mx.uint32: np.arange(5, dtype=np.uint32),
+    }
+    new = [
+        NewTensor(f"t{i}", array.shape, dtype, [array[:1], array[1:]])
+        for i, (dtype, array) in enumerate(arrays.items())
+    ]
+    write_npz(tmp_path / "a.npz", new)
+    found = read_npz(tmp_path / "a.npz")
+    assert [(t.shape, t.dtype) for t in found.values()] == [(n.shape, n.dtype) for n in new]
+    for tensor, array in zip(found.values(), arrays.values(), strict=True):
+        assert (tensor.read() == array).all() and tensor.nbytes == array.nbytes
+    loaded = mx.load(str(tmp_path / "a.npz"))  # MLX reads them itself
+    assert isinstance(loaded, dict)
+    assert loaded["t2"].dtype == mx.bfloat16 and loaded["t2"].tolist()[0][0] == 1.0
+
+
+def test_blocks_are_the_rows_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.arange(35, dtype=np.float32).reshape(7, 5)
+    safetensors(tmp_path / "a.safetensors", {"a": entry([7, 5], 0, 140)}, array.tobytes())
+    tensor = read_safetensors(tmp_path / "a.safetensors")["a"]
+    monkeypatch.setattr("speculative_t5.tensors.BLOCK_BYTES", 41)
+    blocks = list(tensor.blocks())
+    assert [len(block) for block in blocks] == [2, 2, 2, 1]
+    assert (np.concatenate(blocks) == array).all()
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        ({"a": entry([10**12], 0, 4 * 10**12)}, bytes(8)),  # beyond the file
+        ({"a": entry([3], 0, 8)}, bytes(8)),  # more numbers than bytes
+        ({"a": entry([2], 0, 8)}, bytes(4)),  # truncated
+        ({"a": entry([2], 0, 8)}, bytes(12)),  # something after it
+        ({"a": entry([1], 0, 4), "b": entry([1], 2, 6)}, bytes(6)),  # overlapping
+        ({"a": entry([-2], 0, 8)}, bytes(8)),
+        ({"a": entry([2**62, 4], 0, 0)}, b""),  # a product that overflows
+        ({"a": {"dtype": "F32"}}, b""),
+        (b"{", b""),
+        (b"[]", b""),
+    ],
+)
+def test_safetensors_that_lie_are_refused(
+    tmp_path: Path, header: dict[str, object] | bytes, data: bytes
+) -> None:
+    safetensors(tmp_path / "a.safetensors", header, data)
+    with pytest.raises(ValueError, match="a.safetensors is truncated or damaged"):
+        read_safetensors(tmp_path / "a.safetensors")
+
+
+def test_a_header_longer_than_its_file_is_refused(tmp_path: Path) -> None:
+    for start in (b"", b"\x01", struct.pack("<Q", 2**62), struct.pack("<Q", 90_000_000)):
+        (tmp_path / "a.safetensors").write_bytes(start)
+        with pytest.raises(ValueError, match="truncated or damaged"):
+            read_safetensors(tmp_path / "a.safetensors")
+
+
+def test_types_that_no_t5_has_are_named(tmp_path: Path) -> None:
+    safetensors(tmp_path / "a.safetensors", {"a": entry([8], 0, 8, "I8")}, bytes(8))
+    with pytest.raises(ValueError, match="a is of type I8, expected F32, F16, BF16"):
+        read_safetensors(tmp_path / "a.safetensors")
+
+
+def npy(shape: tuple[int, ...], data: bytes, descr: str = "<f4") -> bytes:
+    header = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
+
+
+def member(content: bytes, compression: int = zipfile.ZIP_STORED) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        with zipfile.ZipFile(path, "w", compression) as archive:
+            archive.writestr("a.npy", content)
+
+    return write
+
+
+def declare_more(path: Path) -> None:
+    """Both headers of the archive declare a member of 4 GB that is not there."""
+    content = npy((10**9,), b"")
+    member(content)(path)
+    raw = path.read_bytes().replace(
+        struct.pack("<II", len(content), len(content)), struct.pack("<II", *[4 * 10**9 + 74] * 2)
+    )
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (member(npy((10**12,), bytes(8))), "a.npy declares 4000000000000 bytes of numbers, its"),
+        (member(npy((1,), bytes(8))), "a.npy declares 4 bytes of numbers, its place in the file"),
+        (member(npy((10**6,), bytes(4 * 10**6)), zipfile.ZIP_DEFLATED), "a.npy declares 4000000"),
+        (declare_more, "truncated or damaged"),
+        (member(npy((1,), bytes(8), "|O")), "expected tensors of floats, found object"),
+        (member(npy((1,), bytes(8), "<f8")), "expected tensors of floats, found float64"),
+        (member(b"\x93NUMPY\x03\x00"), "in version \\(3, 0\\) of the npy format"),
+        (member(b"words"), "truncated or damaged"),
+    ],
+)
+def test_npz_files_that_lie_are_refused(
+    tmp_path: Path, write: Callable[[Path], None], message: str
+) -> None:
+    write(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match=message):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_a_truncated_npz_is_refused(tmp_path: Path) -> None:
+    write_npz(tmp_path / "a.npz", [NewTensor("a", (9,), mx.float32, [np.ones(9, np.float32)])])
+    os.truncate(tmp_path / "a.npz", 100)
+    with pytest.raises(ValueError, match="a.npz is truncated or damaged"):
+        read_npz(tmp_path / "a.npz")
