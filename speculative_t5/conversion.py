@@ -14,7 +14,8 @@ from .checkpoint import Checkpoint, Parameter, open_checkpoint, parameter_shapes
 from .config import Quantization, T5Config
 from .hub import download, flat_name, look_up
 from .pickles import read_bin
-from .tensors import NewTensor, Shape, as_mlx, as_numpy, read_safetensors
+from .pipeline import read_ahead
+from .tensors import NewTensor, Shape, StoredTensor, as_mlx, as_numpy, read_safetensors
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 from .weights import origin, write_folder
 
@@ -49,7 +50,7 @@ def convert(
     """Convert a checkpoint folder, or a repository of the Hugging Face Hub, to a model folder.
 
     A name that was converted before, with the same options, is neither downloaded nor converted
-    again. Memory is taken for a few blocks of 16 MB, beside what of a tensor is mapped.
+    again. Memory is taken for a few blocks of 4 MB, beside what of a tensor is mapped.
 
     Args:
         model: Path of the folder (a model folder may be converted to another type, or quantized),
@@ -209,8 +210,7 @@ class _Conversion:
         """The rows of a parameter, of all its parts in turn, in another type."""
         for name in parameter.sources:
             tensor = self._checkpoint.tensors[name]
-            for block in tensor.blocks():
-                finite = is_finite(block, tensor.dtype)
+            for block, finite in read_ahead(_checked(tensor)):
                 if not finite and not self._allow_nonfinite:
                     raise ValueError(
                         f"{name} has weights that are NaN or infinite; "
@@ -244,6 +244,11 @@ class _Conversion:
             for part, array in zip(parts, rest, strict=True):
                 part.append(as_numpy(array))
             yield as_numpy(packed)
+
+
+def _checked(tensor: StoredTensor) -> Iterator[tuple[np.ndarray, bool]]:
+    for block in tensor.blocks():
+        yield block, is_finite(block, tensor.dtype)
 
 
 def is_finite(block: np.ndarray, dtype: mx.Dtype) -> bool:

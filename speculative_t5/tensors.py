@@ -18,9 +18,11 @@ import mlx.core as mx
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from .pipeline import write_behind
+
 Shape = tuple[int, ...]
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 4 << 20
 
 # How each type is called in safetensors, and held by numpy here.
 SAFETENSORS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
@@ -176,7 +178,11 @@ class NewTensor:
 
 def write_npz(path: Path, tensors: Iterable[NewTensor]) -> None:
     """Write an uncompressed .npz file, of any size, one tensor at a time."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+    with (
+        path.open("wb") as out,
+        write_behind(out) as behind,
+        zipfile.ZipFile(behind, "w", zipfile.ZIP_STORED, allowZip64=True) as archive,
+    ):
         for tensor in tensors:
             entry = zipfile.ZipInfo(f"{tensor.name}.npy")  # without the time, to be reproducible
             with archive.open(entry, "w", force_zip64=True) as file:

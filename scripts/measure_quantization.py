@@ -1,0 +1,68 @@
+"""Measure what quantization costs in quality: the shipped target, held-out sentences, greedy.
+
+    python scripts/measure_quantization.py --data deu.txt.xz
+
+Converts the target to each number of bits in a temporary folder, computes in float32, and compares
+with the unquantized target: outputs that are the same token for token, and chrF against the
+references. Needs the extra `train` and the data that weights/README.md names.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.conversion import convert
+from speculative_t5.weights import find_folder
+
+import mlx.core as mx
+import sacrebleu
+import typer
+from corruption import held_out_examples
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
+    model: Annotated[str, typer.Option(help="Target.")] = "correct-base",
+    count: Annotated[int, typer.Option(help="Held-out sentences.")] = 200,
+) -> None:
+    examples = held_out_examples(data, count)
+    sources = [source for source, _ in examples]
+    references = [reference for _, reference in examples]
+    folder = find_folder(model)
+    whole, chrf = decode(folder, sources, references)
+    print(f"{count} held-out sentences, greedy; float32: chrF {chrf:.2f}, {size(folder):.1f} MB")
+    for bits in (8, 4):
+        for group_size in (128, 64, 32):
+            for keep_wo in (False, True):
+                with tempfile.TemporaryDirectory() as work:
+                    small = convert(
+                        str(folder), Path(work) / "small", quantize=bits, group_size=group_size,
+                        keep_wo=keep_wo,
+                    )  # fmt: skip
+                    outputs, chrf = decode(small, sources, references)
+                    same = sum(a == b for a, b in zip(outputs, whole, strict=True))
+                    print(
+                        f"  {bits} bits, groups of {group_size:3}, {'wo kept' if keep_wo else '':7} "
+                        f"{size(small):5.1f} MB: {same / count:6.1%} of outputs the same, "
+                        f"chrF {chrf:.2f}"
+                    )
+
+
+def decode(
+    folder: Path, sources: list[str], references: list[str]
+) -> tuple[list[list[int]], float]:
+    decoder = SpeculativeDecoder.from_pretrained(folder, dtype=mx.float32)
+    outputs = decoder.generate_batch(sources, batch_size=32)
+    chrf = sacrebleu.corpus_chrf([output.text for output in outputs], [references]).score
+    return [output.tokens for output in outputs], chrf
+
+
+def size(folder: Path) -> float:
+    return (folder / "weights.npz").stat().st_size / 1e6
+
+
+if __name__ == "__main__":
+    typer.run(main)
