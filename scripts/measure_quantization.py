@@ -10,6 +10,8 @@ references. Needs the extra `train` and the data that weights/README.md names.
 from __future__ import annotations
 
 import tempfile
+import time
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -27,37 +29,43 @@ def main(
     data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
     model: Annotated[str, typer.Option(help="Target.")] = "correct-base",
     count: Annotated[int, typer.Option(help="Held-out sentences.")] = 200,
+    group_sizes: Annotated[
+        list[int] | None,
+        typer.Option("--group-size", help="As convert.py's; any number of times. [default: 64]"),
+    ] = None,
 ) -> None:
     examples = held_out_examples(data, count)
     sources = [source for source, _ in examples]
     references = [reference for _, reference in examples]
     folder = find_folder(model)
-    whole, chrf = decode(folder, sources, references)
-    print(f"{count} held-out sentences, greedy; float32: chrF {chrf:.2f}, {size(folder):.1f} MB")
-    for bits in (8, 4):
-        for group_size in (128, 64, 32):
-            for keep_wo in (False, True):
-                with tempfile.TemporaryDirectory() as work:
-                    small = convert(
-                        str(folder), Path(work) / "small", quantize=bits, group_size=group_size,
-                        keep_wo=keep_wo,
-                    )  # fmt: skip
-                    outputs, chrf = decode(small, sources, references)
-                    same = sum(a == b for a, b in zip(outputs, whole, strict=True))
-                    print(
-                        f"  {bits} bits, groups of {group_size:3}, {'wo kept' if keep_wo else '':7} "
-                        f"{size(small):5.1f} MB: {same / count:6.1%} of outputs the same, "
-                        f"chrF {chrf:.2f}"
-                    )
+    whole, chrf, speed = decode(folder, sources, references)
+    print(f"{count} held-out sentences, greedy, batches of 32")
+    print(f"  float32: {size(folder):.1f} MB stored, chrF {chrf:.2f}, {speed:.0f} tokens/s")
+    for bits, group_size, keep_wo in product((8, 4), group_sizes or (64,), (False, True)):
+        with tempfile.TemporaryDirectory() as work:
+            small = convert(
+                str(folder), Path(work) / "small", quantize=bits, group_size=group_size,
+                keep_wo=keep_wo,
+            )  # fmt: skip
+            outputs, chrf, speed = decode(small, sources, references)
+            same = sum(a == b for a, b in zip(outputs, whole, strict=True))
+            print(
+                f"  {bits} bits, groups of {group_size}{', wo kept' if keep_wo else ''}: "
+                f"{size(small):.1f} MB, {same / count:.1%} of outputs the same, "
+                f"chrF {chrf:.2f}, {speed:.0f} tokens/s"
+            )
 
 
 def decode(
     folder: Path, sources: list[str], references: list[str]
-) -> tuple[list[list[int]], float]:
+) -> tuple[list[list[int]], float, float]:
     decoder = SpeculativeDecoder.from_pretrained(folder, dtype=mx.float32)
+    started = time.perf_counter()
     outputs = decoder.generate_batch(sources, batch_size=32)
+    seconds = time.perf_counter() - started
     chrf = sacrebleu.corpus_chrf([output.text for output in outputs], [references]).score
-    return [output.tokens for output in outputs], chrf
+    emitted = sum(output.stats.emitted for output in outputs)
+    return [output.tokens for output in outputs], chrf, emitted / seconds
 
 
 def size(folder: Path) -> float:

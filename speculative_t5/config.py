@@ -30,6 +30,9 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+MAX_SIZE = 2**24  # of any one dimension; products of larger ones overflow MLX's shapes
+
+
 @dataclass(frozen=True)
 class Quantization:
     """MLX's affine quantization of a model's matrices: which of them, and how.
@@ -110,6 +113,11 @@ class T5Config:
             if raw.get("num_decoder_layers") is not None
             else sizes["num_layers"]
         )
+        if sizes["num_heads"] * sizes["d_kv"] > MAX_SIZE:
+            raise ValueError(
+                f"num_heads * d_kv in config.json is {sizes['num_heads']} * {sizes['d_kv']}, "
+                f"expected at most {MAX_SIZE}"
+            )
         projection = str(raw.get("feed_forward_proj", "relu"))
         activation = ACTIVATIONS.get(projection)
         if activation is None:
@@ -203,7 +211,7 @@ def _flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
 
 def _size(raw: Mapping[str, Any], name: str) -> int:
     value = raw.get(name)
-    if type(value) is not int or not 0 < value < 2**31:
+    if type(value) is not int or not 0 < value <= MAX_SIZE:
         raise ValueError(f"{name} in config.json is {value!r}, expected a positive integer")
     return value
 
