@@ -151,6 +151,7 @@ def train_spiece(**ids: int) -> bytes:
 
 
 def write_tokenizer(folder: Path, kind: str) -> None:
+    folder.mkdir(exist_ok=True)
     if kind == "spiece":
         (folder / "spiece.model").write_bytes(train_spiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
     elif kind == "madlad":

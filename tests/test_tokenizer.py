@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from speculative_t5.tokenizer import Detokenizer, load_tokenizer
@@ -7,7 +8,7 @@ from speculative_t5.tokenizer import Detokenizer, load_tokenizer
 import numpy as np
 import pytest
 from conftest import edit_json
-from families import TEXT
+from families import TEXT, write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +121,75 @@ def test_bad_files_are_named(tmp_path: Path, files: dict[str, str], message: str
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         load_tokenizer(tmp_path)
+
+
+TEXTS = [
+    *TEXT[:20],
+    "naïve café ☃",
+    " lead",
+    "tab\tand\nline",
+    "fill <extra_id_0> in <extra_id_9>!",
+]
+
+
+def test_bytes_match_transformers(tmp_path: Path) -> None:
+    from transformers import ByT5Tokenizer
+
+    write_tokenizer(tmp_path, "bytes")
+    reference, tokenizer = ByT5Tokenizer(), load_tokenizer(tmp_path)
+    assert tokenizer.vocabulary.size == len(reference) == 384
+    for text in [*TEXTS, "<extra_id_124><extra_id_125>"]:
+        ids = tokenizer.encode(text)
+        assert ids == reference(text).input_ids
+        assert tokenizer.decode([0, *ids]) == text
+        assert reference.decode(ids, skip_special_tokens=True).startswith(text.split("<")[0])
+
+
+def test_bytes_are_shown_as_whole_characters(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "bytes")
+    tokenizer = load_tokenizer(tmp_path)
+    stream = Detokenizer(tokenizer)
+    parts = [stream.add([token]) for token in tokenizer.encode("né ☃!")]
+    assert parts == ["n", "", "é", " ", "", "", "☃", "!", ""]
+
+
+def test_two_files_of_bpe_match_transformers(tmp_path: Path) -> None:
+    from transformers import RobertaTokenizer
+
+    write_tokenizer(tmp_path / "two", "bpe")
+    reference = RobertaTokenizer.from_pretrained(tmp_path / "two")
+    reference.save_pretrained(tmp_path / "one")  # a tokenizer.json, as newer checkpoints have
+    two, one = load_tokenizer(tmp_path / "two"), load_tokenizer(tmp_path / "one")
+    assert two.vocabulary == one.vocabulary
+    for text in TEXTS:
+        ids = two.encode(text)
+        assert ids == one.encode(text) == reference(text).input_ids
+        assert (ids[0], ids[-1]) == (1, 2)
+        assert two.decode([0, *ids]) == one.decode(ids) == text
+
+
+def test_a_spiece_model_may_end_texts_by_another_id(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "madlad")
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode("The old man.")
+    assert ids[-1] == 2 and tokenizer.decode(ids) == "The old man."
+    assert {0, 1, 2} <= tokenizer.vocabulary.special
+
+
+def test_added_tokens_match_transformers(folder: Path, tmp_path: Path) -> None:
+    """A fine-tune's own tokens, whichever file lists them."""
+    from transformers import T5Tokenizer
+
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "added_tokens.json").write_text('{"<new>": 130, "<new>er": 131}')
+    reference = T5Tokenizer.from_pretrained(tmp_path, extra_ids=10)
+    listed = load_tokenizer(tmp_path)
+    (tmp_path / "added_tokens.json").unlink()
+    entries = {"130": {"content": "<new>"}, "131": {"content": "<new>er"}}
+    edit_json(tmp_path / "tokenizer_config.json", added_tokens_decoder=entries)
+    decoder = load_tokenizer(tmp_path)
+    assert listed.vocabulary == decoder.vocabulary != load_tokenizer(folder).vocabulary
+    for text in ["a <new> b", "The<new>er man <extra_id_1> sat", "<new><new>"]:
+        ids = listed.encode(text)
+        assert ids == decoder.encode(text) == reference(text).input_ids, text
+    assert listed.decode([*listed.encode("a <new> b"), 0]) == "a <new> b"
