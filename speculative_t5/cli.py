@@ -202,15 +202,17 @@ def _as_lines(found: Inspection) -> Iterator[str]:
     if config.quantization:
         yield f"  quantized   to {config.quantization}"
     if found.sizes:
-        yield f"  {'':21} {'to write':>10} {'to run':>10}"
+        yield f"  {'':18} {'to write':>10}  to run in {'  '.join(found.sizes[0].memory)}"
     for way in found.sizes:
-        yield f"  {way.options:21} {way.file / 1e9:7.3f} GB {way.memory / 1e9:7.3f} GB"
+        run = "".join(f"{size / 1e9:9.3f} GB" for size in way.memory.values())
+        yield f"  {way.options:18} {way.file / 1e9:7.3f} GB      {run}"
     drafts = [f"{path} ({count / 1e6:.1f} million)" for path, count in found.drafts]
     yield f"  drafts      {', '.join(drafts) or 'none of its tokenizer under weights/'}"
     if found.sizes:
         yield (
-            f"To run: weights, keys and values for {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "
-            "output tokens."
+            f"To run: weights, and keys and values of {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "
+            f"output tokens; {str(backend.default_dtype()).removeprefix('mlx.core.')} is this "
+            "device's default."
         )
 
 

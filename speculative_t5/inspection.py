@@ -8,7 +8,6 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .backend import default_dtype
 from .checkpoint import open_checkpoint, read_config
 from .config import Quantization, T5Config
 from .conversion import DTYPES, READERS, new_layout, num_bytes, num_parameters, quantized
@@ -25,15 +24,15 @@ class Sizes:
     """What one way to convert takes, in bytes.
 
     Attributes:
-        options: Of the command line, for example "--quantize 8".
+        options: Of the command line, for example "--quantize 8"; "as it is" for none.
         file: Size of weights.npz.
-        memory: To run it: weights, and keys and values for a prompt of `SOURCE_TOKENS` and an
-            output of `OUTPUT_TOKENS`.
+        memory: To run it, by the type computed in, whatever is stored: weights, and keys and values
+            for a prompt of `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`.
     """
 
     options: str
     file: int
-    memory: int
+    memory: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,12 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
     Raises:
         ValueError: If it would not be converted.
     """
-    stored: set[str] = set()
+    kinds: dict[str, mx.Dtype] | None = None
     if Path(model).is_dir():
         folder = Path(model)
         checkpoint = open_checkpoint(folder, READERS)
         config = checkpoint.config
-        stored = {_name(tensor.dtype) for tensor in checkpoint.tensors.values()}
+        kinds = {p.name: checkpoint.dtype(p) for p in checkpoint.parameters}
     else:
         folder = look_up(model, revision).folder
         config = read_config(folder)
@@ -86,8 +85,8 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
         config=config,
         vocabulary=tokenizer.vocabulary,
         num_parameters=count,
-        stored=tuple(sorted(stored)),
-        sizes=() if config.quantization else tuple(ways(config)),
+        stored=tuple(sorted({_name(dtype) for dtype in (kinds or {}).values()})),
+        sizes=() if config.quantization else tuple(ways(config, kinds)),
         drafts=tuple(find_drafts(tokenizer.vocabulary, count)),
     )
 
@@ -105,22 +104,32 @@ def family(config: T5Config, tokenizer: Tokenizer) -> str:
     return "T5 v1.1 (as flan-t5, coedit)" if config.gated else "T5 v1.0"
 
 
-def ways(config: T5Config) -> Iterator[Sizes]:
+def ways(config: T5Config, kinds: dict[str, mx.Dtype] | None) -> Iterator[Sizes]:
     """The ways to convert a model, and what each takes.
 
-    A quantized one computes in this device's default type, and keeps its scales in it.
+    Args:
+        config: The model's.
+        kinds: The type each parameter is stored in; None if that is not known.
     """
-    for name, dtype in DTYPES.items():
-        file = num_bytes(new_layout(config, dtype))
-        yield Sizes(f"--dtype {name}", file, file + cache_bytes(config, dtype))
+    if kinds:
+        yield Sizes("as it is", num_bytes(new_layout(config, kinds)), _memory(config))
+    for name in ("float32", "bfloat16"):
+        file = num_bytes(new_layout(config, DTYPES[name]))
+        yield Sizes(f"--dtype {name}", file, _memory(config))
     for bits in (8, 4):
         try:
             small = quantized(config, Quantization(bits))
         except ValueError:  # no matrix has whole groups, and so the option is none
             continue
-        dtype = default_dtype()
-        file = num_bytes(new_layout(small, dtype))
-        yield Sizes(f"--quantize {bits}", file, file + cache_bytes(small, dtype))
+        file = num_bytes(new_layout(small, kinds or mx.float32))
+        yield Sizes(f"--quantize {bits}", file, _memory(small))
+
+
+def _memory(config: T5Config) -> dict[str, int]:
+    return {
+        name: num_bytes(new_layout(config, DTYPES[name])) + cache_bytes(config, DTYPES[name])
+        for name in ("float32", "bfloat16")
+    }
 
 
 def cache_bytes(config: T5Config, dtype: mx.Dtype) -> int:

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from speculative_t5.checkpoint import open_checkpoint
+from speculative_t5.config import T5Config
+from speculative_t5.conversion import convert, num_parameters
+from speculative_t5.inspection import cache_bytes, inspect
+
+import mlx.core as mx
+import pytest
+from conftest import REPOSITORY, V1_0, write_checkpoint
+from families import write_family
+
+SMALLER = V1_0 | {"num_layers": 1, "num_decoder_layers": 1}
+
+# Shapes and counts as published: d_model, d_kv, d_ff, heads, layers of both stacks, vocabulary.
+PUBLISHED = {
+    "t5-small": ((512, 64, 2048, 8, 6, 6, 32128), False, 60_506_624),
+    "t5-base": ((768, 64, 3072, 12, 12, 12, 32128), False, 222_903_552),
+    "t5-large": ((1024, 64, 4096, 16, 24, 24, 32128), False, 737_668_096),
+    "flan-t5-small": ((512, 64, 1024, 6, 8, 8, 32128), True, 76_961_152),
+    "flan-t5-base": ((768, 64, 2048, 12, 12, 12, 32128), True, 247_577_856),
+    "flan-t5-large": ((1024, 64, 2816, 16, 24, 24, 32128), True, 783_150_080),
+    "mt5-small": ((512, 64, 1024, 6, 8, 8, 250112), True, 300_176_768),
+    "byt5-small": ((1472, 64, 3584, 6, 12, 4, 384), True, 299_637_760),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_counted_as_published(name: str) -> None:
+    sizes, gated, count = PUBLISHED[name]
+    names = ("d_model", "d_kv", "d_ff", "num_heads", "num_layers", "num_decoder_layers")
+    config = T5Config(
+        **dict(zip((*names, "vocab_size"), sizes, strict=True)), gated=gated, own_head=gated
+    )
+    assert num_parameters(config) == count
+
+
+@pytest.fixture
+def source(tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint(tmp_path / "source", V1_0 | {"d_model": 64, "d_ff": 128}, spiece)
+    return tmp_path / "source"
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ("as it is", {}),
+        ("--dtype float32", {"dtype": "float32"}),
+        ("--dtype bfloat16", {"dtype": "bfloat16"}),
+        ("--quantize 8", {"quantize": 8}),
+        ("--quantize 4", {"quantize": 4}),
+    ],
+)
+def test_sizes_told_are_those_written(
+    source: Path, options: str, arguments: dict[str, Any]
+) -> None:
+    (told,) = [way for way in inspect(str(source)).sizes if way.options == options]
+    folder = convert(str(source), Path("out"), **arguments)
+    tensors = open_checkpoint(folder).tensors.values()
+    assert told.file == sum(tensor.nbytes for tensor in tensors)
+    overhead = (folder / "weights.npz").stat().st_size - told.file
+    assert 0 < overhead < 500 * len(tensors)
+
+
+def test_memory_to_run_is_weights_and_caches(source: Path) -> None:
+    found = inspect(str(source))
+    config = found.config
+    session, _ = convert_and_start(source)
+    cross = sum(k.nbytes + v.nbytes for k, v in session.cross)
+    inner = config.num_heads * config.d_kv
+    assert cross == 2 * 4 * config.num_decoder_layers * inner * 512
+    caches = cross // 512 * (512 + 256)
+    assert cache_bytes(config, mx.float32) == caches
+    assert found.sizes[0].memory["float32"] == 4 * found.num_parameters + caches
+
+
+def convert_and_start(source: Path) -> Any:
+    from speculative_t5 import load
+
+    return load(source, dtype=mx.float32)[0].start([[5] * 512])
+
+
+def test_drafts_share_the_tokenizer_and_are_smaller(source: Path, spiece: bytes) -> None:
+    write_checkpoint(Path("small"), SMALLER, spiece)
+    convert("small")
+    convert(str(source), Path("weights/itself"))
+    write_family(Path("other"), "byt5")
+    convert("other")
+    (Path("weights") / "broken").mkdir()
+    (Path("weights") / "broken" / "weights.npz").write_text("")
+    found = inspect(str(source))
+    assert [path.name for path, _ in found.drafts] == ["small"]
+    assert found.drafts[0][1] == inspect("small").num_parameters < found.num_parameters
+
+
+def test_a_quantized_folder_says_so(source: Path) -> None:
+    found = inspect(str(convert(str(source), Path("out"), quantize=8)))
+    assert found.config.quantization and not found.sizes
+    assert found.num_parameters == inspect(str(source)).num_parameters
+
+
+def test_the_command_prints_it_and_writes_nothing(source: Path) -> None:
+    command = [sys.executable, REPOSITORY / "convert.py", "--model", "source", "--inspect"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for part in ("source\n", "family      T5 v1.0", "stored as float32", "--quantize 4", "drafts"):
+        assert part in done.stdout, done.stdout
+    assert not done.stderr and not Path("weights").exists()
