@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import IO, Any, TypeVar, cast
+from typing import IO, TypeVar
 
 Item = TypeVar("Item")
 DEPTH = 2  # items that may wait between one thread and the other
@@ -22,38 +21,28 @@ def read_ahead(items: Iterable[Item]) -> Iterator[Item]:
             yield item
 
 
-@contextmanager
-def write_behind(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """A file of the same contents, written by a thread: what is given to it must stay as it is."""
-    with ThreadPoolExecutor(1) as thread:
-        behind = _Behind(file, thread)
-        yield cast(IO[bytes], behind)
-        behind.flush()
+class WriteBehind:
+    """Writes to a file by a thread: what is given to it must stay as it is.
 
+    As a context manager: at its end everything is written, unless an exception leaves it.
+    """
 
-class _Behind:
-    """The parts of a file that `zipfile` writes to."""
-
-    def __init__(self, file: IO[bytes], thread: ThreadPoolExecutor) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._thread = thread
+        self._thread = ThreadPoolExecutor(1)
         self._waiting: deque[Future[int]] = deque()
+        self.written = 0
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes | memoryview) -> None:
         self._waiting.append(self._thread.submit(self._file.write, data))
+        self.written += data.nbytes if isinstance(data, memoryview) else len(data)
         if len(self._waiting) > DEPTH:
             self._waiting.popleft().result()
-        return memoryview(data).nbytes
 
-    def flush(self) -> None:
-        while self._waiting:
-            self._waiting.popleft().result()
-        self._file.flush()
+    def __enter__(self) -> WriteBehind:
+        return self
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self.flush()
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        self.flush()
-        return self._file.tell()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._thread:
+            while self._waiting and kind is None:
+                self._waiting.popleft().result()

@@ -1,6 +1,6 @@
-"""Tensors in files: known from a header that is checked first, read one at a time, written so too.
+"""Tensors in files: known from a header that is checked first, and read one at a time.
 
-numpy has no bfloat16: arrays of it come and go as uint16, beside the dtype they stand for.
+numpy has no bfloat16: arrays of it come as uint16, beside the dtype they stand for.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from safetensors import SafetensorError, safe_open
-
-from .pipeline import write_behind
 
 Shape = tuple[int, ...]
 
@@ -33,8 +31,8 @@ NUMPY: dict[mx.Dtype, np.dtype[Any]] = {
     mx.uint32: np.dtype("<u4"),
 }
 # As .npy files name them: MLX's own name for bfloat16 is two bytes of no type.
-_NPY = {mx.float32: "<f4", mx.float16: "<f2", mx.bfloat16: "<V2", mx.uint32: "<u4"}
-_FROM_NPY = {np.dtype(name): dtype for dtype, name in _NPY.items()}
+NPY = {mx.float32: "<f4", mx.float16: "<f2", mx.bfloat16: "<V2", mx.uint32: "<u4"}
+_FROM_NPY = {np.dtype(name): dtype for dtype, name in NPY.items()}
 
 
 @dataclass(frozen=True)
@@ -164,36 +162,3 @@ def _read_array(path: Path, member: str, shape: Shape, stored: np.dtype[Any]) ->
 
 def _damaged(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} is truncated or damaged ({error}); convert the model again")
-
-
-@dataclass(frozen=True)
-class NewTensor:
-    """A tensor to write, made block by block: C-contiguous arrays of its rows, in order."""
-
-    name: str
-    shape: Shape
-    dtype: mx.Dtype
-    blocks: Iterable[np.ndarray]
-
-
-def write_npz(path: Path, tensors: Iterable[NewTensor]) -> None:
-    """Write an uncompressed .npz file, of any size, one tensor at a time."""
-    with (
-        path.open("wb") as out,
-        write_behind(out) as behind,
-        zipfile.ZipFile(behind, "w", zipfile.ZIP_STORED, allowZip64=True) as archive,
-    ):
-        for tensor in tensors:
-            entry = zipfile.ZipInfo(f"{tensor.name}.npy")  # without the time, to be reproducible
-            with archive.open(entry, "w", force_zip64=True) as file:
-                header = {
-                    "descr": _NPY[tensor.dtype],
-                    "fortran_order": False,
-                    "shape": tensor.shape,
-                }
-                np.lib.format.write_array_header_1_0(file, header)
-                written = 0
-                for block in tensor.blocks:
-                    assert block.dtype == NUMPY[tensor.dtype]
-                    written += file.write(block.data)
-                assert written == math.prod(tensor.shape) * tensor.dtype.size

@@ -17,8 +17,9 @@ import mlx.core as mx
 
 from .backend import default_dtype
 from .checkpoint import Checkpoint, Parameter, open_checkpoint, read_json
+from .npz import NewTensor, write_npz
 from .t5 import T5
-from .tensors import NewTensor, as_mlx, write_npz
+from .tensors import as_mlx
 from .tokenizer import Tokenizer, load_tokenizer
 
 WEIGHTS_DIRS = (Path("weights"), Path(__file__).parent.parent / "weights")

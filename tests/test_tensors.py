@@ -9,7 +9,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from speculative_t5.tensors import NewTensor, read_npz, read_safetensors, write_npz
+from speculative_t5.npz import NewTensor, write_npz
+from speculative_t5.tensors import read_npz, read_safetensors
 
 import mlx.core as mx
 import numpy as np
