@@ -128,13 +128,6 @@ class T5Config:
         tied = _flag(raw, "tie_word_embeddings", True)
         # transformers 5 writes the second of these, and the first as true for every mt5 and umt5.
         scaled = _flag(raw, "scale_decoder_outputs", tied and raw["model_type"] != "mt5")
-        given = {name for name in _OPTIONAL if raw.get(name) is not None}
-        optional: dict[str, Any] = {
-            name: _token(raw, name, sizes["vocab_size"])
-            if name.endswith("_token_id")
-            else _size(raw, name)
-            for name in given
-        }
         epsilon = raw.get("layer_norm_epsilon", 1e-6)
         if not isinstance(epsilon, float) or not 0 < epsilon < 1:
             raise ValueError(f"layer_norm_epsilon in config.json is {epsilon!r}, expected a float")
@@ -147,7 +140,7 @@ class T5Config:
             layer_norm_epsilon=epsilon,
             bias_per_layer=_flag(raw, "bias_per_layer", raw["model_type"] == "umt5"),
             quantization=_quantization(raw),
-            **optional,
+            **_optional(raw, sizes["vocab_size"]),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,6 +161,14 @@ _OPTIONAL = (
     "pad_token_id",
     "eos_token_id",
 )
+
+
+def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
+    return {
+        name: _token(raw, name, vocab_size) if name.endswith("_token_id") else _size(raw, name)
+        for name in _OPTIONAL
+        if raw.get(name) is not None
+    }
 
 
 def _check_kind(raw: Mapping[str, Any]) -> None:

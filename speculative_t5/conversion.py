@@ -18,7 +18,7 @@ from .pickles import read_bin
 from .pipeline import read_ahead
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy, read_safetensors
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
-from .weights import origin, write_folder
+from .weights import check_replaceable, origin, write_folder
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # of what is written, by name
@@ -88,6 +88,7 @@ def convert(
             note(f"{output} is there already, of {model}; --force converts it again")
             return output
         raise ValueError(f"{output} exists: --force replaces it, --output names another folder")
+    check_replaceable(output)
     source, origins = Path(model), {}
     if not local:
         repository = look_up(model, revision)
@@ -96,24 +97,21 @@ def convert(
     if output.resolve() == source.resolve():
         raise ValueError(f"{source} is the checkpoint itself: choose another --output")
     checkpoint = open_checkpoint(source, READERS)
-    load_tokenizer(source)
-    config = checkpoint.config
-    if config.quantization:
+    if checkpoint.config.quantization:
         raise ValueError(
-            f"{source} is quantized already, to {config.quantization}: "
+            f"{source} is quantized already, to {checkpoint.config.quantization}: "
             "convert what it was made from"
         )
-    if wanted:
-        config = quantized(config, wanted, keep_wo)
+    load_tokenizer(source)
+    config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
     kinds = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
-    layout = new_layout(config, kinds)
-    conversion = _Conversion(checkpoint, config, layout, allow_nonfinite, progress)
+    conversion = _Conversion(checkpoint, config, kinds, allow_nonfinite, progress)
     write_folder(
         output,
         config.to_dict() | origins,
-        (tensor for p in checkpoint.parameters for tensor in conversion.tensors(p)),
+        conversion.tensors(),
         [path for file in TOKENIZER_FILES if (path := source / file).is_file()],
-        num_bytes=num_bytes(layout),
+        num_bytes=conversion.num_bytes,
     )
     return output
 
@@ -181,20 +179,30 @@ class _Conversion:
         self,
         checkpoint: Checkpoint,
         config: T5Config,
-        layout: Layout,
+        kinds: Mapping[str, mx.Dtype],
         allow_nonfinite: bool,
         progress: Callable[[int, int], None],
     ) -> None:
         self._checkpoint = checkpoint
         self._how = config.quantization
-        self._layout = layout
+        self._layout = new_layout(config, kinds)
         self._allow_nonfinite = allow_nonfinite
         self._progress = progress
         stored = [checkpoint.tensors[name] for p in checkpoint.parameters for name in p.sources]
         self._total = sum(tensor.nbytes for tensor in stored)
         self._done = 0
 
-    def tensors(self, parameter: Parameter) -> Iterator[NewTensor]:
+    @property
+    def num_bytes(self) -> int:
+        """Size of what is written."""
+        return num_bytes(self._layout)
+
+    def tensors(self) -> Iterator[NewTensor]:
+        """All that is written, in the order of the checkpoint's parameters."""
+        for parameter in self._checkpoint.parameters:
+            yield from self._tensors(parameter)
+
+    def _tensors(self, parameter: Parameter) -> Iterator[NewTensor]:
         """The one new tensor of a parameter, or the three of one that is quantized."""
         name = parameter.name
         others = [n for last in ("scales", "biases") if (n := _sibling(name, last)) in self._layout]

@@ -109,6 +109,18 @@ def origin(folder: Path) -> dict[str, Any]:
     return stored if isinstance(stored, dict) else {}
 
 
+def check_replaceable(folder: Path) -> None:
+    """Refuse to write where there is something that is no model folder.
+
+    Raises:
+        ValueError: If there is.
+    """
+    if folder.is_dir() and ((folder / "weights.npz").exists() or not any(folder.iterdir())):
+        return
+    if folder.exists():
+        raise ValueError(f"{folder} exists and is not a converted model: choose another --output")
+
+
 def write_folder(
     folder: Path,
     config: dict[str, Any],
@@ -130,8 +142,7 @@ def write_folder(
         ValueError: If `folder` exists and is no model folder.
         OSError: If it cannot be written.
     """
-    if folder.exists() and not (folder / "weights.npz").exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} exists and is not a converted model: choose another --output")
+    check_replaceable(folder)
     with _replacing(folder) as new:
         free = shutil.disk_usage(new).free
         if free < num_bytes:
@@ -150,7 +161,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
     What a process left that was killed is cleared away by the next one.
     """
-    folder = folder.absolute()
+    folder = folder.resolve()  # where a link leads, which may be another disk
     workplace = folder.parent / f".{folder.name}.partial"
     new, old = workplace / "new", workplace / "old"
     with contextlib.ExitStack() as stack:
