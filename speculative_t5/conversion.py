@@ -83,6 +83,8 @@ def convert(
     output = output or Path("weights") / (Path(model).resolve().name if local else flat_name(model))
     options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
     made = {"repository": model, "revision": revision, **options}
+    if local and output.resolve() == Path(model).resolve():
+        raise ValueError(f"{model} is the checkpoint itself: choose another --output")
     if not force and (output / "weights.npz").exists():
         if not local and made.items() <= origin(output).items():
             note(f"{output} is there already, of {model}; --force converts it again")
@@ -94,8 +96,6 @@ def convert(
         repository = look_up(model, revision)
         source = download(repository)
         origins = {"converted_from": made | {"commit": repository.commit}}
-    if output.resolve() == source.resolve():
-        raise ValueError(f"{source} is the checkpoint itself: choose another --output")
     checkpoint = open_checkpoint(source, READERS)
     if checkpoint.config.quantization:
         raise ValueError(

@@ -90,6 +90,7 @@ def test_tensors_are_believed_over_the_config(source: Path, tmp_path: Path) -> N
         tie_word_embeddings=True, scale_decoder_outputs=False,
     )  # fmt: skip
     assert (logits(convert(str(source), tmp_path / "corrected")) == expected).all()
+    assert (logits(source) == expected).all()
 
 
 def test_a_stored_head_that_equals_the_embedding_is_tied(tmp_path: Path, spiece: bytes) -> None:
