@@ -1,18 +1,21 @@
-"""PyTorch's .bin checkpoints, read without running anything that they name.
+"""PyTorch's .bin checkpoints, read without torch and without running anything that they name.
 
-Files of torch 1.6 and newer are zip archives, which torch itself maps into memory. Older ones
-torch can only load as a whole, however large, so their layout is read here: a few pickles, of which
-only those names are followed that weights need, and then the raw numbers.
+A checkpoint is a pickle that says where in the file the numbers of each tensor are: in members of a
+zip archive, or, before torch 1.6, one after the other behind the pickle. Only what a dictionary of
+tensors takes is followed, to tuples of plain values; they are checked against the file once all
+pickles have been read, and numbers are mapped when they are asked for. (torch itself maps archives
+as a whole, without comparing their sizes with what the pickle says, and old files take it as much
+memory as they are large.)
 """
 
 from __future__ import annotations
 
 import math
 import pickle
-import re
+import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +26,7 @@ import numpy as np
 
 from .tensors import StoredTensor, map_file
 
-REMAP_BYTES = 256 << 20
-MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_FOREIGN = "it asks for {}, which is no part of plain weights"
+MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of files before torch 1.6
 STORAGES = {
     "FloatStorage": mx.float32,
     "HalfStorage": mx.float16,
@@ -37,11 +38,10 @@ def read_bin(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a .bin file, by name.
 
     Raises:
-        ValueError: If the file is damaged, holds anything but tensors, or needs torch to be read
-            and there is none.
+        ValueError: If the file is damaged, or holds anything but plain tensors of floats.
     """
     try:
-        return _Archive(path).tensors() if zipfile.is_zipfile(path) else _read_legacy(path)
+        return _read_archive(path) if zipfile.is_zipfile(path) else _read_old(path)
     except _Refused as error:
         raise ValueError(f"{path}: {error}") from error
     except Exception as error:  # unpicklers raise anything
@@ -53,166 +53,151 @@ class _Refused(Exception):
     """What is wrong with a file that is not damaged."""
 
 
-class _Archive:
-    """A zip archive of torch 1.6 or newer.
-
-    What has been read stays resident while the file is mapped, so it is mapped anew every so often.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._mapped: dict[str, Any] = {}
-        self._touched = 0
-
-    def tensors(self) -> dict[str, StoredTensor]:
-        return {name: self._describe(name, tensor) for name, tensor in self._map().items()}
-
-    def _map(self) -> dict[str, Any]:
-        try:
-            import torch
-        except ImportError as error:
-            raise _Refused(
-                "a pickled checkpoint, which takes torch to read: pip install torch, "
-                "or convert a safetensors version"
-            ) from error
-        try:
-            loaded = torch.load(self._path, map_location="cpu", mmap=True, weights_only=True)
-        except pickle.UnpicklingError as error:
-            # Its message is a page long, and says how to run what the file names.
-            if named := re.search(
-                r"unsupported GLOBAL (\S+)|Unsupported \w+: \w+ (\S+)", str(error)
-            ):
-                raise _Refused(_FOREIGN.format(named[1] or named[2])) from error
-            raise
-        if not isinstance(loaded, dict):
-            raise _Refused(f"it holds a {type(loaded).__name__}, expected tensors by name")
-        for name, value in loaded.items():
-            if not isinstance(value, torch.Tensor):
-                raise _Refused(f"{name} is a {type(value).__name__}, expected a tensor")
-        return loaded
-
-    def _describe(self, name: str, tensor: Any) -> StoredTensor:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        dtypes = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-        if kind not in dtypes:
-            raise _Refused(f"{name} is of type {kind}, expected {', '.join(dtypes)}")
-        return StoredTensor(tuple(tensor.shape), dtypes[kind], partial(self._read, name))
-
-    def _read(self, name: str) -> np.ndarray:
-        if not self._mapped or self._touched > REMAP_BYTES:
-            self._mapped = {}
-            self._mapped, self._touched = self._map(), 0
-        import torch
-
-        tensor = self._mapped[name].detach()
-        self._touched += tensor.nbytes
-        if tensor.dtype == torch.bfloat16:
-            tensor = tensor.view(torch.int16)
-        array: np.ndarray = tensor.numpy()
-        return array.view(np.uint16) if array.dtype == np.int16 else array
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Storage:
-    """Numbers of one type in a row; `start` is where in the file, known once the pickles end."""
+    """Numbers in a row: of which type, how many, and from which byte of the file on."""
 
     dtype: mx.Dtype
     numel: int
-    start: int = 0
+    start: int
 
 
-@dataclass(frozen=True)
-class _View:
-    """A tensor: a view of a storage, in elements of its type."""
+class _Unpickler(pickle._Unpickler):
+    """Follows what a dictionary of tensors is made of; of each tensor it makes a tuple.
 
-    storage: _Storage
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    Tuples and not objects of our own, since a pickle may set attributes of what it has made. The
+    Python version of the class, since the other one takes as much memory as a pickle cares to name.
 
-    def __post_init__(self) -> None:
-        numbers = (self.offset, *self.shape, *self.strides)
-        if any(type(n) is not int or n < 0 for n in numbers) or self.end > self.storage.numel:
-            raise pickle.UnpicklingError(
-                f"a tensor of shape {self.shape} lies outside of its {self.storage.numel} numbers"
-            )
-
-    @property
-    def end(self) -> int:
-        steps = zip(self.shape, self.strides, strict=True)
-        span = 1 + sum((n - 1) * step for n, step in steps)
-        return self.offset + (span if math.prod(self.shape) else 0)
-
-    def read(self, path: Path) -> np.ndarray:
-        size, dtype = self.storage.dtype.size, self.storage.dtype
-        start = self.storage.start + self.offset * size
-        flat = map_file(path, start, (self.end - self.offset,), dtype)
-        bytes_apart = [size * step for step in self.strides]
-        return np.lib.stride_tricks.as_strided(flat, self.shape, bytes_apart, writeable=False)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Follows only what a dictionary of tensors is made of, to our own stand-ins."""
+    Attributes:
+        storages: By key, the name of the type, and how many numbers there are.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
-        self.storages: dict[str, _Storage] = {}
+        self.storages: dict[str, tuple[str, int]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
+        def tensor(key: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> tuple[Any, ...]:
+            return ("tensor", key, offset, shape, strides)
+
+        def parameter(value: Any, *_: Any) -> Any:
+            return value
+
         allowed: dict[tuple[str, str], Callable[..., Any]] = {
             ("collections", "OrderedDict"): OrderedDict,
-            ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-            ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+            ("torch._utils", "_rebuild_tensor_v2"): tensor,
+            ("torch._utils", "_rebuild_parameter"): parameter,
         }
-        if module == "torch" and name in STORAGES:
-            return STORAGES[name]
+        if module == "torch" and name.endswith("Storage"):
+            return name
         if (module, name) not in allowed:
-            raise _Refused(_FOREIGN.format(f"{module}.{name}"))
+            raise _Refused(f"it asks for {module}.{name}, which is no part of plain weights")
         return allowed[module, name]
 
-    def persistent_load(self, saved: Any) -> _Storage:
-        kind, dtype, key, _device, numel, view = saved
-        if kind != "storage" or dtype not in STORAGES.values() or view is not None or numel < 0:
-            raise pickle.UnpicklingError(f"unknown storage {saved!r}")
-        return self.storages.setdefault(key, _Storage(dtype, numel))
+    def persistent_load(self, saved: Any) -> str:
+        kind, type_name, key, _device, numel, *view = saved
+        if kind != "storage" or not isinstance(key, str) or any(view):
+            raise ValueError(f"unknown storage {saved!r}")
+        if self.storages.setdefault(key, (type_name, numel)) != (type_name, numel):
+            raise ValueError(f"storage {key} is declared twice")
+        return key
 
 
-def _rebuild_tensor(
-    storage: _Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any
-) -> _View:
-    return _View(storage, offset, tuple(shape), tuple(strides))
+def _read_archive(path: Path) -> dict[str, StoredTensor]:
+    """A zip archive: data.pkl, and a member of numbers for each storage."""
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        members = {member.filename: member for member in archive.infolist()}
+        (pickled,) = [name for name in members if name.endswith("/data.pkl")]
+        root = pickled.removesuffix("data.pkl")
+        order = f"{root}byteorder"
+        if order in members and archive.read(order) != b"little":
+            raise _Refused("its numbers are big-endian, which is not supported")
+        with archive.open(pickled) as opened:
+            unpickler = _Unpickler(opened)  # type: ignore[arg-type]
+            held = unpickler.load()
+        storages = {}
+        for key, (type_name, numel) in unpickler.storages.items():
+            member = members[f"{root}data/{key}"]
+            start = _start_of(file, member)
+            storages[key] = _check_storage(key, type_name, numel, start, member.file_size)
+            end = start + member.file_size
+            if member.compress_type != zipfile.ZIP_STORED or end > path.stat().st_size:
+                raise ValueError(f"storage {key} is compressed, or ends behind the file")
+    return _describe(path, held, storages)
 
 
-def _rebuild_parameter(view: _View, *_: Any) -> _View:
-    return view
+def _start_of(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Where a member's contents begin: behind its local header, and a name and extra field."""
+    file.seek(member.header_offset + 26)
+    name_length, extra_length = struct.unpack("<HH", file.read(4))
+    return int(member.header_offset + 30 + name_length + extra_length)
 
 
-def _read_legacy(path: Path) -> dict[str, StoredTensor]:
+def _read_old(path: Path) -> dict[str, StoredTensor]:
+    """Five pickles, the fourth one of the tensors; then each storage's count and numbers."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if _Unpickler(file).load() != MAGIC or _Unpickler(file).load() != PROTOCOL:
             raise ValueError("it is no checkpoint of PyTorch")
-        system = _Unpickler(file).load()
-        if not system["little_endian"]:
+        if not _Unpickler(file).load()["little_endian"]:
             raise _Refused("its numbers are big-endian, which is not supported")
         unpickler = _Unpickler(file)
-        views = unpickler.load()
+        held = unpickler.load()
+        storages = {}
         for key in _Unpickler(file).load():
-            storage = unpickler.storages[key]
+            type_name, numel = unpickler.storages[key]
             count = int.from_bytes(file.read(8), "little")
-            storage.start = file.tell()
-            end = file.seek(storage.numel * storage.dtype.size, 1)
-            if count != storage.numel or end > size:
-                raise ValueError(
-                    f"storage {key} declares {storage.numel} numbers, its place in the file holds "
-                    f"{min(count, (size - storage.start) // storage.dtype.size)}"
-                )
-    if not isinstance(views, dict):
-        raise _Refused(f"it holds a {type(views).__name__}, expected tensors by name")
-    for name, view in views.items():
-        if not isinstance(view, _View) or not view.storage.start:
-            raise _Refused(f"{name} is a {type(view).__name__}, expected a tensor")
-    return {
-        str(name): StoredTensor(view.shape, view.storage.dtype, partial(view.read, path))
-        for name, view in views.items()
-    }
+            start = file.tell()
+            nbytes = min(count * _dtype(type_name).size, size - start)
+            storages[key] = _check_storage(key, type_name, numel, start, nbytes)
+            file.seek(nbytes, 1)
+    return _describe(path, held, storages)
+
+
+def _dtype(type_name: str) -> mx.Dtype:
+    if type_name not in STORAGES:
+        raise _Refused(f"it holds a {type_name!r}, expected {', '.join(STORAGES)}")
+    return STORAGES[type_name]
+
+
+def _check_storage(key: str, type_name: str, numel: Any, start: int, nbytes: int) -> _Storage:
+    dtype = _dtype(type_name)
+    if type(numel) is not int or numel < 0 or numel * dtype.size != nbytes:
+        raise ValueError(
+            f"storage {key} declares {numel} numbers, its place in the file holds "
+            f"{nbytes // dtype.size}"
+        )
+    return _Storage(dtype, numel, start)
+
+
+def _describe(path: Path, held: Any, storages: Mapping[str, _Storage]) -> dict[str, StoredTensor]:
+    if not isinstance(held, dict):
+        raise _Refused(f"it holds a {type(held).__name__}, expected tensors by name")
+    tensors = {}
+    for name, value in held.items():
+        is_tensor = isinstance(value, tuple) and len(value) == 5 and value[0] == "tensor"
+        if not isinstance(name, str) or not is_tensor:
+            raise _Refused(f"{name!r} is a {type(value).__name__}, expected a tensor")
+        _, key, offset, shape, strides = value
+        storage = storages[key]
+        numbers = (offset, *shape, *strides)
+        if any(type(n) is not int or n < 0 for n in numbers) or len(shape) != len(strides):
+            raise ValueError(f"{name} has the shape {shape!r} in steps of {strides!r}")
+        span = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        if offset + (span if math.prod(shape) else 0) > storage.numel:
+            raise ValueError(f"{name} of shape {shape} lies outside of {storage.numel} numbers")
+        read = partial(_read, path, storage, offset, tuple(shape), tuple(strides))
+        tensors[name] = StoredTensor(tuple(shape), storage.dtype, read)
+    return tensors
+
+
+def _read(
+    path: Path, storage: _Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """A view of a storage; `strides` are in numbers."""
+    size = storage.dtype.size
+    steps = zip(shape, strides, strict=True)
+    span = 1 + sum((n - 1) * step for n, step in steps) if math.prod(shape) else 0
+    flat = map_file(path, storage.start + offset * size, (span,), storage.dtype)
+    bytes_apart = [size * step for step in strides]
+    return np.lib.stride_tricks.as_strided(flat, shape, bytes_apart, writeable=False)
