@@ -53,11 +53,6 @@ class Checkpoint:
     tensors: dict[str, StoredTensor]
     parameters: list[Parameter]
 
-    @property
-    def converted(self) -> bool:
-        """Whether it is a model folder of our own."""
-        return (self.folder / "weights.npz").exists()
-
     def dtype(self, parameter: Parameter) -> mx.Dtype:
         """The type a parameter is stored in; float32 if its parts differ."""
         dtypes = {self.tensors[name].dtype for name in parameter.sources}
@@ -104,7 +99,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object")
@@ -197,7 +192,7 @@ def _read_folder(folder: Path, readers: Mapping[str, Reader]) -> dict[str, Store
     for name, shard in shards.items():
         if name not in read[shard]:
             raise ValueError(f"{path} says that {name} is in {shard}, which does not have it")
-    return {name: tensor for tensors in read.values() for name, tensor in tensors.items()}
+    return {name: read[shard][name] for name, shard in shards.items()}
 
 
 def _no_weights(folder: Path) -> str:
@@ -254,7 +249,8 @@ def believe_tensors(
 def _equal(a: StoredTensor, b: StoredTensor) -> bool:
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
-    return all(np.array_equal(x, y) for x, y in zip(a.blocks(), b.blocks(), strict=True))
+    pairs = zip(a.blocks(), b.blocks(), strict=True)
+    return all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in pairs)
 
 
 def _depth(tensors: Mapping[str, Any], stack: str) -> int:

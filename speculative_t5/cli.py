@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -231,6 +232,8 @@ def run(command: Callable[..., None], name: str) -> NoReturn:
 
     Exits with 0, 2 for bad input, 1 for a failure while running, 130 for Ctrl-C.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminate)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(command)
     try:
@@ -256,8 +259,15 @@ def run(command: Callable[..., None], name: str) -> NoReturn:
         _fail(f"failed while running: {str(error) or type(error).__name__}", FAILED)
 
 
+def _terminate(number: int, _: object) -> NoReturn:
+    """Leave in such a way that what is half-written is removed."""
+    sys.exit(128 + number)
+
+
 def _fail(message: str, code: int) -> NoReturn:
-    _note("error: " + " ".join(message.split()))
+    line = " ".join(message.split())
+    # What a file says of itself may hold what a terminal would obey.
+    _note("error: " + "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))
     sys.exit(code)
 
 

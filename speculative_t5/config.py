@@ -31,6 +31,8 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 MAX_SIZE = 2**24  # of any one dimension; products of larger ones overflow MLX's shapes
+MAX_DISTANCE = 2**16
+MAX_LAYERS = 1000  # of one stack: a model takes memory for each before its weights are looked at
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,12 @@ class Quantization:
     embeddings: bool = True
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
+        if type(self.bits) is not int or self.bits not in (4, 8):
             raise ValueError(f"quantization is to 4 or 8 bits, got {self.bits!r}")
-        if self.group_size not in (32, 64, 128):
+        if type(self.group_size) is not int or self.group_size not in (32, 64, 128):
             raise ValueError(f"a group is of 32, 64 or 128 weights, got {self.group_size!r}")
+        if type(self.keep_wo) is not bool or type(self.embeddings) is not bool:
+            raise ValueError("keep_wo and embeddings are true or false")
 
     def __str__(self) -> str:
         return f"{self.bits} bits in groups of {self.group_size}"
@@ -113,11 +117,7 @@ class T5Config:
             if raw.get("num_decoder_layers") is not None
             else sizes["num_layers"]
         )
-        if sizes["num_heads"] * sizes["d_kv"] > MAX_SIZE:
-            raise ValueError(
-                f"num_heads * d_kv in config.json is {sizes['num_heads']} * {sizes['d_kv']}, "
-                f"expected at most {MAX_SIZE}"
-            )
+        _check_proportions(sizes)
         projection = str(raw.get("feed_forward_proj", "relu"))
         activation = ACTIVATIONS.get(projection)
         if activation is None:
@@ -128,6 +128,7 @@ class T5Config:
         tied = _flag(raw, "tie_word_embeddings", True)
         # transformers 5 writes the second of these, and the first as true for every mt5 and umt5.
         scaled = _flag(raw, "scale_decoder_outputs", tied and raw["model_type"] != "mt5")
+        optional = _optional(raw, sizes["vocab_size"])
         epsilon = raw.get("layer_norm_epsilon", 1e-6)
         if not isinstance(epsilon, float) or not 0 < epsilon < 1:
             raise ValueError(f"layer_norm_epsilon in config.json is {epsilon!r}, expected a float")
@@ -140,7 +141,7 @@ class T5Config:
             layer_norm_epsilon=epsilon,
             bias_per_layer=_flag(raw, "bias_per_layer", raw["model_type"] == "umt5"),
             quantization=_quantization(raw),
-            **_optional(raw, sizes["vocab_size"]),
+            **optional,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -163,12 +164,34 @@ _OPTIONAL = (
 )
 
 
+def _check_proportions(sizes: Mapping[str, int]) -> None:
+    for name in ("num_layers", "num_decoder_layers"):
+        if sizes[name] > MAX_LAYERS:
+            raise ValueError(
+                f"{name} in config.json is {sizes[name]}, expected at most {MAX_LAYERS}"
+            )
+    if sizes["num_heads"] * sizes["d_kv"] > MAX_SIZE:
+        raise ValueError(
+            f"num_heads * d_kv in config.json is {sizes['num_heads']} * {sizes['d_kv']}, "
+            f"expected at most {MAX_SIZE}"
+        )
+
+
 def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
-    return {
+    found = {
         name: _token(raw, name, vocab_size) if name.endswith("_token_id") else _size(raw, name)
         for name in _OPTIONAL
         if raw.get(name) is not None
     }
+    buckets = found.get("relative_attention_num_buckets", 32)
+    distance = found.get("relative_attention_max_distance", 128)
+    # Half of the buckets are for one distance each, the others go by the logarithm up to the last.
+    if buckets < 4 or buckets % 2 or not buckets // 2 < distance <= MAX_DISTANCE:
+        raise ValueError(
+            f"relative attention in config.json has {buckets} buckets up to a distance of "
+            f"{distance}, expected an even number from 4 on, and a distance over half of it"
+        )
+    return found
 
 
 def _check_kind(raw: Mapping[str, Any]) -> None:
@@ -212,6 +235,8 @@ def _flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
 
 def _size(raw: Mapping[str, Any], name: str) -> int:
     value = raw.get(name)
+    if value is None:
+        raise ValueError(f"{name} in config.json is missing, expected a positive integer")
     if type(value) is not int or not 0 < value <= MAX_SIZE:
         raise ValueError(f"{name} in config.json is {value!r}, expected a positive integer")
     return value

@@ -10,7 +10,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from .checkpoint import Checkpoint, Parameter, open_checkpoint, parameter_shapes
+from .checkpoint import (
+    Checkpoint,
+    Parameter,
+    open_checkpoint,
+    parameter_shapes,
+    read_config,
+)
 from .config import Quantization, T5Config
 from .hub import download, flat_name, look_up
 from .npz import NewTensor
@@ -77,14 +83,16 @@ def convert(
             range, or the output is there already.
         OSError: If the Hub cannot be reached or the output cannot be written.
     """
+    local = Path(model).is_dir()
+    if local and revision is not None:
+        raise ValueError(f"a revision is of a repository on the Hub, and {model} is a folder")
     wanted = Quantization(quantize, group_size) if quantize is not None else None
     target = None if dtype is None else _dtype(dtype)
-    local = Path(model).is_dir()
     output = output or Path("weights") / (Path(model).resolve().name if local else flat_name(model))
     options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
     made = {"repository": model, "revision": revision, **options}
-    if local and output.resolve() == Path(model).resolve():
-        raise ValueError(f"{model} is the checkpoint itself: choose another --output")
+    if local and output.resolve() in (here := Path(model).resolve(), *here.parents):
+        raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
     if not force and (output / "weights.npz").exists():
         if not local and made.items() <= origin(output).items():
             note(f"{output} is there already, of {model}; --force converts it again")
@@ -94,6 +102,8 @@ def convert(
     source, origins = Path(model), {}
     if not local:
         repository = look_up(model, revision)
+        if wanted:  # which may be refused, and had better be before the download
+            quantized(read_config(repository.folder), wanted)
         source = download(repository)
         origins = {"converted_from": made | {"commit": repository.commit}}
     checkpoint = open_checkpoint(source, READERS)
@@ -102,7 +112,7 @@ def convert(
             f"{source} is quantized already, to {checkpoint.config.quantization}: "
             "convert what it was made from"
         )
-    load_tokenizer(source)
+    load_tokenizer(source, checkpoint.config)
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
     kinds = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
     conversion = _Conversion(checkpoint, config, kinds, allow_nonfinite, progress)
@@ -237,10 +247,9 @@ class _Conversion:
             return block
         array = as_numpy(as_mlx(block, old).astype(new))
         if finite and not is_finite(array, new):
-            raise ValueError(
-                f"{name} has weights too large for {str(new).removeprefix('mlx.core.')}: "
-                "use bfloat16 or float32"
-            )
+            better = "bfloat16 or float32" if new == mx.float16 else "float32"
+            kind = str(new).removeprefix("mlx.core.")
+            raise ValueError(f"{name} has weights too large for {kind}: use {better}")
         return array
 
     def _quantize(

@@ -68,11 +68,11 @@ def look_up(name: str, revision: str | None = None) -> Repository:
 
     with _explained(name, revision):
         folder = Path(hf_hub_download(name, "config.json", revision=revision)).parent
-        read_config(folder)
+        config = read_config(folder)
         listed = _list_files(name, folder.name)
         if listed is not None and (wanted := _tokenizer_files(listed)):
             snapshot_download(name, revision=folder.name, allow_patterns=wanted)
-    load_tokenizer(folder)
+    load_tokenizer(folder, config)
     files = None if listed is None else tuple(listed)
     return Repository(name, folder, folder.name, files)
 

@@ -77,7 +77,7 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
     else:
         folder = look_up(model, revision).folder
         config = read_config(folder)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, config)
     count = num_parameters(config)
     return Inspection(
         name=model,

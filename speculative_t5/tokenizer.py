@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import sentencepiece as spm
 
+from .config import T5Config
 from .session import Vocabulary
 
 TOKENIZER_FILES = (
@@ -22,7 +23,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-_EXTRA_ID = re.compile(r"<extra_id_(\d+)>")
+_EXTRA_ID = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")
+MAX_EXTRA = 10_000  # sentinels: more than any model has, and few enough to be listed
 
 
 class Tokenizer(Protocol):
@@ -32,6 +34,10 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> Vocabulary:
         """What tells this tokenizer from another."""
 
+    @property
+    def eos_token_id(self) -> int:
+        """The id that it puts at the end of a text."""
+
     def encode(self, text: str) -> list[int]:
         """Ids of the text, EOS at the end."""
 
@@ -39,18 +45,38 @@ class Tokenizer(Protocol):
         """Text of the ids; control tokens and vocabulary padding have none."""
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model folder.
+def load_tokenizer(folder: Path, config: T5Config | None = None) -> Tokenizer:
+    """The tokenizer of a model folder, which must fit the model's config if that is given.
 
     That of spiece.model, or of tokenizer.json where there is none, or of vocab.json and merges.txt
     (codet5); or bytes, which need no such file, where tokenizer_config.json names ByT5Tokenizer.
 
     Raises:
-        ValueError: If the folder has none of them, or the file cannot be read.
+        ValueError: If the folder has none of them, the file cannot be read, or it does not fit.
     """
-    if (folder / "spiece.model").exists():
+    tokenizer = _find_tokenizer(folder)
+    if config is None:
+        return tokenizer
+    vocabulary, end = tokenizer.vocabulary, tokenizer.eos_token_id
+    if end != config.eos_token_id:
+        raise ValueError(
+            f"the tokenizer in {folder} ends a text by {end}, the model by {config.eos_token_id} "
+            "(eos_token_id in config.json)"
+        )
+    # Sentinels may go beyond the embedding, and then cannot be used.
+    beyond = sum(token >= config.vocab_size for token in vocabulary.special)
+    if vocabulary.size - beyond > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {folder} has {vocabulary.size} pieces, "
+            f"the model {config.vocab_size} rows for them (vocab_size in config.json)"
+        )
+    return tokenizer
+
+
+def _find_tokenizer(folder: Path) -> Tokenizer:
+    if (folder / "spiece.model").is_file():
         return SentencePieceTokenizer(folder)
-    if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
+    if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
         return JSONTokenizer(folder)
     if _settings(folder).get("tokenizer_class") == "ByT5Tokenizer":
         return ByteTokenizer(folder)
@@ -83,9 +109,7 @@ class SentencePieceTokenizer:
             for text, token in listed.items()
             if token >= self._num_pieces or _EXTRA_ID.fullmatch(text)
         }
-        count = _settings(folder).get("extra_ids")
-        if not isinstance(count, int):
-            count = 0 if any(map(_EXTRA_ID.fullmatch, listed)) else 100
+        count = _num_extra(folder, 0 if any(map(_EXTRA_ID.fullmatch, listed)) else 100)
         for i in range(count):
             added.setdefault(f"<extra_id_{i}>", self._num_pieces + count - 1 - i)
         return added
@@ -100,12 +124,16 @@ class SentencePieceTokenizer:
         ]
         return _vocabulary(pieces | self._added, [*special, *self._texts])
 
+    @property
+    def eos_token_id(self) -> int:
+        return int(self._pieces.eos_id())
+
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         # Odd places of the split hold the added tokens.
         for place, part in enumerate(self._pattern.split(text)):
             ids += [self._added[part]] if place % 2 else self._pieces.encode(part)
-        return [*ids, self._pieces.eos_id()]
+        return [*ids, self.eos_token_id]
 
     def decode(self, ids: Sequence[int]) -> str:
         texts: list[str] = []
@@ -135,7 +163,9 @@ class JSONTokenizer:
             path = folder / "vocab.json"
         try:
             self._backend = _read_json(path) if path.name != "vocab.json" else _read_bpe(folder)
-        except Exception as error:  # the library raises nothing narrower
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # nothing narrower is raised, and panics are no Exceptions
             raise ValueError(f"{path} is not a tokenizer: {error}") from error
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -150,6 +180,10 @@ class JSONTokenizer:
         added = self._backend.get_added_tokens_decoder()
         special = [i for i, token in added.items() if token.special]
         return _vocabulary(self._backend.get_vocab(), [*self._control, *special])
+
+    @property
+    def eos_token_id(self) -> int:
+        return self._eos
 
     def encode(self, text: str) -> list[int]:
         ids = list(self._backend.encode(text).ids)
@@ -199,10 +233,8 @@ class ByteTokenizer:
     PAD, EOS, UNK, FIRST = 0, 1, 2, 3
 
     def __init__(self, folder: Path) -> None:
-        extra = _settings(folder).get("extra_ids")
-        count = extra if isinstance(extra, int) else 125
         self._sentinels = self.FIRST + 256
-        self._size = self._sentinels + count
+        self._size = self._sentinels + _num_extra(folder, 125)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -210,6 +242,10 @@ class ByteTokenizer:
         names += [f"<extra_id_{i}>" for i in range(self._size - self._sentinels)]
         special = [*range(self.FIRST), *range(self._sentinels, self._size)]
         return _vocabulary({name: i for i, name in enumerate(names)}, special)
+
+    @property
+    def eos_token_id(self) -> int:
+        return self.EOS
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -276,25 +312,38 @@ def _content(token: Any) -> str | None:
 
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    return _read_object(path) if path.exists() else {}
+    return _read_object(path) if path.is_file() else {}
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     return read if isinstance(read, dict) else {}
+
+
+def _num_extra(folder: Path, default: int) -> int:
+    count = _settings(folder).get("extra_ids")
+    if count is None:
+        return default
+    if type(count) is not int or not 0 <= count <= MAX_EXTRA:
+        raise ValueError(
+            f"extra_ids in {folder / 'tokenizer_config.json'} is {count!r}, "
+            f"expected an integer from 0 to {MAX_EXTRA}"
+        )
+    return count
 
 
 def _added_tokens(folder: Path) -> dict[str, int]:
     """Tokens that were added to a tokenizer, and their ids, from either place that lists them."""
     path = folder / "added_tokens.json"
-    listed = _read_object(path) if path.exists() else {}
-    for token, entry in (_settings(folder).get("added_tokens_decoder") or {}).items():
-        if (text := _content(entry)) and token.isdecimal():
+    listed = _read_object(path) if path.is_file() else {}
+    decoder = _settings(folder).get("added_tokens_decoder")
+    for token, entry in (decoder if isinstance(decoder, dict) else {}).items():
+        if (text := _content(entry)) and re.fullmatch(r"[0-9]{1,9}", token):
             listed[text] = int(token)
-    return {text: token for text, token in listed.items() if isinstance(token, int) and text}
+    return {t: token for t, token in listed.items() if t and type(token) is int and token >= 0}
 
 
 def _vocabulary(ids: dict[str, int], special: Sequence[int]) -> Vocabulary:

@@ -41,7 +41,7 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> tuple[T5
     """
     folder = find_folder(name_or_path)
     checkpoint = open_checkpoint(folder)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, checkpoint.config)
     dtype = dtype or default_dtype()
     if dtype == mx.float16 and checkpoint.config.gated:
         warnings.warn(
@@ -115,10 +115,14 @@ def check_replaceable(folder: Path) -> None:
     Raises:
         ValueError: If there is.
     """
-    if folder.is_dir() and ((folder / "weights.npz").exists() or not any(folder.iterdir())):
+    if folder.resolve() == Path.cwd():
+        raise ValueError(f"{folder} is the current folder: choose another --output")
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    if folder.exists():
+    if not (folder / "weights.npz").exists():
         raise ValueError(f"{folder} exists and is not a converted model: choose another --output")
+    if others := sorted(path.name for path in folder.iterdir() if path.is_dir()):
+        raise ValueError(f"{folder} also holds {others[0]}: choose another --output")
 
 
 def write_folder(
@@ -164,7 +168,9 @@ def _replacing(folder: Path) -> Iterator[Path]:
     folder = folder.resolve()  # where a link leads, which may be another disk
     workplace = folder.parent / f".{folder.name}.partial"
     new, old = workplace / "new", workplace / "old"
+    made = [parent for parent in folder.parents if not parent.exists()]
     with contextlib.ExitStack() as stack:
+        stack.callback(_remove_empty, made)
         try:
             workplace.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_locked(workplace / "lock"))
@@ -188,6 +194,13 @@ def _replacing(folder: Path) -> Iterator[Path]:
             raise OSError(
                 error.errno, f"cannot be written: {error.strerror}", str(folder)
             ) from error
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove those of these folders that are there and empty, the innermost first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 @contextlib.contextmanager

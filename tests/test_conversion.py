@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +296,10 @@ def test_a_failed_swap_brings_the_old_folder_back(
 
 def test_a_checkpoint_is_never_replaced(source: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(source, tmp_path / "other"))
-    for output, message in ((source, "is the checkpoint itself"), (other, "not a converted")):
+    for output, message in (
+        (source, "is or holds the checkpoint itself"),
+        (other, "not a converted"),
+    ):
         with pytest.raises(ValueError, match=message):
             convert(str(source), output)
         assert (output / "model.safetensors").exists()
@@ -384,3 +388,94 @@ def test_a_model_folder_is_converted_to_another_type(source: Path, tmp_path: Pat
     direct = convert(str(source), tmp_path / "direct", dtype="bfloat16")
     half = convert(str(first), tmp_path / "half", dtype="bfloat16")
     assert (half / "weights.npz").read_bytes() == (direct / "weights.npz").read_bytes()
+
+
+def test_an_output_that_holds_something_else_is_not_replaced(source: Path, tmp_path: Path) -> None:
+    folder = convert(str(source), tmp_path / "out")
+    inner = Path(shutil.copytree(source, folder / "inner"))
+    for model, message in ((source, "also holds inner"), (inner, "is or holds the checkpoint")):
+        with pytest.raises(ValueError, match=message):
+            convert(str(model), folder, force=True)
+    assert left(inner) == left(source)
+
+
+def test_odd_outputs(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "model")
+    convert(str(source), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and load(tmp_path / "disk" / "model")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(ValueError, match="is the current folder: choose another --output"):
+        convert(str(source), Path("."))
+    change(source, "shared.weight", np.nan)
+    with pytest.raises(ValueError, match="shared.weight has weights that are NaN"):
+        convert(str(source), tmp_path / "some" / "where" / "new")
+    assert left(tmp_path) == ["disk", "empty", "link", "source"]
+
+
+def test_a_revision_is_not_of_a_folder(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a revision is of a repository on the Hub, and .* folder"):
+        convert(str(source), tmp_path / "out", revision="v2")
+
+
+SLOW = """
+import sys, time
+from speculative_t5 import conversion
+from speculative_t5.cli import convert_main
+checked = conversion._checked
+conversion._checked = lambda tensor: (time.sleep(0.1) or item for item in checked(tensor))
+convert_main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_leave_nothing_behind(source: Path, tmp_path: Path, number: int) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        SLOW,
+        "--model",
+        str(source),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE)
+    while not (tmp_path / ".out.partial" / "new" / "weights.npz").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.communicate(timeout=30)[1] in (b"", b"error: interrupted\n")
+    assert process.returncode == 128 + number
+    assert left(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda s: edit_json(s / "config.json", eos_token_id=5),
+            "ends a text by 1, the model by 5",
+        ),
+        (
+            lambda s: (s / "tokenizer_config.json").write_text('{"extra_ids": 1000000000}'),
+            "extra_ids in .* is 1000000000, expected an integer from 0 to 10000",
+        ),
+        (lambda s: shrink(s), "has 220 pieces, the model 100 rows for them"),
+    ],
+)
+def test_tokenizers_that_do_not_fit_are_refused(
+    source: Path, tmp_path: Path, spoil: Any, message: str
+) -> None:
+    spoil(source)
+    with pytest.raises(ValueError, match=message):
+        convert(str(source), tmp_path / "out")
+    assert left(tmp_path) == ["source"]
+
+
+def shrink(source: Path) -> None:
+    tensors = load_file(source / "model.safetensors")
+    for name in ("shared.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:100].clone()
+    save_file(tensors, source / "model.safetensors")
+    edit_json(source / "config.json", vocab_size=100)

@@ -138,7 +138,12 @@ def test_bytes_match_transformers(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "bytes")
     reference, tokenizer = ByT5Tokenizer(), load_tokenizer(tmp_path)
     assert tokenizer.vocabulary.size == len(reference) == 384
-    for text in [*TEXTS, "<extra_id_124><extra_id_125>"]:
+    for text in [
+        *TEXTS,
+        "<extra_id_124><extra_id_125>",
+        "<extra_id_007>",
+        f"<extra_id_{'1' * 5000}>",
+    ]:
         ids = tokenizer.encode(text)
         assert ids == reference(text).input_ids
         assert tokenizer.decode([0, *ids]) == text
@@ -193,3 +198,12 @@ def test_added_tokens_match_transformers(folder: Path, tmp_path: Path) -> None:
         ids = listed.encode(text)
         assert ids == decoder.encode(text) == reference(text).input_ids, text
     assert listed.decode([*listed.encode("a <new> b"), 0]) == "a <new> b"
+
+
+def test_settings_of_other_kinds_are_passed_over(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    for odd in ([1, 2], 5, {"x": {"content": "y"}, "130": 3, "-1": "z"}):
+        edit_json(tmp_path / "tokenizer_config.json", added_tokens_decoder=odd)
+        assert load_tokenizer(tmp_path).vocabulary == load_tokenizer(folder).vocabulary
+    (tmp_path / "added_tokens.json").write_text('{"<extra_id_0>": -5, "": 131, "<x>": "132"}')
+    assert load_tokenizer(tmp_path).vocabulary == load_tokenizer(folder).vocabulary
