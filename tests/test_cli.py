@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +239,18 @@ def test_help_names_the_defaults(place: Path) -> None:
     text = run(place, "--help").stdout.decode()
     for name in ("--num-draft", "--delta", "correct-base", "correct-small", "[default: 256]"):
         assert name in text
+
+
+def test_a_terminal_is_shown_bytes_rate_and_time_left(place: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "convert.py"), "--model", "checkpoint"]
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    process = subprocess.Popen(
+        [*command, "--output", "shown"], cwd=place, stderr=end, stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert process.wait() == 0
+    shown = os.read(terminal, 100_000).decode()
+    os.close(end)
+    os.close(terminal)
+    assert re.search(r"converting: .*\| [0-9.]+k?/[0-9.]+k? \[00:00<.*B/s\]", shown), shown
