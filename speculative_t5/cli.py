@@ -233,7 +233,8 @@ def run(command: Callable[..., None], name: str) -> NoReturn:
     Exits with 0, 2 for bad input, 1 for a failure while running, 130 for Ctrl-C.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminate)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _terminate)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(command)
     try:

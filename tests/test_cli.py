@@ -194,6 +194,8 @@ def test_ctrl_c_ends_with_130(place: Path) -> None:
          "--max-tokens", "1000000"],
         cwd=place, env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # What was started in the background of a script passes on that it ignores this signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.read(1), "it should be generating by now"

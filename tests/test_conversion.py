@@ -429,25 +429,33 @@ convert_main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_leave_nothing_behind(source: Path, tmp_path: Path, number: int) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        SLOW,
-        "--model",
-        str(source),
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE)
-    while not (tmp_path / ".out.partial" / "new" / "weights.npz").exists():
+def interrupted(source: Path, number: int, handler: Any) -> subprocess.Popen[bytes]:
+    """A conversion to out beside the source that got a signal on its way, with that disposition."""
+    output = source.parent / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, "--model", str(source), "--output", str(output)],
+        cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(number, handler),
+    )  # fmt: skip
+    while not (source.parent / ".out.partial" / "new" / "weights.npz").exists():
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_leave_nothing_behind(source: Path, tmp_path: Path, number: int) -> None:
+    process = interrupted(source, number, signal.SIG_DFL)
     assert process.communicate(timeout=30)[1] in (b"", b"error: interrupted\n")
     assert process.returncode == 128 + number
     assert left(tmp_path) == ["source"]
+
+
+def test_nohup_is_heeded(source: Path, tmp_path: Path) -> None:
+    process = interrupted(source, signal.SIGHUP, signal.SIG_IGN)
+    assert process.communicate(timeout=60)[1] == b"" and process.returncode == 0
+    assert left(tmp_path) == ["out", "source"]
 
 
 @pytest.mark.parametrize(
