@@ -104,7 +104,7 @@ def convert(
         repository = look_up(model, revision)
         if wanted:  # which may be refused, and had better be before the download
             quantized(read_config(repository.folder), wanted)
-        source = download(repository)
+        source = download(repository, note=note)
         origins = {"converted_from": made | {"commit": repository.commit}}
     checkpoint = open_checkpoint(source, READERS)
     if checkpoint.config.quantization:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+SILENT_BYTES = 10**9  # more takes seconds to compare with their digests, which is then told
 KINDS = ("safetensors", "bin")
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -77,8 +78,12 @@ def look_up(name: str, revision: str | None = None) -> Repository:
     return Repository(name, folder, folder.name, files)
 
 
-def download(repository: Repository) -> Path:
+def download(repository: Repository, *, note: Callable[[str], None] = lambda line: None) -> Path:
     """Bring a repository's weights into the cache, and check them against the Hub's digests.
+
+    Args:
+        repository: As it was looked up.
+        note: Called with what a user should know.
 
     Returns:
         The folder in the cache.
@@ -93,7 +98,7 @@ def download(repository: Repository) -> Path:
         raise ValueError(
             f"the Hub cannot be reached, and the weights of {repository.name} are not in the cache"
         )
-    _verify(repository.folder)
+    _verify(repository.folder, note)
     return repository.folder
 
 
@@ -138,7 +143,7 @@ def _tokenizer_files(files: Sequence[str]) -> list[str]:
     return wanted
 
 
-def _verify(folder: Path) -> None:
+def _verify(folder: Path, note: Callable[[str], None]) -> None:
     """Compare the files of weights with their SHA-256, which the cache calls them by."""
     found = find_weights(folder, KINDS)
     if found is None:
@@ -147,6 +152,9 @@ def _verify(folder: Path) -> None:
     shards = [path]
     if path.name.endswith(".index.json"):
         shards = [folder / shard for shard in sorted({*read_index(path).values()})]
+    size = sum(shard.stat().st_size for shard in shards if shard.is_file())
+    if size > SILENT_BYTES:
+        note(f"comparing {size / 1e9:.1f} GB with the Hub's SHA-256")
     for shard in shards:
         expected = shard.readlink().name if shard.is_symlink() else ""
         if not shard.is_file() or not _SHA256.fullmatch(expected):

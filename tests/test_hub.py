@@ -15,8 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from speculative_t5 import hub as hub_module
 from speculative_t5 import load
-from speculative_t5.hub import flat_name
+from speculative_t5.hub import Repository, download, flat_name
 
 import numpy as np
 import pytest
@@ -253,3 +254,12 @@ def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
 def test_names_map_to_one_flat_folder() -> None:
     assert flat_name("google/flan-t5-small") == "flan-t5-small"
     assert flat_name("t5-11b") == "t5-11b"
+
+
+def test_a_long_comparison_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family(tmp_path, "t5")
+    monkeypatch.setattr(hub_module, "SILENT_BYTES", 10)
+    told: list[str] = []
+    found = Repository("t5", tmp_path, COMMIT, None)
+    assert download(found, note=told.append) == tmp_path
+    assert told == ["comparing 0.0 GB with the Hub's SHA-256"]
