@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +15,17 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from .config import T5Config
+from .pickles import read_bin
 from .t5 import T5
 from .tensors import Shape, StoredTensor, read_npz, read_safetensors
 
-Reader = Callable[[Path], dict[str, StoredTensor]]
-
+# What a Hugging Face checkpoint's weights may be called, the first choice first.
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 # Where the embedding may be: checkpoints without the first have it under the second (madlad400).
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
@@ -59,14 +65,10 @@ class Checkpoint:
         return dtypes.pop() if len(dtypes) == 1 else mx.float32
 
 
-def open_checkpoint(folder: Path, readers: Mapping[str, Reader] | None = None) -> Checkpoint:
+def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a model folder or a Hugging Face checkpoint; no weights are read yet.
 
     (Except to tell whether a stored output head is the embedding again.)
-
-    Args:
-        folder: Where it is.
-        readers: Of kinds of files, by their suffix; by default safetensors alone.
 
     Raises:
         ValueError: If it is not a whole T5; the message names the first thing that is wrong.
@@ -75,16 +77,14 @@ def open_checkpoint(folder: Path, readers: Mapping[str, Reader] | None = None) -
     if (folder / "weights.npz").exists():
         path = folder / "weights.npz"
         tensors = read_npz(path)
-        _check_depth(path, config, tensors)
         shapes = parameter_shapes(config)
         stored = [name for name in tensors if name in shapes]
         names = [*stored, *(shapes.keys() - tensors.keys())]  # what is missing is told below
         parameters = [Parameter(name, {name: shapes[name]}) for name in names]
     else:
         path = folder
-        tensors = _read_folder(folder, readers or {"safetensors": read_safetensors})
+        tensors = _read_folder(folder)
         config, tensors = believe_tensors(config, tensors)
-        _check_depth(path, config, tensors)
         parameters = list(plan(config))
     expected = {name: shape for p in parameters for name, shape in p.sources.items()}
     check_shapes(path, expected, {name: tensor.shape for name, tensor in tensors.items()})
@@ -128,13 +128,6 @@ def parameter_shapes(config: T5Config) -> dict[str, Shape]:
     return {name: tuple(array.shape) for name, array in arrays}
 
 
-def _check_depth(where: Path, config: T5Config, tensors: Mapping[str, Any]) -> None:
-    """Refuse a depth out of all proportion before as many layers are made."""
-    depth = config.num_layers + config.num_decoder_layers
-    if depth > len(tensors):
-        raise ValueError(f"config.json says {depth} layers, {where} has {len(tensors)} tensors")
-
-
 def check_shapes(where: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
     """Check the names and shapes of tensors.
 
@@ -152,14 +145,9 @@ def check_shapes(where: Path, expected: Mapping[str, Shape], found: Mapping[str,
         raise ValueError(f"{where} has tensors that a T5 does not: {unknown[0]}{more}")
 
 
-def find_weights(folder: Path, kinds: Iterable[str]) -> tuple[str, Path] | None:
-    """The kind of a checkpoint's weights and their single file or index, if it has any."""
-    for kind in kinds:
-        stem = "model" if kind == "safetensors" else "pytorch_model"
-        for name in (f"{stem}.{kind}", f"{stem}.{kind}.index.json"):
-            if (folder / name).is_file():
-                return kind, folder / name
-    return None
+def find_weights(folder: Path) -> Path | None:
+    """The single file of a Hugging Face checkpoint's weights, or their index, if it has any."""
+    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
 
 
 def read_index(path: Path) -> dict[str, str]:
@@ -177,27 +165,28 @@ def read_index(path: Path) -> dict[str, str]:
     return shards
 
 
-def _read_folder(folder: Path, readers: Mapping[str, Reader]) -> dict[str, StoredTensor]:
-    found = find_weights(folder, readers)
-    if found is None:
+def _read_folder(folder: Path) -> dict[str, StoredTensor]:
+    path = find_weights(folder)
+    if path is None:
         raise ValueError(_no_weights(folder))
-    kind, path = found
-    if not path.name.endswith(".index.json"):
-        return readers[kind](path)
+    if path.suffix != ".json":
+        return _read_file(path)
     shards = read_index(path)
     missing = sorted(shard for shard in {*shards.values()} if not (folder / shard).is_file())
     if missing:
         raise ValueError(f"{missing[0]}, named by {path}, is missing")
-    read = {shard: readers[kind](folder / shard) for shard in sorted({*shards.values()})}
+    read = {shard: _read_file(folder / shard) for shard in sorted({*shards.values()})}
     for name, shard in shards.items():
         if name not in read[shard]:
             raise ValueError(f"{path} says that {name} is in {shard}, which does not have it")
     return {name: read[shard][name] for name, shard in shards.items()}
 
 
+def _read_file(path: Path) -> dict[str, StoredTensor]:
+    return read_bin(path) if path.suffix == ".bin" else read_safetensors(path)
+
+
 def _no_weights(folder: Path) -> str:
-    if find_weights(folder, ["bin"]):
-        return f"{folder} has pickled weights; first: python convert.py --model {folder}"
     suffixes = (".safetensors", ".bin", ".npz", ".h5", ".msgpack", ".gguf", ".pt", ".ckpt")
     others = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
     return (

@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 MAX_SIZE = 2**24  # of any one dimension; products of larger ones overflow MLX's shapes
 MAX_DISTANCE = 2**16
-MAX_LAYERS = 1000  # of one stack: a model takes memory for each before its weights are looked at
+MAX_LAYERS = 256  # of one stack: a model takes memory for each before its weights are looked at
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ class T5Config:
                 f"expected one of: {', '.join(ACTIVATIONS)}"
             )
         tied = _flag(raw, "tie_word_embeddings", True)
-        # transformers 5 writes the second of these, and the first as true for every mt5 and umt5.
+        # transformers 5 writes the second for T5 alone, and the first as true for all; mt5 is never
+        # scaled.
         scaled = _flag(raw, "scale_decoder_outputs", tied and raw["model_type"] != "mt5")
         optional = _optional(raw, sizes["vocab_size"])
         epsilon = raw.get("layer_norm_epsilon", 1e-6)

@@ -20,16 +20,14 @@ from .checkpoint import (
 from .config import Quantization, T5Config
 from .hub import download, flat_name, look_up
 from .npz import NewTensor
-from .pickles import read_bin
 from .pipeline import read_ahead
-from .tensors import Shape, StoredTensor, as_mlx, as_numpy, read_safetensors
+from .tensors import Shape, StoredTensor, as_mlx, as_numpy
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 from .weights import check_replaceable, origin, write_folder
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # of what is written, by name
 
-READERS = {"safetensors": read_safetensors, "bin": read_bin}
 PIECE = 1 << 16  # numbers
 MIN_SHARE = 0.01  # of the weights: an embedding below it gains nothing by being quantized
 
@@ -106,7 +104,7 @@ def convert(
             quantized(read_config(repository.folder), wanted)
         source = download(repository, note=note)
         origins = {"converted_from": made | {"commit": repository.commit}}
-    checkpoint = open_checkpoint(source, READERS)
+    checkpoint = open_checkpoint(source)
     if checkpoint.config.quantization:
         raise ValueError(
             f"{source} is quantized already, to {checkpoint.config.quantization}: "

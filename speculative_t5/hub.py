@@ -10,18 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checkpoint import find_weights, read_config, read_index
+from .checkpoint import WEIGHTS, find_weights, read_config, read_index
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
-# What a repository's weights may be called, the first choice first.
-WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 SILENT_BYTES = 10**9  # more takes seconds to compare with their digests, which is then told
-KINDS = ("safetensors", "bin")
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -94,7 +86,7 @@ def download(repository: Repository, *, note: Callable[[str], None] = lambda lin
     """
     if repository.files is not None:
         _download_weights(repository.name, repository.commit, repository.files)
-    elif find_weights(repository.folder, KINDS) is None:
+    elif find_weights(repository.folder) is None:
         raise ValueError(
             f"the Hub cannot be reached, and the weights of {repository.name} are not in the cache"
         )
@@ -124,13 +116,17 @@ def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
 def _list_files(name: str, commit: str) -> list[str] | None:
     """Names of a repository's files; None where the Hub cannot be asked."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HTTPError,  # type: ignore[attr-defined]  # of its HTTP client, which differs by version
+        OfflineModeIsEnabled,
+    )
 
     try:
         siblings = HfApi().model_info(name, revision=commit).siblings
-    except HfHubHTTPError:
+    except HfHubHTTPError:  # it has answered
         raise
-    except Exception:  # offline mode, or any of the HTTP client's, which have no base of their own
+    except (OfflineModeIsEnabled, HTTPError):
         return None
     return [file.rfilename for file in siblings or []]
 
@@ -145,10 +141,9 @@ def _tokenizer_files(files: Sequence[str]) -> list[str]:
 
 def _verify(folder: Path, note: Callable[[str], None]) -> None:
     """Compare the files of weights with their SHA-256, which the cache calls them by."""
-    found = find_weights(folder, KINDS)
-    if found is None:
+    path = find_weights(folder)
+    if path is None:
         return
-    path = found[1]
     shards = [path]
     if path.name.endswith(".index.json"):
         shards = [folder / shard for shard in sorted({*read_index(path).values()})]

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .checkpoint import open_checkpoint, read_config
 from .config import Quantization, T5Config
-from .conversion import DTYPES, READERS, new_layout, num_bytes, num_parameters, quantized
+from .conversion import DTYPES, new_layout, num_bytes, num_parameters, quantized
 from .hub import look_up
 from .session import Vocabulary
 from .tokenizer import ByteTokenizer, JSONTokenizer, Tokenizer, load_tokenizer
@@ -71,7 +71,7 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
     kinds: dict[str, mx.Dtype] | None = None
     if Path(model).is_dir():
         folder = Path(model)
-        checkpoint = open_checkpoint(folder, READERS)
+        checkpoint = open_checkpoint(folder)
         config = checkpoint.config
         kinds = {p.name: checkpoint.dtype(p) for p in checkpoint.parameters}
     else:

@@ -33,7 +33,7 @@ def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> tuple[T5
 
     Args:
         name_or_path: A model folder, the name of one under weights/ (or of the repository on the
-            Hugging Face Hub that it was converted from), or a Hugging Face folder of safetensors.
+            Hugging Face Hub that it was converted from), or a Hugging Face folder.
         dtype: Type to compute in; by default float32 on a CPU, bfloat16 on Metal and CUDA.
 
     Raises:

@@ -14,7 +14,7 @@ from speculative_t5.weights import load
 
 import mlx.core as mx
 import pytest
-from families import train_spiece
+from families import roughen, train_spiece
 from mlx.utils import tree_map
 
 REPOSITORY = Path(__file__).parent.parent
@@ -47,13 +47,7 @@ def write_checkpoint(folder: Path, shape: dict[str, Any], spiece: bytes, seed: i
     torch.manual_seed(seed)
     config = HFConfig(**shape, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
     model = T5ForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            # The library's initial biases and norms are flat, which would hide faults in them.
-            if "layer_norm" in name:
-                weight.uniform_(0.5, 1.5)
-            elif "relative_attention_bias" in name:
-                weight.normal_()
+    roughen(model)
     model.save_pretrained(folder)
     if not shape["tie_word_embeddings"]:
         untie(folder, torch.randn(shape["vocab_size"], shape["d_model"]) * 0.3)

@@ -88,16 +88,10 @@ def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:
     )
     cls = getattr(transformers, f"{prefix}ForConditionalGeneration")
     model = cls(config).eval()
-    with torch.no_grad():
-        for key, weight in model.named_parameters():
-            # The library's initial biases and norms are flat, which would hide faults in them.
-            if "layer_norm" in key:
-                weight.uniform_(0.5, 1.5)
-            elif "relative_attention_bias" in key:
-                weight.normal_()
-        if family.own_head:
-            head = torch.randn(config.vocab_size, config.d_model) * 0.3
-            model.lm_head.weight = torch.nn.Parameter(head)
+    roughen(model)
+    if family.own_head:
+        head = torch.randn(config.vocab_size, config.d_model) * 0.3
+        model.lm_head.weight = torch.nn.Parameter(head)
     model.save_pretrained(folder, max_shard_size="30KB" if form == "shards" else "1GB")
     raw = json.loads((folder / "config.json").read_text())
     for key in family.omit:
@@ -107,6 +101,18 @@ def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:
         _rewrite(folder, model.state_dict(), family.rewrite, form)
     write_tokenizer(folder, family.tokenizer)
     return model
+
+
+def roughen(model: Any) -> None:
+    """Draw biases and norms anew: transformers makes them flat, which would hide faults in them."""
+    import torch
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "layer_norm" in name:
+                weight.uniform_(0.5, 1.5)
+            elif "relative_attention_bias" in name:
+                weight.normal_()
 
 
 def _rewrite(folder: Path, tensors: dict[str, Any], split: bool, form: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from speculative_t5.checkpoint import open_checkpoint
 from speculative_t5.config import T5Config
-from speculative_t5.conversion import READERS, convert
+from speculative_t5.conversion import convert
 
 import mlx.core as mx
 import pytest
@@ -86,12 +86,7 @@ def test_a_missing_pickled_shard_is_named(originals: dict[str, Path], tmp_path: 
     folder = Path(shutil.copytree(originals["t5_bin_shards"], tmp_path / "source"))
     (folder / "pytorch_model-00002-of-00002.bin").unlink()
     with pytest.raises(ValueError, match="pytorch_model-00002-of-00002.bin, named by"):
-        open_checkpoint(folder, READERS)
-
-
-def test_pickles_are_for_conversion_only(originals: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match="has pickled weights; first: python convert.py --model"):
-        open_checkpoint(originals["t5_bin_shards"])
+        open_checkpoint(folder)
 
 
 def test_weights_of_other_programs_are_named(sharded: Path) -> None:
@@ -99,7 +94,7 @@ def test_weights_of_other_programs_are_named(sharded: Path) -> None:
         path.unlink()
     (sharded / "tf_model.h5").write_text("")
     with pytest.raises(ValueError, match="expected model.safetensors .*, found tf_model.h5"):
-        open_checkpoint(sharded, READERS)
+        open_checkpoint(sharded)
 
 
 def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
@@ -120,7 +115,7 @@ def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized by gptq"),
         ({"quantization_config": 4}, "its weights are quantized by another program"),
         ({"d_model": None}, "d_model in config.json is missing, expected a positive integer"),
-        ({"num_layers": 2000}, "num_layers in config.json is 2000, expected at most 1000"),
+        ({"num_layers": 2000}, "num_layers in config.json is 2000, expected at most 256"),
         ({"relative_attention_num_buckets": 1}, "has 1 buckets up to a distance of 128"),
         ({"relative_attention_num_buckets": 33}, "has 33 buckets up to a distance of 128"),
         ({"relative_attention_max_distance": 16}, "has 32 buckets up to a distance of 16"),
@@ -172,16 +167,16 @@ def test_the_decoders_embedding_alone_will_do(madlad: Path) -> None:
 def test_depths_out_of_proportion_are_refused_at_once(sharded: Path, tmp_path: Path) -> None:
     """Whether they come from a config of our own, or from the name of a tensor."""
     folder = convert(str(sharded), tmp_path / "out")
-    edit_json(folder / "config.json", num_layers=1000)
+    edit_json(folder / "config.json", num_layers=256)
     started = time.perf_counter()
-    with pytest.raises(ValueError, match="config.json says 1003 layers, .* has 4[0-9] tensors"):
+    with pytest.raises(ValueError, match="has no tensor encoder.layers"):
         open_checkpoint(folder)
     path = tmp_path / "source" / "model.safetensors"
     tensors = {"encoder.block.999999999.layer.0.layer_norm.weight": mx.zeros(2)}
     for piece in sharded.glob("model*"):
         piece.unlink()
     mx.save_safetensors(str(path), tensors)
-    with pytest.raises(ValueError, match="has no tensor shared.weight|config.json says"):
+    with pytest.raises(ValueError, match="has no tensor shared.weight"):
         open_checkpoint(sharded)
     assert time.perf_counter() - started < 5
 

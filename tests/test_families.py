@@ -52,9 +52,9 @@ def test_converted_checkpoints_match_transformers(name: str, form: str, tmp_path
     assert_parity(convert(str(source), tmp_path / "out"), expected)
 
 
-@pytest.mark.parametrize("form", ["safetensors", "shards"])
+@pytest.mark.parametrize("form", ["safetensors", "shards", "bin"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_safetensors_load_without_conversion(name: str, form: str, tmp_path: Path) -> None:
+def test_checkpoints_load_without_conversion(name: str, form: str, tmp_path: Path) -> None:
     expected = reference_logits(write_family(tmp_path / "source", name, form))
     assert_parity(tmp_path / "source", expected)
 

@@ -147,7 +147,8 @@ def test_bytes_match_transformers(tmp_path: Path) -> None:
         ids = tokenizer.encode(text)
         assert ids == reference(text).input_ids
         assert tokenizer.decode([0, *ids]) == text
-        assert reference.decode(ids, skip_special_tokens=True).startswith(text.split("<")[0])
+        if "<" not in text:  # of sentinels transformers shows none
+            assert reference.decode(ids, skip_special_tokens=True) == text
 
 
 def test_bytes_are_shown_as_whole_characters(tmp_path: Path) -> None:
