@@ -116,9 +116,11 @@ def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
 def _list_files(name: str, commit: str) -> list[str] | None:
     """Names of a repository's files; None where the Hub cannot be asked."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
+
+    # HTTPError is that of its HTTP client, which differs by version.
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
-        HTTPError,  # type: ignore[attr-defined]  # of its HTTP client, which differs by version
+        HTTPError,
         OfflineModeIsEnabled,
     )
 
