@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-GROWTH = 64  # capacity is a multiple of this many positions
+GROWTH = 64  # capacity grows by multiples of this many positions
+
+KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
 
 
 class KVCache:
@@ -42,7 +44,7 @@ class KVCache:
         self._keys = [mx.concatenate([k, more], axis=2) for k in self._keys]
         self._values = [mx.concatenate([v, more], axis=2) for v in self._values]
 
-    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def append(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
         """Write one layer's new keys and values (B, H, L, D) after each row's length.
 
         The lengths themselves move with `advance`, once all layers have written.
@@ -67,6 +69,11 @@ class KVCache:
         assert all(0 <= n <= old for n, old in zip(lengths, self.lengths, strict=True)), lengths
         self.lengths = list(lengths)
 
+    def clear(self, rows: Sequence[int]) -> None:
+        """Make these rows empty."""
+        for row in rows:
+            self.lengths[row] = 0
+
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
         index = mx.array(list(rows), dtype=mx.int32)
@@ -78,6 +85,82 @@ class KVCache:
         num_heads, head_dim = self._shape
         shape = (len(self.lengths), num_heads, capacity, head_dim)
         return mx.zeros(shape, dtype=self._dtype)
+
+
+class SourceCache:
+    """Cross-attention's keys and values of all layers, for rows of sources of different lengths.
+
+    Rows can be given to other sources: those are written over the old ones in place, and buffers
+    grow only for a source longer than any before.
+
+    Attributes:
+        lengths: Positions that each row's source takes.
+        mask: Additive, (B, 1, 1, T), T being the longest row: -inf beyond a row's length. None
+            where rows are equally long.
+
+    Args:
+        layers: Keys and values of each layer, (B, H, S, D).
+        lengths: See above; at most S.
+    """
+
+    def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+        self._layers = list(layers)
+        self._dtype = layers[0][0].dtype
+        self.mask = padding_mask(self.lengths, self._dtype)
+
+    @property
+    def layers(self) -> list[KeysValues]:
+        """The whole buffers."""
+        return self._layers
+
+    @property
+    def capacity(self) -> int:
+        return int(self._layers[0][0].shape[2])
+
+    def view(self, layer: int) -> KeysValues:
+        """Keys and values of a layer, (B, H, T, D) each."""
+        end = max(self.lengths)
+        keys, values = self._layers[layer]
+        return keys[:, :, :end], values[:, :, :end]
+
+    def replace(self, rows: Sequence[int], new: SourceCache) -> None:
+        """Give these rows to those of `new`."""
+        self._reserve(new.capacity)
+        at, end = mx.array(list(rows), dtype=mx.int32), new.capacity
+        for (keys, values), (new_keys, new_values) in zip(self._layers, new.layers, strict=True):
+            keys[at, :, :end] = new_keys
+            values[at, :, :end] = new_values
+        for row, length in zip(rows, new.lengths, strict=True):
+            self.lengths[row] = length
+        self.mask = padding_mask(self.lengths, self._dtype)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows only, in this order."""
+        index = mx.array(list(rows), dtype=mx.int32)
+        self._layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self._layers]
+        self.lengths = [self.lengths[row] for row in rows]
+        self.mask = padding_mask(self.lengths, self._dtype)
+
+    def _reserve(self, num_tokens: int) -> None:
+        if num_tokens <= self.capacity:
+            return
+        more = -(-(num_tokens - self.capacity) // GROWTH) * GROWTH
+        wider = [(0, 0), (0, 0), (0, more), (0, 0)]
+        self._layers = [(mx.pad(k, wider), mx.pad(v, wider)) for k, v in self._layers]
+
+
+def padding_mask(lengths: Sequence[int], dtype: mx.Dtype) -> mx.array | None:
+    """The additive mask (B, 1, 1, T) of rows so long, T being the longest; None if all are."""
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return None
+    return additive(mx.array(list(lengths))[:, None] > mx.arange(longest), dtype)
+
+
+def additive(real: mx.array, dtype: mx.Dtype) -> mx.array:
+    """(B, T) bool, True at tokens -> what to add to attention's logits, (B, 1, 1, T)."""
+    return mx.where(real, 0.0, -mx.inf).astype(dtype)[:, None, None]
 
 
 def _write(buffer: mx.array, new: mx.array, lengths: list[int]) -> mx.array:

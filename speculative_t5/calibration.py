@@ -157,11 +157,12 @@ class Padded:
 
     def __init__(self, drafter: Drafter) -> None:
         self.start = drafter.start
+        self.replace = drafter.replace
         self.select = drafter.select
         self._propose = drafter.propose
 
-    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
-        draft = self._propose(context, num_draft, key)
+    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
+        draft = self._propose(context, num_draft, keys)
         lacking = max(0, num_draft - draft.tokens.shape[1])
         return Draft(
             mx.pad(draft.tokens, [(0, 0), (0, lacking)]),

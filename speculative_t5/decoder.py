@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +20,7 @@ from .draft import (
     ModelDrafter,
     check_ngrams,
 )
-from .engine import decode
+from .engine import Plan, Request, decode
 from .results import Chunk, Generation, Round
 from .sampling import Sampler
 from .schedule import AdaptiveSchedule, FixedSchedule, Schedule
@@ -183,28 +185,66 @@ class SpeculativeDecoder:
         seed: int = 0,
         speculative: bool = True,
     ) -> list[Generation]:
-        """Generate the outputs for many prompts, `batch_size` at a time, in their order.
+        """Generate the outputs for many prompts, in the prompts' order.
 
-        Args and errors are those of `generate`.
+        Args and errors are those of `iter_batch`; all prompts are checked before the first is
+        decoded. At the same seed the first output is that of `generate`.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        sampler = Sampler(temperature, top_k, top_p)
         sources = [self._encode(prompt) for prompt in prompts]
-        results: list[Generation] = []
-        for first in range(0, len(sources), batch_size):
-            batch = sources[first : first + batch_size]
-            tokens: list[list[int]] = [[] for _ in batch]
-            last: dict[int, Round] = {}
-            for done in self._rounds(batch, sampler, max_tokens, seed + first, speculative):
-                tokens[done.row] += done.tokens
-                last[done.row] = done
-            for row in range(len(batch)):
-                reason = last[row].finish_reason
-                assert reason is not None
-                text = self.tokenizer.decode(tokens[row]) if self.tokenizer else ""
-                results.append(Generation(text, tokens[row], reason, last[row].stats))
-        return results
+        done = self.iter_batch(
+            sources, batch_size=batch_size, max_tokens=max_tokens, temperature=temperature,
+            top_k=top_k, top_p=top_p, seed=seed, speculative=speculative,
+        )  # fmt: skip
+        return [generation for _, generation in sorted(done, key=operator.itemgetter(0))]
+
+    def iter_batch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        indices: Iterable[int] | None = None,
+        batch_size: int = 16,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        speculative: bool = True,
+    ) -> Iterator[tuple[int, Generation]]:
+        """Generate the outputs for any number of prompts: index and output of each as it ends.
+
+        `batch_size` of them are decoded side by side, each accepting what it can; when one ends the
+        next takes its place. What a prompt gives hangs on itself, its index and the seed alone, not
+        on its neighbours, up to rounding, if `num_draft` is a number. (With "auto" all share one
+        length, which drawn tokens hang on; the distribution is the target's in any case.)
+
+        Args:
+            prompts: Texts, or source ids (EOS included). They are taken as room is made for them.
+            indices: Of the prompts, each 0 to 2**32 - 1; by default 0, 1, 2, ...
+            batch_size: Rows at a time, at least 1.
+            max_tokens: See `generate`, as for all that follow.
+            temperature: 0 is greedy.
+            top_k: 0 is all tokens.
+            top_p: 1 is all tokens.
+            seed: Of the draws, which hang on it and on the prompt's index.
+            speculative: False decodes with the target alone.
+
+        Raises:
+            ValueError: If an option is out of its range, or a prompt is empty.
+        """
+        numbers = count() if indices is None else indices
+        requests = ((i, self._encode(p)) for i, p in zip(numbers, prompts, strict=False))
+        sampler = Sampler(temperature, top_k, top_p)
+        rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
+        return self._generations(rounds)
+
+    def _generations(self, rounds: Iterator[Round]) -> Iterator[tuple[int, Generation]]:
+        parts: defaultdict[int, list[int]] = defaultdict(list)
+        for done in rounds:
+            parts[done.index] += done.tokens
+            if done.finish_reason:
+                tokens = parts.pop(done.index)
+                text = self.tokenizer.decode(tokens) if self.tokenizer else ""
+                yield done.index, Generation(text, tokens, done.finish_reason, done.stats)
 
     def stream(
         self,
@@ -220,7 +260,7 @@ class SpeculativeDecoder:
         """Generate one output, a chunk for each pass of the target; as `generate` otherwise."""
         source = self._encode(prompt)
         sampler = Sampler(temperature, top_k, top_p)
-        rounds = self._rounds([source], sampler, max_tokens, seed, speculative)
+        rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
         return self._chunks(rounds)
 
     def _chunks(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
@@ -251,13 +291,16 @@ class SpeculativeDecoder:
 
     def _rounds(
         self,
-        prompts: Sequence[Sequence[int]],
+        requests: Iterable[Request],
         sampler: Sampler,
         max_tokens: int,
         seed: int,
         speculative: bool,
+        batch_size: int,
     ) -> Iterator[Round]:
-        """The rounds of one batch; options are checked at the call, not at the first round."""
+        """All rounds; options are checked at the call, not at the first of them."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
         if max_tokens < 1:
@@ -268,18 +311,18 @@ class SpeculativeDecoder:
         if drafter is None:
             drafter = EmptyDrafter(self.model.vocab_size)
         elif self._num_draft == "auto":
-            schedule = self._adaptive(prompts, drafter, verifier)
+            requests = iter(requests)
+            first = list(islice(requests, batch_size))
+            requests = chain(first, requests)
+            if first:
+                schedule = self._adaptive(first, drafter, verifier)
         else:
             schedule = FixedSchedule(self._num_draft)
-        return decode(
-            self.model, prompts, drafter, schedule, verifier, max_tokens, self._key(sampler, seed)
-        )
-
-    def _key(self, sampler: Sampler, seed: int) -> mx.array | None:
-        return mx.random.key(seed) if sampler.temperature > 0 else None
+        plan = Plan(drafter, schedule, verifier, max_tokens, seed if sampler.temperature else None)
+        return decode(self.model, requests, plan, batch_size=batch_size)
 
     def _adaptive(
-        self, prompts: Sequence[Sequence[int]], drafter: Drafter, verifier: Verifier
+        self, requests: Sequence[Request], drafter: Drafter, verifier: Verifier
     ) -> AdaptiveSchedule:
         """A schedule calibrated for these models and options, if need be on these prompts.
 
@@ -287,20 +330,19 @@ class SpeculativeDecoder:
         from one generation to the next. Elsewhere each generation begins anew, or the same seed and
         options would not give the same tokens twice.
         """
-        sampler, batch = verifier.sampler, 1 << (len(prompts) - 1).bit_length()
+        sampler, batch = verifier.sampler, 1 << (len(requests) - 1).bit_length()
         sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
         rule = (verifier.block, float(verifier.delta))
         settings = (*sampling, *rule, self._lookup, *self._ngrams, batch)
         if settings not in self._schedules:
 
             def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
-                key = self._key(sampler, seed)
-                return decode(
-                    self.model, prompts, Padded(drafter), schedule, verifier, REHEARSAL_TOKENS, key
-                )
+                drawn = seed if sampler.temperature else None
+                plan = Plan(Padded(drafter), schedule, verifier, REHEARSAL_TOKENS, drawn)
+                return decode(self.model, requests, plan, batch_size=len(requests))
 
             models = [m.fingerprint if m else None for m in (self.model, self.draft)]
-            found = calibrate(rehearse, len(prompts), *models, *settings)
+            found = calibrate(rehearse, len(requests), *models, *settings)
             self._schedules[settings] = AdaptiveSchedule(found)
         schedule = self._schedules[settings]
         free = sampler.temperature == 0 and verifier.delta == 0

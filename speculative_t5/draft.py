@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-from .sampling import Sampler, draw, one_hot
+from .sampling import Sampler, draw, one_hot, place_keys
 from .session import LanguageModel, Session
 
 
@@ -30,6 +30,15 @@ class Draft:
         """How many places of each row hold a token, (B,) int32."""
         return mx.sum(mx.any(self.probs > 0, axis=-1).astype(mx.int32), axis=1)
 
+    def limited(self, limits: Sequence[int]) -> Draft:
+        """The first `limits[row]` tokens of each row, as if no more had been drafted."""
+        width = self.tokens.shape[1]
+        if min(limits) >= width:
+            return self
+        width = min(width, max(limits))
+        kept = mx.array(list(limits))[:, None] > mx.arange(width)
+        return Draft(self.tokens[:, :width], self.probs[:, :width] * kept[..., None])
+
 
 class Drafter(Protocol):
     """Proposes what may come next in each row of a batch."""
@@ -37,11 +46,18 @@ class Drafter(Protocol):
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         """Begin a batch of prompts (source ids, EOS included)."""
 
-    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
+    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
         """Draft `num_draft` tokens after each row's context, the target's tokens so far.
 
-        The key is None where distributions are one-hot and nothing is left to chance.
+        Args:
+            context: The rows' tokens.
+            num_draft: How many tokens are asked for.
+            keys: (B, 2) uint32; a row's draft hangs on its own key alone. None where distributions
+                are one-hot and nothing is left to chance.
         """
+
+    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        """Give these rows to new prompts."""
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
@@ -56,8 +72,11 @@ class EmptyDrafter:
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         pass
 
-    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
+    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
         return empty_draft(len(context), self._vocab_size)
+
+    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        pass
 
     def select(self, rows: Sequence[int]) -> None:
         pass
@@ -79,34 +98,46 @@ class ModelDrafter:
         self._vocab_size = vocab_size
         self._prompts: list[list[int]] = []
         self._session: Session | None = None
+        self._new: set[int] = set()  # rows given to prompts that the session does not have yet
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         self._prompts = [self._known(prompt) for prompt in prompts]
         self._session = None
+        self._new = set()
 
-    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
+    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
         if num_draft == 0:
             if self._session is not None:
                 # Rejected tokens must not pass for the context once that has grown over them.
                 self._session.truncate(self._agreed(self._session, context))
             return empty_draft(len(context), self._vocab_size)
-        if self._session is None:
-            # Not before it is needed: where drafting does not pay, encoding should cost nothing.
-            self._session, _ = self._model.start(self._prompts)
-        logits = self._catch_up(self._session, context)
+        session = self._session = self._encoded()
+        logits = self._catch_up(session, context)
         tokens: list[mx.array] = []
         probs: list[mx.array] = []
-        keys = [None] * num_draft if key is None else list(mx.random.split(key, num_draft))
-        for step_key in keys:
+        at = None if keys is None else place_keys(keys, num_draft)
+        for place in range(num_draft):
             if tokens:
-                logits = self._session.step(tokens[-1][:, None])[:, -1]
+                logits = session.step(tokens[-1][:, None])[:, -1]
             q = self._sampler.probs(logits[:, : self._vocab_size])
-            tokens.append(draw(q, step_key))
+            tokens.append(draw(q, None if at is None else at[:, place]))
             probs.append(q)
             mx.async_eval(tokens[-1])
         stacked = mx.stack(probs, axis=1)
         missing = self._vocab_size - stacked.shape[-1]
         return Draft(mx.stack(tokens, axis=1), mx.pad(stacked, [(0, 0), (0, 0), (0, missing)]))
+
+    def _encoded(self) -> Session:
+        """The session, with all prompts encoded.
+
+        Not before it is needed: where drafting does not pay, that should cost nothing.
+        """
+        rows, self._new = sorted(self._new), set()
+        if self._session is None:
+            return self._model.start(self._prompts)[0]
+        if rows:
+            self._session.replace(rows, [self._prompts[row] for row in rows])
+        return self._session
 
     def _catch_up(self, session: Session, context: list[list[int]]) -> mx.array:
         """Feed what the session lacks of each context: logits (B, V) after the last tokens.
@@ -134,8 +165,14 @@ class ModelDrafter:
         """
         return [min(n, len(c) - 1) for c, n in zip(context, session.lengths, strict=True)]
 
+    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        for row, prompt in zip(rows, prompts, strict=True):
+            self._prompts[row] = self._known(prompt)
+        self._new.update(rows)
+
     def select(self, rows: Sequence[int]) -> None:
         self._prompts = [self._prompts[row] for row in rows]
+        self._new = {place for place, row in enumerate(rows) if row in self._new}
         if self._session is not None:
             self._session.select(rows)
 
@@ -181,7 +218,7 @@ class LookupDrafter:
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         self._sources = [list(prompt) for prompt in prompts]
 
-    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
+    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
         return self.as_draft(self.find(context, num_draft))
 
     def as_draft(self, found: list[list[int]]) -> Draft:
@@ -198,6 +235,10 @@ class LookupDrafter:
             self._textual(look_up(source, output, num_draft, *self._sizes))
             for source, output in zip(self._sources, context, strict=True)
         ]
+
+    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        for row, prompt in zip(rows, prompts, strict=True):
+            self._sources[row] = list(prompt)
 
     def select(self, rows: Sequence[int]) -> None:
         self._sources = [self._sources[row] for row in rows]
@@ -226,8 +267,8 @@ class CombinedDrafter:
         self._model.start(prompts)
         self._lookup.start(prompts)
 
-    def propose(self, context: list[list[int]], num_draft: int, key: mx.array | None) -> Draft:
-        first = self._model.propose(context, num_draft, key)
+    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
+        first = self._model.propose(context, num_draft, keys)
         if num_draft == 0:
             return first
         # The one read in mid-round: a lookup goes on from the tokens that the model drafted.
@@ -241,6 +282,10 @@ class CombinedDrafter:
             mx.concatenate([first.tokens, second.tokens], axis=1),
             mx.concatenate([first.probs, second.probs], axis=1),
         )
+
+    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        self._model.replace(rows, prompts)
+        self._lookup.replace(rows, prompts)
 
     def select(self, rows: Sequence[int]) -> None:
         self._model.select(rows)

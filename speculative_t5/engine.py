@@ -2,78 +2,168 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import mlx.core as mx
+import numpy as np
 
 from .draft import Draft, Drafter
 from .results import FinishReason, Round, Seconds, Stats
+from .sampling import round_keys
 from .schedule import Outcome, Schedule
 from .session import LanguageModel, Session
 from .verify import Verifier
 
+Request = tuple[int, Sequence[int]]  # index of a prompt, and its source ids, EOS included
 
-def decode(
-    model: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    drafter: Drafter,
-    schedule: Schedule,
-    verifier: Verifier,
-    max_tokens: int,
-    key: mx.array | None,
-) -> Iterator[Round]:
-    """Decode a batch until its last row ends, a `Round` for each row and pass of the target.
 
-    Args:
-        model: The target.
-        prompts: Source ids, EOS included.
+@dataclass(frozen=True)
+class Plan:
+    """How to decode.
+
+    Attributes:
         drafter: Proposes tokens; not started yet.
         schedule: Says how many.
         verifier: Judges them.
         max_tokens: Upper bound on each row's tokens, EOS included.
-        key: Of all draws; None where nothing is left to chance.
+        seed: Of all draws, which hang on it, the prompt's index and the row's own rounds; None
+            where nothing is left to chance.
     """
-    started = time.perf_counter()
-    draft_seconds = verify_seconds = 0.0
-    session, contexts = model.start(prompts)
-    drafter.start(prompts)
-    rows = [_Row(i, context) for i, context in enumerate(contexts)]  # still open, in session order
-    while rows:
-        draft_key = verify_key = None
-        if key is not None:
-            key, draft_key, verify_key = mx.random.split(key, 3)
-        contexts = [row.context for row in rows]
-        num_draft = schedule.next(max_tokens - min(row.stats.emitted for row in rows))
+
+    drafter: Drafter
+    schedule: Schedule
+    verifier: Verifier
+    max_tokens: int
+    seed: int | None = None
+
+
+def decode(
+    model: LanguageModel, requests: Iterable[Request], plan: Plan, *, batch_size: int
+) -> Iterator[Round]:
+    """Decode prompts side by side: a `Round` for each row and pass of the target.
+
+    When a row ends, the next prompt takes its place; when there is none, the others close up.
+
+    Args:
+        model: The target.
+        requests: Prompts, taken when there is room for them.
+        plan: How to decode.
+        batch_size: Rows at a time, at most.
+    """
+    waiting = iter(requests)
+    first = list(islice(waiting, batch_size))
+    if not first:
+        return
+    batch = _Batch(model, first, plan)
+    while batch.rows:
+        done = batch.round()
+        with batch.clock.stopped():  # what the caller does in between is not ours
+            yield from done
+        free = [i for i, row in enumerate(batch.rows) if row.finish_reason]
+        batch.refill(free, list(islice(waiting, len(free))))
+
+
+class _Batch:
+    """Rows that are decoded together."""
+
+    def __init__(self, model: LanguageModel, requests: Sequence[Request], plan: Plan) -> None:
+        self.clock = _Clock()
+        self._plan = plan
+        self._eos = model.eos_token_id
+        began = self.clock.read()
+        sources = [source for _, source in requests]
+        self._session, contexts = model.start(sources)
+        plan.drafter.start(sources)
+        self.rows = self._new_rows(requests, contexts, began)  # in the session's order
+
+    def round(self) -> list[Round]:
+        """One pass of the target, and what it gave each row."""
+        plan, contexts = self._plan, [row.context for row in self.rows]
+        num_draft = plan.schedule.next(max(row.remaining for row in self.rows))
+        draft_keys, verify_keys = self._keys()
         began = time.perf_counter()
-        draft = drafter.propose(contexts, num_draft, draft_key)
+        draft = plan.drafter.propose(contexts, num_draft, draft_keys)
+        # By its own limit, whatever its neighbours': a row is drafted for as it would be alone.
+        draft = draft.limited([row.remaining - 1 for row in self.rows])
         mx.eval(draft.tokens)  # a wait of its own, to tell drafting's time from verifying's
         drafted = time.perf_counter()
-        proposals = verify(session, contexts, draft, verifier, verify_key)
+        proposals = verify(self._session, contexts, draft, plan.verifier, verify_keys)
         ended = time.perf_counter()
-        draft_seconds += drafted - began
-        verify_seconds += ended - drafted
-        for row, proposal in zip(rows, proposals, strict=True):
-            row.take(proposal, model.eos_token_id, max_tokens, num_draft)
-        schedule.observe(
+        self.clock.add(drafted - began, ended - drafted)
+        asked = [min(num_draft, row.remaining - 1) for row in self.rows]
+        for row, proposal, count in zip(self.rows, proposals, asked, strict=True):
+            row.take(proposal, self._eos, count)
+        whole = [row.stats for row, n in zip(self.rows, asked, strict=True) if n == num_draft]
+        plan.schedule.observe(
             Outcome(
                 num_draft,
-                [row.stats.num_drafted[-1] for row in rows],
-                [row.stats.num_accepted[-1] for row in rows],
+                [stats.num_drafted[-1] for stats in whole],
+                [stats.num_accepted[-1] for stats in whole],
                 drafted - began,
                 ended - drafted,
             )
         )
-        paused = time.perf_counter()
-        seconds = Seconds(paused - started, draft_seconds, verify_seconds)
-        yield from [row.round(seconds) for row in rows]
-        started += time.perf_counter() - paused  # what the caller does in between is not ours
-        kept = [i for i, row in enumerate(rows) if row.finish_reason is None]
-        if 0 < len(kept) < len(rows):
+        now = self.clock.read()
+        return [row.round(now) for row in self.rows]
+
+    def refill(self, free: Sequence[int], requests: Sequence[Request]) -> None:
+        """Give rows that have ended to new prompts; drop those that none is left for."""
+        session, drafter = self._session, self._plan.drafter
+        if requests:
+            began = self.clock.read()
+            taken, sources = free[: len(requests)], [source for _, source in requests]
+            contexts = session.replace(taken, sources)
+            drafter.replace(taken, sources)
+            new = self._new_rows(requests, contexts, began)
+            for i, row in zip(taken, new, strict=True):
+                self.rows[i] = row
+        kept = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
+        if 0 < len(kept) < len(self.rows):
             session.select(kept)
             drafter.select(kept)
-        rows = [rows[i] for i in kept]
+        self.rows = [self.rows[i] for i in kept]
+
+    def _new_rows(
+        self, requests: Sequence[Request], contexts: Sequence[list[int]], began: Seconds
+    ) -> list[_Row]:
+        return [
+            _Row(index, context, self._plan.max_tokens, began)
+            for (index, _), context in zip(requests, contexts, strict=True)
+        ]
+
+    def _keys(self) -> tuple[mx.array | None, mx.array | None]:
+        """This round's keys for drafting and for verdicts, (B, 2) uint32 each."""
+        seed = self._plan.seed
+        if seed is None:
+            return None, None
+        keys = mx.array(np.stack([round_keys(seed, r.index, r.stats.rounds) for r in self.rows]))
+        return keys[:, 0], keys[:, 1]
+
+
+class _Clock:
+    """Seconds since it was made, but for those it was stopped, and what went into rounds."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._draft = self._verify = 0.0
+
+    def read(self) -> Seconds:
+        return Seconds(time.perf_counter() - self._started, self._draft, self._verify)
+
+    def add(self, draft: float, verify: float) -> None:
+        """Count a round's."""
+        self._draft += draft
+        self._verify += verify
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - began
 
 
 @dataclass(frozen=True)
@@ -91,13 +181,13 @@ def verify(
     contexts: list[list[int]],
     draft: Draft,
     verifier: Verifier,
-    key: mx.array | None,
+    keys: mx.array | None,
 ) -> list[Proposal]:
     """One pass of the target over the last token and the draft, and the verdicts on it."""
     session.truncate([len(context) - 1 for context in contexts])
     last = mx.array([context[-1:] for context in contexts], dtype=mx.int32)
     logits = session.step(mx.concatenate([last, draft.tokens], axis=1))
-    verdict = verifier.verdict(draft, logits, key)
+    verdict = verifier.verdict(draft, logits, keys)
     outcome = (draft.tokens, draft.num_drafted, verdict.num_accepted, verdict.next_token)
     mx.eval(outcome)
     return [Proposal(*row) for row in zip(*(array.tolist() for array in outcome), strict=True)]
@@ -105,19 +195,22 @@ def verify(
 
 @dataclass
 class _Row:
-    """One prompt of the batch: the target's tokens so far, and what they cost."""
+    """One prompt: the target's tokens so far, and what they cost."""
 
     index: int
     context: list[int]
+    remaining: int  # tokens that it may still emit
+    began: Seconds
     stats: Stats = field(default_factory=Stats)
     finish_reason: FinishReason | None = None
     emitted: list[int] = field(default_factory=list)  # in the last round
 
-    def take(self, proposal: Proposal, eos: int, max_tokens: int, num_draft: int) -> None:
+    def take(self, proposal: Proposal, eos: int, num_draft: int) -> None:
         """Emit what stands of a proposal; a cut may leave fewer tokens than were accepted."""
         tokens = [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
-        self.emitted, self.finish_reason = cut(tokens, eos, max_tokens - self.stats.emitted)
+        self.emitted, self.finish_reason = cut(tokens, eos, self.remaining)
         self.context += self.emitted
+        self.remaining -= len(self.emitted)
         self.stats = self.stats.after_round(
             num_draft,
             proposal.num_drafted,
@@ -125,9 +218,9 @@ class _Row:
             len(self.emitted),
         )
 
-    def round(self, seconds: Seconds) -> Round:
+    def round(self, now: Seconds) -> Round:
         """The last round, as the caller sees it."""
-        self.stats = self.stats.timed(seconds)
+        self.stats = self.stats.timed(now.since(self.began))
         shown = self.emitted[:-1] if self.finish_reason == "eos" else self.emitted
         accepted = self.stats.num_accepted[-1]
         return Round(self.index, shown, accepted, self.stats, self.finish_reason)

@@ -16,12 +16,18 @@ class Seconds:
     draft: float = 0.0
     verify: float = 0.0
 
+    def since(self, began: Seconds) -> Seconds:
+        """What was added since then."""
+        return Seconds(
+            self.total - began.total, self.draft - began.draft, self.verify - began.verify
+        )
+
 
 @dataclass(frozen=True)
 class Stats:
     """What one generation cost.
 
-    In a batch, a round's seconds are those of all its rows together.
+    In a batch seconds are those of all rows that were decoded together, from the row's first.
 
     Attributes:
         num_draft: K of each round in turn: tokens that the drafter was asked for.
@@ -107,14 +113,14 @@ class Round:
     """What one pass of the target gave one row.
 
     Attributes:
-        row: Index of the prompt in its batch.
+        index: The prompt's.
         tokens: Emitted ids, EOS not among them.
         num_accepted: How many of the emitted tokens, EOS included, came from the draft.
         stats: The row's totals so far, this round included.
         finish_reason: "eos" or "length" in the row's last round, else None.
     """
 
-    row: int
+    index: int
     tokens: list[int]
     num_accepted: int
     stats: Stats

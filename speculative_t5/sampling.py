@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
 
@@ -83,12 +84,52 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
     return (mx.arange(vocab_size) == tokens[..., None]).astype(mx.float32)
 
 
-def draw(weights: mx.array, key: mx.array | None) -> mx.array:
-    """Draw ids (...) int32 in proportion to non-negative `weights` (..., V) float32.
+def draw(weights: mx.array, keys: mx.array | None) -> mx.array:
+    """Draw an id for each row, (B,) int32, in proportion to its weights (B, V) float32.
 
-    The weights need not sum to 1. A token of weight 0 is never drawn. Without a key nothing is
-    left to chance: the heaviest token is taken, which for one-hot weights is the draw.
+    The weights are not negative, and need not sum to 1. A token of weight 0 is never drawn. Without
+    keys nothing is left to chance: the heaviest token is taken, which for one-hot weights is the
+    draw.
+
+    Args:
+        weights: (B, V) float32.
+        keys: (B, 2) uint32. What a row draws hangs on its own key and weights alone.
     """
-    if key is None:
+    if keys is None:
         return mx.argmax(weights, axis=-1).astype(mx.int32)
-    return mx.random.categorical(mx.log(weights), key=key).astype(mx.int32)
+    return _categorical(mx.log(weights), keys).astype(mx.int32)
+
+
+def uniform(keys: mx.array) -> mx.array:
+    """A draw from [0, 1) for each key: keys (..., 2) uint32 -> (...) float32."""
+    if keys.size == 0:
+        return mx.zeros(keys.shape[:-1])
+    return _uniform(keys.reshape(-1, 2)).reshape(keys.shape[:-1])
+
+
+def round_keys(seed: int, index: int, round_: int) -> np.ndarray:
+    """Keys for one round of one row, (2, 2) uint32: for drafting, and for the verdict.
+
+    They hang on nothing but the seed, the index of the prompt and the number of the round: a row
+    draws the same in any batch.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=(index, round_)).generate_state(4)
+    return words.reshape(2, 2)
+
+
+def place_keys(keys: mx.array, num_places: int) -> mx.array:
+    """A key for each place of a draft: keys (B, 2) uint32 -> (B, num_places, 2).
+
+    That of a place is the same however many there are, which `mx.random.split` does not promise.
+    """
+    places = mx.arange(num_places, dtype=mx.uint32)
+    return keys[:, None] ^ mx.stack([mx.zeros_like(places), places], axis=-1)
+
+
+def final_keys(keys: mx.array) -> mx.array:
+    """Keys (B, 2) that differ from those of all places."""
+    return keys ^ mx.array([1, 0], dtype=mx.uint32)
+
+
+_uniform = mx.vmap(lambda key: mx.random.uniform(key=key))
+_categorical = mx.vmap(lambda logits, key: mx.random.categorical(logits, key=key))

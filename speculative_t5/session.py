@@ -40,6 +40,9 @@ class Session(Protocol):
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` positions of each row; idempotent."""
 
+    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Give these rows to new prompts: their initial contexts (not in the cache yet)."""
+
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
 

@@ -16,12 +16,10 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from .cache import KVCache
+from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask
 from .config import Activation, Quantization, T5Config
 from .positions import PositionBias, position_biases
 from .session import Vocabulary
-
-KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
 
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -94,21 +92,31 @@ class T5(nn.Module):
         """
         if encoder_mask is None:
             encoder_mask = encoder_tokens != self.config.pad_token_id
-        return T5Session(self, encoder_tokens, encoder_mask).step(decoder_tokens)
+        mask = additive(encoder_mask, self.dtype)
+        batch, length = encoder_tokens.shape
+        sources = SourceCache(self.encode(encoder_tokens, mask), [length] * batch)
+        sources.mask = mask
+        return T5Session(self, sources).step(decoder_tokens)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
+        session = T5Session(self, self.sources(prompts))
+        return session, [[self.config.decoder_start_token_id] for _ in prompts]
+
+    def sources(self, prompts: Sequence[Sequence[int]]) -> SourceCache:
+        """Prompts as cross-attention sees them."""
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         pad = self.config.pad_token_id
         tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
-        mask = None
-        if min(lengths) < longest:
-            mask = mx.array(lengths)[:, None] > mx.arange(longest)
-        contexts = [[self.config.decoder_start_token_id] for _ in prompts]
-        session = T5Session(self, tokens, mask)
-        mx.eval(session.cross)  # or the first step would wait for it, and be taken for slow
-        return session, contexts
+        layers = self.encode(tokens, padding_mask(lengths, self.dtype))
+        mx.eval(layers)  # or the first step would wait for it, and be taken for slow
+        return SourceCache(layers, lengths)
+
+    def encode(self, tokens: mx.array, mask: mx.array | None) -> list[KeysValues]:
+        """Source ids (B, S), additive mask (B, 1, 1, S) -> each layer's keys and values."""
+        memory = self.encoder(self.shared(tokens), mask)
+        return [layer.cross_attention.keys_values(memory) for layer in self.decoder.layers]
 
     def head(self, hidden: mx.array) -> mx.array:
         """Decoder's output (B, L, d_model) -> logits (B, L, V)."""
@@ -131,27 +139,15 @@ def quantize(model: T5, how: Quantization) -> None:
 
 
 class T5Session:
-    """One batch of prompts being decoded; a `Session`.
+    """One batch of prompts being decoded; a `Session`."""
 
-    Cross-attention's keys and values are made here, once: `cross`, a pair (B, H, S, D) per layer.
-
-    Args:
-        model: The model.
-        tokens: Source ids (B, S) int32.
-        mask: (B, S) bool, True at real tokens; None if all are.
-    """
-
-    def __init__(self, model: T5, tokens: mx.array, mask: mx.array | None) -> None:
-        config, decoder = model.config, model.decoder
+    def __init__(self, model: T5, sources: SourceCache) -> None:
+        config, batch = model.config, len(sources.lengths)
         self._model = model
-        self._mask = None
-        if mask is not None:
-            self._mask = mx.where(mask, 0.0, -mx.inf).astype(model.dtype)[:, None, None]
-        memory = model.encoder(model.shared(tokens), self._mask)
-        self.cross = [layer.cross_attention.keys_values(memory) for layer in decoder.layers]
-        self._bias_tables = decoder.position_bias.tables()
+        self._sources = sources
+        self._bias_tables = model.decoder.position_bias.tables()
         self._cache = KVCache(
-            config.num_decoder_layers, config.num_heads, config.d_kv, len(tokens), model.dtype
+            config.num_decoder_layers, config.num_heads, config.d_kv, batch, model.dtype
         )
 
     @property
@@ -160,7 +156,7 @@ class T5Session:
 
     def step(self, tokens: mx.array) -> mx.array:
         count = tokens.shape[1]
-        cache, decoder = self._cache, self._model.decoder
+        cache, sources, decoder = self._cache, self._sources, self._model.decoder
         cache.reserve(count)
         positions = np.array(cache.lengths)[:, None] + np.arange(count)
         if (positions == positions[0]).all():
@@ -168,19 +164,21 @@ class T5Session:
         biases = position_biases(self._bias_tables, positions, max(cache.lengths) + count)
         hidden = self._model.shared(tokens)
         for i, (layer, bias) in enumerate(zip(decoder.layers, cycle(biases), strict=False)):
-            hidden = layer(hidden, bias, partial(cache.append, i), self.cross[i], self._mask)
+            hidden = layer(hidden, bias, partial(cache.append, i), sources.view(i), sources.mask)
         cache.advance(count)
         return self._model.head(decoder.norm(hidden))
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._cache.truncate(lengths)
 
+    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        self._sources.replace(rows, self._model.sources(prompts))
+        self._cache.clear(rows)
+        return [[self._model.config.decoder_start_token_id] for _ in prompts]
+
     def select(self, rows: Sequence[int]) -> None:
-        index = mx.array(list(rows), dtype=mx.int32)
         self._cache.select(rows)
-        self.cross = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self.cross]
-        if self._mask is not None:
-            self._mask = mx.take(self._mask, index, 0)
+        self._sources.select(rows)
 
 
 class Encoder(nn.Module):

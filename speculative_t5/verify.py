@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from .draft import Draft
-from .sampling import Sampler, draw, one_hot
+from .sampling import Sampler, draw, final_keys, one_hot, place_keys, uniform
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Odds:
     ratios: mx.array
     in_order: bool
 
-    def count_accepted(self, uniform: mx.array) -> mx.array:
-        """Drafted tokens that stand, (B,) int32, given the draws u (B, K) from [0, 1)."""
-        passed = (uniform * self.total < self.chance).astype(mx.int32)
+    def count_accepted(self, drawn: mx.array) -> mx.array:
+        """Drafted tokens that stand, (B,) int32, given draws u (B, K) from [0, 1)."""
+        passed = (drawn * self.total < self.chance).astype(mx.int32)
         if self.in_order:
             return mx.sum(mx.cumprod(passed, axis=1), axis=1)
         places = mx.arange(passed.shape[1] + 1)
@@ -66,19 +66,19 @@ class Verifier:
     def __post_init__(self) -> None:
         assert not (self.block and self.delta)
 
-    def verdict(self, draft: Draft, logits: mx.array, key: mx.array | None) -> Verdict:
+    def verdict(self, draft: Draft, logits: mx.array, keys: mx.array | None) -> Verdict:
         """Judge a draft by the target's logits (B, K + 1, V) on it."""
         if self.sampler.temperature == 0:
             # Lenience is settled in what counts as the argmax; the rule itself stays exact.
-            return verify_tokens(draft, lenient_greedy(draft, logits, delta=self.delta), key)
+            return verify_tokens(draft, lenient_greedy(draft, logits, delta=self.delta), keys)
         probs = self.sampler.probs(logits)
         if self.block:
-            return verify_block(draft, probs, key)
-        return verify_tokens(draft, probs, key, delta=self.delta)
+            return verify_block(draft, probs, keys)
+        return verify_tokens(draft, probs, keys, delta=self.delta)
 
 
 def verify_tokens(
-    draft: Draft, target_probs: mx.array, key: mx.array | None, *, delta: float = 0.0
+    draft: Draft, target_probs: mx.array, keys: mx.array | None, *, delta: float = 0.0
 ) -> Verdict:
     """The token-wise rule (Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318).
 
@@ -88,24 +88,24 @@ def verify_tokens(
     Args:
         draft: K drafted tokens per row, and the distributions q they were drawn from.
         target_probs: p, (B, K + 1, V) float32.
-        key: Randomness for the acceptance tests and the next token; None if p is one-hot.
+        keys: (B, 2) uint32, for the acceptance tests and the next token; None if p is one-hot.
         delta: 0 keeps the target's distribution exactly; 1 accepts every drafted token.
 
     Returns:
         A Verdict; distributed, with the accepted tokens before it, as the target's own draws when
         delta is 0.
     """
-    return _verdict(token_odds(draft, target_probs, delta=delta), draft, target_probs, key)
+    return _verdict(token_odds(draft, target_probs, delta=delta), draft, target_probs, keys)
 
 
-def verify_block(draft: Draft, target_probs: mx.array, key: mx.array | None) -> Verdict:
+def verify_block(draft: Draft, target_probs: mx.array, keys: mx.array | None) -> Verdict:
     """Block verification (Sun et al. 2403.10444, algorithm 2): exact, and never accepts less.
 
     The draft is judged as a whole: a token that the target likes less than the draft did may
     stand for the sake of those after it. In expectation it accepts at least as many tokens as the
     token-wise rule. Arguments and result are those of `verify_tokens`.
     """
-    return _verdict(block_odds(draft, target_probs), draft, target_probs, key)
+    return _verdict(block_odds(draft, target_probs), draft, target_probs, keys)
 
 
 def token_odds(draft: Draft, target_probs: mx.array, *, delta: float = 0.0) -> Odds:
@@ -156,15 +156,14 @@ def residual(
     return mx.where(empty, p_n, weights)
 
 
-def _verdict(odds: Odds, draft: Draft, target_probs: mx.array, key: mx.array | None) -> Verdict:
-    if key is None:
-        uniform, draw_key = mx.full(draft.tokens.shape, 0.5), None
+def _verdict(odds: Odds, draft: Draft, target_probs: mx.array, keys: mx.array | None) -> Verdict:
+    if keys is None:
+        drawn = mx.full(draft.tokens.shape, 0.5)
     else:
-        accept_key, draw_key = mx.random.split(key)
-        uniform = mx.random.uniform(shape=draft.tokens.shape, key=accept_key)
-    num_accepted = odds.count_accepted(uniform)
+        drawn = uniform(place_keys(keys, draft.tokens.shape[1]))
+    num_accepted = odds.count_accepted(drawn)
     weights = residual(draft, target_probs, odds.ratios, num_accepted)
-    return Verdict(num_accepted, draw(weights, draw_key))
+    return Verdict(num_accepted, draw(weights, None if keys is None else final_keys(keys)))
 
 
 def _with_bonus(draft: Draft) -> mx.array:

@@ -10,7 +10,7 @@ from speculative_t5 import SpeculativeDecoder, verify
 from speculative_t5.draft import Draft, ModelDrafter
 from speculative_t5.engine import cut
 from speculative_t5.results import Seconds, Stats
-from speculative_t5.sampling import Sampler
+from speculative_t5.sampling import Sampler, round_keys
 from speculative_t5.t5 import T5
 from speculative_t5.verify import Verdict, verify_tokens
 
@@ -111,8 +111,8 @@ def test_regular_decoding_is_distributed_as_the_target() -> None:
 
 
 def with_argmax_for_residual(rule: Any) -> Any:
-    def bug(draft: Draft, p: mx.array, key: mx.array, **options: Any) -> Verdict:
-        verdict = rule(draft, p, key, **options)
+    def bug(draft: Draft, p: mx.array, keys: mx.array, **options: Any) -> Verdict:
+        verdict = rule(draft, p, keys, **options)
         at = verdict.num_accepted[:, None]
         best = mx.take_along_axis(mx.argmax(p, axis=-1), at, axis=1)[:, 0].astype(mx.int32)
         rejected = verdict.num_accepted < draft.tokens.shape[1]
@@ -122,7 +122,7 @@ def with_argmax_for_residual(rule: Any) -> Any:
 
 
 def with_delta(rule: Any) -> Any:
-    return lambda draft, p, key, **options: verify_tokens(draft, p, key, delta=0.3)
+    return lambda draft, p, keys, **options: verify_tokens(draft, p, keys, delta=0.3)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -148,6 +148,33 @@ def test_the_distribution_test_fails_if_the_draft_is_not_filtered_as_it_says(
 
     monkeypatch.setattr(ModelDrafter, "propose", bug)
     engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2)
+    assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
+
+
+def same_for_all_places(keys: mx.array, num_places: int) -> mx.array:
+    return mx.broadcast_to(keys[:, None], (len(keys), num_places, 2))
+
+
+@pytest.mark.parametrize("place", ["draft", "verify"])
+def test_the_distribution_test_fails_if_places_share_their_key(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"speculative_t5.{place}.place_keys", same_for_all_places)
+    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2, verify="token")
+    assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
+
+
+@pytest.mark.parametrize("same", ["round", "index", "purpose"])
+def test_the_distribution_test_fails_if_keys_are_used_twice(
+    same: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(seed: int, index: int, round_: int) -> np.ndarray:
+        index, round_ = (index // 40, round_) if same == "index" else (index, 0)
+        keys = round_keys(seed, index, round_)
+        return keys[[0, 0]] if same == "purpose" else keys
+
+    monkeypatch.setattr("speculative_t5.engine.round_keys", bug)
+    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2, verify="token")
     assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
 
 
@@ -208,18 +235,6 @@ def test_a_perfect_draft_is_always_accepted(target: T5) -> None:
     assert out.stats.acceptance_rate == 1
     assert out.stats.rounds == 3
     assert out.stats.tokens_per_round == 5
-
-
-def test_batches_equal_single_runs(target: T5) -> None:
-    """Rows of different lengths accept and finish at different times."""
-    engine = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
-    prompts = random_prompts(9)
-    single = [engine.generate(p, max_tokens=20) for p in prompts]
-    assert len({out.stats.rounds for out in single}) > 3
-    for batch_size in (4, 16):
-        batch = engine.generate_batch(prompts, batch_size=batch_size, max_tokens=20)
-        assert [out.tokens for out in batch] == [out.tokens for out in single]
-        assert [out.stats.rounds for out in batch] == [out.stats.rounds for out in single]
 
 
 def test_stream_gives_the_tokens_of_generate(target: T5) -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from speculative_t5 import load
 from speculative_t5.checkpoint import open_checkpoint
 from speculative_t5.config import T5Config
 from speculative_t5.conversion import convert, num_parameters
@@ -71,19 +72,13 @@ def test_sizes_told_are_those_written(
 def test_memory_to_run_is_weights_and_caches(source: Path) -> None:
     found = inspect(str(source))
     config = found.config
-    session, _ = convert_and_start(source)
-    cross = sum(k.nbytes + v.nbytes for k, v in session.cross)
+    sources = load(source, dtype=mx.float32)[0].sources([[5] * 512])
+    cross = sum(k.nbytes + v.nbytes for k, v in sources.layers)
     inner = config.num_heads * config.d_kv
     assert cross == 2 * 4 * config.num_decoder_layers * inner * 512
     caches = cross // 512 * (512 + 256)
     assert cache_bytes(config, mx.float32) == caches
     assert found.sizes[0].memory["float32"] == 4 * found.num_parameters + caches
-
-
-def convert_and_start(source: Path) -> Any:
-    from speculative_t5 import load
-
-    return load(source, dtype=mx.float32)[0].start([[5] * 512])
 
 
 def test_drafts_share_the_tokenizer_and_are_smaller(source: Path, spiece: bytes) -> None:

@@ -1,10 +1,22 @@
 from __future__ import annotations
 
-from speculative_t5.sampling import Sampler, draw, one_hot
+from speculative_t5.sampling import (
+    Sampler,
+    draw,
+    final_keys,
+    one_hot,
+    place_keys,
+    round_keys,
+    uniform,
+)
 
 import mlx.core as mx
 import numpy as np
 import pytest
+
+
+def keys(rows: int) -> mx.array:
+    return mx.random.split(mx.random.key(0), rows)
 
 
 def test_temperature_zero_is_one_hot() -> None:
@@ -26,14 +38,44 @@ def test_a_tiny_temperature_stays_finite() -> None:
 
 def test_drawing_follows_unnormalised_weights_and_never_a_zero() -> None:
     weights = mx.broadcast_to(mx.array([0.0, 3.0, 0.0, 1.0, 0.0]), (100_000, 5))
-    counts = np.bincount(np.array(draw(weights, mx.random.key(0))), minlength=5) / 100_000
+    counts = np.bincount(np.array(draw(weights, keys(100_000))), minlength=5) / 100_000
     assert counts[[0, 2, 4]].sum() == 0
     assert counts[1] == pytest.approx(0.75, abs=0.01)
 
 
 def test_a_one_hot_row_gives_its_token() -> None:
     tokens = mx.arange(7)
-    assert draw(one_hot(tokens, 7), mx.random.key(0)).tolist() == tokens.tolist()
+    assert draw(one_hot(tokens, 7), keys(7)).tolist() == tokens.tolist()
+
+
+def test_what_a_row_draws_hangs_on_its_own_key() -> None:
+    weights = mx.random.uniform(shape=(50, 30), key=mx.random.key(1))
+    drawn = draw(weights, keys(50)).tolist()
+    rows = mx.array([7, 3, 41])
+    assert draw(weights[rows], keys(50)[rows]).tolist() == [drawn[7], drawn[3], drawn[41]]
+    places = uniform(place_keys(keys(50), 6))
+    assert mx.array_equal(uniform(place_keys(keys(50)[rows], 4)), places[rows][:, :4])
+    assert uniform(place_keys(keys(3), 0)).shape == (3, 0)
+
+
+def test_draws_are_uniform_over_rows_places_and_rounds() -> None:
+    """And not the same from one to the next: 16 bins of 40,000 draws, chi-squared of 15 degrees."""
+    rounds = mx.array(np.concatenate([round_keys(5, i, r) for i in range(50) for r in range(20)]))
+    drawn = np.array(uniform(place_keys(rounds, 20)))
+    assert len(np.unique(drawn)) > 0.99 * drawn.size
+    for axis, neighbours in ((0, drawn[1:]), (1, drawn[:, 1:])):
+        before = drawn[:-1] if axis == 0 else drawn[:, :-1]
+        bins = (before * 4).astype(int) * 4 + (neighbours * 4).astype(int)
+        counts = np.bincount(bins.ravel(), minlength=16)
+        expected = bins.size / 16
+        assert ((counts - expected) ** 2 / expected).sum() < 40
+
+
+def test_no_two_keys_of_a_round_are_the_same() -> None:
+    rounds = mx.array(np.concatenate([round_keys(s, i, 0) for s in (0, 2**32) for i in (0, 1)]))
+    places = place_keys(rounds, 9).reshape(-1, 2)
+    together = mx.concatenate([places, final_keys(rounds)]).tolist()
+    assert len({tuple(key) for key in together}) == 8 * 10
 
 
 def filtered(probs: list[float], **options: float) -> list[float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from speculative_t5 import verify
 from speculative_t5.draft import Draft
-from speculative_t5.sampling import draw, one_hot
+from speculative_t5.sampling import draw, final_keys, one_hot, place_keys
 from speculative_t5.verify import Verdict, lenient_greedy, verify_block, verify_tokens
 
 import mlx.core as mx
@@ -23,14 +24,24 @@ def random_probs(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
+def row_keys(rows: int, seed: int = 0) -> mx.array:
+    return mx.random.split(mx.random.key(seed), rows)
+
+
+def draw_draft(probs: mx.array, keys: mx.array) -> mx.array:
+    """Tokens (B, K) from probabilities (B, K, V), as a draft model draws them."""
+    at = place_keys(keys, probs.shape[1])
+    return mx.stack([draw(probs[:, i], at[:, i]) for i in range(probs.shape[1])], axis=1)
+
+
 def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_000) -> float:
     """Total variation between what `rule` emits as its first token and p_1, q being (K, V)."""
-    draft_key, key = mx.random.split(mx.random.key(7))
+    draft_keys, keys = row_keys(2 * rows, 7).reshape(2, rows, 2)
     probs = mx.broadcast_to(mx.array(q, dtype=mx.float32), (rows, *q.shape))
-    draft = Draft(draw(probs, draft_key), probs)
+    draft = Draft(draw_draft(probs, draft_keys), probs)
     target = mx.broadcast_to(mx.array(p, dtype=mx.float32), (rows, *p.shape))
     size = q.shape[1]
-    verdict = rule(draft, target, key)
+    verdict = rule(draft, target, keys)
     first = mx.where(verdict.num_accepted > 0, draft.tokens[:, 0], verdict.next_token)
     counts = np.bincount(np.array(first), minlength=size) / rows
     return float(np.abs(counts - p[0]).sum() / 2)
@@ -49,17 +60,20 @@ def test_first_token_is_distributed_as_the_target(seed: int, rule: Rule) -> None
 
 
 def with_one_key(rule: Rule) -> Rule:
-    def bug(draft: Draft, p: mx.array, key: mx.array) -> Verdict:
+    """Acceptance tests that use the very noise that the next token is drawn with."""
+
+    def bug(draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
+        shape = p.shape[-1:]
+        noise = mx.vmap(lambda key: mx.random.uniform(shape=shape, key=key))(final_keys(keys))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(mx.random, "split", lambda key: (key, key))
-            return rule(draft, p, key)
+            patch.setattr(verify, "uniform", lambda _: noise[:, : draft.tokens.shape[1]])
+            return rule(draft, p, keys)
 
     return bug
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_acceptance_and_draws_are_independent(rule: Rule) -> None:
-    """With as many places as tokens, one key for both would give both the same random bits."""
     p = np.tile([0.4, 0.3, 0.2, 0.1, 0.0], (6, 1))
     q = np.tile([0.1, 0.1, 0.2, 0.3, 0.3], (5, 1))
     assert sampled_distance(rule, p, q) < TOLERANCE
@@ -67,24 +81,24 @@ def test_acceptance_and_draws_are_independent(rule: Rule) -> None:
         assert sampled_distance(with_one_key(rule), p, q) > 5 * TOLERANCE
 
 
-def with_argmax_for_residual(draft: Draft, p: mx.array, key: mx.array) -> Verdict:
-    verdict = verify_tokens(draft, p, key)
+def with_argmax_for_residual(draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
+    verdict = verify_tokens(draft, p, keys)
     best = mx.argmax(p, axis=-1)[:, 0].astype(mx.int32)
     return Verdict(
         verdict.num_accepted, mx.where(verdict.num_accepted == 0, best, verdict.next_token)
     )
 
 
-def with_target_for_residual(draft: Draft, p: mx.array, key: mx.array) -> Verdict:
-    verdict = verify_tokens(draft, p, key)
-    again = draw(p[:, 0], mx.random.split(key)[0])
+def with_target_for_residual(draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
+    verdict = verify_tokens(draft, p, keys)
+    again = draw(p[:, 0], place_keys(keys, 1)[:, 0])
     return Verdict(
         verdict.num_accepted, mx.where(verdict.num_accepted == 0, again, verdict.next_token)
     )
 
 
-def with_every_draft_accepted(draft: Draft, p: mx.array, key: mx.array) -> Verdict:
-    return verify_tokens(draft, p, key, delta=1.0)
+def with_every_draft_accepted(draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
+    return verify_tokens(draft, p, keys, delta=1.0)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +121,8 @@ def test_acceptance_rate_is_the_overlap_of_p_and_q(rule: Rule) -> None:
     rows = 100_000
     q = constant([[0.1, 0.2, 0.3, 0.4]], rows)
     p = constant([[0.5, 0.3, 0.2, 0.0], [0.25] * 4], rows)
-    draft = Draft(draw(q, mx.random.key(1)), q)
-    verdict = rule(draft, p, mx.random.key(2))
+    draft = Draft(draw_draft(q, row_keys(rows, 1)), q)
+    verdict = rule(draft, p, row_keys(rows, 2))
     assert mx.mean(verdict.num_accepted).item() == pytest.approx(0.5, abs=0.01)
 
 
@@ -117,7 +131,7 @@ def test_tokens_after_a_rejection_do_not_count(rule: Rule) -> None:
     one = [0.0, 1.0, 0.0]
     other = [0.0, 0.0, 1.0]
     draft = Draft(mx.array([[1, 1, 1]]), constant([one, one, one], 1))
-    verdict = rule(draft, constant([one, other, one, one], 1), mx.random.key(0))
+    verdict = rule(draft, constant([one, other, one, one], 1), row_keys(1))
     assert verdict.num_accepted.tolist() == [1]
     assert verdict.next_token.tolist() == [2]
 
@@ -126,7 +140,7 @@ def test_tokens_after_a_rejection_do_not_count(rule: Rule) -> None:
 def test_a_fully_accepted_draft_is_followed_by_the_bonus(rule: Rule) -> None:
     one, other = [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]
     draft = Draft(mx.array([[1, 1]]), constant([one, one], 1))
-    verdict = rule(draft, constant([one, one, other], 1), mx.random.key(0))
+    verdict = rule(draft, constant([one, one, other], 1), row_keys(1))
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([2], [0])
 
 
@@ -136,7 +150,7 @@ def test_a_zero_row_drafts_nothing(rule: Rule) -> None:
     rows = 50_000
     zero = constant([[0.0, 0.0, 0.0]], rows)
     p = constant([[0.6, 0.3, 0.1], [1.0, 0.0, 0.0]], rows)
-    verdict = rule(Draft(mx.zeros((rows, 1), mx.int32), zero), p, mx.random.key(0))
+    verdict = rule(Draft(mx.zeros((rows, 1), mx.int32), zero), p, row_keys(rows))
     assert mx.max(verdict.num_accepted).item() == 0
     counts = np.bincount(np.array(verdict.next_token), minlength=3) / rows
     np.testing.assert_allclose(counts, [0.6, 0.3, 0.1], atol=0.01)
@@ -147,7 +161,7 @@ def test_delta_adds_to_the_acceptance_probability() -> None:
     q, p = constant([[0.5, 0.5]], rows), constant([[0.2, 0.8], [0.5, 0.5]], rows)
     draft = Draft(mx.zeros((rows, 1), mx.int32), q)
     for delta, expected in ((0.0, 0.4), (0.25, 0.65), (0.7, 1.0), (1.0, 1.0)):
-        verdict = verify_tokens(draft, p, mx.random.key(3), delta=delta)
+        verdict = verify_tokens(draft, p, row_keys(rows, 3), delta=delta)
         found = mx.mean(verdict.num_accepted).item()
         assert found == pytest.approx(expected, abs=0.006 if expected < 1 else 0)
 
