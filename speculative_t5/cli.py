@@ -4,47 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
-import signal
 import stat
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, NoReturn
 
 import typer
 from tqdm import tqdm
 
 from . import backend
+from .batch_command import batch
 from .conversion import DTYPES, convert
-from .decoder import NumDraft, SpeculativeDecoder, VerifyRule
-from .inspection import OUTPUT_TOKENS, SOURCE_TOKENS, Inspection, inspect
+from .inspection import as_lines, inspect
+from .options import (
+    DEFAULT_MODEL,
+    Delta,
+    DraftLength,
+    DraftModel,
+    Lookup,
+    MaxNgram,
+    MaxTokens,
+    MinNgram,
+    Model,
+    RegularDecode,
+    Temperature,
+    TopK,
+    TopP,
+    Verify,
+    make_decoder,
+)
 from .results import Generation, Stats
+from .terminal import new_app, note, run
 
-BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-DEFAULT_MODEL, DEFAULT_DRAFT = "correct-base", "correct-small"
 DEFAULT_PROMPT = (
     "correct: my sister have never been too paris. She wants to to go their next summer, but its "
     "very expensive"
 )
-# typer exports one kind of its errors in arguments; this is the base of them all.
-ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
 
 def generate(
-    model: Annotated[str, typer.Option(help="Target: a folder, or a name under weights/.")] = (
-        DEFAULT_MODEL
-    ),
-    draft_model: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Draft: a folder or a name, with the target's tokenizer; or lookup, to copy from "
-            f"the prompt with no model. [default: {DEFAULT_DRAFT} for {DEFAULT_MODEL}, else none]",
-            show_default=False,
-        ),
-    ] = None,
+    ctx: typer.Context,
+    model: Model = DEFAULT_MODEL,
+    draft_model: DraftModel = None,
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -53,37 +56,18 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    lookup: Annotated[
-        bool, typer.Option("--lookup", help="Lookups after the draft model's tokens, too.")
-    ] = False,
-    min_ngram: Annotated[
-        int, typer.Option(help="Fewest last tokens that a lookup must find again.")
-    ] = 1,
-    max_ngram: Annotated[
-        int, typer.Option(help="Longest match that a lookup tells from a shorter one.")
-    ] = 8,
-    num_draft: Annotated[
-        str, typer.Option(help="Tokens to draft for each target pass; or auto.")
-    ] = "5",
-    delta: Annotated[
-        float,
-        typer.Option(help="Lenience from 0 to 1; above 0 the output is no longer the target's."),
-    ] = 0.0,
-    verify: Annotated[
-        str,
-        typer.Option(help="Rule for drafts when drawing: token, block (accepts more), or auto."),
-    ] = "auto",
-    temperature: Annotated[float, typer.Option(help="0 is greedy; above it, draw.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw from the k most probable tokens; 0 is all.")] = 0,
-    top_p: Annotated[
-        float,
-        typer.Option(help="Then from the most probable that reach this sum; 1 is all."),
-    ] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="Upper bound on tokens, EOS included.")] = 256,
+    lookup: Lookup = False,
+    min_ngram: MinNgram = 1,
+    max_ngram: MaxNgram = 8,
+    num_draft: DraftLength = "5",
+    delta: Delta = 0.0,
+    verify: Verify = "auto",
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    max_tokens: MaxTokens = 256,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    regular_decode: Annotated[
-        bool, typer.Option("--regular-decode", help="Decode with the target alone.")
-    ] = False,
+    regular_decode: RegularDecode = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the stream.")
     ] = False,
@@ -92,18 +76,17 @@ def generate(
 
     Standard output gets the text; standard error gets a line of statistics.
     """
+    if ctx.invoked_subcommand:
+        _refuse_options_before(ctx, ctx.invoked_subcommand)
+        return
     if prompt is None or prompt == "-":
         prompt = _read_prompt(asked=prompt == "-")
     _check_utf8(prompt)
-    if regular_decode:
-        draft_model, lookup = None, False
-    elif draft_model is None and Path(model).name == DEFAULT_MODEL:
-        draft_model = DEFAULT_DRAFT
     if not prompt.strip():
         raise ValueError("the prompt is empty")
-    decoder = SpeculativeDecoder.from_pretrained(
-        model, draft_model, num_draft=_num_draft(num_draft), delta=delta,
-        verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
+    decoder = make_decoder(
+        model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
+        num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
     )  # fmt: skip
     if as_json:
         done = decoder.generate(
@@ -120,9 +103,9 @@ def generate(
             print(chunk.text, end="", flush=True)
             stats = chunk.stats
         print()
-        _note(_footer(stats))
+        note(_footer(stats))
     if tip := backend.advice():
-        _note(tip)
+        note(tip)
 
 
 def convert_command(
@@ -167,7 +150,7 @@ def convert_command(
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if only_inspect:
-        print("\n".join(_as_lines(inspect(model, revision=revision))))
+        print("\n".join(as_lines(inspect(model, revision=revision))))
         return
     with contextlib.ExitStack() as stack:
         bars: list[Any] = []
@@ -181,99 +164,34 @@ def convert_command(
         folder = convert(
             model, output, dtype=dtype, quantize=quantize, group_size=group_size, keep_wo=keep_wo,
             revision=revision, force=force, allow_nonfinite=allow_nonfinite, progress=progress,
-            note=_note,
+            note=note,
         )  # fmt: skip
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{folder} ({size / 1e6:.1f} MB)")
 
 
-def _as_lines(found: Inspection) -> Iterator[str]:
-    config = found.config
-    yield found.name
-    yield f"  family      {found.family}"
-    yield (
-        f"  layers      {config.num_layers} encoder, {config.num_decoder_layers} decoder; d_model "
-        f"{config.d_model}, {config.num_heads} heads of {config.d_kv}, d_ff {config.d_ff}, "
-        f"{'gated ' if config.gated else ''}{config.activation}, "
-        f"{'own' if config.own_head else 'tied'} head"
-    )
-    yield f"  vocabulary  {config.vocab_size} rows; tokenizer of {found.vocabulary}"
-    stored = f"stored as {', '.join(found.stored)}" if found.stored else "by config.json alone"
-    yield f"  parameters  {found.num_parameters / 1e6:.1f} million, {stored}"
-    if config.quantization:
-        yield f"  quantized   to {config.quantization}"
-    if found.sizes:
-        yield f"  {'':18} {'to write':>10}  to run in {'  '.join(found.sizes[0].memory)}"
-    for way in found.sizes:
-        run = "".join(f"{size / 1e9:9.3f} GB" for size in way.memory.values())
-        yield f"  {way.options:18} {way.file / 1e9:7.3f} GB      {run}"
-    drafts = [f"{path} ({count / 1e6:.1f} million)" for path, count in found.drafts]
-    yield f"  drafts      {', '.join(drafts) or 'none of its tokenizer under weights/'}"
-    if found.sizes:
-        yield (
-            f"To run: weights, and keys and values of {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "
-            f"output tokens; {str(backend.default_dtype()).removeprefix('mlx.core.')} is this "
-            "device's default."
-        )
-
-
 def main() -> NoReturn:
     """Entry point of `python -m speculative_t5`."""
-    run(generate, "python -m speculative_t5")
+    app = new_app()
+    app.callback(invoke_without_command=True)(generate)
+    app.command()(batch)
+    run(app, "python -m speculative_t5")
 
 
 def convert_main() -> NoReturn:
     """Entry point of convert.py."""
-    run(convert_command, "python convert.py")
+    app = new_app()
+    app.command()(convert_command)
+    run(app, "python convert.py")
 
 
-def run(command: Callable[..., None], name: str) -> NoReturn:
-    """Run one command; errors become one line on standard error and an exit code.
-
-    Exits with 0, 2 for bad input, 1 for a failure while running, 130 for Ctrl-C.
-    """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _terminate)
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command()(command)
-    try:
-        code = app(prog_name=name, standalone_mode=False) or 0
-        if code == INTERRUPTED:  # what newer versions of typer make of Ctrl-C
-            raise KeyboardInterrupt
-        sys.exit(code)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted", INTERRUPTED)
-    except ArgumentError as error:
-        _fail(f"{error.format_message().rstrip('.')}; see {name} --help", BAD_INPUT)
-    except BrokenPipeError:
-        # The reader went away, as `head` does; there is nobody left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(FAILED)
-    except ValueError as error:
-        _fail(str(error), BAD_INPUT)
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}", FAILED if full else BAD_INPUT)
-    except (RuntimeError, MemoryError) as error:
-        _fail(f"failed while running: {str(error) or type(error).__name__}", FAILED)
-
-
-def _terminate(number: int, _: object) -> NoReturn:
-    """Leave in such a way that what is half-written is removed."""
-    sys.exit(128 + number)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    line = " ".join(message.split())
-    # What a file says of itself may hold what a terminal would obey.
-    _note("error: " + "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))
-    sys.exit(code)
-
-
-def _note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _refuse_options_before(ctx: typer.Context, command: str) -> None:
+    """They would be this command's own, and have no effect."""
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
+            raise ValueError(f"{option} goes after the word {command}")
 
 
 def _read_prompt(asked: bool) -> str:
@@ -305,17 +223,6 @@ def _check_utf8(prompt: str) -> None:
         raise ValueError(
             f"--prompt is not UTF-8: byte {byte:#04x} at character {error.start}"
         ) from error
-
-
-def _num_draft(text: str) -> NumDraft:
-    if text == "auto":
-        return "auto"
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(
-            f"--num-draft must be an integer of at least 1 or auto, got {text!r}"
-        ) from None
 
 
 def _footer(stats: Stats) -> str:

@@ -79,6 +79,8 @@ class T5Config:
         scale_decoder_outputs: Whether the decoder's output is multiplied by d_model ** -0.5.
         bias_per_layer: Whether each layer has a position bias of its own (umt5), or layer 0's
             serves all of its stack.
+        n_positions: Source tokens it was made for. Positions are relative: a longer source is no
+            error, but more than the model has seen.
         quantization: How matrices are stored, None if as they are.
     """
 
@@ -100,6 +102,7 @@ class T5Config:
     pad_token_id: int = 0
     eos_token_id: int = 1
     bias_per_layer: bool = False
+    n_positions: int = 512
     quantization: Quantization | None = None
 
     @classmethod
@@ -162,6 +165,7 @@ _OPTIONAL = (
     "decoder_start_token_id",
     "pad_token_id",
     "eos_token_id",
+    "n_positions",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -190,18 +190,17 @@ class SpeculativeDecoder:
         Args and errors are those of `iter_batch`; all prompts are checked before the first is
         decoded. At the same seed the first output is that of `generate`.
         """
-        sources = [self._encode(prompt) for prompt in prompts]
+        sources = [self.encode(prompt) for prompt in prompts]
         done = self.iter_batch(
-            sources, batch_size=batch_size, max_tokens=max_tokens, temperature=temperature,
-            top_k=top_k, top_p=top_p, seed=seed, speculative=speculative,
+            enumerate(sources), batch_size=batch_size, max_tokens=max_tokens,
+            temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, speculative=speculative,
         )  # fmt: skip
         return [generation for _, generation in sorted(done, key=operator.itemgetter(0))]
 
     def iter_batch(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[tuple[int, Prompt]],
         *,
-        indices: Iterable[int] | None = None,
         batch_size: int = 16,
         max_tokens: int = 256,
         temperature: float = 0.0,
@@ -218,8 +217,8 @@ class SpeculativeDecoder:
         length, which drawn tokens hang on; the distribution is the target's in any case.)
 
         Args:
-            prompts: Texts, or source ids (EOS included). They are taken as room is made for them.
-            indices: Of the prompts, each 0 to 2**32 - 1; by default 0, 1, 2, ...
+            prompts: An index, at least 0, and the text or source ids (EOS included) of each, as
+                `enumerate` makes them. They are taken as room is made for them.
             batch_size: Rows at a time, at least 1.
             max_tokens: See `generate`, as for all that follow.
             temperature: 0 is greedy.
@@ -231,11 +230,33 @@ class SpeculativeDecoder:
         Raises:
             ValueError: If an option is out of its range, or a prompt is empty.
         """
-        numbers = count() if indices is None else indices
-        requests = ((i, self._encode(p)) for i, p in zip(numbers, prompts, strict=False))
+        requests = ((index, self.encode(prompt)) for index, prompt in prompts)
         sampler = Sampler(temperature, top_k, top_p)
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
         return self._generations(rounds)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The source ids of a prompt, EOS included, as the model gets them.
+
+        Raises:
+            ValueError: If it is empty, or text and there is no tokenizer, or an id is out of range.
+        """
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise ValueError("the prompt is empty")
+            if self.tokenizer is None:
+                raise ValueError("a prompt as text needs a tokenizer; this decoder has none")
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = [operator.index(i) for i in prompt]
+        if not ids:
+            raise ValueError("the prompt is empty: expected source ids, EOS included")
+        bad = [i for i in ids if not 0 <= i < self.model.vocab_size]
+        if bad:
+            raise ValueError(
+                f"prompt id {bad[0]} is out of range, expected 0 to {self.model.vocab_size - 1}"
+            )
+        return ids
 
     def _generations(self, rounds: Iterator[Round]) -> Iterator[tuple[int, Generation]]:
         parts: defaultdict[int, list[int]] = defaultdict(list)
@@ -258,7 +279,7 @@ class SpeculativeDecoder:
         speculative: bool = True,
     ) -> Iterator[Chunk]:
         """Generate one output, a chunk for each pass of the target; as `generate` otherwise."""
-        source = self._encode(prompt)
+        source = self.encode(prompt)
         sampler = Sampler(temperature, top_k, top_p)
         rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
         return self._chunks(rounds)
@@ -270,24 +291,6 @@ class SpeculativeDecoder:
             if detokenizer and done.finish_reason:
                 text += detokenizer.finish()
             yield Chunk(text, done.tokens, done.num_accepted, done.stats, done.finish_reason)
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if not prompt.strip():
-                raise ValueError("the prompt is empty")
-            if self.tokenizer is None:
-                raise ValueError("a prompt as text needs a tokenizer; this decoder has none")
-            ids = self.tokenizer.encode(prompt)
-        else:
-            ids = [operator.index(i) for i in prompt]
-        if not ids:
-            raise ValueError("the prompt is empty: expected source ids, EOS included")
-        bad = [i for i in ids if not 0 <= i < self.model.vocab_size]
-        if bad:
-            raise ValueError(
-                f"prompt id {bad[0]} is out of range, expected 0 to {self.model.vocab_size - 1}"
-            )
-        return ids
 
     def _rounds(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from .backend import default_dtype
 from .checkpoint import open_checkpoint, read_config
 from .config import Quantization, T5Config
 from .conversion import DTYPES, new_layout, num_bytes, num_parameters, quantized
@@ -154,3 +155,34 @@ def find_drafts(vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int
 
 def _name(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
+
+
+def as_lines(found: Inspection) -> Iterator[str]:
+    """For people, some lines without their newlines."""
+    config = found.config
+    yield found.name
+    yield f"  family      {found.family}"
+    yield (
+        f"  layers      {config.num_layers} encoder, {config.num_decoder_layers} decoder; d_model "
+        f"{config.d_model}, {config.num_heads} heads of {config.d_kv}, d_ff {config.d_ff}, "
+        f"{'gated ' if config.gated else ''}{config.activation}, "
+        f"{'own' if config.own_head else 'tied'} head"
+    )
+    yield f"  vocabulary  {config.vocab_size} rows; tokenizer of {found.vocabulary}"
+    stored = f"stored as {', '.join(found.stored)}" if found.stored else "by config.json alone"
+    yield f"  parameters  {found.num_parameters / 1e6:.1f} million, {stored}"
+    if config.quantization:
+        yield f"  quantized   to {config.quantization}"
+    if found.sizes:
+        yield f"  {'':18} {'to write':>10}  to run in {'  '.join(found.sizes[0].memory)}"
+    for way in found.sizes:
+        run = "".join(f"{size / 1e9:9.3f} GB" for size in way.memory.values())
+        yield f"  {way.options:18} {way.file / 1e9:7.3f} GB      {run}"
+    drafts = [f"{path} ({count / 1e6:.1f} million)" for path, count in found.drafts]
+    yield f"  drafts      {', '.join(drafts) or 'none of its tokenizer under weights/'}"
+    if found.sizes:
+        yield (
+            f"To run: weights, and keys and values of {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "
+            f"output tokens; {str(default_dtype()).removeprefix('mlx.core.')} is this "
+            "device's default."
+        )

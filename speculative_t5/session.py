@@ -63,6 +63,10 @@ class LanguageModel(Protocol):
         """What tells this model from others: what is measured of it is kept under this."""
 
     @property
+    def max_source(self) -> int:
+        """Tokens of a source, at most, that it was made for."""
+
+    @property
     def special_tokens(self) -> frozenset[int]:
         """Ids that are no text, EOS among them."""
 

@@ -53,6 +53,10 @@ class T5(nn.Module):
         return self.config.eos_token_id
 
     @property
+    def max_source(self) -> int:
+        return self.config.n_positions
+
+    @property
     def special_tokens(self) -> frozenset[int]:
         config = self.config
         named = self.vocabulary.special if self.vocabulary else frozenset()

@@ -115,7 +115,8 @@ def test_a_row_hangs_on_the_index_that_it_is_given(target: T5) -> None:
     decoder = engine(target, "model")
     options = OPTIONS["sampled"]
     batch = decoder.generate_batch(prompts(12), **options)
-    odd = decoder.iter_batch(prompts(12)[1::2], indices=range(1, 12, 2), batch_size=4, **options)
+    numbered = list(enumerate(prompts(12)))
+    odd = decoder.iter_batch(numbered[1::2], batch_size=4, **options)
     assert {i: o.tokens for i, o in odd} == {i: batch[i].tokens for i in range(1, 12, 2)}
     same = decoder.generate_batch([prompts()[0]] * 8, **options)
     assert len({tuple(o.tokens) for o in same}) > 1, "the same prompt, other draws"
@@ -132,7 +133,7 @@ def test_prompts_are_taken_when_there_is_room_and_outputs_given_as_they_end(targ
 
     decoder = engine(target, "model")
     ended = []
-    for index, _ in decoder.iter_batch(asked(), batch_size=4, max_tokens=13):
+    for index, _ in decoder.iter_batch(enumerate(asked()), batch_size=4, max_tokens=13):
         ended.append(index)
         assert taken <= 4 + len(ended)
     assert sorted(ended) == list(range(20))

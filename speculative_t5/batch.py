@@ -1,0 +1,359 @@
+"""Files of prompts: lines in, records out, one for each line and in their order."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from .results import Generation
+
+Format = Literal["text", "jsonl"]
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+MAX_LINE = 2**24  # bytes; nobody's prompt is longer, and what is no text may be one line
+COUNTED = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
+
+Encode = Callable[[str], list[int]]
+Generate = Callable[[Iterable[tuple[int, list[int]]]], Iterator[tuple[int, Generation]]]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Every `count`-th line, from line `number` on (both from 1)."""
+
+    number: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read "2/8".
+
+        Raises:
+            ValueError: If it is none.
+        """
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            raise ValueError(f"a shard is given as 1/8 to 8/8, got {text!r}")
+        return cls(int(found[1]), int(found[2]))
+
+    def __contains__(self, line: int) -> bool:
+        return line % self.count == self.number % self.count
+
+    def size(self, lines: int) -> int:
+        """Its lines, of so many."""
+        return len(range(self.number, lines + 1, self.count))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the input.
+
+    Attributes:
+        number: From 1; of the whole file, also in a shard.
+        id: The record's own, or the number.
+        prompt: None if the line holds none.
+        error: Why not.
+    """
+
+    number: int
+    id: str | int
+    prompt: str | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What becomes of a line: an output, or an error."""
+
+    line: Line
+    done: Generation | None = None
+    error: str | None = None
+    truncated: bool = False
+
+    def to_json(self) -> bytes:
+        """One line of JSON, the newline with it.
+
+        It tells nothing of time, so that the same job gives the same bytes, at any batch size, in
+        shards, or resumed.
+        """
+        record: dict[str, Any] = {"id": self.line.id, "prompt": self.line.prompt}
+        if self.done is None:
+            record["error"] = f"line {self.line.number}: {self.error}"
+        else:
+            stats = self.done.stats
+            record |= {"text": self.done.text, "finish_reason": self.done.finish_reason}
+            record |= {"truncated": True} if self.truncated else {}
+            record["stats"] = {"tokens": stats.emitted}
+            record["stats"] |= {name: getattr(stats, name) for name in COUNTED}
+        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def read_lines(stream: BinaryIO, form: Format, field: str, shard: Shard) -> Iterator[Line]:
+    """The shard's lines of a stream; those that cannot be read carry an error."""
+    for number in count(1):
+        raw = stream.readline(MAX_LINE + 1)
+        if not raw:
+            return
+        whole = raw
+        while len(whole) > MAX_LINE and not whole.endswith(b"\n"):
+            whole = stream.readline(MAX_LINE + 1)
+            if not whole:
+                break
+        if number in shard:
+            yield _read_line(number, raw, form, field)
+
+
+def _read_line(number: int, raw: bytes, form: Format, field: str) -> Line:
+    if len(raw) > MAX_LINE:
+        return Line(number, number, None, f"longer than {MAX_LINE // 2**20} MiB")
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+    if number == 1:
+        raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte, place = error.object[error.start], error.start
+        return Line(number, number, None, f"not UTF-8: byte {byte:#04x} at offset {place}")
+    if form == "text":
+        return Line(number, number, text, None if text.strip() else "empty")
+    return _read_json(number, text, field)
+
+
+def _read_json(number: int, text: str, field: str) -> Line:
+    if not text.strip():
+        return Line(number, number, None, "empty")
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Line(number, number, None, f"not JSON: {error}")
+    if not isinstance(record, dict):
+        return Line(number, number, None, f"not a JSON object but {_kind(record)}")
+    own = record.get("id")
+    name = own if type(own) is int or (isinstance(own, str) and _encodable(own)) else number
+    if field not in record:
+        names = ", ".join(map(repr, list(record)[:8])) or "nothing"
+        return Line(number, name, None, f"no field {field!r}, it has {names}")
+    prompt = record[field]
+    if not isinstance(prompt, str):
+        return Line(number, name, None, f"{field!r} is not a string but {_kind(prompt)}")
+    if not _encodable(prompt):
+        return Line(number, name, None, f"{field!r} holds half of a surrogate pair")
+    return Line(number, name, prompt, None if prompt.strip() else f"{field!r} is empty")
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+def process(
+    lines: Iterable[Line],
+    generate: Generate,
+    encode: Encode,
+    emit: Callable[[Record], None],
+    *,
+    prefix: str = "",
+    max_source: int,
+    truncate: bool = False,
+) -> None:
+    """Make a record of each line, and emit them in the lines' order.
+
+    Args:
+        lines: Input.
+        generate: Takes indices and source ids as it has room for them, gives outputs as they end.
+        encode: Text -> source ids, EOS at the end; a ValueError is the line's own.
+        emit: Takes the records.
+        prefix: Put before each prompt.
+        max_source: Longest source, in tokens with EOS.
+        truncate: Cut a longer one, instead of an error.
+    """
+    order: deque[int] = deque()
+    ready: dict[int, Record] = {}
+    asked: dict[int, tuple[Line, bool]] = {}
+
+    def settle(number: int, record: Record) -> None:
+        ready[number] = record
+        while order and order[0] in ready:
+            emit(ready.pop(order.popleft()))
+
+    def requests() -> Iterator[tuple[int, list[int]]]:
+        for line in lines:
+            order.append(line.number)
+            try:
+                ids = _encoded(line, encode, prefix)
+                if len(ids) > max_source and not truncate:
+                    raise ValueError(
+                        f"{len(ids)} tokens, more than {max_source}: --truncate cuts it, "
+                        "--max-source N allows more"
+                    )
+            except ValueError as error:
+                settle(line.number, Record(line, error=str(error)))
+                continue
+            asked[line.number] = line, len(ids) > max_source
+            yield line.number - 1, [*ids[: max_source - 1], ids[-1]]
+
+    for index, done in generate(requests()):
+        line, truncated = asked.pop(index + 1)
+        settle(line.number, Record(line, done, truncated=truncated))
+
+
+def _encoded(line: Line, encode: Encode, prefix: str) -> list[int]:
+    if line.prompt is None or line.error:
+        raise ValueError(line.error)
+    return encode(prefix + line.prompt)
+
+
+def open_input(name: str) -> BinaryIO:
+    """A file to read lines from, "-" being standard input.
+
+    Raises:
+        OSError: If there is none.
+        ValueError: If it is a folder.
+    """
+    if name == "-":
+        return open(0, "rb", closefd=False)
+    if Path(name).is_dir():
+        raise ValueError(f"{name} is a folder, expected a file of prompts")
+    return open(name, "rb")
+
+
+def count_lines(stream: BinaryIO) -> int | None:
+    """Lines of a file that can be read twice; None of anything else, such as a pipe."""
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return None
+    start, lines, last = stream.tell(), 0, b"\n"
+    while block := stream.read(2**20):
+        lines += block.count(b"\n")
+        last = block[-1:]
+    stream.seek(start)
+    return lines + (last != b"\n")
+
+
+class Output:
+    """Records appended to a file, a whole line at a time; "-" is standard output.
+
+    Nothing is created or cut off before `open`.
+
+    Args:
+        name: The file.
+        stream: The input, which must be another.
+        resume: Keep the records that the file has.
+        force: Do away with them.
+
+    Raises:
+        ValueError: If it has some and neither is asked for, or is the input.
+    """
+
+    def __init__(
+        self, name: str, stream: BinaryIO, *, resume: bool = False, force: bool = False
+    ) -> None:
+        if name == "-" and resume:
+            raise ValueError("--resume needs an --output that is a file")
+        self._name = name
+        self._keep = resume
+        self._file = 1
+        self._regular = False
+        try:
+            found = os.fstat(1) if name == "-" else os.stat(name)
+        except FileNotFoundError:
+            return
+        if stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(stream.fileno())):
+            raise ValueError(f"the output {name} is the input itself: give another --output")
+        if name != "-" and stat.S_ISREG(found.st_mode) and found.st_size and not (resume or force):
+            raise ValueError(
+                f"the output {name} has something in it: --resume goes on with it, --force starts "
+                "anew"
+            )
+
+    def open(self) -> None:
+        """Make the file ready, and keep other processes from writing to it.
+
+        Raises:
+            ValueError: If one does.
+        """
+        if self._name != "-":
+            self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"another process is writing to {self._name}") from None
+        self._regular = stat.S_ISREG(os.fstat(self._file).st_mode)
+        if self._regular and self._name != "-" and not self._keep:
+            os.truncate(self._file, 0)
+
+    def resume(self, lines: Iterator[Line]) -> tuple[int, int]:
+        """Skip the lines that have records, and cut off what a killed run left of the last one.
+
+        Returns:
+            How many records there are, and how many of them are errors.
+
+        Raises:
+            ValueError: If a record is not that of the line in its place.
+        """
+        done = failed = end = 0
+        with open(self._file, "rb", closefd=False) as reader:
+            following = reader.readline()
+            while following:
+                raw, following = following, reader.readline()
+                record = _parse(raw)
+                if record is None and not following:
+                    break  # torn
+                self._check(record, next(lines, None), done + 1)
+                done, failed = done + 1, failed + ("error" in (record or {}))
+                end += len(raw)
+        os.truncate(self._file, end)
+        os.lseek(self._file, end, os.SEEK_SET)
+        return done, failed
+
+    def _check(self, record: dict[str, Any] | None, line: Line | None, number: int) -> None:
+        where = f"{self._name}, line {number},"
+        advice = "give another --output, or --force to start anew"
+        if record is None:
+            raise ValueError(f"{where} is no record of a batch: {advice}")
+        if line is None:
+            raise ValueError(f"{where} is more than the input has lines for: {advice}")
+        if (record.get("id"), record.get("prompt")) != (line.id, line.prompt):
+            raise ValueError(
+                f"{where} is not about line {line.number} of the input, as it has another id or "
+                f"prompt: {advice}"
+            )
+
+    def append(self, record: Record) -> None:
+        """Write one record: all of it, or where the disk is full nothing."""
+        start = os.lseek(self._file, 0, os.SEEK_CUR) if self._regular else 0
+        rest = record.to_json()
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            if self._regular:
+                with suppress(OSError):  # the first error is the one to tell
+                    os.truncate(self._file, start)
+            error.filename = self._name
+            raise
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    """A record read back; None if it is none, or not a whole line."""
+    try:
+        record = json.loads(raw) if raw.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and "id" in record else None

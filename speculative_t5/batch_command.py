@@ -1,0 +1,231 @@
+"""`python -m speculative_t5 batch`: files of prompts."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from functools import partial
+from typing import Annotated, cast
+
+import mlx.core as mx
+import typer
+from tqdm import tqdm
+
+from . import backend
+from .batch import (
+    JSON_SUFFIXES,
+    Format,
+    Output,
+    Record,
+    Shard,
+    count_lines,
+    open_input,
+    process,
+    read_lines,
+)
+from .options import (
+    DEFAULT_MODEL,
+    Delta,
+    DraftLength,
+    DraftModel,
+    Lookup,
+    MaxNgram,
+    MaxTokens,
+    MinNgram,
+    Model,
+    RegularDecode,
+    Temperature,
+    TopK,
+    TopP,
+    Verify,
+    make_decoder,
+)
+from .terminal import SOME_FAILED, note, printable, signals_held
+
+MOST_TOLD = 10  # errors of single lines, on standard error
+
+
+def batch(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="Prompts, one a line: text, or JSON Lines; - is standard input.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        str,
+        typer.Option(help="JSON Lines to write, one record a line of INPUT; - is standard output."),
+    ] = "-",
+    batch_size: Annotated[int, typer.Option(help="Prompts decoded side by side.")] = 16,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help=f"Of INPUT: text or jsonl. [default: jsonl with --field or if its name ends in "
+            f"{', '.join(JSON_SUFFIXES)}; else text]",
+            show_default=False,
+        ),
+    ] = None,
+    field: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the prompt is in a JSON object. [default: text]", show_default=False
+        ),
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option(help="Put before each prompt, for example 'summarize: '.")
+    ] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the records in OUTPUT, and go on after them.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is in OUTPUT.")] = False,
+    shard: Annotated[
+        str, typer.Option(help="This part of INPUT only: 2/8 is every eighth line from the second.")
+    ] = "1/1",
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut prompts that are too long, instead of an error.")
+    ] = False,
+    max_source: Annotated[
+        int | None,
+        typer.Option(
+            help="Longest prompt, in tokens. [default: n_positions in the model's config.json, "
+            "else 512]",
+            show_default=False,
+        ),
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    draft_model: DraftModel = None,
+    lookup: Lookup = False,
+    min_ngram: MinNgram = 1,
+    max_ngram: MaxNgram = 8,
+    num_draft: DraftLength = "5",
+    delta: Delta = 0.0,
+    verify: Verify = "auto",
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    max_tokens: MaxTokens = 256,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the draws, which hang on it and the line's number.")
+    ] = 0,
+    regular_decode: RegularDecode = False,
+) -> None:
+    """Generate for every line of a file of prompts; one JSON record for each, in their order.
+
+    A line that cannot be used gets a record with its error, and the run goes on; the exit code is
+    then 3. Each record is written as soon as it and those before it are there.
+    """
+    part = Shard.parse(shard)
+    if resume and force:
+        raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
+    if max_source is not None and max_source < 2:
+        raise ValueError(f"--max-source must be at least 2, got {max_source}")
+    with open_input(source) as stream:
+        writer = Output(output, stream, resume=resume, force=force)
+        lines = read_lines(stream, *_form(source, form, field), part)
+        total = count_lines(stream)
+        decoder = make_decoder(
+            model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
+            num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
+        )  # fmt: skip
+        run_all = partial(
+            decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,
+            temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        )  # fmt: skip
+        run_all(())  # options are checked here, before anything is written
+        writer.open()
+        done, failed = writer.resume(lines) if resume else (0, 0)
+        expected = None if total is None else part.size(total)
+        with contextlib.closing(_Progress(expected, done, failed)) as progress:
+
+            def emit(record: Record) -> None:
+                with signals_held():
+                    writer.append(record)
+                progress.count(record)
+
+            process(
+                lines, run_all, decoder.encode, emit, prefix=prefix, truncate=truncate,
+                max_source=max_source or decoder.model.max_source,
+            )  # fmt: skip
+    if expected is not None and progress.done < expected:
+        raise OSError(
+            f"{source} had {expected} lines to do when the run began, and {progress.done} when it "
+            "was read: it has been changed meanwhile"
+        )
+    if tip := backend.advice():
+        note(tip)
+    if progress.failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+class _Progress:
+    """What a run over a file shows on standard error: a bar, errors, and a line at the end."""
+
+    def __init__(self, total: int | None, done: int, failed: int) -> None:
+        self.done, self.failed = done, failed
+        self._total = total
+        self._earlier = done
+        self._told = self._tokens = self._rounds = self._drafted = self._accepted = 0
+        self._began = time.perf_counter()
+        self._bar = tqdm(total=total, initial=done, unit=" prompts", disable=None)
+
+    def count(self, record: Record) -> None:
+        """One more record is written."""
+        self.done += 1
+        if record.done is None:
+            self.failed += 1
+            self._tell(f"line {record.line.number}: {record.error}")
+        else:
+            stats = record.done.stats
+            self._tokens += stats.emitted
+            self._rounds += stats.rounds
+            self._drafted += stats.drafted
+            self._accepted += stats.accepted
+            rate = self._tokens / (time.perf_counter() - self._began)
+            self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+        self._bar.update()
+
+    def _tell(self, error: str) -> None:
+        self._told += 1
+        if self._told <= MOST_TOLD:
+            tqdm.write(printable(error), file=sys.stderr)
+        if self._told == MOST_TOLD:
+            tqdm.write("further errors are in the output only", file=sys.stderr)
+
+    def close(self) -> None:
+        """Take the bar away, and tell what was done."""
+        self._bar.close()
+        seconds = time.perf_counter() - self._began
+        share = "" if self._total in (None, self.done) else f" of {self._total:,}"
+        parts = [f"{self.done:,}{share} prompts"]
+        if self._earlier:
+            parts.append(f"{self._earlier:,} of them before")
+        parts.append(f"{self._tokens:,} tokens in {seconds:.1f} s")
+        parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
+        if self._drafted:
+            parts.append(f"acceptance {self._accepted / self._drafted:.0%}")
+        if self._rounds:
+            parts.append(f"{self._tokens / self._rounds:.1f} tokens per round")
+        if self.failed:
+            parts.append(f"{self.failed:,} with errors")
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        resident *= 1 if sys.platform == "darwin" else 1024
+        parts.append(
+            f"peak memory {resident / 1e6:,.0f} MB, MLX's {mx.get_peak_memory() / 1e6:,.0f}"
+        )
+        note(f"[{', '.join(parts)}]")
+
+
+def _form(source: str, form: str | None, field: str | None) -> tuple[Format, str]:
+    """How the input is to be read, and where in it."""
+    if form not in (None, "text", "jsonl"):
+        raise ValueError(f"--format must be text or jsonl, got {form!r}")
+    if form is None:
+        form = "jsonl" if field is not None or source.endswith(JSON_SUFFIXES) else "text"
+    if form == "text" and field is not None:
+        raise ValueError("--field is for --format jsonl; lines of text have no fields")
+    return cast(Format, form), field or "text"

@@ -1,0 +1,81 @@
+"""Options that several commands have, and the decoder that they ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from .decoder import NumDraft, SpeculativeDecoder, VerifyRule
+
+DEFAULT_MODEL, DEFAULT_DRAFT = "correct-base", "correct-small"
+
+Model = Annotated[str, typer.Option(help="Target: a folder, or a name under weights/.")]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Draft: a folder or a name, with the target's tokenizer; or lookup, to copy from "
+        f"the prompt with no model. [default: {DEFAULT_DRAFT} for {DEFAULT_MODEL}, else none]",
+        show_default=False,
+    ),
+]
+Lookup = Annotated[
+    bool, typer.Option("--lookup", help="Lookups after the draft model's tokens, too.")
+]
+MinNgram = Annotated[int, typer.Option(help="Fewest last tokens that a lookup must find again.")]
+MaxNgram = Annotated[
+    int, typer.Option(help="Longest match that a lookup tells from a shorter one.")
+]
+DraftLength = Annotated[str, typer.Option(help="Tokens to draft for each target pass; or auto.")]
+Delta = Annotated[
+    float,
+    typer.Option(help="Lenience from 0 to 1; above 0 the output is no longer the target's."),
+]
+Verify = Annotated[
+    str,
+    typer.Option(help="Rule for drafts when drawing: token, block (accepts more), or auto."),
+]
+Temperature = Annotated[float, typer.Option(help="0 is greedy; above it, draw.")]
+TopK = Annotated[int, typer.Option(help="Draw from the k most probable tokens; 0 is all.")]
+TopP = Annotated[
+    float, typer.Option(help="Then from the most probable that reach this sum; 1 is all.")
+]
+MaxTokens = Annotated[int, typer.Option(help="Upper bound on tokens, EOS included.")]
+RegularDecode = Annotated[
+    bool, typer.Option("--regular-decode", help="Decode with the target alone.")
+]
+
+
+def make_decoder(
+    model: str,
+    draft_model: str | None,
+    *,
+    lookup: bool,
+    min_ngram: int,
+    max_ngram: int,
+    num_draft: str,
+    delta: float,
+    verify: str,
+    regular_decode: bool,
+) -> SpeculativeDecoder:
+    """Load the models that a command was asked to use."""
+    if regular_decode:
+        draft_model, lookup = None, False
+    elif draft_model is None and Path(model).name == DEFAULT_MODEL:
+        draft_model = DEFAULT_DRAFT
+    return SpeculativeDecoder.from_pretrained(
+        model, draft_model, num_draft=_num_draft(num_draft), delta=delta,
+        verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
+    )  # fmt: skip
+
+
+def _num_draft(text: str) -> NumDraft:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"--num-draft must be an integer of at least 1 or auto, got {text!r}"
+        ) from None

@@ -1,0 +1,96 @@
+"""How every command ends: exit codes, signals, one line for each error."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import NoReturn, cast
+
+import typer
+
+FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
+# typer exports one kind of its errors in arguments; this is the base of them all.
+ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
+
+
+def new_app() -> typer.Typer:
+    """An application without commands yet."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def run(app: typer.Typer, name: str) -> NoReturn:
+    """Run an application; errors become one line on standard error and an exit code.
+
+    Exits with 0, 2 for bad input, 1 for a failure while running, 3 where some of many prompts had
+    errors, 130 for Ctrl-C.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _terminate)
+    try:
+        code = app(prog_name=name, standalone_mode=False) or 0
+        if code == INTERRUPTED:  # what newer versions of typer make of Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(code)
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted", INTERRUPTED)
+    except ArgumentError as error:
+        fail(f"{error.format_message().rstrip('.')}; see {name} --help", BAD_INPUT)
+    except BrokenPipeError:
+        # The reader went away, as `head` does; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except ValueError as error:
+        fail(str(error), BAD_INPUT)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror or error}", FAILED if full else BAD_INPUT)
+    except (RuntimeError, MemoryError) as error:
+        fail(f"failed while running: {str(error) or type(error).__name__}", FAILED)
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Let signals that end the program wait until the block is done."""
+    waiting: list[int] = []
+    handlers = {
+        ending: handler
+        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if callable(handler := signal.getsignal(ending))
+    }
+    for ending in handlers:
+        signal.signal(ending, lambda number, _: waiting.append(number))
+    try:
+        yield
+    finally:
+        for ending, handler in handlers.items():
+            signal.signal(ending, handler)
+        if waiting:
+            signal.raise_signal(waiting[0])
+
+
+def note(line: str) -> None:
+    """Say something beside the output: on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """One line without what a terminal would obey: texts from files may hold that."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say what was wrong, in one line, and leave."""
+    note("error: " + printable(message))
+    sys.exit(code)
+
+
+def _terminate(number: int, _: object) -> NoReturn:
+    """Leave in such a way that what is half-written is removed."""
+    sys.exit(128 + number)
