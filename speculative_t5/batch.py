@@ -198,7 +198,8 @@ def process(
             order.append(line.number)
             try:
                 ids = _encoded(line, encode, prefix)
-                if len(ids) > max_source and not truncate:
+                excess = len(ids) - max_source
+                if excess > 0 and not truncate:
                     raise ValueError(
                         f"{len(ids)} tokens, more than {max_source}: --truncate cuts it, "
                         "--max-source N allows more"
@@ -206,8 +207,8 @@ def process(
             except ValueError as error:
                 settle(line.number, Record(line, error=str(error)))
                 continue
-            asked[line.number] = line, len(ids) > max_source
-            yield line.number - 1, [*ids[: max_source - 1], ids[-1]]
+            asked[line.number] = line, excess > 0
+            yield line.number - 1, [*ids[: max_source - 1], ids[-1]] if excess > 0 else ids
 
     for index, done in generate(requests()):
         line, truncated = asked.pop(index + 1)
@@ -249,7 +250,8 @@ def count_lines(stream: BinaryIO) -> int | None:
 class Output:
     """Records appended to a file, a whole line at a time; "-" is standard output.
 
-    Nothing is created or cut off before `open`.
+    Nothing is created or cut off before it is entered (`with`), which also keeps other processes
+    from writing to the file.
 
     Args:
         name: The file.
@@ -258,7 +260,8 @@ class Output:
         force: Do away with them.
 
     Raises:
-        ValueError: If it has some and neither is asked for, or is the input.
+        ValueError: If it has some and neither is asked for, or is the input; when it is entered, if
+            another process writes to it.
     """
 
     def __init__(
@@ -282,21 +285,22 @@ class Output:
                 "anew"
             )
 
-    def open(self) -> None:
-        """Make the file ready, and keep other processes from writing to it.
-
-        Raises:
-            ValueError: If one does.
-        """
+    def __enter__(self) -> Output:
         if self._name != "-":
             self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                os.close(self._file)
                 raise ValueError(f"another process is writing to {self._name}") from None
         self._regular = stat.S_ISREG(os.fstat(self._file).st_mode)
         if self._regular and self._name != "-" and not self._keep:
             os.truncate(self._file, 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._name != "-":
+            os.close(self._file)
 
     def resume(self, lines: Iterator[Line]) -> tuple[int, int]:
         """Skip the lines that have records, and cut off what a killed run left of the last one.

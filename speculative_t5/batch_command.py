@@ -137,20 +137,20 @@ def batch(
             temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
         )  # fmt: skip
         run_all(())  # options are checked here, before anything is written
-        writer.open()
-        done, failed = writer.resume(lines) if resume else (0, 0)
         expected = None if total is None else part.size(total)
-        with contextlib.closing(_Progress(expected, done, failed)) as progress:
+        with writer:
+            done, failed = writer.resume(lines) if resume else (0, 0)
+            with contextlib.closing(_Progress(expected, done, failed)) as progress:
 
-            def emit(record: Record) -> None:
-                with signals_held():
-                    writer.append(record)
-                progress.count(record)
+                def emit(record: Record) -> None:
+                    with signals_held():
+                        writer.append(record)
+                    progress.count(record)
 
-            process(
-                lines, run_all, decoder.encode, emit, prefix=prefix, truncate=truncate,
-                max_source=max_source or decoder.model.max_source,
-            )  # fmt: skip
+                process(
+                    lines, run_all, decoder.encode, emit, prefix=prefix, truncate=truncate,
+                    max_source=max_source or decoder.model.max_source,
+                )  # fmt: skip
     if expected is not None and progress.done < expected:
         raise OSError(
             f"{source} had {expected} lines to do when the run began, and {progress.done} when it "

@@ -1,0 +1,361 @@
+"""Files of prompts: lines, records in their order, resuming; with a stand-in for the decoder."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from speculative_t5.batch import (
+    MAX_LINE,
+    Line,
+    Output,
+    Record,
+    Shard,
+    count_lines,
+    open_input,
+    process,
+    read_lines,
+)
+from speculative_t5.results import Generation, Stats
+
+import pytest
+
+
+def lines(
+    content: bytes, form: Any = "text", field: str = "text", shard: str = "1/1"
+) -> list[Line]:
+    return list(read_lines(io.BytesIO(content), form, field, Shard.parse(shard)))
+
+
+def errors(content: bytes, form: Any = "jsonl", field: str = "text") -> list[str | None]:
+    return [line.error for line in lines(content, form, field)]
+
+
+def test_text_is_a_prompt_a_line() -> None:
+    found = lines("\ufeffone\r\n  two \u2028 \u0085x\x0c\n\nlast".encode())
+    assert [(line.number, line.id, line.prompt) for line in found] == [
+        (1, 1, "one"),
+        (2, 2, "  two \u2028 \u0085x\x0c"),
+        (3, 3, ""),
+        (4, 4, "last"),
+    ]
+    assert [line.error for line in found] == [None, None, "empty", None]
+    assert lines(b"") == []
+
+
+def test_json_lines_have_a_field_and_perhaps_an_id() -> None:
+    content = b'{"text": "a", "id": "x"}\n{"text": "b", "id": 12}\n{"id": null, "text": "c"}\n'
+    assert [(line.id, line.prompt) for line in lines(content, "jsonl")] == [
+        ("x", "a"),
+        (12, "b"),
+        (3, "c"),
+    ]
+    (line,) = lines(b'{"text": "a", "body": "b", "id": true}', "jsonl", "body")
+    assert (line.id, line.prompt) == (1, "b")
+
+
+def test_what_cannot_be_used_is_told() -> None:
+    assert errors(b'x\n\n[1]\n"s"\n3\nnull\ntrue\n') == [
+        "not JSON: Expecting value: line 1 column 1 (char 0)",
+        "empty",
+        "not a JSON object but an array",
+        "not a JSON object but a string",
+        "not a JSON object but a number",
+        "not a JSON object but null",
+        "not a JSON object but a boolean",
+    ]
+    assert errors(b'{}\n{"a": 1, "b": 2}\n{"text": null}\n{"text": {}}\n{"text": " "}') == [
+        "no field 'text', it has nothing",
+        "no field 'text', it has 'a', 'b'",
+        "'text' is not a string but null",
+        "'text' is not a string but an object",
+        "'text' is empty",
+    ]
+    (error,) = errors(b'{"text": "\\ud800"}')
+    assert error == "'text' holds half of a surrogate pair"
+    assert lines(b'{"text": "a", "id": "\\ud800"}', "jsonl")[0].id == 1
+    assert errors(b"ab\xff\n\xfe\xff\n", "text") == [
+        "not UTF-8: byte 0xff at offset 2",
+        "not UTF-8: byte 0xfe at offset 0",
+    ]
+    (error,) = errors(b"[" * 100_000)
+    assert error is not None and error.startswith("not JSON: ")
+
+
+def test_binary_junk_gives_errors_and_no_more() -> None:
+    junk = bytes(range(256)) * 64
+    found = lines(junk)
+    assert len(found) == junk.count(b"\n") + 1
+    assert sum(line.error is not None for line in found) >= 64
+
+
+def test_a_line_without_end_is_not_held_in_memory() -> None:
+    class Endless(io.RawIOBase):
+        given = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            size = min(len(buffer), 3 * MAX_LINE - self.given)
+            buffer[:size] = b"x" * size
+            self.given += size
+            return size
+
+    found = list(read_lines(io.BufferedReader(Endless()), "text", "text", Shard()))
+    assert [line.error for line in found] == ["longer than 16 MiB"]
+    around = b"a\n" + b"x" * (2 * MAX_LINE + 5) + b"\nb\n"
+    assert [line.prompt for line in lines(around)] == ["a", None, "b"]
+
+
+def test_shards_part_the_lines() -> None:
+    content = b"".join(b"%d\n" % i for i in range(1, 12))
+    whole = lines(content)
+    parts = [lines(content, shard=f"{n}/3") for n in (1, 2, 3)]
+    assert [[line.number for line in part] for part in parts] == [
+        [1, 4, 7, 10], [2, 5, 8, 11], [3, 6, 9],
+    ]  # fmt: skip
+    assert sorted((line for part in parts for line in part), key=lambda x: x.number) == whole
+    assert [Shard(n, 3).size(11) for n in (1, 2, 3)] == [4, 4, 3]
+    assert [Shard(n, 4).size(2) for n in (1, 2, 3, 4)] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("text", ["", "2", "0/3", "4/3", "1/0", "-1/3", "1/3/5", "a/b", "1.5/3"])
+def test_what_is_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"a shard is given as 1/8 to 8/8, got {text!r}"):
+        Shard.parse(text)
+
+
+def test_lines_are_counted(tmp_path: Path) -> None:
+    for content, number in ((b"", 0), (b"a", 1), (b"a\n", 1), (b"a\n\nb", 3)):
+        (tmp_path / "file").write_bytes(content)
+        with open_input(str(tmp_path / "file")) as stream:
+            assert count_lines(stream) == number
+            assert stream.read() == content
+    with pytest.raises(ValueError, match="is a folder, expected a file of prompts"):
+        open_input(str(tmp_path))
+    reader, writer = os.pipe()
+    with open(reader, "rb") as stream:
+        assert count_lines(stream) is None
+    os.close(writer)
+
+
+def shout(
+    requests: Iterable[tuple[int, list[int]]], room: int = 3
+) -> Iterator[tuple[int, Generation]]:
+    """A decoder that gives its input in capitals, the last of `room` prompts first."""
+    waiting = iter(requests)
+    while batch := list(islice(waiting, room)):
+        for index, ids in reversed(batch):
+            text = bytes(ids[:-1]).decode(errors="replace").upper()
+            yield index, Generation(text, ids, "eos", Stats(emitted=len(ids)))
+
+
+def encode(text: str) -> list[int]:
+    if "<bad>" in text:
+        raise ValueError("prompt id 9 is out of range")
+    return [*text.encode(), 0]
+
+
+def records(content: bytes, **options: Any) -> list[dict[str, Any]]:
+    found: list[Record] = []
+    process(lines(content), shout, encode, found.append, **{"max_source": 20} | options)
+    return [json.loads(record.to_json()) for record in found]
+
+
+def test_records_come_in_the_order_of_lines() -> None:
+    found = records(b"a\nb\n\nc\nd\n\ne\nf\ng\n\n")
+    assert [record["id"] for record in found] == list(range(1, 11))
+    texts = [record.get("text", record.get("error")) for record in found]
+    assert texts == ["A", "B", "line 3: empty", "C", "D", "line 6: empty", "E", "F", "G",
+                     "line 10: empty"]  # fmt: skip
+    stats = {"tokens": 2, "rounds": 0, "drafted": 0, "accepted": 0, "acceptance_rate": 0.0,
+             "tokens_per_round": 0.0}  # fmt: skip
+    assert found[0] == {
+        "id": 1, "prompt": "a", "text": "A", "finish_reason": "eos", "stats": stats,
+    }  # fmt: skip
+    assert found[2] == {"id": 3, "prompt": "", "error": "line 3: empty"}
+
+
+def test_records_are_emitted_as_soon_as_their_turn_has_come() -> None:
+    """Errors too: a file of nothing else must not pile up."""
+    emitted: list[int] = []
+
+    def reading() -> Iterator[Line]:
+        for line in lines(b"\n" * 50 + b"prompt\n" * 50):
+            yield line
+            assert line.number - len(emitted) <= (0 if line.number <= 50 else 3)
+
+    process(reading(), shout, encode, lambda r: emitted.append(r.line.number), max_source=9)
+    assert emitted == list(range(1, 101))
+
+
+def test_a_long_prompt_is_an_error_or_cut() -> None:
+    long = b"x" * 30
+    (found,) = records(long)
+    assert found["error"] == (
+        "line 1: 31 tokens, more than 20: --truncate cuts it, --max-source N allows more"
+    )
+    assert found["prompt"] == "x" * 30
+    (found,) = records(long, truncate=True)
+    assert (found["text"], found["truncated"], found["stats"]["tokens"]) == ("X" * 19, True, 20)
+    (found,) = records(b"x" * 19, truncate=True)
+    assert found["text"] == "X" * 19 and "truncated" not in found
+
+
+def test_a_prefix_goes_before_prompts_and_not_into_records() -> None:
+    (found,) = records(b"a", prefix="do: ")
+    assert (found["prompt"], found["text"]) == ("a", "DO: A")
+
+
+def test_what_cannot_be_encoded_is_the_lines_own_error() -> None:
+    found = records(b"a\n<bad>\nb")
+    assert [record.get("error") for record in found] == [
+        None, "line 2: prompt id 9 is out of range", None,
+    ]  # fmt: skip
+
+
+def test_records_hold_any_text() -> None:
+    found: list[Record] = []
+    prompt = 'a "quote" \\ \u2028 \x00 \N{GRINNING FACE}'
+    process([Line(1, "\u00e9", prompt)], shout, encode, found.append, max_source=99)
+    raw = found[0].to_json()
+    assert raw.count(b"\n") == 1 and "\N{GRINNING FACE}".encode() in raw
+    assert json.loads(raw)["prompt"] == prompt
+
+
+class Job:
+    """A run over a file, as the command does it."""
+
+    def __init__(self, folder: Path, content: bytes) -> None:
+        self.source, self.target = folder / "in.txt", folder / "out.jsonl"
+        self.source.write_bytes(content)
+
+    def run(self, *, shard: str = "1/1", **options: Any) -> Any:
+        with open_input(str(self.source)) as stream:
+            found = read_lines(stream, "text", "text", Shard.parse(shard))
+            with Output(str(self.target), stream, **options) as output:
+                counts = output.resume(found) if options.get("resume") else None
+                process(found, shout, encode, output.append, max_source=20)
+        return counts
+
+
+PROMPTS = b"".join(b"prompt %d\n" % i if i % 7 else b"\n" for i in range(40))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path, PROMPTS)
+
+
+def test_a_resumed_run_is_an_uninterrupted_one(job: Job) -> None:
+    job.run()
+    whole = job.target.read_bytes()
+    assert whole.count(b"\n") == 40
+    for size in (0, 1, 100, len(whole) // 2, len(whole) - 1, len(whole)):
+        job.target.write_bytes(whole[:size])
+        done = whole[:size].count(b"\n")
+        failed = whole[:size].rpartition(b"\n")[0].count(b'"error"')
+        assert job.run(resume=True) == (done, failed)
+        assert job.target.read_bytes() == whole
+    job.target.unlink()
+    assert job.run(resume=True) == (0, 0), "nothing to go on with is a start"
+    assert job.target.read_bytes() == whole
+
+
+def test_a_last_line_of_garbage_is_torn_too(job: Job) -> None:
+    job.run()
+    whole = job.target.read_bytes()
+    kept = whole[: whole.index(b"\n") + 1]
+    for torn in (b"\x00" * 99, b"\x00" * 99 + b"\n", b'{"id": 2, "prom\n', b"{}\n"):
+        job.target.write_bytes(kept + torn)
+        assert job.run(resume=True) == (1, 1)
+        assert job.target.read_bytes() == whole
+
+
+def test_merged_shards_are_the_single_run(job: Job) -> None:
+    job.run()
+    whole = job.target.read_bytes().splitlines(keepends=True)
+    parts = []
+    for n in (1, 2, 3):
+        job.run(shard=f"{n}/3", force=True)
+        parts.append(job.target.read_bytes().splitlines(keepends=True))
+    assert [parts[i % 3][i // 3] for i in range(40)] == whole
+
+
+def test_a_file_that_is_not_this_runs_is_left_alone(job: Job) -> None:
+    job.run()
+    whole = job.target.read_bytes()
+    second = whole.splitlines(keepends=True)
+    cases = {
+        b"something else\n" * 2: "line 1, is no record of a batch",
+        second[1] + second[0]: "line 1, is not about line 1 of the input",
+        whole + second[0]: "line 41, is more than the input has lines for",
+        second[0] + b"{}\n" + second[1]: "line 2, is no record of a batch",
+    }
+    for content, message in cases.items():
+        job.target.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{message}.*--force to start anew"):
+            job.run(resume=True)
+        assert job.target.read_bytes() == content
+
+
+def test_what_is_there_is_kept_unless_asked(job: Job) -> None:
+    job.target.write_bytes(b"precious")
+    with pytest.raises(ValueError, match="has something in it: --resume .* --force"):
+        job.run()
+    assert job.target.read_bytes() == b"precious"
+    job.run(force=True)
+    assert job.target.read_bytes().count(b"\n") == 40
+    job.target.write_bytes(b"")
+    job.run()
+
+
+def test_the_input_is_never_the_output(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(job.source)
+    os.link(job.source, tmp_path / "hard")
+    for name in ("in.txt", "link", "hard"):
+        job.target = tmp_path / name
+        for options in ({}, {"force": True}, {"resume": True}):
+            with pytest.raises(ValueError, match="is the input itself: give another --output"):
+                job.run(**options)
+    assert job.source.read_bytes() == PROMPTS
+
+
+def test_two_runs_do_not_write_to_one_file(job: Job) -> None:
+    with (
+        open_input(str(job.source)) as stream,
+        Output(str(job.target), stream),
+        pytest.raises(ValueError, match="another process is writing to "),
+    ):
+        job.run(resume=True)
+    job.run()
+
+
+def test_a_record_that_does_not_fit_leaves_nothing(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that stops half-way stands in for a full disk."""
+    write, room = os.write, 1000
+
+    def full(file: int, data: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(28, "No space left on device")
+        room -= (written := write(file, data[:room]))
+        return written
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        job.run()
+    assert raised.value.filename == str(job.target)
+    monkeypatch.undo()
+    written = job.target.read_bytes()
+    assert 0 < len(written) < 1000 and written.endswith(b"\n")
+    job.run(resume=True)
+    assert job.target.read_bytes().count(b"\n") == 40
