@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, cast
 
@@ -140,7 +140,7 @@ def batch(
         expected = None if total is None else part.size(total)
         with writer:
             done, failed = writer.resume(lines) if resume else (0, 0)
-            with contextlib.closing(_Progress(expected, done, failed)) as progress:
+            with _Progress(expected, done, failed) as progress:
 
                 def emit(record: Record) -> None:
                     with signals_held():
@@ -152,8 +152,8 @@ def batch(
                     max_source=max_source or decoder.model.max_source,
                 )  # fmt: skip
     if expected is not None and progress.done < expected:
-        raise OSError(
-            f"{source} had {expected} lines to do when the run began, and {progress.done} when it "
+        raise RuntimeError(
+            f"{source} had {expected} lines to do when the run began but {progress.done} when it "
             "was read: it has been changed meanwhile"
         )
     if tip := backend.advice():
@@ -196,28 +196,39 @@ class _Progress:
         if self._told == MOST_TOLD:
             tqdm.write("further errors are in the output only", file=sys.stderr)
 
-    def close(self) -> None:
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Take the bar away, and tell what was done."""
         self._bar.close()
+        note(f"[{', '.join(self._parts())}]")
+        if kind is not None and self.done:
+            note("what is written stays; --resume goes on after it")
+
+    def _parts(self) -> Iterator[str]:
         seconds = time.perf_counter() - self._began
         share = "" if self._total in (None, self.done) else f" of {self._total:,}"
-        parts = [f"{self.done:,}{share} prompts"]
+        yield f"{self.done:,}{share} prompts"
         if self._earlier:
-            parts.append(f"{self._earlier:,} of them before")
-        parts.append(f"{self._tokens:,} tokens in {seconds:.1f} s")
-        parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
-        if self._drafted:
-            parts.append(f"acceptance {self._accepted / self._drafted:.0%}")
-        if self._rounds:
-            parts.append(f"{self._tokens / self._rounds:.1f} tokens per round")
+            yield f"{self._earlier:,} of them before"
         if self.failed:
-            parts.append(f"{self.failed:,} with errors")
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        resident *= 1 if sys.platform == "darwin" else 1024
-        parts.append(
-            f"peak memory {resident / 1e6:,.0f} MB, MLX's {mx.get_peak_memory() / 1e6:,.0f}"
-        )
-        note(f"[{', '.join(parts)}]")
+            yield f"{self.failed:,} with errors"
+        if self._rounds:
+            yield f"{self._tokens:,} tokens in {seconds:.1f} s"
+            yield f"{self._tokens / seconds:,.0f} tokens/s"
+            yield (
+                f"acceptance {self._accepted / self._drafted:.0%}" if self._drafted else "no draft"
+            )
+            yield f"{self._tokens / self._rounds:.1f} tokens per round"
+            resident, arrays = _peak_memory() / 1e6, mx.get_peak_memory() / 1e6
+            yield f"peak memory {resident:,.0f} MB, MLX's {arrays:,.0f}"
+
+
+def _peak_memory() -> int:
+    """The most that was resident, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _form(source: str, form: str | None, field: str | None) -> tuple[Format, str]:

@@ -74,7 +74,8 @@ def generate(
 ) -> None:
     """Generate text with a T5 model, faster by speculative decoding.
 
-    Standard output gets the text; standard error gets a line of statistics.
+    Standard output gets the text; standard error gets a line of statistics. For a file of prompts
+    see the command batch.
     """
     if ctx.invoked_subcommand:
         _refuse_options_before(ctx, ctx.invoked_subcommand)
@@ -174,7 +175,7 @@ def main() -> NoReturn:
     """Entry point of `python -m speculative_t5`."""
     app = new_app()
     app.callback(invoke_without_command=True)(generate)
-    app.command()(batch)
+    app.command(short_help="Generate for every line of a file of prompts.")(batch)
     run(app, "python -m speculative_t5")
 
 

@@ -15,40 +15,8 @@ import termios
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.conversion import convert
-
 import pytest
-from conftest import REPOSITORY, V1_0, write_checkpoint
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
-    """A folder with a checkpoint, and weights/target and weights/draft from it."""
-    place = tmp_path_factory.mktemp("place")
-    write_checkpoint(place / "checkpoint", V1_0, spiece)
-    for name in ("target", "draft", "other"):
-        convert(str(place / "checkpoint"), place / "weights" / name)
-    (place / "weights" / "other" / "tokenizer_config.json").write_text('{"extra_ids": 3}')
-    (place / "bert").mkdir()
-    (place / "bert" / "config.json").write_text('{"model_type": "bert"}')
-    return place
-
-
-def run(
-    place: Path, *arguments: str | bytes, stdin: bytes | None = None, script: bool = False
-) -> subprocess.CompletedProcess[bytes]:
-    command = [str(REPOSITORY / "convert.py")] if script else ["-m", "speculative_t5"]
-    return subprocess.run(
-        [sys.executable, *command, *arguments],
-        cwd=place,
-        env=os.environ
-        | {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": "cache"},
-        input=stdin,
-        stdin=subprocess.DEVNULL if stdin is None else None,
-        capture_output=True,
-        check=False,
-    )
-
+from conftest import REPOSITORY, run
 
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
 
