@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 
-GROWTH = 64  # capacity grows by multiples of this many positions
+GROWTH = 64  # capacities that change become multiples of this many positions
 
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
 
@@ -32,17 +33,14 @@ class KVCache:
         return int(self._keys[0].shape[2])
 
     def reserve(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` more positions in every row; at least doubles when it grows.
+        """Make room for `num_tokens` more positions in every row; give back what a long row took.
 
         MLX does not check the bounds of a slice update: every append must be covered by this.
         """
-        needed = max(self.lengths) + num_tokens
-        if needed <= self.capacity:
-            return
-        capacity = -(-max(needed, 2 * self.capacity) // GROWTH) * GROWTH
-        more = self._empty(capacity - self.capacity)
-        self._keys = [mx.concatenate([k, more], axis=2) for k in self._keys]
-        self._values = [mx.concatenate([v, more], axis=2) for v in self._values]
+        capacity = fitting(max(self.lengths) + num_tokens, self.capacity)
+        if capacity != self.capacity:
+            self._keys = [_resized(k, capacity) for k in self._keys]
+            self._values = [_resized(v, capacity) for v in self._values]
 
     def append(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
         """Write one layer's new keys and values (B, H, L, D) after each row's length.
@@ -90,8 +88,7 @@ class KVCache:
 class SourceCache:
     """Cross-attention's keys and values of all layers, for rows of sources of different lengths.
 
-    Rows can be given to other sources: those are written over the old ones in place, and buffers
-    grow only for a source longer than any before.
+    Rows can be given to other sources, which are written over the old ones in place.
 
     Attributes:
         lengths: Positions that each row's source takes.
@@ -109,6 +106,13 @@ class SourceCache:
         self._dtype = layers[0][0].dtype
         self.mask = padding_mask(self.lengths, self._dtype)
 
+    @classmethod
+    def empty_like(cls, other: SourceCache, batch: int, length: int) -> SourceCache:
+        """Zeros for so many rows of that length, like another's in all else."""
+        _, num_heads, _, head_dim = other.layers[0][0].shape
+        zeros = partial(mx.zeros, (batch, num_heads, length, head_dim), other.layers[0][0].dtype)
+        return cls([(zeros(), zeros()) for _ in other.layers], [length] * batch)
+
     @property
     def layers(self) -> list[KeysValues]:
         """The whole buffers."""
@@ -124,15 +128,24 @@ class SourceCache:
         keys, values = self._layers[layer]
         return keys[:, :, :end], values[:, :, :end]
 
+    def part(self, first: int, end: int) -> SourceCache:
+        """Rows `first` to `end - 1`, as far as the longest of them goes."""
+        lengths = self.lengths[first:end]
+        rows, places = slice(first, end), slice(max(lengths))
+        layers = [(k[rows, :, places], v[rows, :, places]) for k, v in self._layers]
+        return SourceCache(layers, lengths)
+
     def replace(self, rows: Sequence[int], new: SourceCache) -> None:
         """Give these rows to those of `new`."""
-        self._reserve(new.capacity)
+        for row, length in zip(rows, new.lengths, strict=True):
+            self.lengths[row] = length
+        capacity = fitting(max(*self.lengths, new.capacity), self.capacity)
+        if capacity != self.capacity:
+            self._layers = [(_resized(k, capacity), _resized(v, capacity)) for k, v in self._layers]
         at, end = mx.array(list(rows), dtype=mx.int32), new.capacity
         for (keys, values), (new_keys, new_values) in zip(self._layers, new.layers, strict=True):
             keys[at, :, :end] = new_keys
             values[at, :, :end] = new_values
-        for row, length in zip(rows, new.lengths, strict=True):
-            self.lengths[row] = length
         self.mask = padding_mask(self.lengths, self._dtype)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -141,13 +154,6 @@ class SourceCache:
         self._layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self._layers]
         self.lengths = [self.lengths[row] for row in rows]
         self.mask = padding_mask(self.lengths, self._dtype)
-
-    def _reserve(self, num_tokens: int) -> None:
-        if num_tokens <= self.capacity:
-            return
-        more = -(-(num_tokens - self.capacity) // GROWTH) * GROWTH
-        wider = [(0, 0), (0, 0), (0, more), (0, 0)]
-        self._layers = [(mx.pad(k, wider), mx.pad(v, wider)) for k, v in self._layers]
 
 
 def padding_mask(lengths: Sequence[int], dtype: mx.Dtype) -> mx.array | None:
@@ -161,6 +167,24 @@ def padding_mask(lengths: Sequence[int], dtype: mx.Dtype) -> mx.array | None:
 def additive(real: mx.array, dtype: mx.Dtype) -> mx.array:
     """(B, T) bool, True at tokens -> what to add to attention's logits, (B, 1, 1, T)."""
     return mx.where(real, 0.0, -mx.inf).astype(dtype)[:, None, None]
+
+
+def fitting(needed: int, capacity: int) -> int:
+    """The capacity to have instead of this one; the same unless it is too small or twice too large.
+
+    Rows are as large as the longest needs, so that a single long one costs all of them: what it
+    took is given back when it has ended.
+    """
+    fit = -(-needed // GROWTH) * GROWTH
+    return fit if needed > capacity or capacity > 2 * fit else capacity
+
+
+def _resized(buffer: mx.array, capacity: int) -> mx.array:
+    """`buffer` (B, H, C, D) with that capacity for C, cut or followed by zeros."""
+    more = capacity - buffer.shape[2]
+    if more > 0:
+        return mx.pad(buffer, [(0, 0), (0, 0), (0, more), (0, 0)])
+    return mx.contiguous(buffer[:, :, :capacity])
 
 
 def _write(buffer: mx.array, new: mx.array, lengths: list[int]) -> mx.array:

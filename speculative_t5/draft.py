@@ -136,7 +136,8 @@ class ModelDrafter:
         if self._session is None:
             return self._model.start(self._prompts)[0]
         if rows:
-            self._session.replace(rows, [self._prompts[row] for row in rows])
+            self._session.expect([self._prompts[row] for row in rows])
+            self._session.replace(rows)
         return self._session
 
     def _catch_up(self, session: Session, context: list[list[int]]) -> mx.array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +18,8 @@ from .sampling import round_keys
 from .schedule import Outcome, Schedule
 from .session import LanguageModel, Session
 from .verify import Verifier
+
+AHEAD_TOKENS = 512  # of prompts that are encoded ahead of their turn
 
 Request = tuple[int, Sequence[int]]  # index of a prompt, and its source ids, EOS included
 
@@ -50,7 +53,7 @@ def decode(
 
     Args:
         model: The target.
-        requests: Prompts, taken when there is room for them.
+        requests: Prompts, taken a few ahead of when there is room for them.
         plan: How to decode.
         batch_size: Rows at a time, at most.
     """
@@ -63,8 +66,7 @@ def decode(
         done = batch.round()
         with batch.clock.stopped():  # what the caller does in between is not ours
             yield from done
-        free = [i for i, row in enumerate(batch.rows) if row.finish_reason]
-        batch.refill(free, list(islice(waiting, len(free))))
+        batch.refill(waiting, batch_size)
 
 
 class _Batch:
@@ -74,6 +76,7 @@ class _Batch:
         self.clock = _Clock()
         self._plan = plan
         self._eos = model.eos_token_id
+        self._ahead: deque[Request] = deque()  # what the session expects
         began = self.clock.read()
         sources = [source for _, source in requests]
         self._session, contexts = model.start(sources)
@@ -110,22 +113,36 @@ class _Batch:
         now = self.clock.read()
         return [row.round(now) for row in self.rows]
 
-    def refill(self, free: Sequence[int], requests: Sequence[Request]) -> None:
-        """Give rows that have ended to new prompts; drop those that none is left for."""
-        session, drafter = self._session, self._plan.drafter
-        if requests:
-            began = self.clock.read()
-            taken, sources = free[: len(requests)], [source for _, source in requests]
-            contexts = session.replace(taken, sources)
-            drafter.replace(taken, sources)
-            new = self._new_rows(requests, contexts, began)
+    def refill(self, waiting: Iterator[Request], batch_size: int) -> None:
+        """Give rows that have ended to waiting prompts; drop those that none is left for."""
+        free = [i for i, row in enumerate(self.rows) if row.finish_reason]
+        while free and self._look_ahead(waiting, batch_size):
+            count = min(len(free), len(self._ahead))
+            taken, free = free[:count], free[count:]
+            requests = [self._ahead.popleft() for _ in taken]
+            contexts = self._session.replace(taken)
+            self._plan.drafter.replace(taken, [source for _, source in requests])
+            new = self._new_rows(requests, contexts, self.clock.read())
             for i, row in zip(taken, new, strict=True):
                 self.rows[i] = row
         kept = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
         if 0 < len(kept) < len(self.rows):
-            session.select(kept)
-            drafter.select(kept)
+            self._session.select(kept)
+            self._plan.drafter.select(kept)
         self.rows = [self.rows[i] for i in kept]
+
+    def _look_ahead(self, waiting: Iterator[Request], batch_size: int) -> bool:
+        """Have the next prompts ready, if there are any: encoding a few together takes less."""
+        if not self._ahead:
+            tokens = 0
+            for request in islice(waiting, batch_size):
+                self._ahead.append(request)
+                tokens += len(request[1])
+                if tokens >= AHEAD_TOKENS:
+                    break
+            if self._ahead:
+                self._session.expect([source for _, source in self._ahead])
+        return bool(self._ahead)
 
     def _new_rows(
         self, requests: Sequence[Request], contexts: Sequence[list[int]], began: Seconds

@@ -40,8 +40,11 @@ class Session(Protocol):
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` positions of each row; idempotent."""
 
-    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Give these rows to new prompts: their initial contexts (not in the cache yet)."""
+    def expect(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Prepare prompts, together, that rows will be given to; in this order, by `replace`."""
+
+    def replace(self, rows: Sequence[int]) -> list[list[int]]:
+        """Give these rows to the next expected prompts: their contexts, as `start` gives them."""
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""

@@ -21,6 +21,8 @@ from .config import Activation, Quantization, T5Config
 from .positions import PositionBias, position_biases
 from .session import Vocabulary
 
+ENCODED_TOKENS = 512  # of a pass of the encoder, padding included, unless one prompt has more
+
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
     "gelu": nn.gelu,
@@ -108,7 +110,26 @@ class T5(nn.Module):
         return session, [[self.config.decoder_start_token_id] for _ in prompts]
 
     def sources(self, prompts: Sequence[Sequence[int]]) -> SourceCache:
-        """Prompts as cross-attention sees them."""
+        """Prompts as cross-attention sees them.
+
+        Encoded a few at a time, those of like length together: past a few hundred tokens a pass
+        gains nothing by more of them, and loses by padding.
+        """
+        groups = _groups(prompts)
+        if len(groups) == 1:
+            return self._encoded(prompts)
+        cache = None
+        for group in groups:
+            new = self._encoded([prompts[i] for i in group])
+            if cache is None:
+                longest = max(map(len, prompts))
+                cache = SourceCache.empty_like(new, len(prompts), longest)
+            cache.replace(group, new)
+            mx.eval(cache.layers)
+        assert cache is not None
+        return cache
+
+    def _encoded(self, prompts: Sequence[Sequence[int]]) -> SourceCache:
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         pad = self.config.pad_token_id
@@ -127,6 +148,19 @@ class T5(nn.Module):
         if self.config.scale_decoder_outputs:
             hidden = hidden * self.config.d_model**-0.5
         return self.lm_head(hidden) if self.config.own_head else self.shared.as_linear(hidden)
+
+
+def _groups(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Indices of prompts to encode together: all in order, or by length if they are many tokens."""
+    order = list(range(len(prompts)))
+    if len(prompts) * max(map(len, prompts)) <= ENCODED_TOKENS:
+        return [order]
+    groups: list[list[int]] = [[]]
+    for i in sorted(order, key=lambda i: len(prompts[i])):
+        if groups[-1] and (len(groups[-1]) + 1) * len(prompts[i]) > ENCODED_TOKENS:
+            groups.append([])
+        groups[-1].append(i)
+    return groups
 
 
 def quantize(model: T5, how: Quantization) -> None:
@@ -149,6 +183,8 @@ class T5Session:
         config, batch = model.config, len(sources.lengths)
         self._model = model
         self._sources = sources
+        self._ahead: SourceCache | None = None
+        self._num_ahead = 0  # its last rows that are not taken yet
         self._bias_tables = model.decoder.position_bias.tables()
         self._cache = KVCache(
             config.num_decoder_layers, config.num_heads, config.d_kv, batch, model.dtype
@@ -175,10 +211,18 @@ class T5Session:
     def truncate(self, lengths: Sequence[int]) -> None:
         self._cache.truncate(lengths)
 
-    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        self._sources.replace(rows, self._model.sources(prompts))
+    def expect(self, prompts: Sequence[Sequence[int]]) -> None:
+        assert not self._num_ahead
+        self._ahead = self._model.sources(prompts)
+        self._num_ahead = len(prompts)
+
+    def replace(self, rows: Sequence[int]) -> list[list[int]]:
+        assert self._ahead is not None and len(rows) <= self._num_ahead
+        first = len(self._ahead.lengths) - self._num_ahead
+        self._sources.replace(rows, self._ahead.part(first, first + len(rows)))
         self._cache.clear(rows)
-        return [[self._model.config.decoder_start_token_id] for _ in prompts]
+        self._num_ahead -= len(rows)
+        return [[self._model.config.decoder_start_token_id] for _ in rows]
 
     def select(self, rows: Sequence[int]) -> None:
         self._cache.select(rows)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from speculative_t5.cache import GROWTH, KVCache
+from speculative_t5.cache import GROWTH, KVCache, SourceCache, fitting
 from speculative_t5.schedule import FixedSchedule
 
 import mlx.core as mx
@@ -62,6 +62,71 @@ def test_rewinding_forward_is_caught() -> None:
     cache = KVCache(1, 1, 1, batch=1, dtype=mx.float32)
     with pytest.raises(AssertionError):
         cache.truncate([1])
+
+
+def test_what_a_long_row_took_is_given_back() -> None:
+    cache = KVCache(1, 1, 1, batch=2, dtype=mx.float32)
+    append(cache, written(2, 5 * GROWTH, 0))
+    assert cache.capacity == 5 * GROWTH
+    cache.truncate([5 * GROWTH, 3])
+    cache.clear([0])
+    keys = append(cache, written(2, 2, 50))
+    assert cache.capacity == GROWTH
+    assert keys[0][:2] == [50, 51] and keys[1] == [100, 101, 102, 150, 151]
+
+
+def test_capacities_change_when_too_small_or_twice_too_large() -> None:
+    assert [fitting(n, 64) for n in (1, 64, 65, 129)] == [64, 64, 128, 192]
+    assert [fitting(n, 256) for n in (256, 65, 64, 1)] == [256, 256, 64, 64]
+    assert fitting(30, 35) == 35, "that of a first batch is as it comes"
+
+
+def sources(*rows: tuple[int, int]) -> SourceCache:
+    """Of one layer; each row (length, value) holds that value, and 9 as padding behind it."""
+    longest = max(length for length, _ in rows)
+    keys = mx.array([[v] * n + [9] * (longest - n) for n, v in rows], dtype=mx.float32)
+    keys = keys[:, None, :, None]
+    return SourceCache([(keys, -keys)], [length for length, _ in rows])
+
+
+def seen(cache: SourceCache) -> list[list[float]]:
+    """The keys that are not masked."""
+    keys, values = cache.view(0)
+    assert mx.array_equal(keys, -values)
+    mask = mx.zeros(keys.shape[2]) if cache.mask is None else cache.mask
+    assert cache.mask is None or cache.mask.shape == (len(keys), 1, 1, keys.shape[2])
+    kept = mx.broadcast_to(mask, (len(keys), 1, 1, keys.shape[2]))[:, 0, 0] == 0
+    return [
+        [x for x, k in zip(row, keep, strict=True) if k]
+        for row, keep in zip(keys[:, 0, :, 0].tolist(), kept.tolist(), strict=True)
+    ]
+
+
+def test_rows_are_given_to_other_sources() -> None:
+    cache = sources((3, 1), (2, 2), (3, 3))
+    assert seen(cache) == [[1] * 3, [2] * 2, [3] * 3]
+    cache.replace([2, 0], sources((1, 4), (2, 5)))
+    assert seen(cache) == [[5] * 2, [2] * 2, [4]]
+    assert cache.view(0)[0].shape[2] == 2, "no wider than the longest row"
+    cache.replace([1], sources((100, 6)))
+    assert seen(cache) == [[5] * 2, [6] * 100, [4]]
+    cache.select([2, 0])
+    assert seen(cache) == [[4], [5] * 2]
+    cache.replace([0], sources((2, 7)))
+    assert seen(cache) == [[7] * 2, [5] * 2]
+    assert cache.mask is None and cache.capacity == 128
+    cache.replace([0, 1], sources((300, 1), (2, 2)))
+    cache.replace([0], sources((2, 3)))
+    assert seen(cache) == [[3] * 2, [2] * 2] and cache.capacity == GROWTH
+
+
+def test_parts_of_sources_are_as_long_as_their_longest() -> None:
+    cache = sources((3, 1), (1, 2), (2, 3), (5, 4))
+    part = cache.part(1, 3)
+    assert seen(part) == [[2], [3] * 2] and part.capacity == 2
+    empty = SourceCache.empty_like(cache, 2, 4)
+    empty.replace([1, 0], part)
+    assert seen(empty) == [[3] * 2, [2]]
 
 
 def test_the_schedule_drafts_less_near_the_end() -> None:

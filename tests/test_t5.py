@@ -64,6 +64,44 @@ def test_steps_through_the_caches_match_transformers(pair: tuple[Any, T5]) -> No
     assert_close(session.step(target[1:, 5:7]), expected[1:, 5:7])
 
 
+def test_prompts_encoded_in_groups_are_as_they_are_alone(
+    pair: tuple[Any, T5], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many are encoded by length, a few at a time; the next ones ahead of their turn."""
+    _, model = pair
+    rng = np.random.default_rng(0)
+    prompts = [[*rng.integers(3, 300, rng.integers(1, 30)).tolist(), 1] for _ in range(12)]
+    first = mx.array(rng.integers(3, 300, (12, 4)))
+    alone = [model.start([p])[0].step(first[i : i + 1]) for i, p in enumerate(prompts)]
+    passes: list[tuple[int, ...]] = []
+    encode = T5.encode
+
+    def counted(self: T5, tokens: mx.array, mask: mx.array | None) -> Any:
+        passes.append(tokens.shape)
+        return encode(self, tokens, mask)
+
+    monkeypatch.setattr(T5, "encode", counted)
+    for limit, least in ((10_000, 1), (64, 4), (1, 12)):
+        monkeypatch.setattr("speculative_t5.t5.ENCODED_TOKENS", limit)
+        passes.clear()
+        session, _ = model.start(prompts)
+        assert len(passes) >= least
+        assert all(rows * length <= limit or rows == 1 for rows, length in passes)
+        assert_close(session.step(first), np.concatenate(alone))
+        session.expect(prompts[:5])
+        passes.clear()
+        session.truncate([2] * 12)
+        assert session.replace([7, 3]) + session.replace([1]) == [[0]] * 3
+        assert passes == [], "they are ready"
+        assert session.lengths == [2, 0, 2, 0, 2, 2, 2, 0, 2, 2, 2, 2]
+        rows = [first[i] for i in range(12)]
+        for row, source in ((7, 0), (3, 1), (1, 2)):
+            rows[row] = first[source]
+        again = session.step(mx.stack(rows))
+        for row, source in ((7, 0), (3, 1), (1, 2)):
+            assert_close(again[row], np.array(alone[source][0]))
+
+
 def test_buffers_grow(pair: tuple[Any, T5]) -> None:
     reference, model = pair
     rng = np.random.default_rng(0)
