@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY, run
+from conftest import REPOSITORY, edit_json, run
 
 MODELS = ("--model", "target", "--draft-model", "draft")
 BATCH = ("batch", "in.txt", "--output", "out.jsonl", *MODELS)
@@ -101,6 +102,26 @@ def test_records_do_not_hang_on_batch_size_or_shards(here: Path) -> None:
         assert done.returncode in (0, 3)
     merge = "paste -d '\n' part1 part2 part3 | sed '/^$/d'"
     assert subprocess.check_output(["bash", "-c", merge], cwd=here) == outputs[0]
+
+
+def test_prompts_longer_than_the_model_was_made_for_are_errors_unless_cut(here: Path) -> None:
+    shutil.copytree(here / "weights" / "target", here / "short")
+    edit_json(here / "short" / "config.json", n_positions=8)
+    (here / "in.txt").write_text("the sea\n" + "the sea " * 20)
+    arguments = (*BATCH[:4], "--model", "short", *SHORT)
+    assert run(here, *arguments).returncode == 3
+    fits, long = read(here / "out.jsonl")
+    assert "text" in fits
+    assert re.fullmatch(
+        r"line 2: \d+ tokens, more than 8: --truncate cuts it, --max-source N allows more",
+        long["error"],
+    )
+    assert run(here, *arguments, "--force", "--truncate").returncode == 0
+    cut = read(here / "out.jsonl")
+    assert cut[0] == fits and cut[1]["truncated"] is True
+    assert run(here, *arguments, "--force", "--max-source", "99").returncode == 0
+    whole = read(here / "out.jsonl")
+    assert whole[0] == fits and whole[1].keys() == fits.keys()
 
 
 def many(here: Path, number: int = 300) -> None:

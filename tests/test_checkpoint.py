@@ -222,6 +222,6 @@ def test_sizes_out_of_proportion_take_no_memory(sharded: Path, tmp_path: Path) -
 def test_config_goes_to_json_and_back() -> None:
     config = T5Config(
         d_model=64, d_kv=4, d_ff=64, num_heads=2, num_layers=1, num_decoder_layers=2,
-        vocab_size=9, bias_per_layer=True,
+        vocab_size=9, bias_per_layer=True, n_positions=77,
     )  # fmt: skip
     assert T5Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
