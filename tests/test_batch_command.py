@@ -119,7 +119,7 @@ def test_prompts_longer_than_the_model_was_made_for_are_errors_unless_cut(here: 
     assert run(here, *arguments, "--force", "--truncate").returncode == 0
     cut = read(here / "out.jsonl")
     assert cut[0] == fits and cut[1]["truncated"] is True
-    assert run(here, *arguments, "--force", "--max-source", "99").returncode == 0
+    assert run(here, *arguments, "--force", "--max-source", "999").returncode == 0
     whole = read(here / "out.jsonl")
     assert whole[0] == fits and whole[1].keys() == fits.keys()
 
