@@ -111,10 +111,11 @@ def throughput(
 def memory(
     data: DataOption,
     count: CountOption = 10_000,
+    distinct: Annotated[int, typer.Option(help="Different ones, over and over.")] = 100,
     batch_size: Annotated[int, typer.Option(help="Prompts side by side.")] = 16,
 ) -> None:
     """Memory in the course of one run over many prompts."""
-    few = mixed_prompts(data, 2000)
+    few = mixed_prompts(data, distinct)
     prompts = (few[i % len(few)] for i in range(count))
     decoder = engine()
     print(f"{'prompts':>8} {'resident, MB':>14} {'peak of it':>12} {'MLX, MB':>10} {'peak':>8}")

@@ -32,6 +32,7 @@ from .weights import load
 Prompt = str | Sequence[int]  # text, or source ids with EOS
 VerifyRule = Literal["auto", "token", "block"]
 NumDraft = int | Literal["auto"]
+WINDOW = 4  # batches of prompts that are put in order of length
 REHEARSAL_TOKENS = 128  # of an output that only serves to measure costs
 
 
@@ -190,12 +191,12 @@ class SpeculativeDecoder:
         Args and errors are those of `iter_batch`; all prompts are checked before the first is
         decoded. At the same seed the first output is that of `generate`.
         """
+        sampler = Sampler(temperature, top_k, top_p)
         sources = [self.encode(prompt) for prompt in prompts]
-        done = self.iter_batch(
-            enumerate(sources), batch_size=batch_size, max_tokens=max_tokens,
-            temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, speculative=speculative,
-        )  # fmt: skip
-        return [generation for _, generation in sorted(done, key=operator.itemgetter(0))]
+        # Rows of like length together pad less, and those that end last are short.
+        requests = sorted(enumerate(sources), key=_length, reverse=True)
+        rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
+        return [generation for _, generation in sorted(self._generations(rounds), key=_index)]
 
     def iter_batch(
         self,
@@ -218,7 +219,8 @@ class SpeculativeDecoder:
 
         Args:
             prompts: An index, at least 0, and the text or source ids (EOS included) of each, as
-                `enumerate` makes them. They are taken as room is made for them.
+                `enumerate` makes them. They are taken some batches ahead of their turn: the next
+                `WINDOW` batches begin in order of length, for rows of like length pad less.
             batch_size: Rows at a time, at least 1.
             max_tokens: See `generate`, as for all that follow.
             temperature: 0 is greedy.
@@ -230,8 +232,11 @@ class SpeculativeDecoder:
         Raises:
             ValueError: If an option is out of its range, or a prompt is empty.
         """
-        requests = ((index, self.encode(prompt)) for index, prompt in prompts)
         sampler = Sampler(temperature, top_k, top_p)
+        requests = by_length(
+            ((index, self.encode(prompt)) for index, prompt in prompts),
+            window=WINDOW * batch_size if batch_size > 1 else 1,
+        )
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
         return self._generations(rounds)
 
@@ -361,6 +366,22 @@ class SpeculativeDecoder:
             min_ngram=min_ngram, max_ngram=max_ngram,
         )  # fmt: skip
         return CombinedDrafter(model, lookup, target.eos_token_id) if model else lookup
+
+
+def _index(pair: tuple[int, object]) -> int:
+    return pair[0]
+
+
+def _length(request: Request) -> int:
+    return len(request[1])
+
+
+def by_length(requests: Iterable[Request], window: int) -> Iterator[Request]:
+    """So many requests at a time by length, down and up by turns."""
+    waiting, longest_first = iter(requests), True
+    while part := list(islice(waiting, window)):
+        yield from sorted(part, key=_length, reverse=longest_first)
+        longest_first = not longest_first
 
 
 def check_pair(model: LanguageModel, draft: LanguageModel) -> None:

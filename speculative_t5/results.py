@@ -27,7 +27,8 @@ class Seconds:
 class Stats:
     """What one generation cost.
 
-    In a batch seconds are those of all rows that were decoded together, from the row's first.
+    In a batch, seconds are those of all rows together from this row's first round to its last; of
+    the first rows with their encoding, of later ones, which is done ahead, without.
 
     Attributes:
         num_draft: K of each round in turn: tokens that the drafter was asked for.

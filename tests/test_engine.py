@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
+from speculative_t5.decoder import by_length
 from speculative_t5.draft import Draft
 from speculative_t5.t5 import T5
 
@@ -127,7 +128,7 @@ def test_prompts_are_taken_when_there_is_room_and_outputs_given_as_they_end(targ
 
     def asked() -> Iterator[list[int]]:
         nonlocal taken
-        for prompt in prompts(20):
+        for prompt in prompts(60):
             taken += 1
             yield prompt
 
@@ -135,8 +136,8 @@ def test_prompts_are_taken_when_there_is_room_and_outputs_given_as_they_end(targ
     ended = []
     for index, _ in decoder.iter_batch(enumerate(asked()), batch_size=4, max_tokens=13):
         ended.append(index)
-        assert taken <= len(ended) + 4 + 4, "at most as many again, to encode them together"
-    assert sorted(ended) == list(range(20))
+        assert taken <= len(ended) + 4 + 4 + 16, "to encode some together, by length"
+    assert sorted(ended) == list(range(60))
     assert ended != sorted(ended), "some should overtake others"
 
 
@@ -154,6 +155,13 @@ def test_auto_in_batches_keeps_greedy_outputs(
     )
     batch = auto.generate_batch(prompts(40), batch_size=6, max_tokens=24)
     assert [o.tokens for o in batch] == [o.tokens for o in alone]
+
+
+def test_prompts_begin_by_length_some_at_a_time() -> None:
+    requests = [(i, [0] * n) for i, n in enumerate([3, 5, 1, 2, 9, 8, 7, 7, 4])]
+    order = [len(ids) for _, ids in by_length(requests, 4)]
+    assert order == [5, 3, 2, 1, 7, 7, 8, 9, 4]
+    assert list(by_length(requests, 1)) == requests
 
 
 def test_nothing_gives_nothing(target: T5) -> None:
