@@ -169,6 +169,7 @@ def process(
     encode: Encode,
     emit: Callable[[Record], None],
     *,
+    watch: Callable[[Record], None] = lambda _: None,
     prefix: str = "",
     max_source: int,
     truncate: bool = False,
@@ -179,7 +180,8 @@ def process(
         lines: Input.
         generate: Takes indices and source ids as it has room for them, gives outputs as they end.
         encode: Text -> source ids, EOS at the end; a ValueError is the line's own.
-        emit: Takes the records.
+        emit: Takes the records, in order.
+        watch: Is shown each record as soon as it is known, before those ahead of it may be.
         prefix: Put before each prompt.
         max_source: Longest source, in tokens with EOS.
         truncate: Cut a longer one, instead of an error.
@@ -189,6 +191,7 @@ def process(
     asked: dict[int, tuple[Line, bool]] = {}
 
     def settle(number: int, record: Record) -> None:
+        watch(record)
         ready[number] = record
         while order and order[0] in ready:
             emit(ready.pop(order.popleft()))

@@ -145,16 +145,16 @@ def batch(
                 def emit(record: Record) -> None:
                     with signals_held():
                         writer.append(record)
-                    progress.count(record)
+                        progress.written += 1
 
                 process(
-                    lines, run_all, decoder.encode, emit, prefix=prefix, truncate=truncate,
-                    max_source=max_source or decoder.model.max_source,
+                    lines, run_all, decoder.encode, emit, watch=progress.count, prefix=prefix,
+                    truncate=truncate, max_source=max_source or decoder.model.max_source,
                 )  # fmt: skip
-    if expected is not None and progress.done < expected:
+    if expected is not None and progress.written < expected:
         raise RuntimeError(
-            f"{source} had {expected} lines to do when the run began but {progress.done} when it "
-            "was read: it has been changed meanwhile"
+            f"{source} had {expected} lines to do when the run began but {progress.written} when "
+            "it was read: it has been changed meanwhile"
         )
     if tip := backend.advice():
         note(tip)
@@ -166,7 +166,7 @@ class _Progress:
     """What a run over a file shows on standard error: a bar, errors, and a line at the end."""
 
     def __init__(self, total: int | None, done: int, failed: int) -> None:
-        self.done, self.failed = done, failed
+        self.written, self.failed = done, failed
         self._total = total
         self._earlier = done
         self._told = self._tokens = self._rounds = self._drafted = self._accepted = 0
@@ -174,8 +174,7 @@ class _Progress:
         self._bar = tqdm(total=total, initial=done, unit=" prompts", disable=None)
 
     def count(self, record: Record) -> None:
-        """One more record is written."""
-        self.done += 1
+        """One more record is known."""
         if record.done is None:
             self.failed += 1
             self._tell(f"line {record.line.number}: {record.error}")
@@ -203,13 +202,13 @@ class _Progress:
         """Take the bar away, and tell what was done."""
         self._bar.close()
         note(f"[{', '.join(self._parts())}]")
-        if kind is not None and self.done:
+        if kind is not None and self.written:
             note("what is written stays; --resume goes on after it")
 
     def _parts(self) -> Iterator[str]:
         seconds = time.perf_counter() - self._began
-        share = "" if self._total in (None, self.done) else f" of {self._total:,}"
-        yield f"{self.done:,}{share} prompts"
+        share = "" if self._total in (None, self.written) else f" of {self._total:,}"
+        yield f"{self.written:,}{share} prompts"
         if self._earlier:
             yield f"{self._earlier:,} of them before"
         if self.failed:

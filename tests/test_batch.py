@@ -195,6 +195,17 @@ def test_records_are_emitted_as_soon_as_their_turn_has_come() -> None:
     assert emitted == list(range(1, 101))
 
 
+def test_records_are_shown_as_they_are_known() -> None:
+    shown: list[int] = []
+    emitted: list[int] = []
+    process(
+        lines(b"a\nb\n\nc\nd\n"), shout, encode, lambda r: emitted.append(r.line.number),
+        watch=lambda r: shown.append(r.line.number), max_source=9,
+    )  # fmt: skip
+    assert shown == [3, 4, 2, 1, 5], "an error at once, of three prompts the last first"
+    assert emitted == [1, 2, 3, 4, 5]
+
+
 def test_a_long_prompt_is_an_error_or_cut() -> None:
     long = b"x" * 30
     (found,) = records(long)
