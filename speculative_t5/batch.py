@@ -7,11 +7,12 @@ import json
 import os
 import re
 import stat
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -20,6 +21,8 @@ from .results import Generation
 Format = Literal["text", "jsonl"]
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 MAX_LINE = 2**24  # bytes; nobody's prompt is longer, and what is no text may be one line
+MAX_RECORD = 8 * MAX_LINE  # bytes; a character may take as many in JSON, and the output some more
+MOST_HELD, MOST_CHARACTERS = 1000, 2**24  # records with errors that wait for their turn
 COUNTED = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
 
 Encode = Callable[[str], list[int]]
@@ -138,9 +141,15 @@ def _read_json(number: int, text: str, field: str) -> Line:
     if not isinstance(record, dict):
         return Line(number, number, None, f"not a JSON object but {_kind(record)}")
     own = record.get("id")
-    name = own if type(own) is int or (isinstance(own, str) and _encodable(own)) else number
+    if own is None:
+        name: str | int = number
+    elif type(own) is int or (isinstance(own, str) and _encodable(own)):
+        name = own
+    else:
+        kind = _kind(own) if not isinstance(own, str) else "half of a surrogate pair"
+        return Line(number, number, None, f"'id' is not a string or an integer but {kind}")
     if field not in record:
-        names = ", ".join(map(repr, list(record)[:8])) or "nothing"
+        names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
         return Line(number, name, None, f"no field {field!r}, it has {names}")
     prompt = record[field]
     if not isinstance(prompt, str):
@@ -189,6 +198,7 @@ def process(
     order: deque[int] = deque()
     ready: dict[int, Record] = {}
     asked: dict[int, tuple[Line, bool]] = {}
+    remaining, at_end = iter(lines), False
 
     def settle(number: int, record: Record) -> None:
         watch(record)
@@ -197,7 +207,8 @@ def process(
             emit(ready.pop(order.popleft()))
 
     def requests() -> Iterator[tuple[int, list[int]]]:
-        for line in lines:
+        nonlocal at_end
+        for line in remaining:
             order.append(line.number)
             try:
                 ids = _encoded(line, encode, prefix)
@@ -209,13 +220,23 @@ def process(
                     )
             except ValueError as error:
                 settle(line.number, Record(line, error=str(error)))
+                if _too_many(ready.values()):
+                    return  # for now: the prompts before them have to end first
                 continue
             asked[line.number] = line, excess > 0
             yield line.number - 1, [*ids[: max_source - 1], ids[-1]] if excess > 0 else ids
+        at_end = True
 
-    for index, done in generate(requests()):
-        line, truncated = asked.pop(index + 1)
-        settle(line.number, Record(line, done, truncated=truncated))
+    while not at_end:
+        for index, done in generate(requests()):
+            line, truncated = asked.pop(index + 1)
+            settle(line.number, Record(line, done, truncated=truncated))
+
+
+def _too_many(held: Collection[Record]) -> bool:
+    """Whether records that wait for their turn take too much memory."""
+    characters = sum(len(record.line.prompt or "") for record in held)
+    return len(held) >= MOST_HELD or characters >= MOST_CHARACTERS
 
 
 def _encoded(line: Line, encode: Encode, prefix: str) -> list[int]:
@@ -232,6 +253,8 @@ def open_input(name: str) -> BinaryIO:
         ValueError: If it is a folder.
     """
     if name == "-":
+        if sys.stdin is None:
+            raise ValueError("the prompts were to come from standard input, which is closed")
         return open(0, "rb", closefd=False)
     if Path(name).is_dir():
         raise ValueError(f"{name} is a folder, expected a file of prompts")
@@ -270,64 +293,81 @@ class Output:
     def __init__(
         self, name: str, stream: BinaryIO, *, resume: bool = False, force: bool = False
     ) -> None:
-        if name == "-" and resume:
-            raise ValueError("--resume needs an --output that is a file")
+        if not name:
+            raise ValueError("the output has no name: give one, or - for standard output")
+        if name == "-" and sys.stdout is None:
+            raise ValueError("the records were to go to standard output, which is closed")
         self._name = name
-        self._keep = resume
+        self._keep, self._force = resume, force
         self._file = 1
-        self._regular = False
         try:
             found = os.fstat(1) if name == "-" else os.stat(name)
         except FileNotFoundError:
+            self.regular = True
             return
-        if stat.S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(stream.fileno())):
+        regular = stat.S_ISREG(found.st_mode)
+        if regular and os.path.samestat(found, os.fstat(stream.fileno())):
             raise ValueError(f"the output {name} is the input itself: give another --output")
-        if name != "-" and stat.S_ISREG(found.st_mode) and found.st_size and not (resume or force):
+        self.regular = regular and name != "-"
+        if resume and not self.regular:
+            raise ValueError("--resume needs an --output that is a file")
+        if self.regular:
+            self._check_size(found.st_size)
+
+    def _check_size(self, size: int) -> None:
+        if size and not (self._keep or self._force):
             raise ValueError(
-                f"the output {name} has something in it: --resume goes on with it, --force starts "
-                "anew"
+                f"the output {self._name} has something in it: --resume goes on with it, --force "
+                "starts anew"
             )
 
     def __enter__(self) -> Output:
-        if self._name != "-":
-            self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(self._file)
-                raise ValueError(f"another process is writing to {self._name}") from None
-        self._regular = stat.S_ISREG(os.fstat(self._file).st_mode)
-        if self._regular and self._name != "-" and not self._keep:
-            os.truncate(self._file, 0)
+        if not self.regular:
+            if self._name != "-":
+                self._file = os.open(self._name, os.O_WRONLY | os.O_CLOEXEC)
+            return self
+        self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._check_size(os.fstat(self._file).st_size)  # it may have been written to meanwhile
+            if not self._keep:
+                os.truncate(self._file, 0)
+        except BlockingIOError:
+            os.close(self._file)
+            raise ValueError(f"another process is writing to {self._name}") from None
+        except BaseException:
+            os.close(self._file)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._name != "-":
             os.close(self._file)
 
-    def resume(self, lines: Iterator[Line]) -> tuple[int, int]:
+    def resume(self, lines: Iterator[Line]) -> tuple[Iterator[Line], int, int]:
         """Skip the lines that have records, and cut off what a killed run left of the last one.
 
         Returns:
-            How many records there are, and how many of them are errors.
+            The lines still to do, how many records there are, and how many of them are errors.
 
         Raises:
             ValueError: If a record is not that of the line in its place.
         """
         done = failed = end = 0
         with open(self._file, "rb", closefd=False) as reader:
-            following = reader.readline()
+            following = reader.readline(MAX_RECORD)
             while following:
-                raw, following = following, reader.readline()
-                record = _parse(raw)
-                if record is None and not following:
-                    break  # torn
-                self._check(record, next(lines, None), done + 1)
+                raw, following = following, reader.readline(MAX_RECORD)
+                record, line = _parse(raw), next(lines, None)
+                if record is None and line is not None and not following and _is_torn(raw, line):
+                    lines = chain([line], lines)  # to be done again
+                    break
+                self._check(record, line, done + 1)
                 done, failed = done + 1, failed + ("error" in (record or {}))
                 end += len(raw)
         os.truncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
-        return done, failed
+        return lines, done, failed
 
     def _check(self, record: dict[str, Any] | None, line: Line | None, number: int) -> None:
         where = f"{self._name}, line {number},"
@@ -343,17 +383,17 @@ class Output:
             )
 
     def append(self, record: Record) -> None:
-        """Write one record: all of it, or where the disk is full nothing."""
-        start = os.lseek(self._file, 0, os.SEEK_CUR) if self._regular else 0
+        """Write one record: to a file all of it, or where the disk is full nothing."""
+        start = os.lseek(self._file, 0, os.SEEK_CUR) if self.regular else 0
         rest = record.to_json()
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError as error:
-            if self._regular:
+            if self.regular:
                 with suppress(OSError):  # the first error is the one to tell
                     os.truncate(self._file, start)
-            error.filename = self._name
+            error.filename = "standard output" if self._name == "-" else self._name
             raise
 
 
@@ -364,3 +404,10 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and "id" in record else None
+
+
+def _is_torn(raw: bytes, line: Line) -> bool:
+    """Whether it is the beginning of that line's record, perhaps with zeros for the rest."""
+    written = raw.rstrip(b"\n").rstrip(b"\x00")
+    head = Record(line, error="").to_json().partition(b', "error": ')[0]
+    return written.startswith(head) or head.startswith(written)

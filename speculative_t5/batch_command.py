@@ -40,6 +40,7 @@ from .options import (
     TopK,
     TopP,
     Verify,
+    check_utf8,
     make_decoder,
 )
 from .terminal import SOME_FAILED, note, printable, signals_held
@@ -117,8 +118,9 @@ def batch(
     """Generate for every line of a file of prompts; one JSON record for each, in their order.
 
     A line that cannot be used gets a record with its error, and the run goes on; the exit code is
-    then 3. Each record is written as soon as it and those before it are there.
+    then 3. A record is written when it and those before it are there.
     """
+    check_utf8("--prefix", prefix)
     part = Shard.parse(shard)
     if resume and force:
         raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
@@ -135,12 +137,15 @@ def batch(
         run_all = partial(
             decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,
             temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+            by_length=total is not None,  # from a pipe they are taken as they come
         )  # fmt: skip
         run_all(())  # options are checked here, before anything is written
         expected = None if total is None else part.size(total)
         with writer:
-            done, failed = writer.resume(lines) if resume else (0, 0)
-            with _Progress(expected, done, failed) as progress:
+            done = failed = 0
+            if resume:
+                lines, done, failed = writer.resume(lines)
+            with _Progress(expected, done, failed, advise=writer.regular) as progress:
 
                 def emit(record: Record) -> None:
                     with signals_held():
@@ -165,10 +170,11 @@ def batch(
 class _Progress:
     """What a run over a file shows on standard error: a bar, errors, and a line at the end."""
 
-    def __init__(self, total: int | None, done: int, failed: int) -> None:
+    def __init__(self, total: int | None, done: int, failed: int, *, advise: bool) -> None:
         self.written, self.failed = done, failed
         self._total = total
         self._earlier = done
+        self._advise = advise
         self._told = self._tokens = self._rounds = self._drafted = self._accepted = 0
         self._began = time.perf_counter()
         self._bar = tqdm(total=total, initial=done, unit=" prompts", disable=None)
@@ -192,7 +198,7 @@ class _Progress:
         self._told += 1
         if self._told <= MOST_TOLD:
             tqdm.write(printable(error), file=sys.stderr)
-        if self._told == MOST_TOLD:
+        elif self._told == MOST_TOLD + 1:
             tqdm.write("further errors are in the output only", file=sys.stderr)
 
     def __enter__(self) -> _Progress:
@@ -202,7 +208,7 @@ class _Progress:
         """Take the bar away, and tell what was done."""
         self._bar.close()
         note(f"[{', '.join(self._parts())}]")
-        if kind is not None and self.written:
+        if kind is not None and self.written and self._advise:
             note("what is written stays; --resume goes on after it")
 
     def _parts(self) -> Iterator[str]:

@@ -33,6 +33,7 @@ from .options import (
     TopK,
     TopP,
     Verify,
+    check_utf8,
     make_decoder,
 )
 from .results import Generation, Stats
@@ -82,7 +83,7 @@ def generate(
         return
     if prompt is None or prompt == "-":
         prompt = _read_prompt(asked=prompt == "-")
-    _check_utf8(prompt)
+    check_utf8("--prompt", prompt)
     if not prompt.strip():
         raise ValueError("the prompt is empty")
     decoder = make_decoder(
@@ -213,16 +214,6 @@ def _read_prompt(asked: bool) -> str:
         raise ValueError(
             f"the prompt on standard input is not UTF-8: byte {error.object[error.start]:#04x} "
             f"at offset {error.start}"
-        ) from error
-
-
-def _check_utf8(prompt: str) -> None:
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        byte = ord(prompt[error.start]) & 0xFF  # how Python passes on what it cannot decode
-        raise ValueError(
-            f"--prompt is not UTF-8: byte {byte:#04x} at character {error.start}"
         ) from error
 
 

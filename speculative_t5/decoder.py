@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -32,6 +31,7 @@ from .weights import load
 Prompt = str | Sequence[int]  # text, or source ids with EOS
 VerifyRule = Literal["auto", "token", "block"]
 NumDraft = int | Literal["auto"]
+MAX_BATCH = 2**16
 WINDOW = 4  # batches of prompts that are put in order of length
 REHEARSAL_TOKENS = 128  # of an output that only serves to measure costs
 
@@ -203,6 +203,7 @@ class SpeculativeDecoder:
         prompts: Iterable[tuple[int, Prompt]],
         *,
         batch_size: int = 16,
+        by_length: bool = True,
         max_tokens: int = 256,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -219,9 +220,10 @@ class SpeculativeDecoder:
 
         Args:
             prompts: An index, at least 0, and the text or source ids (EOS included) of each, as
-                `enumerate` makes them. They are taken some batches ahead of their turn: the next
-                `WINDOW` batches begin in order of length, for rows of like length pad less.
-            batch_size: Rows at a time, at least 1.
+                `enumerate` makes them.
+            batch_size: Rows at a time, 1 to `MAX_BATCH`. Up to as many prompts are taken ahead.
+            by_length: Take `WINDOW` batches of prompts at a time, and begin them in order of
+                length: rows of like length pad less. Else they begin as they come.
             max_tokens: See `generate`, as for all that follow.
             temperature: 0 is greedy.
             top_k: 0 is all tokens.
@@ -233,10 +235,10 @@ class SpeculativeDecoder:
             ValueError: If an option is out of its range, or a prompt is empty.
         """
         sampler = Sampler(temperature, top_k, top_p)
-        requests = by_length(
-            ((index, self.encode(prompt)) for index, prompt in prompts),
-            window=WINDOW * batch_size if batch_size > 1 else 1,
-        )
+        requests: Iterator[Request]
+        requests = ((check_index(index), self.encode(prompt)) for index, prompt in prompts)
+        if by_length and batch_size > 1:
+            requests = in_order_of_length(requests, WINDOW * batch_size)
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
         return self._generations(rounds)
 
@@ -264,13 +266,10 @@ class SpeculativeDecoder:
         return ids
 
     def _generations(self, rounds: Iterator[Round]) -> Iterator[tuple[int, Generation]]:
-        parts: defaultdict[int, list[int]] = defaultdict(list)
         for done in rounds:
-            parts[done.index] += done.tokens
             if done.finish_reason:
-                tokens = parts.pop(done.index)
-                text = self.tokenizer.decode(tokens) if self.tokenizer else ""
-                yield done.index, Generation(text, tokens, done.finish_reason, done.stats)
+                text = self.tokenizer.decode(done.output) if self.tokenizer else ""
+                yield done.index, Generation(text, done.output, done.finish_reason, done.stats)
 
     def stream(
         self,
@@ -307,8 +306,10 @@ class SpeculativeDecoder:
         batch_size: int,
     ) -> Iterator[Round]:
         """All rounds; options are checked at the call, not at the first of them."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH:
+            raise ValueError(
+                f"batch_size must be an integer from 1 to {MAX_BATCH}, got {batch_size!r}"
+            )
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
         if max_tokens < 1:
@@ -376,7 +377,14 @@ def _length(request: Request) -> int:
     return len(request[1])
 
 
-def by_length(requests: Iterable[Request], window: int) -> Iterator[Request]:
+def check_index(index: int) -> int:
+    """Refuse what is no index of a prompt."""
+    if not isinstance(index, int) or index < 0:
+        raise ValueError(f"a prompt's index must be an integer of at least 0, got {index!r}")
+    return index
+
+
+def in_order_of_length(requests: Iterable[Request], window: int) -> Iterator[Request]:
     """So many requests at a time by length, down and up by turns."""
     waiting, longest_first = iter(requests), True
     while part := list(islice(waiting, window)):

@@ -212,7 +212,7 @@ def verify(
 
 @dataclass
 class _Row:
-    """One prompt: the target's tokens so far, and what they cost."""
+    """One prompt: its context and the target's tokens so far, and what they cost."""
 
     index: int
     context: list[int]
@@ -240,7 +240,11 @@ class _Row:
         self.stats = self.stats.timed(now.since(self.began))
         shown = self.emitted[:-1] if self.finish_reason == "eos" else self.emitted
         accepted = self.stats.num_accepted[-1]
-        return Round(self.index, shown, accepted, self.stats, self.finish_reason)
+        output: list[int] = []
+        if self.finish_reason:
+            end = len(self.context) - len(self.emitted) + len(shown)
+            output = self.context[len(self.context) - self.stats.emitted : end]
+        return Round(self.index, shown, accepted, self.stats, self.finish_reason, output)
 
 
 def cut(tokens: list[int], eos: int, limit: int) -> tuple[list[int], FinishReason | None]:

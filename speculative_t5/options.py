@@ -79,3 +79,14 @@ def _num_draft(text: str) -> NumDraft:
         raise ValueError(
             f"--num-draft must be an integer of at least 1 or auto, got {text!r}"
         ) from None
+
+
+def check_utf8(option: str, text: str) -> None:
+    """Refuse an argument that holds bytes of no text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF  # how Python passes on what it cannot decode
+        raise ValueError(
+            f"{option} is not UTF-8: byte {byte:#04x} at character {error.start}"
+        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 FinishReason = Literal["eos", "length"]
@@ -119,6 +119,7 @@ class Round:
         num_accepted: How many of the emitted tokens, EOS included, came from the draft.
         stats: The row's totals so far, this round included.
         finish_reason: "eos" or "length" in the row's last round, else None.
+        output: In that round all ids that the row emitted, EOS not among them; else none.
     """
 
     index: int
@@ -126,6 +127,7 @@ class Round:
     num_accepted: int
     stats: Stats
     finish_reason: FinishReason | None = None
+    output: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

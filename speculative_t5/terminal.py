@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import NoReturn, cast
 
 import typer
@@ -28,6 +29,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     Exits with 0, 2 for bad input, 1 for a failure while running, 3 where some of many prompts had
     errors, 130 for Ctrl-C.
     """
+    _open_what_is_closed()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _terminate)
@@ -56,21 +58,27 @@ def run(app: typer.Typer, name: str) -> NoReturn:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Let signals that end the program wait until the block is done."""
+    """Let a signal to end wait until the block is done; a second one acts at once."""
     waiting: list[int] = []
     handlers = {
         ending: handler
         for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if callable(handler := signal.getsignal(ending))
     }
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        waiting.append(number)
+        if len(waiting) > 1:  # what is written to may be stuck, as a pipe that nobody reads
+            handlers[signal.Signals(number)](number, frame)
+
     for ending in handlers:
-        signal.signal(ending, lambda number, _: waiting.append(number))
+        signal.signal(ending, hold)
     try:
         yield
     finally:
         for ending, handler in handlers.items():
             signal.signal(ending, handler)
-        if waiting:
+        if len(waiting) == 1:
             signal.raise_signal(waiting[0])
 
 
@@ -89,6 +97,17 @@ def fail(message: str, code: int) -> NoReturn:
     """Say what was wrong, in one line, and leave."""
     note("error: " + printable(message))
     sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """Have something at the places of standard streams that are closed, or files would get them."""
+    for place in range(3):
+        try:
+            os.fstat(place)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free place
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the end)
 
 
 def _terminate(number: int, _: object) -> NoReturn:

@@ -99,7 +99,7 @@ class SentencePieceTokenizer:
         self._added = self._find_added(folder)
         self._texts = {token: text for text, token in self._added.items()}
         names = sorted(map(re.escape, self._added), key=len, reverse=True)
-        self._pattern = re.compile(rf"\s*({'|'.join(names)})" if names else r"(?!)()")
+        self._pattern = re.compile(f"({'|'.join(names)})" if names else r"(?!)()")
 
     def _find_added(self, folder: Path) -> dict[str, int]:
         """Tokens beside the pieces; T5's sentinels follow the pieces, the first one last."""
@@ -131,8 +131,13 @@ class SentencePieceTokenizer:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         # Odd places of the split hold the added tokens.
-        for place, part in enumerate(self._pattern.split(text)):
-            ids += [self._added[part]] if place % 2 else self._pieces.encode(part)
+        parts = self._pattern.split(text)
+        for place, part in enumerate(parts):
+            if place % 2:
+                ids.append(self._added[part])
+            else:
+                # Added tokens take the spaces before them along.
+                ids += self._pieces.encode(part.rstrip() if place + 1 < len(parts) else part)
         return [*ids, self.eos_token_id]
 
     def decode(self, ids: Sequence[int]) -> str:

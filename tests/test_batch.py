@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -55,7 +56,7 @@ def test_json_lines_have_a_field_and_perhaps_an_id() -> None:
         (12, "b"),
         (3, "c"),
     ]
-    (line,) = lines(b'{"text": "a", "body": "b", "id": true}', "jsonl", "body")
+    (line,) = lines(b'{"text": "a", "body": "b"}', "jsonl", "body")
     assert (line.id, line.prompt) == (1, "b")
 
 
@@ -78,13 +79,24 @@ def test_what_cannot_be_used_is_told() -> None:
     ]
     (error,) = errors(b'{"text": "\\ud800"}')
     assert error == "'text' holds half of a surrogate pair"
-    assert lines(b'{"text": "a", "id": "\\ud800"}', "jsonl")[0].id == 1
+    (error,) = errors(b'{"text": "a", "id": "\\ud800"}')
+    assert error == "'id' is not a string or an integer but half of a surrogate pair"
     assert errors(b"ab\xff\n\xfe\xff\n", "text") == [
         "not UTF-8: byte 0xff at offset 2",
         "not UTF-8: byte 0xfe at offset 0",
     ]
     (error,) = errors(b"[" * 100_000)
     assert error is not None and error.startswith("not JSON: ")
+
+
+def test_ids_that_are_none_are_told() -> None:
+    found = lines(b'{"text": "a", "id": 1.5}\n{"id": [], "text": "a"}\n{"id": true}', "jsonl")
+    found += lines(b'{"id": true}', "jsonl")
+    kinds = ("a number", "an array", "a boolean", "a boolean")
+    assert [line.error for line in found] == [
+        f"'id' is not a string or an integer but {kind}" for kind in kinds
+    ]
+    assert [line.id for line in found] == [1, 2, 3, 1]
 
 
 def test_binary_junk_gives_errors_and_no_more() -> None:
@@ -251,7 +263,9 @@ class Job:
         with open_input(str(self.source)) as stream:
             found = read_lines(stream, "text", "text", Shard.parse(shard))
             with Output(str(self.target), stream, **options) as output:
-                counts = output.resume(found) if options.get("resume") else None
+                counts = None
+                if options.get("resume"):
+                    found, *counts = output.resume(found)
                 process(found, shout, encode, output.append, max_source=20)
         return counts
 
@@ -272,21 +286,30 @@ def test_a_resumed_run_is_an_uninterrupted_one(job: Job) -> None:
         job.target.write_bytes(whole[:size])
         done = whole[:size].count(b"\n")
         failed = whole[:size].rpartition(b"\n")[0].count(b'"error"')
-        assert job.run(resume=True) == (done, failed)
+        assert job.run(resume=True) == [done, failed]
         assert job.target.read_bytes() == whole
     job.target.unlink()
-    assert job.run(resume=True) == (0, 0), "nothing to go on with is a start"
+    assert job.run(resume=True) == [0, 0], "nothing to go on with is a start"
     assert job.target.read_bytes() == whole
 
 
-def test_a_last_line_of_garbage_is_torn_too(job: Job) -> None:
+def test_a_torn_line_may_end_in_zeros(job: Job) -> None:
+    """As after a power failure."""
     job.run()
     whole = job.target.read_bytes()
     kept = whole[: whole.index(b"\n") + 1]
-    for torn in (b"\x00" * 99, b"\x00" * 99 + b"\n", b'{"id": 2, "prom\n', b"{}\n"):
+    for torn in (b"\x00" * 99, b"\x00" * 99 + b"\n", b'{"id": 2, "prom\x00\x00', b'{"id": 2, "p\n'):
         job.target.write_bytes(kept + torn)
-        assert job.run(resume=True) == (1, 1)
+        assert job.run(resume=True) == [1, 1]
         assert job.target.read_bytes() == whole
+
+
+@pytest.mark.parametrize("content", [b'{"config": 1}', b"one line", b"{}\n", b'{"id": 3, "pro'])
+def test_a_single_line_that_is_not_this_runs_is_left_alone(job: Job, content: bytes) -> None:
+    job.target.write_bytes(content)
+    with pytest.raises(ValueError, match="line 1, is no record of a batch: .*--force"):
+        job.run(resume=True)
+    assert job.target.read_bytes() == content
 
 
 def test_merged_shards_are_the_single_run(job: Job) -> None:
@@ -325,6 +348,67 @@ def test_what_is_there_is_kept_unless_asked(job: Job) -> None:
     assert job.target.read_bytes().count(b"\n") == 40
     job.target.write_bytes(b"")
     job.run()
+
+
+def test_what_another_run_wrote_meanwhile_is_kept(job: Job) -> None:
+    with open_input(str(job.source)) as stream:
+        late = Output(str(job.target), stream)
+        job.run()
+        with pytest.raises(ValueError, match="has something in it"), late:
+            pass
+    assert job.target.read_bytes().count(b"\n") == 40
+    job.run(resume=True)
+
+
+def test_errors_do_not_pile_up_behind_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative_t5.batch.MOST_HELD", 5)
+    read = emitted = 0
+
+    def reading() -> Iterator[Line]:
+        nonlocal read
+        for line in lines(b"a\nb\n" + b"\n" * 50 + b"c\n" + b"\n" * 7 + b"d\n"):
+            read += 1
+            assert read - emitted <= 8
+            yield line
+
+    def emit(record: Record) -> None:
+        nonlocal emitted
+        emitted += 1
+        assert record.line.number == emitted
+
+    process(reading(), shout, encode, emit, max_source=9)
+    assert emitted == read == 61
+
+
+def test_long_errors_pile_up_even_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative_t5.batch.MOST_CHARACTERS", 100)
+    held: list[int] = []
+    long = Line(2, 2, "x" * 60)
+    calls = 0
+
+    def counting(requests: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Generation]]:
+        nonlocal calls
+        calls += 1
+        yield from shout(requests)
+
+    source = [Line(1, 1, "a"), long, Line(3, 3, "x" * 60), Line(4, 4, "b")]
+    process(source, counting, encode, lambda r: held.append(r.line.number), max_source=9)
+    assert held == [1, 2, 3, 4] and calls == 2
+
+
+def test_pipes_and_devices_can_be_written_to(job: Job, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    job.target = tmp_path / "fifo"
+    with subprocess.Popen(["cat", tmp_path / "fifo"], stdout=subprocess.PIPE) as reader:
+        job.run()
+        assert reader.stdout is not None
+        assert reader.stdout.read().count(b"\n") == 40
+    for name in ("fifo", "/dev/null"):
+        job.target = tmp_path / name
+        with pytest.raises(ValueError, match="--resume needs an --output that is a file"):
+            job.run(resume=True)
+    with open_input(str(job.source)) as stream, Output("/dev/null", stream):
+        job.run()
 
 
 def test_the_input_is_never_the_output(job: Job, tmp_path: Path) -> None:

@@ -140,7 +140,8 @@ def test_a_killed_run_goes_on_where_it_was(here: Path) -> None:
         process.kill()
         process.communicate()
         assert lines <= cut.read_bytes().count(b"\n") < 300
-    cut.write_bytes(cut.read_bytes() + whole[: len(whole) // 300 // 2])  # a torn line
+    kept = cut.read_bytes().rpartition(b"\n")[0] + b"\n"
+    cut.write_bytes(whole[: len(kept) + 40])  # a torn line
     done = run(here, *BATCH[:3], "cut.jsonl", *MODELS, *SHORT, *SAMPLED, "--resume")
     assert done.returncode == 0, done.stderr
     assert b"of them before" in done.stderr
@@ -229,8 +230,12 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
         ),
         (
             ("batch", "in.txt", "--output", "x", "--batch-size", "0"),
-            "batch_size must be at least 1",
+            "batch_size must be an integer from 1 to 65536, got 0",
         ),
+        (("batch", "in.txt", "--output", "x", "--batch-size", "9" * 20), "batch_size must be an"),
+        (("batch", "in.txt", "--output", ""), "the output has no name"),
+        (("batch", "in.txt", "--output", "/dev/null", "--resume"), "an --output that is a file"),
+        (("batch", "in.txt", "--output", "x", "--prefix", b"\xff"), "--prefix is not UTF-8: byte"),
         (("batch", "in.txt", "--output", "x", "--temperature", "-1"), "temperature must be 0 or"),
         (
             ("batch", "in.txt", "--output", "x", "--max-tokens", "0"),
@@ -242,7 +247,7 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
     ],
 )
 def test_bad_arguments_get_one_line_and_leave_nothing(
-    here: Path, arguments: tuple[str, ...], message: str
+    here: Path, arguments: tuple[str | bytes, ...], message: str
 ) -> None:
     (here / "old").write_text("precious\nthings\n")
     before = (here / "in.txt").read_bytes()
@@ -256,6 +261,47 @@ def test_bad_arguments_get_one_line_and_leave_nothing(
     assert (here / "in.txt").read_bytes() == before
 
 
+def shell(here: Path, command: str) -> subprocess.CompletedProcess[bytes]:
+    """A command line in which $B is this program."""
+    environment = {"PYTHONPATH": str(REPOSITORY), "B": f"{sys.executable} -m speculative_t5 batch"}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=here, env=os.environ | environment, capture_output=True,
+        timeout=60,
+    )  # fmt: skip
+
+
+def test_what_others_wrote_to_standard_output_is_never_cut(here: Path) -> None:
+    """A limit on file sizes stands in for a disk that is full."""
+    (here / "all").write_bytes(b"x" * 2**20)
+    done = shell(here, f"ulimit -f 1024; $B in.txt {' '.join(MODELS)} >> all")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == b"error: standard output: File too large"
+    assert (here / "all").read_bytes() == b"x" * 2**20
+
+
+def test_standard_streams_may_be_closed(here: Path) -> None:
+    options = " ".join((*MODELS, *SHORT))
+    assert shell(here, f"$B in.txt --output a {options} 2>&-").returncode == 3
+    assert shell(here, f"$B in.txt --output b {options} <&- >&- 2>&-").returncode == 3
+    assert (here / "a").read_bytes() == (here / "b").read_bytes() != b""
+    done = shell(here, f"$B in.txt {options} >&-")
+    assert b"the records were to go to standard output, which is closed" in done.stderr
+    done = shell(here, f"$B - {options} <&-")
+    assert b"the prompts were to come from standard input, which is closed" in done.stderr
+
+
+def test_a_pipe_is_answered_in_order_as_it_comes(here: Path) -> None:
+    with start(
+        here, "batch", "-", *MODELS, *SHORT, "--batch-size", "1",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        for number in (1, 2, 3):
+            process.stdin.write(b"The sea\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["id"] == number
+
+
 def test_only_the_first_errors_are_shown(here: Path) -> None:
     (here / "in.txt").write_bytes(b"\x1b[31m\xff\n" * 300)
     done = run(here, *BATCH)
@@ -264,6 +310,9 @@ def test_only_the_first_errors_are_shown(here: Path) -> None:
     assert lines[0] == "line 1: not UTF-8: byte 0xff at offset 5"
     assert lines[10] == "further errors are in the output only" and len(lines) == 12
     assert len(read(here / "out.jsonl")) == 300
+    (here / "in.txt").write_bytes(b"\xff\n" * 10)
+    done = run(here, *BATCH, "--force")
+    assert len(done.stderr.splitlines()) == 11 and b"further" not in done.stderr
 
 
 def test_a_resumed_run_tells_of_earlier_errors(here: Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.decoder import by_length
-from speculative_t5.draft import Draft
+from speculative_t5.decoder import in_order_of_length
+from speculative_t5.draft import Draft, ModelDrafter
+from speculative_t5.engine import Plan, decode
+from speculative_t5.sampling import Sampler
+from speculative_t5.schedule import FixedSchedule, Outcome
 from speculative_t5.t5 import T5
+from speculative_t5.verify import Verifier
 
 import numpy as np
 import pytest
@@ -159,9 +164,9 @@ def test_auto_in_batches_keeps_greedy_outputs(
 
 def test_prompts_begin_by_length_some_at_a_time() -> None:
     requests = [(i, [0] * n) for i, n in enumerate([3, 5, 1, 2, 9, 8, 7, 7, 4])]
-    order = [len(ids) for _, ids in by_length(requests, 4)]
+    order = [len(ids) for _, ids in in_order_of_length(requests, 4)]
     assert order == [5, 3, 2, 1, 7, 7, 8, 9, 4]
-    assert list(by_length(requests, 1)) == requests
+    assert list(in_order_of_length(requests, 1)) == requests
 
 
 def test_nothing_gives_nothing(target: T5) -> None:
@@ -176,6 +181,56 @@ def test_seconds_are_those_of_a_row(target: T5) -> None:
         assert 0 < stats.draft_seconds + stats.verify_seconds <= stats.seconds
 
 
-def test_a_batch_of_no_rows_is_refused(target: T5) -> None:
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        engine(target, "none").generate_batch(prompts(2), batch_size=0)
+@pytest.mark.parametrize("size", [0, -1, 1.5, 2**70])
+def test_a_batch_size_out_of_range_is_refused(target: T5, size: Any) -> None:
+    with pytest.raises(ValueError, match=f"batch_size must be an integer .*, got {size}"):
+        engine(target, "none").generate_batch(prompts(2), batch_size=size)
+
+
+@pytest.mark.parametrize("index", [-1, "a", 1.5, None])
+def test_an_index_that_is_none_is_refused(target: T5, index: Any) -> None:
+    with pytest.raises(ValueError, match=f"index must be an integer of at least 0, got {index!r}"):
+        list(engine(target, "none").iter_batch([(index, [3, 1])]))
+
+
+def test_prompts_may_share_an_index(target: T5) -> None:
+    decoder = engine(target, "model")
+    alone = [decoder.generate(p, max_tokens=13).tokens for p in prompts(6)]
+    same = decoder.iter_batch(((0, p) for p in prompts(6)), batch_size=3, max_tokens=13)
+    assert sorted(o.tokens for _, o in same) == sorted(alone)
+
+
+def test_prompts_are_encoded_ahead_until_they_are_many_tokens(
+    target: T5, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from speculative_t5.t5 import T5Session
+
+    expect, sizes = T5Session.expect, []
+
+    def counted(self: T5Session, sources: Any) -> None:
+        sizes.append(len(sources))
+        expect(self, sources)
+
+    monkeypatch.setattr(T5Session, "expect", counted)
+    decoder = engine(target, "lookup")
+    for tokens, largest in ((10_000, 5), (1, 1)):
+        monkeypatch.setattr("speculative_t5.engine.AHEAD_TOKENS", tokens)
+        sizes.clear()
+        decoder.generate_batch(prompts(20), batch_size=5, max_tokens=13)
+        assert (sum(sizes), max(sizes)) == (15, largest)
+
+
+def test_a_schedule_is_told_of_rows_that_were_drafted_for_in_full(target: T5) -> None:
+    told: list[Outcome] = []
+
+    class Told(FixedSchedule):
+        def observe(self, outcome: Outcome) -> None:
+            told.append(outcome)
+
+    drafter = ModelDrafter(target, Sampler(), 20)  # whose every token is accepted
+    plan = Plan(drafter, Told(4), Verifier(Sampler()), max_tokens=13)
+    rows = Counter(r.index for r in decode(target, enumerate(prompts(30)), plan, batch_size=6))
+    assert len(set(rows.values())) > 1
+    assert any(len(outcome.num_drafted) < 6 for outcome in told[:8])
+    for outcome in told:
+        assert set(outcome.num_drafted) == {outcome.num_draft}
