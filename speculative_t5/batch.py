@@ -1,76 +1,28 @@
-"""Files of prompts: lines in, records out, one for each line and in their order."""
+"""From a file of prompts to records of their outputs, in the same order."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-import re
 import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, count
-from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from itertools import chain
+from typing import Any, BinaryIO
 
+from .prompts import MAX_LINE, Line
 from .results import Generation
 
-Format = Literal["text", "jsonl"]
-JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-MAX_LINE = 2**24  # bytes; nobody's prompt is longer, and what is no text may be one line
 MAX_RECORD = 8 * MAX_LINE  # bytes; a character may take as many in JSON, and the output some more
 MOST_HELD, MOST_CHARACTERS = 1000, 2**24  # records with errors that wait for their turn
 COUNTED = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
 
 Encode = Callable[[str], list[int]]
 Generate = Callable[[Iterable[tuple[int, list[int]]]], Iterator[tuple[int, Generation]]]
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Every `count`-th line, from line `number` on (both from 1)."""
-
-    number: int = 1
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """Read "2/8".
-
-        Raises:
-            ValueError: If it is none.
-        """
-        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-        if not found or not 1 <= int(found[1]) <= int(found[2]):
-            raise ValueError(f"a shard is given as 1/8 to 8/8, got {text!r}")
-        return cls(int(found[1]), int(found[2]))
-
-    def __contains__(self, line: int) -> bool:
-        return line % self.count == self.number % self.count
-
-    def size(self, lines: int) -> int:
-        """Its lines, of so many."""
-        return len(range(self.number, lines + 1, self.count))
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of the input.
-
-    Attributes:
-        number: From 1; of the whole file, also in a shard.
-        id: The record's own, or the number.
-        prompt: None if the line holds none.
-        error: Why not.
-    """
-
-    number: int
-    id: str | int
-    prompt: str | None
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,78 +50,6 @@ class Record:
             record["stats"] = {"tokens": stats.emitted}
             record["stats"] |= {name: getattr(stats, name) for name in COUNTED}
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def read_lines(stream: BinaryIO, form: Format, field: str, shard: Shard) -> Iterator[Line]:
-    """The shard's lines of a stream; those that cannot be read carry an error."""
-    for number in count(1):
-        raw = stream.readline(MAX_LINE + 1)
-        if not raw:
-            return
-        whole = raw
-        while len(whole) > MAX_LINE and not whole.endswith(b"\n"):
-            whole = stream.readline(MAX_LINE + 1)
-            if not whole:
-                break
-        if number in shard:
-            yield _read_line(number, raw, form, field)
-
-
-def _read_line(number: int, raw: bytes, form: Format, field: str) -> Line:
-    if len(raw) > MAX_LINE:
-        return Line(number, number, None, f"longer than {MAX_LINE // 2**20} MiB")
-    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-    if number == 1:
-        raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        byte, place = error.object[error.start], error.start
-        return Line(number, number, None, f"not UTF-8: byte {byte:#04x} at offset {place}")
-    if form == "text":
-        return Line(number, number, text, None if text.strip() else "empty")
-    return _read_json(number, text, field)
-
-
-def _read_json(number: int, text: str, field: str) -> Line:
-    if not text.strip():
-        return Line(number, number, None, "empty")
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Line(number, number, None, f"not JSON: {error}")
-    if not isinstance(record, dict):
-        return Line(number, number, None, f"not a JSON object but {_kind(record)}")
-    own = record.get("id")
-    if own is None:
-        name: str | int = number
-    elif type(own) is int or (isinstance(own, str) and _encodable(own)):
-        name = own
-    else:
-        kind = _kind(own) if not isinstance(own, str) else "half of a surrogate pair"
-        return Line(number, number, None, f"'id' is not a string or an integer but {kind}")
-    if field not in record:
-        names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
-        return Line(number, name, None, f"no field {field!r}, it has {names}")
-    prompt = record[field]
-    if not isinstance(prompt, str):
-        return Line(number, name, None, f"{field!r} is not a string but {_kind(prompt)}")
-    if not _encodable(prompt):
-        return Line(number, name, None, f"{field!r} holds half of a surrogate pair")
-    return Line(number, name, prompt, None if prompt.strip() else f"{field!r} is empty")
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
-    return "null" if value is None else names.get(type(value), "a number")
 
 
 def process(
@@ -243,34 +123,6 @@ def _encoded(line: Line, encode: Encode, prefix: str) -> list[int]:
     if line.prompt is None or line.error:
         raise ValueError(line.error)
     return encode(prefix + line.prompt)
-
-
-def open_input(name: str) -> BinaryIO:
-    """A file to read lines from, "-" being standard input.
-
-    Raises:
-        OSError: If there is none.
-        ValueError: If it is a folder.
-    """
-    if name == "-":
-        if sys.stdin is None:
-            raise ValueError("the prompts were to come from standard input, which is closed")
-        return open(0, "rb", closefd=False)
-    if Path(name).is_dir():
-        raise ValueError(f"{name} is a folder, expected a file of prompts")
-    return open(name, "rb")
-
-
-def count_lines(stream: BinaryIO) -> int | None:
-    """Lines of a file that can be read twice; None of anything else, such as a pipe."""
-    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        return None
-    start, lines, last = stream.tell(), 0, b"\n"
-    while block := stream.read(2**20):
-        lines += block.count(b"\n")
-        last = block[-1:]
-    stream.seek(start)
-    return lines + (last != b"\n")
 
 
 class Output:

@@ -14,17 +14,7 @@ import typer
 from tqdm import tqdm
 
 from . import backend
-from .batch import (
-    JSON_SUFFIXES,
-    Format,
-    Output,
-    Record,
-    Shard,
-    count_lines,
-    open_input,
-    process,
-    read_lines,
-)
+from .batch import Output, Record, process
 from .options import (
     DEFAULT_MODEL,
     Delta,
@@ -43,6 +33,7 @@ from .options import (
     check_utf8,
     make_decoder,
 )
+from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
 from .terminal import SOME_FAILED, note, printable, signals_held
 
 MOST_TOLD = 10  # errors of single lines, on standard error

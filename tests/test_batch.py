@@ -11,17 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.batch import (
-    MAX_LINE,
-    Line,
-    Output,
-    Record,
-    Shard,
-    count_lines,
-    open_input,
-    process,
-    read_lines,
-)
+from speculative_t5.batch import Output, Record, process
+from speculative_t5.prompts import MAX_LINE, Line, Shard, count_lines, open_input, read_lines
 from speculative_t5.results import Generation, Stats
 
 import pytest
