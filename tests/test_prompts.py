@@ -1,0 +1,142 @@
+"""Files of prompts, line by line: text, JSON Lines, and what cannot be used."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from speculative_t5.prompts import MAX_LINE, Line, Shard, count_lines, open_input, read_lines
+
+import pytest
+
+
+def lines(
+    content: bytes, form: Any = "text", field: str = "text", shard: str = "1/1"
+) -> list[Line]:
+    return list(read_lines(io.BytesIO(content), form, field, Shard.parse(shard)))
+
+
+def errors(content: bytes, form: Any = "jsonl", field: str = "text") -> list[str | None]:
+    return [line.error for line in lines(content, form, field)]
+
+
+def test_text_is_a_prompt_a_line() -> None:
+    found = lines("\ufeffone\r\n  two \u2028 \u0085x\x0c\n\nlast".encode())
+    assert [(line.number, line.id, line.prompt) for line in found] == [
+        (1, 1, "one"),
+        (2, 2, "  two \u2028 \u0085x\x0c"),
+        (3, 3, ""),
+        (4, 4, "last"),
+    ]
+    assert [line.error for line in found] == [None, None, "empty", None]
+    assert lines(b"") == []
+
+
+def test_json_lines_have_a_field_and_perhaps_an_id() -> None:
+    content = b'{"text": "a", "id": "x"}\n{"text": "b", "id": 12}\n{"id": null, "text": "c"}\n'
+    assert [(line.id, line.prompt) for line in lines(content, "jsonl")] == [
+        ("x", "a"),
+        (12, "b"),
+        (3, "c"),
+    ]
+    (line,) = lines(b'{"text": "a", "body": "b"}', "jsonl", "body")
+    assert (line.id, line.prompt) == (1, "b")
+
+
+def test_what_cannot_be_used_is_told() -> None:
+    assert errors(b'x\n\n[1]\n"s"\n3\nnull\ntrue\n') == [
+        "not JSON: Expecting value: line 1 column 1 (char 0)",
+        "empty",
+        "not a JSON object but an array",
+        "not a JSON object but a string",
+        "not a JSON object but a number",
+        "not a JSON object but null",
+        "not a JSON object but a boolean",
+    ]
+    assert errors(b'{}\n{"a": 1, "b": 2}\n{"text": null}\n{"text": {}}\n{"text": " "}') == [
+        "no field 'text', it has nothing",
+        "no field 'text', it has 'a', 'b'",
+        "'text' is not a string but null",
+        "'text' is not a string but an object",
+        "'text' is empty",
+    ]
+    (error,) = errors(b'{"text": "\\ud800"}')
+    assert error == "'text' holds half of a surrogate pair"
+    (error,) = errors(b'{"text": "a", "id": "\\ud800"}')
+    assert error == "'id' is not a string or an integer but half of a surrogate pair"
+    assert errors(b"ab\xff\n\xfe\xff\n", "text") == [
+        "not UTF-8: byte 0xff at offset 2",
+        "not UTF-8: byte 0xfe at offset 0",
+    ]
+    (error,) = errors(b"[" * 100_000)
+    assert error is not None and error.startswith("not JSON: ")
+
+
+def test_ids_that_are_none_are_told() -> None:
+    found = lines(b'{"text": "a", "id": 1.5}\n{"id": [], "text": "a"}\n{"id": true}', "jsonl")
+    found += lines(b'{"id": true}', "jsonl")
+    kinds = ("a number", "an array", "a boolean", "a boolean")
+    assert [line.error for line in found] == [
+        f"'id' is not a string or an integer but {kind}" for kind in kinds
+    ]
+    assert [line.id for line in found] == [1, 2, 3, 1]
+
+
+def test_binary_junk_gives_errors_and_no_more() -> None:
+    junk = bytes(range(256)) * 64
+    found = lines(junk)
+    assert len(found) == junk.count(b"\n") + 1
+    assert sum(line.error is not None for line in found) >= 64
+
+
+def test_a_line_without_end_is_not_held_in_memory() -> None:
+    class Endless(io.RawIOBase):
+        given = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            size = min(len(buffer), 3 * MAX_LINE - self.given)
+            buffer[:size] = b"x" * size
+            self.given += size
+            return size
+
+    found = list(read_lines(io.BufferedReader(Endless()), "text", "text", Shard()))
+    assert [line.error for line in found] == ["longer than 16 MiB"]
+    around = b"a\n" + b"x" * (2 * MAX_LINE + 5) + b"\nb\n"
+    assert [line.prompt for line in lines(around)] == ["a", None, "b"]
+
+
+def test_shards_part_the_lines() -> None:
+    content = b"".join(b"%d\n" % i for i in range(1, 12))
+    whole = lines(content)
+    parts = [lines(content, shard=f"{n}/3") for n in (1, 2, 3)]
+    assert [[line.number for line in part] for part in parts] == [
+        [1, 4, 7, 10], [2, 5, 8, 11], [3, 6, 9],
+    ]  # fmt: skip
+    assert sorted((line for part in parts for line in part), key=lambda x: x.number) == whole
+    assert [Shard(n, 3).size(11) for n in (1, 2, 3)] == [4, 4, 3]
+    assert [Shard(n, 4).size(2) for n in (1, 2, 3, 4)] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("text", ["", "2", "0/3", "4/3", "1/0", "-1/3", "1/3/5", "a/b", "1.5/3"])
+def test_what_is_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"a shard is given as 1/8 to 8/8, got {text!r}"):
+        Shard.parse(text)
+
+
+def test_lines_are_counted(tmp_path: Path) -> None:
+    for content, number in ((b"", 0), (b"a", 1), (b"a\n", 1), (b"a\n\nb", 3)):
+        (tmp_path / "file").write_bytes(content)
+        with open_input(str(tmp_path / "file")) as stream:
+            assert count_lines(stream) == number
+            assert stream.read() == content
+    with pytest.raises(ValueError, match="is a folder, expected a file of prompts"):
+        open_input(str(tmp_path))
+    reader, writer = os.pipe()
+    with open(reader, "rb") as stream:
+        assert count_lines(stream) is None
+    os.close(writer)
