@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
+from speculative_t5.batch_command import peak_memory
 
 import mlx.core as mx
 import typer
@@ -121,7 +122,7 @@ def memory(
     print(f"{'prompts':>8} {'resident, MB':>14} {'peak of it':>12} {'MLX, MB':>10} {'peak':>8}")
     for done, _ in enumerate(decoder.iter_batch(enumerate(prompts), batch_size=batch_size), 1):
         if done in (1, 100, 200, 500) or done % 1000 == 0:
-            figures = (resident(), peak_resident(), mx.get_active_memory(), mx.get_peak_memory())
+            figures = (resident(), peak_memory(), mx.get_active_memory(), mx.get_peak_memory())
             now, peak, active, most = (figure / 1e6 for figure in figures)
             print(f"{done:8,} {now:14.1f} {peak:12.1f} {active:10.1f} {most:8.1f}", flush=True)
 
@@ -133,12 +134,6 @@ def resident() -> float:
     except FileNotFoundError:
         return float("nan")
     return pages * resource.getpagesize()
-
-
-def peak_resident() -> int:
-    """The most bytes that were resident."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 if __name__ == "__main__":

@@ -217,11 +217,11 @@ class _Progress:
                 f"acceptance {self._accepted / self._drafted:.0%}" if self._drafted else "no draft"
             )
             yield f"{self._tokens / self._rounds:.1f} tokens per round"
-            resident, arrays = _peak_memory() / 1e6, mx.get_peak_memory() / 1e6
+            resident, arrays = peak_memory() / 1e6, mx.get_peak_memory() / 1e6
             yield f"peak memory {resident:,.0f} MB, MLX's {arrays:,.0f}"
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
     """The most that was resident, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
