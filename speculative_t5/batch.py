@@ -9,7 +9,7 @@ import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, BinaryIO
@@ -179,17 +179,16 @@ class Output:
                 self._file = os.open(self._name, os.O_WRONLY | os.O_CLOEXEC)
             return self
         self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as undo:
+            undo.callback(os.close, self._file)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"another process is writing to {self._name}") from None
             self._check_size(os.fstat(self._file).st_size)  # it may have been written to meanwhile
             if not self._keep:
                 os.truncate(self._file, 0)
-        except BlockingIOError:
-            os.close(self._file)
-            raise ValueError(f"another process is writing to {self._name}") from None
-        except BaseException:
-            os.close(self._file)
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:

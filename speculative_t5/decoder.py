@@ -19,7 +19,7 @@ from .draft import (
     ModelDrafter,
     check_ngrams,
 )
-from .engine import Plan, Request, decode
+from .engine import WINDOW, Plan, Request, decode, in_order_of_length
 from .results import Chunk, Generation, Round
 from .sampling import Sampler
 from .schedule import AdaptiveSchedule, FixedSchedule, Schedule
@@ -32,7 +32,6 @@ Prompt = str | Sequence[int]  # text, or source ids with EOS
 VerifyRule = Literal["auto", "token", "block"]
 NumDraft = int | Literal["auto"]
 MAX_BATCH = 2**16
-WINDOW = 4  # batches of prompts that are put in order of length
 REHEARSAL_TOKENS = 128  # of an output that only serves to measure costs
 
 
@@ -194,9 +193,10 @@ class SpeculativeDecoder:
         sampler = Sampler(temperature, top_k, top_p)
         sources = [self.encode(prompt) for prompt in prompts]
         # Rows of like length together pad less, and those that end last are short.
-        requests = sorted(enumerate(sources), key=_length, reverse=True)
+        requests = in_order_of_length(enumerate(sources), max(len(sources), 1))
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
-        return [generation for _, generation in sorted(self._generations(rounds), key=_index)]
+        done = dict(self._generations(rounds))
+        return [done[index] for index in range(len(sources))]
 
     def iter_batch(
         self,
@@ -369,27 +369,11 @@ class SpeculativeDecoder:
         return CombinedDrafter(model, lookup, target.eos_token_id) if model else lookup
 
 
-def _index(pair: tuple[int, object]) -> int:
-    return pair[0]
-
-
-def _length(request: Request) -> int:
-    return len(request[1])
-
-
 def check_index(index: int) -> int:
     """Refuse what is no index of a prompt."""
     if not isinstance(index, int) or index < 0:
         raise ValueError(f"a prompt's index must be an integer of at least 0, got {index!r}")
     return index
-
-
-def in_order_of_length(requests: Iterable[Request], window: int) -> Iterator[Request]:
-    """So many requests at a time by length, down and up by turns."""
-    waiting, longest_first = iter(requests), True
-    while part := list(islice(waiting, window)):
-        yield from sorted(part, key=_length, reverse=longest_first)
-        longest_first = not longest_first
 
 
 def check_pair(model: LanguageModel, draft: LanguageModel) -> None:

@@ -19,6 +19,7 @@ from .schedule import Outcome, Schedule
 from .session import LanguageModel, Session
 from .verify import Verifier
 
+WINDOW = 4  # batches of prompts to put in order of length
 AHEAD_TOKENS = 512  # of prompts that are encoded ahead of their turn
 
 Request = tuple[int, Sequence[int]]  # index of a prompt, and its source ids, EOS included
@@ -67,6 +68,14 @@ def decode(
         with batch.clock.stopped():  # what the caller does in between is not ours
             yield from done
         batch.refill(waiting, batch_size)
+
+
+def in_order_of_length(requests: Iterable[Request], window: int) -> Iterator[Request]:
+    """So many requests at a time by length, down and up by turns."""
+    waiting, longest_first = iter(requests), True
+    while part := list(islice(waiting, window)):
+        yield from sorted(part, key=lambda request: len(request[1]), reverse=longest_first)
+        longest_first = not longest_first
 
 
 class _Batch:
@@ -242,8 +251,8 @@ class _Row:
         accepted = self.stats.num_accepted[-1]
         output: list[int] = []
         if self.finish_reason:
-            end = len(self.context) - len(self.emitted) + len(shown)
-            output = self.context[len(self.context) - self.stats.emitted : end]
+            before = self.context[: -len(self.emitted)]
+            output = before[len(self.context) - self.stats.emitted :] + shown
         return Round(self.index, shown, accepted, self.stats, self.finish_reason, output)
 
 

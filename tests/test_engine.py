@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.decoder import in_order_of_length
 from speculative_t5.draft import Draft, ModelDrafter
-from speculative_t5.engine import Plan, decode
+from speculative_t5.engine import Plan, decode, in_order_of_length
 from speculative_t5.sampling import Sampler
 from speculative_t5.schedule import FixedSchedule, Outcome
 from speculative_t5.t5 import T5
