@@ -9,10 +9,11 @@ if ! "$python" -m pip --version >/dev/null 2>&1; then
     fi
     python3 -m venv --clear .venv
 fi
-# What is installed is remembered by the contents of pyproject.toml, so a second run is quick.
+# What is installed is remembered by the contents of what it is built from: a second run is quick.
 stamp=.venv/installed-${extra:-base}
-if ! cmp -s pyproject.toml "$stamp"; then
+sources="pyproject.toml setup.py speculative_t5/native/*"
+if ! cat $sources | cmp -s - "$stamp"; then
     echo "installing into .venv${extra:+ (extra: $extra)} ..." >&2
     "$python" -m pip install --quiet --disable-pip-version-check --editable ".${extra:+[$extra]}"
-    cp pyproject.toml "$stamp"
+    cat $sources >"$stamp"
 fi

@@ -1,63 +1,94 @@
 """What has to happen before `mlx.core` is imported, and choices that depend on the device.
 
-Imported first by the package. MLX's CPU wheel for Linux links the reference BLAS; symbols of an
-OpenBLAS that is loaded before it, globally, are used in its place.
+Imported first by the package. MLX's CPU wheel for Linux links the reference BLAS; symbols of
+libraries that are loaded before it, globally, are used in its place: here our own products of few
+rows (native/products.c), and OpenBLAS for all others.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import warnings
-from typing import Literal
+from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 
 OPENBLAS_NAMES = ("libopenblas.so.0", "libopenblasp.so.0")
+FEW_ROWS = 40  # beyond that OpenBLAS is faster than our own products
 TIPS = {
-    "missing": "OpenBLAS was not found, so MLX uses its slow reference BLAS on this CPU; "
-    "get it with `apt-get install libopenblas0` (Debian, Ubuntu) or "
-    "`dnf install openblas` (Fedora)",
+    "no products": "the package was built without a C compiler, so decoding on this CPU takes "
+    "about twice as long; install a compiler (`apt-get install gcc libc6-dev`) and the package "
+    "again",
+    "no openblas": "OpenBLAS was not found, so long prompts and large batches take longer on this "
+    "CPU; get it with `apt-get install libopenblas0` (Debian, Ubuntu) or `dnf install openblas` "
+    "(Fedora)",
     "late": "mlx.core was imported before speculative_t5, so MLX uses its slow reference BLAS on "
     "this CPU; import speculative_t5 first",
 }
 
 
-def load_openblas() -> Literal["loaded", "missing", "late"] | None:
-    """Load OpenBLAS ahead of MLX, on Linux.
-
-    Returns:
-        "loaded"; "missing", if the system has none; "late", if it has but MLX was imported before;
-        None where it does not apply (not Linux).
-    """
+def load_blas() -> list[str]:
+    """Load our products and OpenBLAS ahead of MLX, on Linux; what TIPS there are to give."""
     if not sys.platform.startswith("linux"):
-        return None
+        return []
     late = "mlx.core" in sys.modules
-    for name in OPENBLAS_NAMES:
+    mode = ctypes.RTLD_LOCAL if late else ctypes.RTLD_GLOBAL
+    products = load_products(mode)  # first: whose cblas_sgemm is first is called
+    openblas = _first(OPENBLAS_NAMES, mode)
+    if products:
+        library = ctypes.cast(openblas.cblas_sgemm, ctypes.c_void_p) if openblas else None
+        products.products_init(library, FEW_ROWS, num_threads(), 2)
+    if late:
+        return ["late"] if products or openblas else []
+    found = {"no products": products, "no openblas": openblas}
+    return [tip for tip, library in found.items() if not library]
+
+
+def load_products(mode: int) -> ctypes.CDLL | None:
+    """The library built from native/products.c; None if it was not."""
+    folder = Path(__file__).parent
+    return _first([str(folder / f"_products{suffix}") for suffix in EXTENSION_SUFFIXES], mode)
+
+
+def num_threads() -> int:
+    """Threads that the environment allows, as OpenBLAS reads it; 0 if it does not say."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value):
+            return int(value)
+    return 0
+
+
+def _first(names: Sequence[str], mode: int) -> ctypes.CDLL | None:
+    for name in names:
         try:
-            ctypes.CDLL(name, mode=ctypes.RTLD_LOCAL if late else ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(name, mode=mode)
         except OSError:
             continue
-        return "late" if late else "loaded"
-    return "missing"
+    return None
 
 
-openblas = load_openblas()
+tips = load_blas()
 
 import mlx.core as mx  # noqa: E402  (the point of this module is what comes before)
 
 
 def default_dtype() -> mx.Dtype:
     """float32 on a CPU, whose BLAS knows no other type; bfloat16 on Metal and CUDA."""
-    return mx.float32 if _on_cpu() else mx.bfloat16
+    return mx.float32 if on_cpu() else mx.bfloat16
 
 
 def advice() -> str | None:
     """One line for the user when MLX could be faster on this CPU, else None."""
-    return TIPS.get(openblas or "") if _on_cpu() else None
+    return TIPS[tips[0]] if tips and on_cpu() else None
 
 
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
+    """Whether MLX computes on the CPU."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
-if openblas == "late" and _on_cpu():
+if "late" in tips and on_cpu():
     warnings.warn(TIPS["late"], RuntimeWarning, stacklevel=3)

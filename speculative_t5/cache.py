@@ -8,6 +8,7 @@ from functools import partial
 import mlx.core as mx
 
 GROWTH = 64  # capacities that change become multiples of this many positions
+SOURCE_STEP = 32  # what a source takes is a multiple of this: few shapes, each compiled once
 
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
 
@@ -16,49 +17,47 @@ class KVCache:
     """Self-attention keys and values of all layers, for a batch of rows of different lengths.
 
     A row's length says what counts: rewinding moves the length and leaves the buffers alone, and
-    what lies beyond it is overwritten by the next append.
+    what lies beyond it is overwritten by the next step.
+
+    Attributes:
+        layers: Keys and values of each layer, (B, H, C, D), C being the capacity.
+        lengths: Positions of each row that count.
     """
 
     def __init__(
         self, num_layers: int, num_heads: int, head_dim: int, batch: int, dtype: mx.Dtype
     ) -> None:
+        shape = (batch, num_heads, GROWTH, head_dim)
+        zeros = partial(mx.zeros, shape, dtype)
+        self.layers: list[KeysValues] = [(zeros(), zeros()) for _ in range(num_layers)]
         self.lengths = [0] * batch
-        self._shape = (num_heads, head_dim)
-        self._dtype = dtype
-        self._keys = [self._empty(GROWTH) for _ in range(num_layers)]
-        self._values = [self._empty(GROWTH) for _ in range(num_layers)]
 
     @property
     def capacity(self) -> int:
-        return int(self._keys[0].shape[2])
+        return int(self.layers[0][0].shape[2])
 
-    def reserve(self, num_tokens: int) -> None:
+    def reserve(self, num_tokens: int) -> mx.array:
         """Make room for `num_tokens` more positions in every row; give back what a long row took.
 
-        MLX does not check the bounds of a slice update: every append must be covered by this.
+        MLX does not check the bounds of a slice update: every `write` must be covered by this.
+
+        Returns:
+            Where to `write`: each row's length, (B,) int32, or (1,) if all are the same.
         """
         capacity = fitting(max(self.lengths) + num_tokens, self.capacity)
         if capacity != self.capacity:
-            self._keys = [_resized(k, capacity) for k in self._keys]
-            self._values = [_resized(v, capacity) for v in self._values]
+            self.layers = [(_resized(k, capacity), _resized(v, capacity)) for k, v in self.layers]
+        same = min(self.lengths) == max(self.lengths)
+        return mx.array(self.lengths[:1] if same else self.lengths, dtype=mx.int32)
 
-    def append(self, layer: int, keys: mx.array, values: mx.array) -> KeysValues:
-        """Write one layer's new keys and values (B, H, L, D) after each row's length.
+    def take(self) -> list[KeysValues]:
+        """The layers, to write to; nothing else must hold them, or each write would copy them."""
+        layers, self.layers = self.layers, []
+        return layers
 
-        The lengths themselves move with `advance`, once all layers have written.
-
-        Returns:
-            Views (B, H, T, D) of the layer's buffers, T being the longest row with its L new
-            positions; what is beyond a shorter row is for the caller to mask.
-        """
-        end = max(self.lengths) + keys.shape[2]
-        assert end <= self.capacity, (end, self.capacity)
-        self._keys[layer] = _write(self._keys[layer], keys, self.lengths)
-        self._values[layer] = _write(self._values[layer], values, self.lengths)
-        return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
-
-    def advance(self, num_tokens: int) -> None:
-        """Count the positions that `append` wrote."""
+    def put(self, layers: list[KeysValues], num_tokens: int) -> None:
+        """The layers taken, with `num_tokens` more positions written in every row."""
+        self.layers = layers
         self.lengths = [length + num_tokens for length in self.lengths]
 
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -75,14 +74,8 @@ class KVCache:
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
         index = mx.array(list(rows), dtype=mx.int32)
-        self._keys = [mx.take(k, index, axis=0) for k in self._keys]
-        self._values = [mx.take(v, index, axis=0) for v in self._values]
+        self.layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self.layers]
         self.lengths = [self.lengths[row] for row in rows]
-
-    def _empty(self, capacity: int) -> mx.array:
-        num_heads, head_dim = self._shape
-        shape = (len(self.lengths), num_heads, capacity, head_dim)
-        return mx.zeros(shape, dtype=self._dtype)
 
 
 class SourceCache:
@@ -92,8 +85,8 @@ class SourceCache:
 
     Attributes:
         lengths: Positions that each row's source takes.
-        mask: Additive, (B, 1, 1, T), T being the longest row: -inf beyond a row's length. None
-            where rows are equally long.
+        mask: Additive, (B, 1, 1, T), T being the width: -inf beyond a row's length. None where no
+            row is shorter than T.
 
     Args:
         layers: Keys and values of each layer, (B, H, S, D).
@@ -102,9 +95,9 @@ class SourceCache:
 
     def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
-        self._layers = list(layers)
         self._dtype = layers[0][0].dtype
-        self.mask = padding_mask(self.lengths, self._dtype)
+        self._layers = [(_resized(k, self.width), _resized(v, self.width)) for k, v in layers]
+        self.mask = padding_mask(self.lengths, self.width, self._dtype)
 
     @classmethod
     def empty_like(cls, other: SourceCache, batch: int, length: int) -> SourceCache:
@@ -122,11 +115,16 @@ class SourceCache:
     def capacity(self) -> int:
         return int(self._layers[0][0].shape[2])
 
-    def view(self, layer: int) -> KeysValues:
-        """Keys and values of a layer, (B, H, T, D) each."""
-        end = max(self.lengths)
-        keys, values = self._layers[layer]
-        return keys[:, :, :end], values[:, :, :end]
+    @property
+    def width(self) -> int:
+        """T: the length of the longest row, rounded up."""
+        return -(-max(self.lengths) // SOURCE_STEP) * SOURCE_STEP
+
+    def view(self) -> list[KeysValues]:
+        """Keys and values of each layer, (B, H, T, D)."""
+        if self.width == self.capacity:
+            return self._layers
+        return [(k[:, :, : self.width], v[:, :, : self.width]) for k, v in self._layers]
 
     def part(self, first: int, end: int) -> SourceCache:
         """Rows `first` to `end - 1`, as far as the longest of them goes."""
@@ -146,22 +144,21 @@ class SourceCache:
         for (keys, values), (new_keys, new_values) in zip(self._layers, new.layers, strict=True):
             keys[at, :, :end] = new_keys
             values[at, :, :end] = new_values
-        self.mask = padding_mask(self.lengths, self._dtype)
+        self.mask = padding_mask(self.lengths, self.width, self._dtype)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
         index = mx.array(list(rows), dtype=mx.int32)
         self._layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self._layers]
         self.lengths = [self.lengths[row] for row in rows]
-        self.mask = padding_mask(self.lengths, self._dtype)
+        self.mask = padding_mask(self.lengths, self.width, self._dtype)
 
 
-def padding_mask(lengths: Sequence[int], dtype: mx.Dtype) -> mx.array | None:
-    """The additive mask (B, 1, 1, T) of rows so long, T being the longest; None if all are."""
-    longest = max(lengths)
-    if min(lengths) == longest:
+def padding_mask(lengths: Sequence[int], width: int, dtype: mx.Dtype) -> mx.array | None:
+    """The additive mask (B, 1, 1, width) of rows so long; None if all have that width."""
+    if min(lengths) == width:
         return None
-    return additive(mx.array(list(lengths))[:, None] > mx.arange(longest), dtype)
+    return additive(mx.array(list(lengths))[:, None] > mx.arange(width), dtype)
 
 
 def additive(real: mx.array, dtype: mx.Dtype) -> mx.array:
@@ -187,12 +184,12 @@ def _resized(buffer: mx.array, capacity: int) -> mx.array:
     return mx.contiguous(buffer[:, :, :capacity])
 
 
-def _write(buffer: mx.array, new: mx.array, lengths: list[int]) -> mx.array:
-    """`buffer` (B, H, C, D) with `new` (B, H, L, D) written at each row's length."""
-    count = new.shape[2]
-    if len(set(lengths)) == 1:
-        start = lengths[0]
-        buffer[:, :, start : start + count] = new
-        return buffer
-    positions = mx.array(lengths)[:, None] + mx.arange(count)
+def write(buffer: mx.array, new: mx.array, at: mx.array) -> mx.array:
+    """A buffer (B, H, C, D) with `new` (B, H, L, D) written from position `at` of each row.
+
+    `at` is what `KVCache.reserve` gave for L tokens, (B,) or (1,) int32.
+    """
+    if at.size == 1:
+        return mx.slice_update(buffer, new, at, axes=(2,))
+    positions = at[:, None] + mx.arange(new.shape[2])
     return mx.put_along_axis(buffer, positions[:, None, :, None], new, axis=2)

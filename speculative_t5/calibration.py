@@ -164,10 +164,10 @@ class Padded:
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
         draft = self._propose(context, num_draft, keys)
         lacking = max(0, num_draft - draft.tokens.shape[1])
-        return Draft(
-            mx.pad(draft.tokens, [(0, 0), (0, lacking)]),
-            mx.pad(draft.probs, [(0, 0), (0, lacking), (0, 0)]),
-        )
+        probs = draft.probs
+        if probs is not None:
+            probs = mx.pad(probs, [(0, 0), (0, lacking), (0, 0)])
+        return Draft(mx.pad(draft.tokens, [(0, 0), (0, lacking)]), draft.lengths, probs)
 
 
 def _line(samples: dict[int, list[float]]) -> tuple[float, ...]:

@@ -318,7 +318,7 @@ class SpeculativeDecoder:
         drafter = self._drafter(sampler) if speculative else None
         schedule: Schedule = FixedSchedule(0)
         if drafter is None:
-            drafter = EmptyDrafter(self.model.vocab_size)
+            drafter = EmptyDrafter()
         elif self._num_draft == "auto":
             requests = iter(requests)
             first = list(islice(requests, batch_size))
@@ -347,7 +347,9 @@ class SpeculativeDecoder:
 
             def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
                 drawn = seed if sampler.temperature else None
-                plan = Plan(Padded(drafter), schedule, verifier, REHEARSAL_TOKENS, drawn)
+                plan = Plan(
+                    Padded(drafter), schedule, verifier, REHEARSAL_TOKENS, drawn, timed=True
+                )
                 return decode(self.model, requests, plan, batch_size=len(requests))
 
             models = [m.fingerprint if m else None for m in (self.model, self.draft)]
@@ -363,9 +365,11 @@ class SpeculativeDecoder:
         if not self._lookup:
             return model
         lookup = LookupDrafter(
-            target.vocab_size, target.eos_token_id, target.special_tokens,
-            min_ngram=min_ngram, max_ngram=max_ngram,
-        )  # fmt: skip
+            target.eos_token_id,
+            target.special_tokens,
+            min_ngram=min_ngram,
+            max_ngram=max_ngram,
+        )
         return CombinedDrafter(model, lookup, target.eos_token_id) if model else lookup
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 import mlx.core as mx
 
-from .sampling import Sampler, draw, one_hot, place_keys
+from .sampling import Sampler, argmax, draw, one_hot, place_keys
 from .session import LanguageModel, Session
 
 
@@ -18,17 +18,30 @@ class Draft:
 
     Attributes:
         tokens: (B, K) int32.
-        probs: q, (B, K, V) float32 over the target's vocabulary; a zero row means that nothing
-            was drafted there.
+        lengths: How many places of each row hold a token, from the first; what is behind them is
+            no token.
+        probs: q, (B, K, V) float32 over the target's vocabulary, a zero row where nothing was
+            drafted; None where every q is one-hot, as in greedy drafts and lookups.
     """
 
     tokens: mx.array
-    probs: mx.array
+    lengths: Sequence[int]
+    probs: mx.array | None = None
 
     @property
-    def num_drafted(self) -> mx.array:
-        """How many places of each row hold a token, (B,) int32."""
-        return mx.sum(mx.any(self.probs > 0, axis=-1).astype(mx.int32), axis=1)
+    def real(self) -> mx.array | None:
+        """(B, K) bool, True at tokens; None if all are."""
+        width = self.tokens.shape[1]
+        if min(self.lengths) == width:
+            return None
+        return mx.array(list(self.lengths))[:, None] > mx.arange(width)
+
+    def dense(self, vocab_size: int) -> mx.array:
+        """Q as an array (B, K, V) in any case."""
+        if self.probs is not None:
+            return self.probs
+        probs, real = one_hot(self.tokens, vocab_size), self.real
+        return probs if real is None else probs * real[..., None]
 
     def limited(self, limits: Sequence[int]) -> Draft:
         """The first `limits[row]` tokens of each row, as if no more had been drafted."""
@@ -36,8 +49,12 @@ class Draft:
         if min(limits) >= width:
             return self
         width = min(width, max(limits))
-        kept = mx.array(list(limits))[:, None] > mx.arange(width)
-        return Draft(self.tokens[:, :width], self.probs[:, :width] * kept[..., None])
+        lengths = [min(n, limit) for n, limit in zip(self.lengths, limits, strict=True)]
+        cut = Draft(self.tokens[:, :width], lengths)
+        if self.probs is None:
+            return cut
+        probs = self.probs[:, :width]
+        return replace(cut, probs=probs if cut.real is None else probs * cut.real[..., None])
 
 
 class Drafter(Protocol):
@@ -66,14 +83,11 @@ class Drafter(Protocol):
 class EmptyDrafter:
     """Drafts nothing: the loop is then regular decoding by the target."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         pass
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
-        return empty_draft(len(context), self._vocab_size)
+        return empty_draft(len(context))
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         pass
@@ -110,7 +124,7 @@ class ModelDrafter:
             if self._session is not None:
                 # Rejected tokens must not pass for the context once that has grown over them.
                 self._session.truncate(self._agreed(self._session, context))
-            return empty_draft(len(context), self._vocab_size)
+            return empty_draft(len(context))
         session = self._session = self._encoded()
         logits = self._catch_up(session, context)
         tokens: list[mx.array] = []
@@ -119,13 +133,19 @@ class ModelDrafter:
         for place in range(num_draft):
             if tokens:
                 logits = session.step(tokens[-1][:, None])[:, -1]
-            q = self._sampler.probs(logits[:, : self._vocab_size])
-            tokens.append(draw(q, None if at is None else at[:, place]))
-            probs.append(q)
-            mx.async_eval(tokens[-1])
-        stacked = mx.stack(probs, axis=1)
-        missing = self._vocab_size - stacked.shape[-1]
-        return Draft(mx.stack(tokens, axis=1), mx.pad(stacked, [(0, 0), (0, 0), (0, missing)]))
+            logits = logits[:, : self._vocab_size]
+            if at is None:
+                tokens.append(argmax(logits))
+            else:
+                probs.append(self._sampler.probs(logits))
+                tokens.append(draw(probs[-1], at[:, place]))
+        mx.async_eval(tokens[-1])  # begins, while the target's pass is being built
+        draft = Draft(mx.stack(tokens, axis=1), [num_draft] * len(context))
+        if at is None:
+            return draft
+        q = mx.stack(probs, axis=1)
+        missing = self._vocab_size - q.shape[-1]
+        return replace(draft, probs=mx.pad(q, [(0, 0), (0, 0), (0, missing)]) if missing else q)
 
     def _encoded(self) -> Session:
         """The session, with all prompts encoded.
@@ -190,7 +210,6 @@ class LookupDrafter:
     the text at hand is a draft. See `look_up` for the rule.
 
     Args:
-        vocab_size: The target's vocabulary size.
         eos_token_id: Proposed, as the last token, where the source's own end is reached.
         special_tokens: Ids never proposed otherwise.
         min_ngram: Shortest match to trust, in tokens, at least 1.
@@ -202,7 +221,6 @@ class LookupDrafter:
 
     def __init__(
         self,
-        vocab_size: int,
         eos_token_id: int,
         special_tokens: frozenset[int],
         *,
@@ -210,7 +228,6 @@ class LookupDrafter:
         max_ngram: int = 8,
     ) -> None:
         check_ngrams(min_ngram, max_ngram)
-        self._vocab_size = vocab_size
         self._eos = eos_token_id
         self._special = special_tokens
         self._sizes = (min_ngram, max_ngram)
@@ -224,11 +241,10 @@ class LookupDrafter:
 
     def as_draft(self, found: list[list[int]]) -> Draft:
         """Tokens for each row, perhaps none, as a draft that is sure of them."""
-        width = max(map(len, found))
+        lengths = [len(f) for f in found]
+        width = max(lengths)
         tokens = mx.array([f + [0] * (width - len(f)) for f in found], dtype=mx.int32)
-        tokens = tokens.reshape(len(found), width)
-        real = mx.array([len(f) for f in found])[:, None] > mx.arange(width)
-        return Draft(tokens, one_hot(tokens, self._vocab_size) * real[..., None])
+        return Draft(tokens.reshape(len(found), width), lengths)
 
     def find(self, context: list[list[int]], num_draft: int) -> list[list[int]]:
         """Up to `num_draft` tokens to follow each row's context."""
@@ -279,10 +295,14 @@ class CombinedDrafter:
         second = self._lookup.as_draft(
             [[] if self._eos in d else m for d, m in zip(drafted, more, strict=True)]
         )
-        return Draft(
+        both = Draft(
             mx.concatenate([first.tokens, second.tokens], axis=1),
-            mx.concatenate([first.probs, second.probs], axis=1),
+            [n + m for n, m in zip(first.lengths, second.lengths, strict=True)],
         )
+        if first.probs is None:
+            return both
+        size = first.probs.shape[-1]
+        return replace(both, probs=mx.concatenate([first.probs, second.dense(size)], axis=1))
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         self._model.replace(rows, prompts)
@@ -352,5 +372,5 @@ def _places(text: list[int]) -> Iterator[int]:
         yield at
 
 
-def empty_draft(batch: int, vocab_size: int) -> Draft:
-    return Draft(mx.zeros((batch, 0), dtype=mx.int32), mx.zeros((batch, 0, vocab_size)))
+def empty_draft(batch: int) -> Draft:
+    return Draft(mx.zeros((batch, 0), dtype=mx.int32), [0] * batch)

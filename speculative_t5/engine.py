@@ -6,14 +6,15 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
 from .draft import Draft, Drafter
-from .results import FinishReason, Round, Seconds, Stats
+from .results import FinishReason, Round, Stats
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
 from .session import LanguageModel, Session
@@ -36,6 +37,8 @@ class Plan:
         max_tokens: Upper bound on each row's tokens, EOS included.
         seed: Of all draws, which hang on it, the prompt's index and the row's own rounds; None
             where nothing is left to chance.
+        timed: Wait for each draft by itself, to tell its time from that of verifying. A round has
+            a second wait then, and takes longer.
     """
 
     drafter: Drafter
@@ -43,6 +46,7 @@ class Plan:
     verifier: Verifier
     max_tokens: int
     seed: int | None = None
+    timed: bool = False
 
 
 def decode(
@@ -101,11 +105,11 @@ class _Batch:
         draft = plan.drafter.propose(contexts, num_draft, draft_keys)
         # By its own limit, whatever its neighbours': a row is drafted for as it would be alone.
         draft = draft.limited([row.remaining - 1 for row in self.rows])
-        mx.eval(draft.tokens)  # a wait of its own, to tell drafting's time from verifying's
+        if plan.timed:
+            mx.eval(draft.tokens)
         drafted = time.perf_counter()
         proposals = verify(self._session, contexts, draft, plan.verifier, verify_keys)
         ended = time.perf_counter()
-        self.clock.add(drafted - began, ended - drafted)
         asked = [min(num_draft, row.remaining - 1) for row in self.rows]
         for row, proposal, count in zip(self.rows, proposals, asked, strict=True):
             row.take(proposal, self._eos, count)
@@ -154,7 +158,7 @@ class _Batch:
         return bool(self._ahead)
 
     def _new_rows(
-        self, requests: Sequence[Request], contexts: Sequence[list[int]], began: Seconds
+        self, requests: Sequence[Request], contexts: Sequence[list[int]], began: float
     ) -> list[_Row]:
         return [
             _Row(index, context, self._plan.max_tokens, began)
@@ -171,19 +175,13 @@ class _Batch:
 
 
 class _Clock:
-    """Seconds since it was made, but for those it was stopped, and what went into rounds."""
+    """Seconds since it was made, but for those it was stopped."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
-        self._draft = self._verify = 0.0
 
-    def read(self) -> Seconds:
-        return Seconds(time.perf_counter() - self._started, self._draft, self._verify)
-
-    def add(self, draft: float, verify: float) -> None:
-        """Count a round's."""
-        self._draft += draft
-        self._verify += verify
+    def read(self) -> float:
+        return time.perf_counter() - self._started
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
@@ -214,9 +212,15 @@ def verify(
     last = mx.array([context[-1:] for context in contexts], dtype=mx.int32)
     logits = session.step(mx.concatenate([last, draft.tokens], axis=1))
     verdict = verifier.verdict(draft, logits, keys)
-    outcome = (draft.tokens, draft.num_drafted, verdict.num_accepted, verdict.next_token)
-    mx.eval(outcome)
-    return [Proposal(*row) for row in zip(*(array.tolist() for array in outcome), strict=True)]
+    counts = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
+    # The only wait of a round: one array, so that reading it is one, too.
+    outcome = mx.concatenate([counts, draft.tokens], axis=1).tolist()
+    return [
+        Proposal(tokens, num_drafted, num_accepted, next_token)
+        for (num_accepted, next_token, *tokens), num_drafted in zip(
+            cast(list[list[int]], outcome), draft.lengths, strict=True
+        )
+    ]
 
 
 @dataclass
@@ -226,7 +230,7 @@ class _Row:
     index: int
     context: list[int]
     remaining: int  # tokens that it may still emit
-    began: Seconds
+    began: float
     stats: Stats = field(default_factory=Stats)
     finish_reason: FinishReason | None = None
     emitted: list[int] = field(default_factory=list)  # in the last round
@@ -244,9 +248,9 @@ class _Row:
             len(self.emitted),
         )
 
-    def round(self, now: Seconds) -> Round:
+    def round(self, now: float) -> Round:
         """The last round, as the caller sees it."""
-        self.stats = self.stats.timed(now.since(self.began))
+        self.stats = replace(self.stats, seconds=now - self.began)
         shown = self.emitted[:-1] if self.finish_reason == "eos" else self.emitted
         accepted = self.stats.num_accepted[-1]
         output: list[int] = []

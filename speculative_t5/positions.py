@@ -50,18 +50,19 @@ class PositionBias(nn.Module):
 
 
 def position_biases(
-    tables: Sequence[mx.array], positions: np.ndarray, num_keys: int
+    tables: Sequence[mx.array], at: mx.array, num_queries: int, num_keys: int
 ) -> list[mx.array]:
-    """Biases of queries at `positions` (B, L) against keys 0 to T - 1: (B, H, L, T) per table.
+    """Biases of queries at `at` and after it against keys 0 to T - 1: (B, H, L, T) per table.
 
     Args:
         tables: `PositionBias.tables()`.
-        positions: Absolute positions of the queries, (B, L) integers.
+        at: Absolute position of each row's first query, (B,) int32.
+        num_queries: L.
         num_keys: T.
     """
     reach = tables[0].shape[1] // 2
-    relative = np.arange(num_keys) - positions[..., None]
-    index = mx.array((np.clip(relative, -reach, reach) + reach).astype(np.int32))
+    queries = at[:, None, None] + mx.arange(num_queries)[:, None]
+    index = mx.clip(mx.arange(num_keys) - queries, -reach, reach) + reach
     return [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
 
 

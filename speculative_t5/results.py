@@ -9,21 +9,6 @@ FinishReason = Literal["eos", "length"]
 
 
 @dataclass(frozen=True)
-class Seconds:
-    """Wall-clock time of a batch so far: of all of it, of drafting, of verifying."""
-
-    total: float = 0.0
-    draft: float = 0.0
-    verify: float = 0.0
-
-    def since(self, began: Seconds) -> Seconds:
-        """What was added since then."""
-        return Seconds(
-            self.total - began.total, self.draft - began.draft, self.verify - began.verify
-        )
-
-
-@dataclass(frozen=True)
 class Stats:
     """What one generation cost.
 
@@ -37,8 +22,6 @@ class Stats:
             or max_tokens counts).
         emitted: Tokens emitted, EOS included.
         seconds: Wall-clock time from the prompt's ids to the last token, the encoder's included.
-        draft_seconds: Of these, drafting.
-        verify_seconds: Of these, the target's passes over the drafts and the verdicts.
     """
 
     num_draft: tuple[int, ...] = ()
@@ -46,8 +29,6 @@ class Stats:
     num_accepted: tuple[int, ...] = ()
     emitted: int = 0
     seconds: float = 0.0
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
 
     def after_round(
         self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int
@@ -59,15 +40,6 @@ class Stats:
             num_drafted=(*self.num_drafted, num_drafted),
             num_accepted=(*self.num_accepted, num_accepted),
             emitted=self.emitted + emitted,
-        )
-
-    def timed(self, seconds: Seconds) -> Stats:
-        """These, when so much time has gone by."""
-        return replace(
-            self,
-            seconds=seconds.total,
-            draft_seconds=seconds.draft,
-            verify_seconds=seconds.verify,
         )
 
     @property

@@ -84,6 +84,11 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
     return (mx.arange(vocab_size) == tokens[..., None]).astype(mx.float32)
 
 
+def argmax(logits: mx.array) -> mx.array:
+    """The greedy choice: logits (..., V) -> ids (...) int32, the first of equals."""
+    return mx.argmax(logits, axis=-1).astype(mx.int32)
+
+
 def draw(weights: mx.array, keys: mx.array | None) -> mx.array:
     """Draw an id for each row, (B,) int32, in proportion to its weights (B, V) float32.
 
@@ -96,7 +101,7 @@ def draw(weights: mx.array, keys: mx.array | None) -> mx.array:
         keys: (B, 2) uint32. What a row draws hangs on its own key and weights alone.
     """
     if keys is None:
-        return mx.argmax(weights, axis=-1).astype(mx.int32)
+        return argmax(weights)
     return _categorical(mx.log(weights), keys).astype(mx.int32)
 
 

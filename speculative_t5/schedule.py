@@ -29,7 +29,7 @@ class Outcome:
         num_draft: Tokens that each row was asked for.
         num_drafted: Tokens proposed, of each row.
         num_accepted: Of these accepted and emitted.
-        draft_seconds: Until the drafts were there.
+        draft_seconds: Until the drafts were there, where that is told apart (`Plan.timed`).
         verify_seconds: From there to the verdicts.
     """
 

@@ -6,17 +6,17 @@ Shapes: B batch, S source length, L query length, T cached length, H heads, D he
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import cycle
 from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx.utils import tree_flatten
 
-from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask
+from .backend import on_cpu
+from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask, write
 from .config import Activation, Quantization, T5Config
 from .positions import PositionBias, position_biases
 from .session import Vocabulary
@@ -38,11 +38,12 @@ class T5(nn.Module):
         super().__init__()
         self.config = config
         self.vocabulary: Vocabulary | None = None
-        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        object.__setattr__(self, "_compiled_weights", [])
+        self.shared = Embedding(config.vocab_size, config.d_model)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         if config.own_head:
-            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.d_model, config.vocab_size, bias=False)
         if config.quantization:
             quantize(self, config.quantization)
 
@@ -99,15 +100,68 @@ class T5(nn.Module):
         if encoder_mask is None:
             encoder_mask = encoder_tokens != self.config.pad_token_id
         mask = additive(encoder_mask, self.dtype)
-        batch, length = encoder_tokens.shape
-        sources = SourceCache(self.encode(encoder_tokens, mask), [length] * batch)
-        sources.mask = mask
-        return T5Session(self, sources).step(decoder_tokens)
+        sources = self.encode(encoder_tokens, mask)
+        config, (batch, length) = self.config, decoder_tokens.shape
+        empty = mx.zeros((batch, config.num_heads, length, config.d_kv), self.dtype)
+        cache = [(empty, empty)] * config.num_decoder_layers
+        tables = self.decoder.position_bias.tables()
+        start = mx.zeros(1, dtype=mx.int32)
+        return self.step(decoder_tokens, start, cache, sources, mask, tables)[0]
+
+    def step(
+        self,
+        tokens: mx.array,
+        at: mx.array,
+        cache: list[KeysValues],
+        sources: list[KeysValues],
+        mask: mx.array | None,
+        tables: list[mx.array],
+    ) -> tuple[mx.array, list[KeysValues]]:
+        """The decoder over new positions of every row; a pure function of arrays.
+
+        Args:
+            tokens: (B, L) int32.
+            at: Position of each row's first, (B,) int32, or (1,) if all are the same.
+            cache: Keys and values of positions so far, (B, H, C, D) for each layer; there must be
+                room for L more.
+            sources: Those of the encoder's memory, (B, H, T, D).
+            mask: Additive, of the sources' padding, (B, 1, 1, T).
+            tables: `PositionBias.tables()` of the decoder.
+
+        Returns:
+            Logits (B, L, V) of what follows each token, and the cache with the new positions.
+        """
+        biases = position_biases(tables, at, tokens.shape[1], cache[0][0].shape[2])
+        hidden = self.shared(tokens.reshape(-1))
+        written: list[KeysValues] = []
+        for layer, bias, pair, cross in zip(
+            self.decoder.layers, cycle(biases), cache, sources, strict=False
+        ):
+            hidden, pair = layer(hidden, bias, pair, at, cross, mask)
+            written.append(pair)
+        logits = self.head(self.decoder.norm(hidden))
+        return logits.reshape(*tokens.shape, -1), written
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
         session = T5Session(self, self.sources(prompts))
         return session, [[self.config.decoder_start_token_id] for _ in prompts]
+
+    def _compile(self) -> None:
+        """Compile what decoding runs, anew when weights have been replaced since.
+
+        They are constants of the compiled functions: as inputs each would have to be looked at in
+        every step, and its transpose taken.
+        """
+        weights = [entry[1] for entry in tree_flatten(self.parameters())]
+        known = self._compiled_weights
+        if len(known) != len(weights) or any(map(operator.is_not, known, weights)):
+            # An attribute that is no list, or it would count as parameters.
+            object.__setattr__(self, "_compiled_weights", weights)
+            layers = [m for m in self.modules() if isinstance(m, (Linear, Embedding))]
+            mx.eval([transposed(layer) for layer in layers])  # or it would be a part of every step
+            self.compiled_step = mx.compile(self.step)
+            self._compiled_encode = mx.compile(self.encode)
 
     def sources(self, prompts: Sequence[Sequence[int]]) -> SourceCache:
         """Prompts as cross-attention sees them.
@@ -115,6 +169,7 @@ class T5(nn.Module):
         Encoded a few at a time, those of like length together: past a few hundred tokens a pass
         gains nothing by more of them, and loses by padding.
         """
+        self._compile()
         groups = _groups(prompts)
         if len(groups) == 1:
             return self._encoded(prompts)
@@ -134,17 +189,20 @@ class T5(nn.Module):
         longest = max(lengths)
         pad = self.config.pad_token_id
         tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
-        layers = self.encode(tokens, padding_mask(lengths, self.dtype))
-        mx.eval(layers)  # or the first step would wait for it, and be taken for slow
-        return SourceCache(layers, lengths)
+        layers = self._compiled_encode(tokens, padding_mask(lengths, longest, self.dtype))
+        sources = SourceCache(layers, lengths)
+        mx.eval(sources.layers)  # or the first step would wait for it, and be taken for slow
+        return sources
 
     def encode(self, tokens: mx.array, mask: mx.array | None) -> list[KeysValues]:
         """Source ids (B, S), additive mask (B, 1, 1, S) -> each layer's keys and values."""
-        memory = self.encoder(self.shared(tokens), mask)
-        return [layer.cross_attention.keys_values(memory) for layer in self.decoder.layers]
+        memory = self.encoder(self.shared(tokens.reshape(-1)), len(tokens), mask)
+        return [
+            layer.cross_attention.keys_values(memory, len(tokens)) for layer in self.decoder.layers
+        ]
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Decoder's output (B, L, d_model) -> logits (B, L, V)."""
+        """Decoder's output (N, d_model) -> logits (N, V)."""
         if self.config.scale_decoder_outputs:
             hidden = hidden * self.config.d_model**-0.5
         return self.lm_head(hidden) if self.config.own_head else self.shared.as_linear(hidden)
@@ -195,18 +253,13 @@ class T5Session:
         return self._cache.lengths
 
     def step(self, tokens: mx.array) -> mx.array:
-        count = tokens.shape[1]
-        cache, sources, decoder = self._cache, self._sources, self._model.decoder
-        cache.reserve(count)
-        positions = np.array(cache.lengths)[:, None] + np.arange(count)
-        if (positions == positions[0]).all():
-            positions = positions[:1]
-        biases = position_biases(self._bias_tables, positions, max(cache.lengths) + count)
-        hidden = self._model.shared(tokens)
-        for i, (layer, bias) in enumerate(zip(decoder.layers, cycle(biases), strict=False)):
-            hidden = layer(hidden, bias, partial(cache.append, i), sources.view(i), sources.mask)
-        cache.advance(count)
-        return self._model.head(decoder.norm(hidden))
+        cache, sources, count = self._cache, self._sources, tokens.shape[1]
+        at = cache.reserve(count)
+        logits, layers = self._model.compiled_step(
+            tokens, at, cache.take(), sources.view(), sources.mask, self._bias_tables
+        )
+        cache.put(layers, count)
+        return logits
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._cache.truncate(lengths)
@@ -236,15 +289,15 @@ class Encoder(nn.Module):
         self.layers = [EncoderLayer(config) for _ in range(config.num_layers)]
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
-    def __call__(self, hidden: mx.array, mask: mx.array | None) -> mx.array:
-        """Embedded source (B, S, d_model), additive mask (B, 1, 1, S) -> memory (B, S, d_model)."""
-        length = hidden.shape[1]
-        tables = self.position_bias.tables()
-        biases = position_biases(tables, np.arange(length)[None], length)
+    def __call__(self, hidden: mx.array, batch: int, mask: mx.array | None) -> mx.array:
+        """Embedded sources (B * S, d_model), additive mask (B, 1, 1, S) -> memory, as embedded."""
+        length = len(hidden) // batch
+        start = mx.zeros(1, dtype=mx.int32)
+        biases = position_biases(self.position_bias.tables(), start, length, length)
         if mask is not None:
             biases = [bias + mask for bias in biases]
         for layer, bias in zip(self.layers, cycle(biases), strict=False):
-            hidden = layer(hidden, bias)
+            hidden = layer(hidden, batch, bias)
         memory: mx.array = self.norm(hidden)
         return memory
 
@@ -257,8 +310,10 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config)
 
-    def __call__(self, x: mx.array, bias: mx.array) -> mx.array:
-        x = x + self.self_attention(self.self_norm(x), bias)
+    def __call__(self, x: mx.array, batch: int, bias: mx.array) -> mx.array:
+        attention = self.self_attention
+        q, k, v = attention.queries_keys_values(self.self_norm(x), batch)
+        x = x + attention.attend(q, k, v, bias)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -286,22 +341,30 @@ class DecoderLayer(nn.Module):
         self,
         x: mx.array,
         bias: mx.array,
-        append: Callable[[mx.array, mx.array], KeysValues],
+        cache: KeysValues,
+        at: mx.array,
         cross: KeysValues,
         mask: mx.array | None,
-    ) -> mx.array:
+    ) -> tuple[mx.array, KeysValues]:
         """One layer over new positions.
 
         Args:
-            x: (B, L, d_model).
-            bias: Self-attention's position bias and causal mask, (B or 1, H, L, T).
-            append: Takes the new keys and values, gives those of all T positions.
-            cross: Keys and values of the encoder's memory, (B, H, S, D) each.
-            mask: The source's additive padding mask, (B, 1, 1, S).
+            x: (B * L, d_model).
+            bias: Self-attention's position bias and causal mask, (B or 1, H, L, C).
+            cache: Keys and values of earlier positions, (B, H, C, D).
+            at: Where in them the new ones begin.
+            cross: Keys and values of the encoder's memory, (B, H, T, D) each.
+            mask: The source's additive padding mask, (B, 1, 1, T).
+
+        Returns:
+            (B * L, d_model), and the cache with the new positions.
         """
-        x = x + self.self_attention(self.self_norm(x), bias, append)
+        attention = self.self_attention
+        q, k, v = attention.queries_keys_values(self.self_norm(x), len(cache[0]))
+        cache = write(cache[0], k, at), write(cache[1], v, at)
+        x = x + attention.attend(q, *cache, bias)
         x = x + self.cross_attention(self.cross_norm(x), cross, mask)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        return x + self.feed_forward(self.feed_forward_norm(x)), cache
 
 
 class SelfAttention(nn.Module):
@@ -311,18 +374,15 @@ class SelfAttention(nn.Module):
         super().__init__()
         inner = config.num_heads * config.d_kv
         self._num_heads = config.num_heads
-        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
-        self.out = nn.Linear(inner, config.d_model, bias=False)
+        self.qkv = Linear(config.d_model, 3 * inner, bias=False)
+        self.out = Linear(inner, config.d_model, bias=False)
 
-    def __call__(
-        self,
-        x: mx.array,
-        bias: mx.array,
-        append: Callable[[mx.array, mx.array], KeysValues] | None = None,
-    ) -> mx.array:
-        q, k, v = split_heads(self.qkv(x), 3, self._num_heads)
-        if append is not None:
-            k, v = append(k, v)
+    def queries_keys_values(self, x: mx.array, batch: int) -> list[mx.array]:
+        """(B * L, d_model) -> three arrays (B, H, L, D)."""
+        return split_heads(self.qkv(x), batch, 3, self._num_heads)
+
+    def attend(self, q: mx.array, k: mx.array, v: mx.array, bias: mx.array) -> mx.array:
+        """Queries (B, H, L, D), keys and values (B, H, T, D) -> (B * L, d_model)."""
         return self.out(attend(q, k, v, bias))
 
 
@@ -331,17 +391,17 @@ class CrossAttention(nn.Module):
         super().__init__()
         inner = config.num_heads * config.d_kv
         self._num_heads = config.num_heads
-        self.q = nn.Linear(config.d_model, inner, bias=False)
-        self.kv = nn.Linear(config.d_model, 2 * inner, bias=False)
-        self.out = nn.Linear(inner, config.d_model, bias=False)
+        self.q = Linear(config.d_model, inner, bias=False)
+        self.kv = Linear(config.d_model, 2 * inner, bias=False)
+        self.out = Linear(inner, config.d_model, bias=False)
 
-    def keys_values(self, memory: mx.array) -> KeysValues:
-        """Encoder's memory (B, S, d_model) -> keys and values (B, H, S, D)."""
-        k, v = split_heads(self.kv(memory), 2, self._num_heads)
-        return mx.contiguous(k), mx.contiguous(v)
+    def keys_values(self, memory: mx.array, batch: int) -> KeysValues:
+        """Encoder's memory (B * S, d_model) -> keys and values (B, H, S, D)."""
+        k, v = split_heads(self.kv(memory), batch, 2, self._num_heads)
+        return k, v
 
     def __call__(self, x: mx.array, cross: KeysValues, mask: mx.array | None) -> mx.array:
-        (q,) = split_heads(self.q(x), 1, self._num_heads)
+        (q,) = split_heads(self.q(x), len(cross[0]), 1, self._num_heads)
         return self.out(attend(q, *cross, mask))
 
 
@@ -352,8 +412,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self._gated = config.gated
         self._activation = ACTIVATIONS[config.activation]
-        self.wi = nn.Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=False)
-        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+        self.wi = Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=False)
+        self.wo = Linear(config.d_ff, config.d_model, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
         hidden = self.wi(x)
@@ -363,15 +423,44 @@ class FeedForward(nn.Module):
         return self.wo(self._activation(hidden))
 
 
-def split_heads(x: mx.array, parts: int, num_heads: int) -> list[mx.array]:
-    """(B, L, parts * H * D) -> `parts` arrays (B, H, L, D)."""
-    batch, length, _ = x.shape
-    heads = x.reshape(batch, length, parts, num_heads, -1).transpose(2, 0, 3, 1, 4)
-    return [heads[i] for i in range(parts)]
+class Linear(nn.Linear):
+    """A product with the weight's transpose, which is taken once and not in every step."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return x @ transposed(self)
+
+
+class Embedding(nn.Embedding):
+    """One that also serves as a head."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return x @ transposed(self)
+
+
+def transposed(layer: nn.Module) -> mx.array:
+    """A layer's weight as (inputs, outputs): a view of it, kept as long as it is the same."""
+    if layer.get("_transposed_of") is not layer.weight:
+        layer._transposed_of, layer._transposed = layer.weight, layer.weight.T
+    view: mx.array = layer._transposed
+    return view
+
+
+def split_heads(x: mx.array, batch: int, parts: int, num_heads: int) -> list[mx.array]:
+    """(B * L, parts * H * D) -> `parts` arrays (B, H, L, D)."""
+    heads = x.reshape(batch, len(x) // batch, parts * num_heads, -1).swapaxes(1, 2)
+    return list(mx.split(heads, parts, axis=1)) if parts > 1 else [heads]
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
-    """Queries (B, H, L, D) over T keys and values, joined heads out: (B, L, H * D)."""
-    # The library's own scaling would be 1/sqrt(D), which T5 does without.
-    out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
-    return out.swapaxes(1, 2).reshape(*q.shape[:1], q.shape[2], -1)
+    """Queries (B, H, L, D) over T keys and values, joined heads out: (B * L, H * D)."""
+    if on_cpu():
+        # What the library's own comes to there, but for its scaling.
+        scores = q @ k.swapaxes(-1, -2)
+        if mask is not None:
+            scores = scores + mask
+        out = mx.softmax(scores, axis=-1, precise=True) @ v
+    else:
+        # Its scaling would be 1/sqrt(D), which T5 does without.
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
+    batch, num_heads, length, size = out.shape
+    return out.swapaxes(1, 2).reshape(batch * length, num_heads * size)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from .draft import Draft
-from .sampling import Sampler, draw, final_keys, one_hot, place_keys, uniform
+from .sampling import Sampler, argmax, draw, final_keys, place_keys, uniform
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,28 @@ class Verifier:
         """Judge a draft by the target's logits (B, K + 1, V) on it."""
         if self.sampler.temperature == 0:
             # Lenience is settled in what counts as the argmax; the rule itself stays exact.
-            return verify_tokens(draft, lenient_greedy(draft, logits, delta=self.delta), keys)
+            return verify_greedy(draft, lenient_argmax(draft, logits, delta=self.delta))
         probs = self.sampler.probs(logits)
         if self.block:
             return verify_block(draft, probs, keys)
         return verify_tokens(draft, probs, keys, delta=self.delta)
+
+
+def verify_greedy(draft: Draft, best: mx.array) -> Verdict:
+    """What both rules come to where all distributions are one-hot: tokens that agree stand.
+
+    Args:
+        draft: K drafted tokens per row, its q one-hot.
+        best: The target's choices, (B, K + 1) int32.
+    """
+    num_draft, real = draft.tokens.shape[1], draft.real
+    if num_draft == 0:
+        return Verdict(mx.zeros(len(best), dtype=mx.int32), best[:, 0])
+    agree = draft.tokens == best[:, :num_draft]
+    if real is not None:
+        agree = agree & real
+    num_accepted = mx.sum(mx.cumprod(agree.astype(mx.int32), axis=1), axis=1)
+    return Verdict(num_accepted, mx.take_along_axis(best, num_accepted[:, None], axis=1)[:, 0])
 
 
 def verify_tokens(
@@ -111,7 +128,7 @@ def verify_block(draft: Draft, target_probs: mx.array, keys: mx.array | None) ->
 def token_odds(draft: Draft, target_probs: mx.array, *, delta: float = 0.0) -> Odds:
     """Odds of `verify_tokens`: each place passes by p(x) against q(x), the first failure ends."""
     p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
-    q_x = _at(draft.probs, draft.tokens)
+    q_x = _at(draft.dense(target_probs.shape[-1]), draft.tokens)
     # q(x) = 0 marks a place where nothing was drafted: u * 0 < p(x) must not accept it.
     chance = mx.where(q_x > 0, p_x + delta * q_x, 0)
     return Odds(chance, q_x, mx.ones_like(target_probs[..., 0]), in_order=True)
@@ -125,7 +142,7 @@ def block_odds(draft: Draft, target_probs: mx.array) -> Odds:
     a zero row, which makes h_K = w_K.
     """
     p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
-    q_x = _at(draft.probs, draft.tokens)
+    q_x = _at(draft.dense(target_probs.shape[-1]), draft.tokens)
     # Where nothing was drafted the ratio is 0, and so are all after it: none of them can pass.
     steps = mx.where(q_x > 0, p_x / mx.where(q_x > 0, q_x, 1), 0)
     ratio = mx.ones_like(target_probs[:, 0, 0])
@@ -134,7 +151,8 @@ def block_odds(draft: Draft, target_probs: mx.array) -> Odds:
         ratio = mx.minimum(ratio * steps[:, i], 1)
         ratios.append(ratio)
     w = mx.stack(ratios, axis=1)
-    excess = mx.maximum(w[:, 1:, None] * target_probs[:, 1:] - _with_bonus(draft)[:, 1:], 0)
+    q = _with_bonus(draft, target_probs.shape[-1])
+    excess = mx.maximum(w[:, 1:, None] * target_probs[:, 1:] - q[:, 1:], 0)
     chance = mx.sum(excess, axis=-1)
     return Odds(chance, chance + (1 - w[:, 1:]), w, in_order=False)
 
@@ -149,7 +167,8 @@ def residual(
     at = num_accepted[:, None]
     w_n = mx.take_along_axis(ratios, at, axis=1)
     p_n = mx.take_along_axis(target_probs, at[..., None], axis=1)[:, 0]
-    q_n = mx.take_along_axis(_with_bonus(draft), at[..., None], axis=1)[:, 0]
+    q = _with_bonus(draft, target_probs.shape[-1])
+    q_n = mx.take_along_axis(q, at[..., None], axis=1)[:, 0]
     weights = mx.maximum(w_n * p_n - q_n, 0)
     # Rounding can leave nothing where p and q are equal; the difference is then immaterial.
     empty = mx.sum(weights, axis=-1, keepdims=True) == 0
@@ -166,13 +185,13 @@ def _verdict(odds: Odds, draft: Draft, target_probs: mx.array, keys: mx.array | 
     return Verdict(num_accepted, draw(weights, None if keys is None else final_keys(keys)))
 
 
-def _with_bonus(draft: Draft) -> mx.array:
+def _with_bonus(draft: Draft, vocab_size: int) -> mx.array:
     """Draft probabilities (B, K + 1, V), with a zero row for the place after the draft."""
-    return mx.pad(draft.probs, [(0, 0), (0, 1), (0, 0)])
+    return mx.pad(draft.dense(vocab_size), [(0, 0), (0, 1), (0, 0)])
 
 
-def lenient_greedy(draft: Draft, logits: mx.array, *, delta: float) -> mx.array:
-    """Target distributions at temperature 0: one-hot, where a near-tie counts as the argmax.
+def lenient_argmax(draft: Draft, logits: mx.array, *, delta: float) -> mx.array:
+    """The target's choices at temperature 0, where a near-tie counts as the argmax.
 
     A drafted token stands for the argmax if its probability (at temperature 1) is at least
     (1 - delta) times the largest (2211.17192, appendix A.5, with l = 1 - delta), so that greedy
@@ -184,18 +203,19 @@ def lenient_greedy(draft: Draft, logits: mx.array, *, delta: float) -> mx.array:
         delta: In [0, 1]; 0 is exact greedy decoding.
 
     Returns:
-        (B, K + 1, V) float32.
+        (B, K + 1) int32.
     """
     num_draft = draft.tokens.shape[1]
-    best = mx.argmax(logits, axis=-1)
+    best = argmax(logits)
     if delta > 0 and num_draft > 0:
         drafted = logits[:, :num_draft].astype(mx.float32)
         margin = math.log1p(-delta) if delta < 1 else -math.inf
         near = _at(drafted, draft.tokens) >= mx.max(drafted, axis=-1) + margin
-        proposed = _at(draft.probs, draft.tokens) > 0
-        kept = mx.where(near & proposed, draft.tokens, best[:, :num_draft])
+        if draft.real is not None:
+            near = near & draft.real
+        kept = mx.where(near, draft.tokens, best[:, :num_draft])
         best = mx.concatenate([kept, best[:, num_draft:]], axis=1)
-    return one_hot(best, logits.shape[-1])
+    return best
 
 
 def _at(values: mx.array, tokens: mx.array) -> mx.array:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from speculative_t5.cache import GROWTH, KVCache, SourceCache, fitting
+from speculative_t5.cache import GROWTH, SOURCE_STEP, KVCache, SourceCache, fitting, write
 from speculative_t5.schedule import FixedSchedule
 
 import mlx.core as mx
@@ -14,11 +14,13 @@ def written(batch: int, length: int, first: float) -> mx.array:
 
 
 def append(cache: KVCache, new: mx.array) -> list[list[float]]:
-    cache.reserve(new.shape[2])
-    keys, values = cache.append(0, new, -new)
+    count = new.shape[2]
+    at = cache.reserve(count)
+    ((keys, values),) = cache.take()
+    keys, values = write(keys, new, at), write(values, -new, at)
+    cache.put([(keys, values)], count)
     assert mx.array_equal(keys, -values)
-    cache.advance(new.shape[2])
-    return keys[:, 0, :, 0].tolist()  # type: ignore[no-any-return]
+    return keys[:, 0, : max(cache.lengths), 0].tolist()  # type: ignore[no-any-return]
 
 
 def test_rows_of_different_lengths_are_written_in_their_places() -> None:
@@ -52,10 +54,31 @@ def test_growing_keeps_what_was_written() -> None:
     assert grown[0][-3:] == [1000, 1001, 1002]
 
 
-def test_writing_past_the_end_is_caught() -> None:
-    cache = KVCache(1, 1, 1, batch=1, dtype=mx.float32)
-    with pytest.raises(AssertionError):
-        cache.append(0, written(1, GROWTH + 1, 0), written(1, GROWTH + 1, 0))
+def test_there_is_room_for_whatever_was_reserved() -> None:
+    cache = KVCache(1, 1, 1, batch=2, dtype=mx.float32)
+    for count in (1, 40, 30, 100, 200):
+        at = cache.reserve(count)
+        assert max(cache.lengths) + count <= cache.capacity
+        assert at.tolist() == cache.lengths[:1]
+        cache.put(cache.take(), count)
+    cache.truncate([5, 7])
+    assert cache.reserve(1).tolist() == [5, 7]
+
+
+def test_buffers_are_written_in_place() -> None:
+    """Where nothing else holds them: a copy of all layers in each step would cost more than it."""
+    cache = KVCache(1, 8, 64, batch=1, dtype=mx.float32)
+    cache.reserve(4096)
+    new = mx.ones((1, 8, 1, 64))
+    mx.eval(cache.layers, new)
+    size = cache.layers[0][0].nbytes
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for _ in range(3):
+        at = cache.reserve(1)
+        cache.put([(write(k, new, at), write(v, new, at)) for k, v in cache.take()], 1)
+        mx.eval(cache.layers)
+    assert mx.get_peak_memory() - before < size
 
 
 def test_rewinding_forward_is_caught() -> None:
@@ -91,7 +114,7 @@ def sources(*rows: tuple[int, int]) -> SourceCache:
 
 def seen(cache: SourceCache) -> list[list[float]]:
     """The keys that are not masked."""
-    keys, values = cache.view(0)
+    ((keys, values),) = cache.view()
     assert mx.array_equal(keys, -values)
     mask = mx.zeros(keys.shape[2]) if cache.mask is None else cache.mask
     assert cache.mask is None or cache.mask.shape == (len(keys), 1, 1, keys.shape[2])
@@ -107,14 +130,14 @@ def test_rows_are_given_to_other_sources() -> None:
     assert seen(cache) == [[1] * 3, [2] * 2, [3] * 3]
     cache.replace([2, 0], sources((1, 4), (2, 5)))
     assert seen(cache) == [[5] * 2, [2] * 2, [4]]
-    assert cache.view(0)[0].shape[2] == 2, "no wider than the longest row"
+    assert cache.width == SOURCE_STEP, "no wider than the longest row needs"
     cache.replace([1], sources((100, 6)))
     assert seen(cache) == [[5] * 2, [6] * 100, [4]]
     cache.select([2, 0])
     assert seen(cache) == [[4], [5] * 2]
     cache.replace([0], sources((2, 7)))
     assert seen(cache) == [[7] * 2, [5] * 2]
-    assert cache.mask is None and cache.capacity == 128
+    assert cache.capacity == 128
     cache.replace([0, 1], sources((300, 1), (2, 2)))
     cache.replace([0], sources((2, 3)))
     assert seen(cache) == [[3] * 2, [2] * 2] and cache.capacity == GROWTH
@@ -123,7 +146,8 @@ def test_rows_are_given_to_other_sources() -> None:
 def test_parts_of_sources_are_as_long_as_their_longest() -> None:
     cache = sources((3, 1), (1, 2), (2, 3), (5, 4))
     part = cache.part(1, 3)
-    assert seen(part) == [[2], [3] * 2] and part.capacity == 2
+    assert seen(part) == [[2], [3] * 2] and part.capacity == SOURCE_STEP
+    assert sources((SOURCE_STEP, 1), (SOURCE_STEP, 2)).mask is None
     empty = SourceCache.empty_like(cache, 2, 4)
     empty.replace([1, 0], part)
     assert seen(empty) == [[3] * 2, [2]]

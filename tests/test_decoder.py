@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, verify
 from speculative_t5.draft import Draft, ModelDrafter
 from speculative_t5.engine import cut
-from speculative_t5.results import Seconds, Stats
+from speculative_t5.results import Stats
 from speculative_t5.sampling import Sampler, round_keys
 from speculative_t5.t5 import T5
 from speculative_t5.verify import Verdict, verify_tokens
@@ -144,7 +145,9 @@ def test_the_distribution_test_fails_if_the_draft_is_not_filtered_as_it_says(
 
     def bug(self: ModelDrafter, *arguments: Any) -> Draft:
         plain = propose(self, *arguments)
-        return Draft(plain.tokens, Sampler(1.0, top_k=2).filter(plain.probs))
+        if plain.probs is None:
+            return plain  # nothing is drafted
+        return replace(plain, probs=Sampler(1.0, top_k=2).filter(plain.probs))
 
     monkeypatch.setattr(ModelDrafter, "propose", bug)
     engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2)
@@ -295,10 +298,10 @@ def test_rounds_are_counted_one_by_one() -> None:
     stats = Stats()
     for drafted, accepted in ((3, 3), (3, 1), (0, 0), (2, 0)):
         stats = stats.after_round(3, drafted, accepted, accepted + 1)
-    stats = stats.timed(Seconds(8.0, 1.0, 6.0))
+    stats = replace(stats, seconds=8.0)
     assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (4, 8, 4, 8)
     assert stats.acceptance_by_position == (2 / 3, 1 / 3, 1 / 2)
-    assert (stats.tokens_per_second, stats.draft_seconds, stats.verify_seconds) == (1.0, 1.0, 6.0)
+    assert stats.tokens_per_second == 1.0
 
 
 def test_a_generation_tells_its_rounds(target: T5) -> None:
@@ -306,10 +309,9 @@ def test_a_generation_tells_its_rounds(target: T5) -> None:
     stats = out.stats
     assert stats.num_draft[0] == 3 and len(stats.num_draft) == stats.rounds
     assert sum(stats.num_drafted) == stats.drafted and max(stats.num_drafted) == 3
-    assert 0 < stats.draft_seconds + stats.verify_seconds <= stats.seconds
-    assert min(stats.draft_seconds, stats.verify_seconds) > 0
+    assert stats.seconds > 0
     alone = SpeculativeDecoder(target).generate([10, 1]).stats
-    assert alone.draft_seconds < alone.verify_seconds / 10 and set(alone.num_draft) == {0}
+    assert set(alone.num_draft) == {0}
 
 
 def test_delta_one_emits_the_draft(target: T5) -> None:

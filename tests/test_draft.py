@@ -65,8 +65,8 @@ def test_nothing_is_found_in_nothing() -> None:
     assert look_up([5, 1], [0], 5, 1, 8) == []
 
 
-def lookup(vocab_size: int = 10, special: tuple[int, ...] = (0, EOS, 7)) -> LookupDrafter:
-    return LookupDrafter(vocab_size, EOS, frozenset(special))
+def lookup(special: tuple[int, ...] = (0, EOS, 7)) -> LookupDrafter:
+    return LookupDrafter(EOS, frozenset(special))
 
 
 def test_special_tokens_are_never_drafted_but_the_end() -> None:
@@ -80,9 +80,10 @@ def test_ragged_rows_end_in_zero_rows() -> None:
     drafter.start([[3, 4, 5, EOS], [8, 9, 3, EOS], [4, EOS]])
     draft = drafter.propose([[0, 3]] * 3, 5, None)
     assert draft.tokens.tolist() == [[4, 5, EOS], [EOS, 0, 0], [0, 0, 0]]
-    assert draft.num_drafted.tolist() == [3, 1, 0]
-    assert draft.probs[0].tolist() == [[i == t for i in range(10)] for t in (4, 5, EOS)]
-    assert mx.sum(draft.probs[1]).item() == 1
+    assert draft.lengths == [3, 1, 0]
+    probs = draft.dense(10)
+    assert probs[0].tolist() == [[i == t for i in range(10)] for t in (4, 5, EOS)]
+    assert mx.sum(probs[1]).item() == 1
     drafter.select([2, 0])
     assert drafter.find([[0, 3]] * 2, 5) == [[], [4, 5, EOS]]
     assert lookup_of_nothing().tokens.shape == (1, 0)
@@ -132,15 +133,15 @@ def test_a_combined_draft_is_the_models_and_what_follows_it() -> None:
     prompts[0] = [5, own[0][-1], 12, 13, 14, 15, EOS]
     alone.start(prompts)
     own = alone.propose([[0], [0]], 3, None).tokens.tolist()
-    both = CombinedDrafter(drafter(), lookup(20), EOS)
+    both = CombinedDrafter(drafter(), lookup(), EOS)
     both.start(prompts)
     draft = both.propose([[0], [0]], 3, None)
     assert [row[:3] for row in draft.tokens.tolist()] == own
-    look = lookup(20)
+    look = lookup()
     look.start(prompts)
     after = look.find([[0, *row] for row in own], 3)
     assert max(map(len, after)) > 0
-    assert draft.num_drafted.tolist() == [
+    assert draft.lengths == [
         3 + (0 if EOS in row else len(more)) for row, more in zip(own, after, strict=True)
     ]
     assert both.propose([[0], [0]], 0, None).tokens.shape == (2, 0)
@@ -153,12 +154,12 @@ def test_nothing_is_looked_up_after_the_models_end() -> None:
 
         def propose(self, context: object, num_draft: int, key: object) -> Draft:
             tokens = mx.array([[3, EOS], [3, 4]])
-            return Draft(tokens, mx.eye(10)[tokens])
+            return Draft(tokens, [2, 2])
 
     drafter = CombinedDrafter(Ending(), lookup(), EOS)  # type: ignore[arg-type]
     drafter.start([[EOS, 8, 8, EOS], [4, 8, EOS]])
     draft = drafter.propose([[0], [0]], 2, None)
-    assert draft.num_drafted.tolist() == [2, 4]
+    assert draft.lengths == [2, 4]
     assert draft.tokens[1].tolist() == [3, 4, 8, EOS]
     drafter.start([[EOS, 8, 8, EOS], [EOS]])
     assert drafter.propose([[0], [0]], 2, None).tokens.shape == (2, 2), "nothing to pad for"
@@ -173,4 +174,4 @@ def test_nothing_is_looked_up_after_the_models_end() -> None:
 )
 def test_ngram_sizes_out_of_range_are_refused(sizes: tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LookupDrafter(10, EOS, frozenset(), min_ngram=sizes[0], max_ngram=sizes[1])
+        LookupDrafter(EOS, frozenset(), min_ngram=sizes[0], max_ngram=sizes[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -175,9 +176,11 @@ def test_nothing_gives_nothing(target: T5) -> None:
 
 
 def test_seconds_are_those_of_a_row(target: T5) -> None:
+    began = time.perf_counter()
     outputs = engine(target, "model").generate_batch(prompts(12), batch_size=4, max_tokens=13)
+    total = time.perf_counter() - began
     for stats in (o.stats for o in outputs):
-        assert 0 < stats.draft_seconds + stats.verify_seconds <= stats.seconds
+        assert 0 < stats.seconds <= total
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, 2**70])

@@ -119,7 +119,8 @@ def one_round(
     possible = chance > 0
     contexts, chance = contexts[possible], chance[possible]
     prefix = [numbers[possible] for numbers in prefix]
-    draft = Draft(mx.array(tokens[possible].astype(np.int32)), double(told[possible]))
+    drawn_tokens = mx.array(tokens[possible].astype(np.int32))
+    draft = Draft(drawn_tokens, [k] * len(drawn_tokens), double(told[possible]))
     target = double(p[possible])
     odds = odds_of(draft, target)
     law_of_n = accepted_law(odds)
@@ -278,7 +279,7 @@ def with_unclipped_ratio(draft: Draft, p: mx.array) -> Odds:
     odds = block_odds(draft, p)
     tokens = draft.tokens[..., None]
     p_x = mx.take_along_axis(p[:, :-1], tokens, axis=-1)[..., 0]
-    q_x = mx.take_along_axis(draft.probs, tokens, axis=-1)[..., 0]
+    q_x = mx.take_along_axis(draft.dense(p.shape[-1]), tokens, axis=-1)[..., 0]
     whole = mx.prod(mx.where(q_x > 0, p_x / mx.where(q_x > 0, q_x, 1), 0), axis=1, keepdims=True)
     chance = mx.concatenate([odds.chance[:, :-1], whole], axis=1)
     return replace(odds, chance=chance)

@@ -35,19 +35,25 @@ def test_the_public_names_are_there() -> None:
 
 
 linux_only = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="OpenBLAS is loaded on Linux only"
+    not sys.platform.startswith("linux"), reason="MLX's BLAS is replaced on Linux only"
 )
 
 
 @linux_only
-def test_openblas_is_loaded_before_mlx_or_a_tip_says_how() -> None:
+def test_products_and_openblas_are_loaded_before_mlx_or_a_tip_says_how() -> None:
     code = (
         "from speculative_t5 import backend\n"
         "maps = open('/proc/self/maps').read()\n"
-        "print(backend.openblas, 'libopenblas' in maps, backend.advice())"
+        "print('_products' in maps, 'libopenblas' in maps, *backend.tips)"
     )
-    out = python(code)
-    assert out == "loaded True None" or out.startswith("missing False OpenBLAS was not found")
+    tips = {
+        ("True", "True"): "",
+        ("True", "False"): "no openblas",
+        ("False", "True"): "no products",
+        ("False", "False"): "no products no openblas",
+    }
+    products, openblas, *found = python(code).split(" ", 2)
+    assert " ".join(found) == tips[products, openblas]
 
 
 @linux_only
@@ -57,15 +63,29 @@ def test_importing_mlx_first_is_warned_of() -> None:
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    from speculative_t5 import backend\n"
-        "print(backend.openblas, *(w.message for w in caught))"
+        "print(*backend.tips, *(w.message for w in caught))"
     )
     out = python(code)
-    assert out == "missing" or out.startswith("late mlx.core was imported before speculative_t5")
+    assert out == "" or out.startswith("late mlx.core was imported before speculative_t5")
 
 
 @linux_only
-def test_a_missing_openblas_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mlx.core")
     monkeypatch.setattr(backend, "OPENBLAS_NAMES", ("libnowhere.so.0",))
-    assert backend.load_openblas() == "missing"
-    monkeypatch.setattr(backend, "openblas", "missing")
-    assert "apt-get install libopenblas0" in str(backend.advice())
+    monkeypatch.setattr(backend, "EXTENSION_SUFFIXES", [".nowhere"])
+    assert backend.load_blas() == ["no products", "no openblas"]
+    for tip, part in (("no products", "C compiler"), ("no openblas", "libopenblas0")):
+        monkeypatch.setattr(backend, "tips", [tip])
+        assert part in str(backend.advice())
+
+
+def test_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert backend.num_threads() == 3
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    assert backend.num_threads() == 1
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "many")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert backend.num_threads() == 0

@@ -74,13 +74,13 @@ def test_prompts_encoded_in_groups_are_as_they_are_alone(
     first = mx.array(rng.integers(3, 300, (12, 4)))
     alone = [model.start([p])[0].step(first[i : i + 1]) for i, p in enumerate(prompts)]
     passes: list[tuple[int, ...]] = []
-    encode = T5.encode
+    encoded = T5._encoded
 
-    def counted(self: T5, tokens: mx.array, mask: mx.array | None) -> Any:
-        passes.append(tokens.shape)
-        return encode(self, tokens, mask)
+    def counted(self: T5, prompts: list[list[int]]) -> Any:
+        passes.append((len(prompts), max(map(len, prompts))))
+        return encoded(self, prompts)
 
-    monkeypatch.setattr(T5, "encode", counted)
+    monkeypatch.setattr(T5, "_encoded", counted)
     for limit, least in ((10_000, 1), (64, 4), (1, 12)):
         monkeypatch.setattr("speculative_t5.t5.ENCODED_TOKENS", limit)
         passes.clear()

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from speculative_t5 import verify
 from speculative_t5.draft import Draft
 from speculative_t5.sampling import draw, final_keys, one_hot, place_keys
-from speculative_t5.verify import Verdict, lenient_greedy, verify_block, verify_tokens
+from speculative_t5.verify import (
+    Verdict,
+    lenient_argmax,
+    verify_block,
+    verify_greedy,
+    verify_tokens,
+)
 
 import mlx.core as mx
 import numpy as np
@@ -28,6 +34,11 @@ def row_keys(rows: int, seed: int = 0) -> mx.array:
     return mx.random.split(mx.random.key(seed), rows)
 
 
+def whole(tokens: mx.array, probs: mx.array) -> Draft:
+    """A draft with as many tokens in every row."""
+    return Draft(tokens, [tokens.shape[1]] * tokens.shape[0], probs)
+
+
 def draw_draft(probs: mx.array, keys: mx.array) -> mx.array:
     """Tokens (B, K) from probabilities (B, K, V), as a draft model draws them."""
     at = place_keys(keys, probs.shape[1])
@@ -38,7 +49,7 @@ def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_0
     """Total variation between what `rule` emits as its first token and p_1, q being (K, V)."""
     draft_keys, keys = row_keys(2 * rows, 7).reshape(2, rows, 2)
     probs = mx.broadcast_to(mx.array(q, dtype=mx.float32), (rows, *q.shape))
-    draft = Draft(draw_draft(probs, draft_keys), probs)
+    draft = whole(draw_draft(probs, draft_keys), probs)
     target = mx.broadcast_to(mx.array(p, dtype=mx.float32), (rows, *p.shape))
     size = q.shape[1]
     verdict = rule(draft, target, keys)
@@ -121,7 +132,7 @@ def test_acceptance_rate_is_the_overlap_of_p_and_q(rule: Rule) -> None:
     rows = 100_000
     q = constant([[0.1, 0.2, 0.3, 0.4]], rows)
     p = constant([[0.5, 0.3, 0.2, 0.0], [0.25] * 4], rows)
-    draft = Draft(draw_draft(q, row_keys(rows, 1)), q)
+    draft = whole(draw_draft(q, row_keys(rows, 1)), q)
     verdict = rule(draft, p, row_keys(rows, 2))
     assert mx.mean(verdict.num_accepted).item() == pytest.approx(0.5, abs=0.01)
 
@@ -130,7 +141,7 @@ def test_acceptance_rate_is_the_overlap_of_p_and_q(rule: Rule) -> None:
 def test_tokens_after_a_rejection_do_not_count(rule: Rule) -> None:
     one = [0.0, 1.0, 0.0]
     other = [0.0, 0.0, 1.0]
-    draft = Draft(mx.array([[1, 1, 1]]), constant([one, one, one], 1))
+    draft = whole(mx.array([[1, 1, 1]]), constant([one, one, one], 1))
     verdict = rule(draft, constant([one, other, one, one], 1), row_keys(1))
     assert verdict.num_accepted.tolist() == [1]
     assert verdict.next_token.tolist() == [2]
@@ -139,7 +150,7 @@ def test_tokens_after_a_rejection_do_not_count(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_fully_accepted_draft_is_followed_by_the_bonus(rule: Rule) -> None:
     one, other = [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]
-    draft = Draft(mx.array([[1, 1]]), constant([one, one], 1))
+    draft = whole(mx.array([[1, 1]]), constant([one, one], 1))
     verdict = rule(draft, constant([one, one, other], 1), row_keys(1))
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([2], [0])
 
@@ -150,7 +161,7 @@ def test_a_zero_row_drafts_nothing(rule: Rule) -> None:
     rows = 50_000
     zero = constant([[0.0, 0.0, 0.0]], rows)
     p = constant([[0.6, 0.3, 0.1], [1.0, 0.0, 0.0]], rows)
-    verdict = rule(Draft(mx.zeros((rows, 1), mx.int32), zero), p, row_keys(rows))
+    verdict = rule(whole(mx.zeros((rows, 1), mx.int32), zero), p, row_keys(rows))
     assert mx.max(verdict.num_accepted).item() == 0
     counts = np.bincount(np.array(verdict.next_token), minlength=3) / rows
     np.testing.assert_allclose(counts, [0.6, 0.3, 0.1], atol=0.01)
@@ -159,7 +170,7 @@ def test_a_zero_row_drafts_nothing(rule: Rule) -> None:
 def test_delta_adds_to_the_acceptance_probability() -> None:
     rows = 100_000
     q, p = constant([[0.5, 0.5]], rows), constant([[0.2, 0.8], [0.5, 0.5]], rows)
-    draft = Draft(mx.zeros((rows, 1), mx.int32), q)
+    draft = whole(mx.zeros((rows, 1), mx.int32), q)
     for delta, expected in ((0.0, 0.4), (0.25, 0.65), (0.7, 1.0), (1.0, 1.0)):
         verdict = verify_tokens(draft, p, row_keys(rows, 3), delta=delta)
         found = mx.mean(verdict.num_accepted).item()
@@ -170,8 +181,8 @@ def test_lenience_accepts_near_ties_and_nothing_else() -> None:
     logits = mx.log(mx.array([[[0.5, 0.41, 0.09], [0.5, 0.41, 0.09]]]))
 
     def best(token: int, delta: float) -> int:
-        draft = Draft(mx.array([[token]]), one_hot(mx.array([[token]]), 3))
-        return int(mx.argmax(lenient_greedy(draft, logits, delta=delta)[0, 0]).item())
+        draft = Draft(mx.array([[token]]), [1])
+        return int(lenient_argmax(draft, logits, delta=delta)[0, 0].item())
 
     assert best(1, 0.0) == 0
     assert best(1, 0.17) == 0  # 0.41 / 0.5 = 0.82 < 0.83
@@ -182,5 +193,24 @@ def test_lenience_accepts_near_ties_and_nothing_else() -> None:
 
 def test_lenience_never_accepts_where_nothing_was_drafted() -> None:
     logits = mx.array([[[0.0, 1.0], [0.0, 1.0]]])
-    draft = Draft(mx.array([[0]]), mx.zeros((1, 1, 2)))
-    assert mx.argmax(lenient_greedy(draft, logits, delta=1.0), axis=-1).tolist() == [[1, 1]]
+    draft = Draft(mx.array([[0]]), [0])
+    assert lenient_argmax(draft, logits, delta=1.0).tolist() == [[1, 1]]
+
+
+def test_greedy_verdicts_are_those_of_the_rules_for_one_hot_distributions() -> None:
+    """All drafts of three tokens out of three, of all lengths, against all targets."""
+    drafts, best = (np.stack(np.meshgrid(*[range(3)] * n, indexing="ij"), -1) for n in (3, 4))
+    rows = [
+        (draft, length, target)
+        for draft in drafts.reshape(-1, 3)
+        for length in range(4)
+        for target in best.reshape(-1, 4)
+    ]
+    tokens, targets = (mx.array(np.stack([r[i] for r in rows]).astype(np.int32)) for i in (0, 2))
+    draft = Draft(tokens, [length for _, length, _ in rows])
+    verdict = verify_greedy(draft, targets)
+    for rule in RULES:
+        expected = rule(draft, one_hot(targets, 3), None)  # type: ignore[arg-type]
+        assert verdict.num_accepted.tolist() == expected.num_accepted.tolist()
+        assert verdict.next_token.tolist() == expected.next_token.tolist()
+    assert len(set(verdict.num_accepted.tolist())) == 4

@@ -1,0 +1,276 @@
+/* cblas_sgemm for few rows: what decoding is made of.
+ *
+ * A pass over 1 to 30 tokens multiplies few rows by large matrices, and takes as long as it takes
+ * to read those. BLAS libraries are made for many rows: they copy the matrix first, and wait for
+ * threads. Here each matrix is read once, in place, by all threads.
+ *
+ * Loaded before MLX with its symbols global, this takes the place of the cblas_sgemm that MLX
+ * would call; what is not for it is passed on to the library given to `products_init`.
+ */
+
+#define _GNU_SOURCE
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ROWS 6           /* of a tile: with COLUMNS as many sums as there are registers for */
+#define MIN_WORK 8192    /* elements of b that are worth another thread's attention */
+#define MAX_THREADS 64
+#define MAX_ALIGNED (1 << 18) /* elements of a that are worth a copy */
+#define AWAKE 1e-3       /* seconds that a worker without work looks out for more */
+
+enum { ROW_MAJOR = 101, COLUMN_MAJOR = 102, NO_TRANSPOSE = 111, TRANSPOSE = 112 };
+
+typedef void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int,
+                      float, float *, int);
+
+/* c (m, n) = alpha a (m, k) b + beta c; b is (k, n), or (n, k) if transposed. */
+typedef struct {
+    int m, n, k, lda, ldb, ldc, b_transposed;
+    float alpha, beta;
+    const float *a, *b;
+    float *c;
+} product;
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+static inline __attribute__((always_inline)) void add_up(__m256 a, __m256 b, __m256 c, __m256 d, float *out)
+{
+    __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+}
+#define WIDTH 8
+#define COLUMNS 2
+#define NAME(f) f##_avx2
+#define SUM4(a, b, c, d, out) add_up((__m256)(a), (__m256)(b), (__m256)(c), (__m256)(d), out)
+#include "kernel.h"
+#undef WIDTH
+#undef COLUMNS
+#undef NAME
+#undef SUM4
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512dq,avx2,fma")
+#define HALVES(v) _mm256_add_ps(_mm512_castps512_ps256((__m512)(v)), _mm512_extractf32x8_ps((__m512)(v), 1))
+static inline __attribute__((always_inline)) void add_up_halves(__m256 a, __m256 b, __m256 c, __m256 d, float *out)
+{
+    __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+}
+#define WIDTH 16
+#define COLUMNS 4
+#define NAME(f) f##_avx512
+#define SUM4(a, b, c, d, out) add_up_halves(HALVES(a), HALVES(b), HALVES(c), HALVES(d), out)
+#include "kernel.h"
+#undef WIDTH
+#undef COLUMNS
+#undef NAME
+#undef SUM4
+#pragma GCC pop_options
+#endif
+
+#define WIDTH 4
+#define COLUMNS 2
+#define NAME(f) f##_plain
+#include "kernel.h"
+
+static sgemm other;
+static int max_rows, num_threads = 1, num_workers;
+static void (*columns)(const product *, int, int) = columns_plain;
+
+/* The product at hand, and which of its chunks of columns are taken. */
+static product current;
+static int chunk, num_chunks;
+static _Atomic uint64_t claims;   /* number of the product << 32 | next chunk */
+static atomic_uint number;        /* of the product; what idle workers wait on */
+static atomic_int num_done, num_asleep;
+static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
+
+static void take_chunks(uint32_t product_number)
+{
+    for (;;) {
+        uint64_t claim = atomic_load(&claims);
+        uint32_t i = (uint32_t)claim;
+        if (claim >> 32 != product_number || i >= (uint32_t)num_chunks)
+            return;
+        if (!atomic_compare_exchange_weak(&claims, &claim, claim + 1))
+            continue;
+        int end = ((int)i + 1) * chunk;
+        columns(&current, (int)i * chunk, end < current.n ? end : current.n);
+        atomic_fetch_add(&num_done, 1);
+    }
+}
+
+static void pause_briefly(void)
+{
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The number of the product after `last`: awake for a while, then asleep. */
+static uint32_t wait_for_product(uint32_t last)
+{
+    for (;;) {
+        double until = seconds() + AWAKE;
+        do {
+            for (int i = 0; i < 32; i++) {
+                uint32_t next = (uint32_t)(atomic_load(&claims) >> 32);
+                if (next != last)
+                    return next;
+                pause_briefly();
+            }
+        } while (seconds() < until);
+        atomic_fetch_add(&num_asleep, 1);
+        syscall(SYS_futex, &number, FUTEX_WAIT_PRIVATE, last, NULL, NULL, 0);
+        atomic_fetch_sub(&num_asleep, 1);
+    }
+}
+
+static void *work(void *unused)
+{
+    (void)unused;
+    for (uint32_t last = 0;;) {
+        last = wait_for_product(last);
+        take_chunks(last);
+    }
+    return NULL;
+}
+
+static int start_workers(void)
+{
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    while (num_workers < num_threads - 1) {
+        pthread_t thread;
+        if (pthread_create(&thread, &attributes, work, NULL))
+            break;
+        num_workers++;
+    }
+    pthread_attr_destroy(&attributes);
+    return num_workers;
+}
+
+/* After a fork the child has no workers; it starts its own when it needs them. */
+static void forget_workers(void)
+{
+    num_workers = 0;
+    atomic_store(&num_asleep, 0);
+    pthread_mutex_init(&busy, NULL);
+}
+
+/* Prepare; to be called once, before the first product.
+ *
+ * library: the cblas_sgemm for products of many rows, or NULL to do all here.
+ * rows: do products of up to so many rows.
+ * threads: to use, the caller's among them; 0 is as many as there are processors for this process.
+ * level: 2 for AVX-512 where there is, 1 for at most AVX2, 0 for neither.
+ */
+void products_init(void *library, int rows, int threads, int level)
+{
+    other = (sgemm)library;
+    max_rows = rows;
+    cpu_set_t available;
+    if (threads < 1)
+        threads = sched_getaffinity(0, sizeof available, &available) ? 1 : CPU_COUNT(&available);
+    num_threads = threads < MAX_THREADS ? threads : MAX_THREADS;
+    columns = columns_plain;
+#if defined(__x86_64__)
+    if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        columns = columns_avx2;
+    if (level > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+        columns = columns_avx512;
+#endif
+    pthread_atfork(NULL, NULL, forget_workers);
+}
+
+/* Put several rows where no vector of them straddles two cache lines: each is read many times. */
+static void align_rows(product *p)
+{
+    static float rows[MAX_ALIGNED] __attribute__((aligned(64)));
+    int stride = (p->k + 15) / 16 * 16;
+    if (p->m < 4 || (long)p->m * stride > MAX_ALIGNED)
+        return;
+    for (int i = 0; i < p->m; i++)
+        memcpy(rows + (size_t)i * stride, p->a + (size_t)i * p->lda, sizeof(float) * (size_t)p->k);
+    p->a = rows;
+    p->lda = stride;
+}
+
+static void multiply(const product *p)
+{
+    long parts = (long)p->n * p->k / MIN_WORK;
+    if (parts < 2 || num_threads < 2 || pthread_mutex_trylock(&busy)) {
+        columns(p, 0, p->n);
+        return;
+    }
+    start_workers();
+    if (parts > 4 * num_threads)
+        parts = 4 * num_threads;
+    current = *p;
+    align_rows(&current);
+    chunk = (int)(((p->n + parts - 1) / parts + 15) / 16 * 16);
+    num_chunks = (p->n + chunk - 1) / chunk;
+    atomic_store(&num_done, 0);
+    uint32_t next = atomic_load(&number) + 1;
+    atomic_store(&number, next);
+    atomic_store(&claims, (uint64_t)next << 32);
+    if (atomic_load(&num_asleep))
+        syscall(SYS_futex, &number, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    take_chunks(next);
+    while (atomic_load(&num_done) < num_chunks)
+        pause_briefly();
+    /* Nobody may take a chunk of the next product for one of this. */
+    atomic_store(&claims, (uint64_t)next << 32 | INT_MAX);
+    pthread_mutex_unlock(&busy);
+}
+
+void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
+                 const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc)
+{
+    if (other && (order != ROW_MAJOR || transpose_a != NO_TRANSPOSE || m > max_rows)) {
+        other(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        return;
+    }
+    if (order == COLUMN_MAJOR) { /* the transposes are in row-major order */
+        cblas_sgemm(ROW_MAJOR, transpose_b, transpose_a, n, m, k, alpha, b, ldb, a, lda, beta, c,
+                    ldc);
+        return;
+    }
+    product p = {m, n, k, lda, ldb, ldc, transpose_b != NO_TRANSPOSE, alpha, beta, a, b, c};
+    float *copy = NULL;
+    if (transpose_a != NO_TRANSPOSE) {
+        copy = malloc(sizeof(float) * (size_t)m * (size_t)k + 1);
+        if (!copy)
+            abort(); /* the interface has no way to fail */
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < k; j++)
+                copy[(size_t)i * k + j] = a[(size_t)j * lda + i];
+        p.a = copy;
+        p.lda = k;
+    }
+    multiply(&p);
+    free(copy);
+}

@@ -1,0 +1,182 @@
+"""The C products of few rows, against numpy in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import backend
+
+import numpy as np
+import pytest
+
+ROW_MAJOR, COLUMN_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 102, 111, 112
+SIZES = [(n, k) for n in (1, 3, 4, 17, 64, 384) for k in (1, 7, 16, 33, 384)]
+
+Product = Callable[..., np.ndarray]
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
+def level(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def product(level: int, tmp_path: Path) -> Product:
+    return own_copy(tmp_path, level=level)
+
+
+def own_copy(folder: Path, *, rows: int = 10**6, threads: int = 2, level: int = 2) -> Product:
+    """alpha x w + beta y by a copy of the library: the one that MLX uses is left as it is."""
+    built = next(iter(sorted(Path(backend.__file__).parent.glob("_products*.so"))), None)
+    if built is None:
+        pytest.skip("built without a C compiler")
+    copy = shutil.copy(built, folder / f"copy{rows}-{threads}-{level}.so")
+    library = ctypes.CDLL(str(copy))
+    library.products_init(None, rows, threads, level)
+    array, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+    library.cblas_sgemm.argtypes = [
+        *[number] * 6, real, array, number, array, number, real, array, number,
+    ]  # fmt: skip
+
+    def multiply(
+        x: np.ndarray,
+        w: np.ndarray,
+        *,
+        transposed: bool = True,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        y: np.ndarray | None = None,
+    ) -> np.ndarray:
+        (m, k), n = x.shape, w.shape[0] if transposed else w.shape[1]
+        out = np.full((m, n), np.nan, np.float32) if y is None else y.astype(np.float32)
+        library.cblas_sgemm(
+            ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE if transposed else NO_TRANSPOSE, m, n, k, alpha,
+            x.ctypes.data, x.strides[0] // 4, w.ctypes.data, w.strides[0] // 4, beta,
+            out.ctypes.data, n,
+        )  # fmt: skip
+        return out
+
+    multiply.library = library  # type: ignore[attr-defined]
+    return multiply
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([*shape, seed]).normal(size=shape).astype(np.float32)
+
+
+def close(found: np.ndarray, x: Any, w: Any) -> bool:
+    """Within float32's rounding of a sum of so many products."""
+    exact = x.astype(np.float64) @ w.astype(np.float64)
+    bound = 1e-6 * (np.abs(x).astype(np.float64) @ np.abs(w) + 1e-3)
+    return bool((np.abs(found - exact) <= bound).all())
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 6, 7, 9, 12, 13, 17])
+def test_products_are_those_of_numpy(product: Product, m: int) -> None:
+    for n, k in SIZES:
+        x, w = random(m, k), random(n, k, seed=1)
+        assert close(product(x, w), x, w.T), (n, k)
+        assert close(product(x, np.ascontiguousarray(w.T), transposed=False), x, w.T), (n, k)
+
+
+def test_a_wrong_element_would_be_seen() -> None:
+    x, w = random(5, 384), random(384, 64)
+    wrong = x @ w
+    wrong[3, 17] += x[3, 0] * w[0, 17]
+    assert close(x @ w, x, w) and not close(wrong, x, w)
+
+
+def test_rows_are_the_same_bits_in_any_company(product: Product) -> None:
+    """A pass over several tokens gives what passes over each of them give."""
+    for n, k in [(384, 384), (70, 50), (1000, 33)]:
+        x, w = random(17, k), random(n, k, seed=1)
+        for transposed, b in ((True, w), (False, np.ascontiguousarray(w.T))):
+            alone = np.concatenate([product(x[i : i + 1], b, transposed=transposed)
+                                    for i in range(17)])  # fmt: skip
+            for m in (2, 5, 6, 7, 12, 17):
+                assert (product(x[:m], b, transposed=transposed) == alone[:m]).all(), (n, k, m)
+
+
+def test_rows_may_be_part_of_wider_ones_and_scaled(product: Product) -> None:
+    x, w, y = random(5, 100)[:, 3:67], random(90, 100, seed=1)[:, :64], random(5, 90, seed=2)
+    found = product(x, w, alpha=0.5, beta=2.0, y=y)
+    assert np.allclose(found, 0.5 * (x @ w.T) + 2 * y, atol=1e-4)
+    b = random(64, 120, seed=3)[:, :90]
+    found = product(x, b, transposed=False, alpha=0.5, beta=2.0, y=y)
+    assert np.allclose(found, 0.5 * (x @ b) + 2 * y, atol=1e-4)
+
+
+def test_other_layouts_are_done_where_there_is_no_library_for_them(product: Product) -> None:
+    m, n, k = 5, 70, 40
+    x, w = random(m, k), random(k, n, seed=1)
+    sgemm = product.library.cblas_sgemm  # type: ignore[attr-defined]
+    one, zero = 1.0, 0.0
+    for order in (ROW_MAJOR, COLUMN_MAJOR):
+        rows_first = order == ROW_MAJOR
+        for flip_x in (False, True):
+            for flip_w in (False, True):
+                a = np.array(x.T if flip_x else x, order="C" if rows_first else "F")
+                b = np.array(w.T if flip_w else w, order="C" if rows_first else "F")
+                out = np.zeros((m, n), np.float32, order="C" if rows_first else "F")
+                lda, ldb = (s.shape[1] if rows_first else s.shape[0] for s in (a, b))
+                sgemm(
+                    order, TRANSPOSE if flip_x else NO_TRANSPOSE,
+                    TRANSPOSE if flip_w else NO_TRANSPOSE, m, n, k, one, a.ctypes.data, lda,
+                    b.ctypes.data, ldb, zero, out.ctypes.data, n if rows_first else m,
+                )  # fmt: skip
+                assert close(out, x, w), (order, flip_x, flip_w)
+
+
+def test_many_rows_go_to_the_library_given(tmp_path: Path) -> None:
+    product = own_copy(tmp_path, rows=4)
+    called: list[int] = []
+    kind = ctypes.CFUNCTYPE(
+        None, *[ctypes.c_int] * 6, ctypes.c_float, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p,
+        ctypes.c_int, ctypes.c_float, ctypes.c_void_p, ctypes.c_int,
+    )  # fmt: skip
+    other = kind(lambda *args: called.append(args[3]))
+    library = product.library  # type: ignore[attr-defined]
+    library.products_init(ctypes.cast(other, ctypes.c_void_p), 4, 2, 2)
+    for m in (4, 5):
+        product(random(m, 16), random(8, 16))
+    assert called == [5]
+
+
+def test_threads_that_call_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    product = own_copy(tmp_path, threads=4)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        x, w = random(3, 384, seed=seed), random(800, 384, seed=seed)
+        first = product(x, w)
+        if not close(first, x, w.T):
+            wrong.append(seed)
+        for _ in range(300):
+            if not (product(x, w) == first).all():
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_goes_on(tmp_path: Path) -> None:
+    product = own_copy(tmp_path)
+    x, w = random(3, 384), random(800, 384)
+    expected = product(x, w)
+    child = os.fork()
+    if child == 0:
+        same = all((product(x, w) == expected).all() for _ in range(50))
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (product(x, w) == expected).all()
