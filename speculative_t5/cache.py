@@ -7,7 +7,8 @@ from functools import partial
 
 import mlx.core as mx
 
-GROWTH = 64  # capacities that change become multiples of this many positions
+# Capacities: few, as each is a shape to compile for, and near what is needed.
+SMALLEST, GROWTH = 32, 256  # powers of 2 from the one to the other, then multiples of the latter
 SOURCE_STEP = 32  # what a source takes is a multiple of this: few shapes, each compiled once
 
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
@@ -27,7 +28,7 @@ class KVCache:
     def __init__(
         self, num_layers: int, num_heads: int, head_dim: int, batch: int, dtype: mx.Dtype
     ) -> None:
-        shape = (batch, num_heads, GROWTH, head_dim)
+        shape = (batch, num_heads, SMALLEST, head_dim)
         zeros = partial(mx.zeros, shape, dtype)
         self.layers: list[KeysValues] = [(zeros(), zeros()) for _ in range(num_layers)]
         self.lengths = [0] * batch
@@ -172,7 +173,11 @@ def fitting(needed: int, capacity: int) -> int:
     Rows are as large as the longest needs, so that a single long one costs all of them: what it
     took is given back when it has ended.
     """
-    fit = -(-needed // GROWTH) * GROWTH
+    fit = SMALLEST
+    while fit < min(needed, GROWTH):
+        fit *= 2
+    if needed > GROWTH:
+        fit = -(-needed // GROWTH) * GROWTH
     return fit if needed > capacity or capacity > 2 * fit else capacity
 
 

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from . import backend
 from .batch_command import batch
+from .bench_command import bench
 from .conversion import DTYPES, convert
 from .inspection import as_lines, inspect
 from .options import (
@@ -177,6 +178,7 @@ def main() -> NoReturn:
     app = new_app()
     app.callback(invoke_without_command=True)(generate)
     app.command(short_help="Generate for every line of a file of prompts.")(batch)
+    app.command(short_help="Measure how fast decoding is here.")(bench)
     run(app, "python -m speculative_t5")
 
 

@@ -310,6 +310,31 @@ class SpeculativeDecoder:
             raise ValueError(
                 f"batch_size must be an integer from 1 to {MAX_BATCH}, got {batch_size!r}"
             )
+        requests = iter(requests)
+        first = list(islice(requests, batch_size)) if self._num_draft == "auto" else []
+        plan = self.plan(first, sampler, max_tokens, seed, speculative)
+        return decode(self.model, chain(first, requests), plan, batch_size=batch_size)
+
+    def plan(
+        self,
+        first: Sequence[Request],
+        sampler: Sampler,
+        max_tokens: int,
+        seed: int = 0,
+        speculative: bool = True,
+    ) -> Plan:
+        """How `engine.decode` is to go about it.
+
+        Args:
+            first: Requests to measure on, where num_draft is "auto"; not used otherwise.
+            sampler: See `generate`, as for all that follow.
+            max_tokens: At least 1.
+            seed: 0 to 2**63 - 1.
+            speculative: False is for the target alone.
+
+        Raises:
+            ValueError: If an option is out of its range.
+        """
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
         if max_tokens < 1:
@@ -319,16 +344,11 @@ class SpeculativeDecoder:
         schedule: Schedule = FixedSchedule(0)
         if drafter is None:
             drafter = EmptyDrafter()
-        elif self._num_draft == "auto":
-            requests = iter(requests)
-            first = list(islice(requests, batch_size))
-            requests = chain(first, requests)
-            if first:
-                schedule = self._adaptive(first, drafter, verifier)
-        else:
+        elif self._num_draft != "auto":
             schedule = FixedSchedule(self._num_draft)
-        plan = Plan(drafter, schedule, verifier, max_tokens, seed if sampler.temperature else None)
-        return decode(self.model, requests, plan, batch_size=batch_size)
+        elif first:
+            schedule = self._adaptive(first, drafter, verifier)
+        return Plan(drafter, schedule, verifier, max_tokens, seed if sampler.temperature else None)
 
     def _adaptive(
         self, requests: Sequence[Request], drafter: Drafter, verifier: Verifier

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, cast
 
 import mlx.core as mx
 
-from .sampling import Sampler, argmax, draw, one_hot, place_keys
+from .sampling import Sampler, draw, one_hot, place_keys
 from .session import LanguageModel, Session
 
 
@@ -126,26 +127,38 @@ class ModelDrafter:
                 self._session.truncate(self._agreed(self._session, context))
             return empty_draft(len(context))
         session = self._session = self._encoded()
-        logits = self._catch_up(session, context)
+        lengths = [num_draft] * len(context)
+        if keys is None:
+            return Draft(self._best(session, context, num_draft), lengths)
+        tokens, probs = self._drawn(session, context, place_keys(keys, num_draft))
+        missing = self._vocab_size - probs.shape[-1]
+        if missing:
+            probs = mx.pad(probs, [(0, 0), (0, 0), (0, missing)])
+        return Draft(tokens, lengths, probs)
+
+    def _best(self, session: Session, context: list[list[int]], num_draft: int) -> mx.array:
+        """The greedy continuation, (B, K) int32."""
+        choose = partial(session.choose, vocab_size=self._vocab_size)
+        tokens = [self._catch_up(session, context, choose)]
+        mx.async_eval(tokens)  # the device begins, while the rest is being built
+        while len(tokens) < num_draft:
+            tokens.append(choose(tokens[-1]))
+        return mx.concatenate(tokens, axis=1)
+
+    def _drawn(
+        self, session: Session, context: list[list[int]], keys: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """A drawn continuation, (B, K) int32, and what it was drawn from, (B, K, V) float32."""
         tokens: list[mx.array] = []
         probs: list[mx.array] = []
-        at = None if keys is None else place_keys(keys, num_draft)
-        for place in range(num_draft):
+        logits = self._catch_up(session, context, session.step)
+        for place in range(keys.shape[1]):
             if tokens:
-                logits = session.step(tokens[-1][:, None])[:, -1]
-            logits = logits[:, : self._vocab_size]
-            if at is None:
-                tokens.append(argmax(logits))
-            else:
-                probs.append(self._sampler.probs(logits))
-                tokens.append(draw(probs[-1], at[:, place]))
-        mx.async_eval(tokens[-1])  # begins, while the target's pass is being built
-        draft = Draft(mx.stack(tokens, axis=1), [num_draft] * len(context))
-        if at is None:
-            return draft
-        q = mx.stack(probs, axis=1)
-        missing = self._vocab_size - q.shape[-1]
-        return replace(draft, probs=mx.pad(q, [(0, 0), (0, 0), (0, missing)]) if missing else q)
+                logits = session.step(tokens[-1])
+            probs.append(self._sampler.probs(logits[:, 0, : self._vocab_size]))
+            tokens.append(draw(probs[-1], keys[:, place])[:, None])
+            mx.async_eval(tokens[-1])
+        return mx.concatenate(tokens, axis=1), mx.stack(probs, axis=1)
 
     def _encoded(self) -> Session:
         """The session, with all prompts encoded.
@@ -160,8 +173,15 @@ class ModelDrafter:
             self._session.replace(rows)
         return self._session
 
-    def _catch_up(self, session: Session, context: list[list[int]]) -> mx.array:
-        """Feed what the session lacks of each context: logits (B, V) after the last tokens.
+    def _catch_up(
+        self,
+        session: Session,
+        context: list[list[int]],
+        step: Callable[[mx.array], mx.array],
+    ) -> mx.array:
+        """Feed what the session lacks of each context: what `step` gives after the last tokens.
+
+        That is (B, 1) or (B, 1, V) of what it gives for all tokens.
 
         It lacks at least the token that the target put after the draft, and where all drafts were
         accepted also the last one, which was drafted but never fed. Rows that lack fewer tokens
@@ -174,10 +194,12 @@ class ModelDrafter:
         feed = [
             self._known(c[-m:]) + [0] * (width - m) for c, m in zip(context, missing, strict=True)
         ]
-        logits = session.step(mx.array(feed, dtype=mx.int32))
+        given = step(mx.array(feed, dtype=mx.int32))
         session.truncate([len(c) for c in context])
-        last = mx.array(missing)[:, None, None] - 1
-        return mx.take_along_axis(logits, last, axis=1)[:, 0]
+        if min(missing) == width:
+            return given[:, width - 1 :]
+        last = mx.array(missing).reshape(-1, *[1] * (given.ndim - 1)) - 1
+        return mx.take_along_axis(given, last, axis=1)
 
     def _agreed(self, session: Session, context: list[list[int]]) -> list[int]:
         """How many of its cached tokens, in each row, the context has confirmed.

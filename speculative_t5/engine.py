@@ -18,7 +18,7 @@ from .results import FinishReason, Round, Stats
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
 from .session import LanguageModel, Session
-from .verify import Verifier
+from .verify import Verifier, num_agreed
 
 WINDOW = 4  # batches of prompts to put in order of length
 AHEAD_TOKENS = 512  # of prompts that are encoded ahead of their turn
@@ -209,18 +209,27 @@ def verify(
 ) -> list[Proposal]:
     """One pass of the target over the last token and the draft, and the verdicts on it."""
     session.truncate([len(context) - 1 for context in contexts])
-    last = mx.array([context[-1:] for context in contexts], dtype=mx.int32)
-    logits = session.step(mx.concatenate([last, draft.tokens], axis=1))
-    verdict = verifier.verdict(draft, logits, keys)
-    counts = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
+    tokens = mx.array([context[-1:] for context in contexts], dtype=mx.int32)
+    width = draft.tokens.shape[1]
+    if width:
+        tokens = mx.concatenate([tokens, draft.tokens], axis=1)
+    if verifier.greedy:
+        told = verifier.choices(draft, session, tokens)
+    else:
+        verdict = verifier.verdict(draft, session.step(tokens), keys)
+        told = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
     # The only wait of a round: one array, so that reading it is one, too.
-    outcome = mx.concatenate([counts, draft.tokens], axis=1).tolist()
-    return [
-        Proposal(tokens, num_drafted, num_accepted, next_token)
-        for (num_accepted, next_token, *tokens), num_drafted in zip(
-            cast(list[list[int]], outcome), draft.lengths, strict=True
-        )
-    ]
+    rows = mx.concatenate([draft.tokens, told], axis=1).tolist()
+    proposals = []
+    for row, length in zip(cast(list[list[int]], rows), draft.lengths, strict=True):
+        drafted, answer = row[:width], row[width:]
+        if verifier.greedy:
+            num_accepted = num_agreed(drafted[:length], answer)
+            next_token = answer[num_accepted]
+        else:
+            num_accepted, next_token = answer
+        proposals.append(Proposal(drafted, length, num_accepted, next_token))
+    return proposals
 
 
 @dataclass

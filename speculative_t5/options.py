@@ -60,14 +60,20 @@ def make_decoder(
     regular_decode: bool,
 ) -> SpeculativeDecoder:
     """Load the models that a command was asked to use."""
+    draft_model = draft_of(model, draft_model)
     if regular_decode:
         draft_model, lookup = None, False
-    elif draft_model is None and Path(model).name == DEFAULT_MODEL:
-        draft_model = DEFAULT_DRAFT
     return SpeculativeDecoder.from_pretrained(
         model, draft_model, num_draft=_num_draft(num_draft), delta=delta,
         verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
     )  # fmt: skip
+
+
+def draft_of(model: str, draft_model: str | None) -> str | None:
+    """The draft to use with a target: the one asked for, else the shipped target's own."""
+    if draft_model is None and Path(model).name == DEFAULT_MODEL:
+        return DEFAULT_DRAFT
+    return draft_model
 
 
 def _num_draft(text: str) -> NumDraft:

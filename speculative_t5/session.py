@@ -37,6 +37,9 @@ class Session(Protocol):
     def step(self, tokens: mx.array) -> mx.array:
         """Append `tokens` (B, L) int32 to every row: logits (B, L, V) of what follows each."""
 
+    def choose(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
+        """As `step`, but the best of all or of the first `vocab_size` ids only, (B, L) int32."""
+
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` positions of each row; idempotent."""
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,6 +20,7 @@ from .backend import on_cpu
 from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask, write
 from .config import Activation, Quantization, T5Config
 from .positions import PositionBias, position_biases
+from .sampling import argmax
 from .session import Vocabulary
 
 ENCODED_TOKENS = 512  # of a pass of the encoder, padding included, unless one prompt has more
@@ -142,6 +144,12 @@ class T5(nn.Module):
         logits = self.head(self.decoder.norm(hidden))
         return logits.reshape(*tokens.shape, -1), written
 
+    def _choose(
+        self, vocab_size: int | None, tokens: mx.array, *arguments: Any
+    ) -> tuple[mx.array, list[KeysValues]]:
+        logits, cache = self.step(tokens, *arguments)
+        return argmax(logits[..., :vocab_size]), cache
+
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
         session = T5Session(self, self.sources(prompts))
@@ -161,6 +169,7 @@ class T5(nn.Module):
             layers = [m for m in self.modules() if isinstance(m, (Linear, Embedding))]
             mx.eval([transposed(layer) for layer in layers])  # or it would be a part of every step
             self.compiled_step = mx.compile(self.step)
+            self.compiled_choose = mx.compile(self._choose)
             self._compiled_encode = mx.compile(self.encode)
 
     def sources(self, prompts: Sequence[Sequence[int]]) -> SourceCache:
@@ -191,7 +200,7 @@ class T5(nn.Module):
         tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
         layers = self._compiled_encode(tokens, padding_mask(lengths, longest, self.dtype))
         sources = SourceCache(layers, lengths)
-        mx.eval(sources.layers)  # or the first step would wait for it, and be taken for slow
+        mx.async_eval(sources.layers)
         return sources
 
     def encode(self, tokens: mx.array, mask: mx.array | None) -> list[KeysValues]:
@@ -253,13 +262,21 @@ class T5Session:
         return self._cache.lengths
 
     def step(self, tokens: mx.array) -> mx.array:
+        return self._run(self._model.compiled_step, tokens)
+
+    def choose(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
+        return self._run(partial(self._model.compiled_choose, vocab_size), tokens)
+
+    def _run(
+        self, function: Callable[..., tuple[mx.array, list[KeysValues]]], tokens: mx.array
+    ) -> mx.array:
         cache, sources, count = self._cache, self._sources, tokens.shape[1]
         at = cache.reserve(count)
-        logits, layers = self._model.compiled_step(
+        result, layers = function(
             tokens, at, cache.take(), sources.view(), sources.mask, self._bias_tables
         )
         cache.put(layers, count)
-        return logits
+        return result
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._cache.truncate(lengths)

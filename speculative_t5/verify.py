@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from .draft import Draft
 from .sampling import Sampler, argmax, draw, final_keys, place_keys, uniform
+from .session import Session
 
 
 @dataclass(frozen=True)
@@ -66,32 +68,33 @@ class Verifier:
     def __post_init__(self) -> None:
         assert not (self.block and self.delta)
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the target's `choices` decide, and nothing is left to chance."""
+        return self.sampler.temperature == 0
+
+    def choices(self, draft: Draft, session: Session, tokens: mx.array) -> mx.array:
+        """What stands after each of `tokens` (B, K + 1), the last one and the draft, if greedy.
+
+        (B, K + 1) int32. Drafted tokens stand as far as they agree with it, see `num_agreed`.
+        """
+        if self.delta == 0:
+            return session.choose(tokens)
+        # Lenience is settled in what counts as the argmax; the rule itself stays exact.
+        return lenient_argmax(draft, session.step(tokens), delta=self.delta)
+
     def verdict(self, draft: Draft, logits: mx.array, keys: mx.array | None) -> Verdict:
-        """Judge a draft by the target's logits (B, K + 1, V) on it."""
-        if self.sampler.temperature == 0:
-            # Lenience is settled in what counts as the argmax; the rule itself stays exact.
-            return verify_greedy(draft, lenient_argmax(draft, logits, delta=self.delta))
+        """Judge a draft by the target's logits (B, K + 1, V) on it, where tokens are drawn."""
         probs = self.sampler.probs(logits)
         if self.block:
             return verify_block(draft, probs, keys)
         return verify_tokens(draft, probs, keys, delta=self.delta)
 
 
-def verify_greedy(draft: Draft, best: mx.array) -> Verdict:
-    """What both rules come to where all distributions are one-hot: tokens that agree stand.
-
-    Args:
-        draft: K drafted tokens per row, its q one-hot.
-        best: The target's choices, (B, K + 1) int32.
-    """
-    num_draft, real = draft.tokens.shape[1], draft.real
-    if num_draft == 0:
-        return Verdict(mx.zeros(len(best), dtype=mx.int32), best[:, 0])
-    agree = draft.tokens == best[:, :num_draft]
-    if real is not None:
-        agree = agree & real
-    num_accepted = mx.sum(mx.cumprod(agree.astype(mx.int32), axis=1), axis=1)
-    return Verdict(num_accepted, mx.take_along_axis(best, num_accepted[:, None], axis=1)[:, 0])
+def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:
+    """What both rules come to where all distributions are one-hot: the first tokens that agree."""
+    pairs = zip(drafted, choices, strict=False)
+    return next((i for i, (token, best) in enumerate(pairs) if token != best), len(drafted))
 
 
 def verify_tokens(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from speculative_t5.cache import GROWTH, SOURCE_STEP, KVCache, SourceCache, fitting, write
+from speculative_t5.cache import GROWTH, SMALLEST, SOURCE_STEP, KVCache, SourceCache, fitting, write
 from speculative_t5.schedule import FixedSchedule
 
 import mlx.core as mx
@@ -47,10 +47,10 @@ def test_selected_rows_keep_their_contents() -> None:
 
 def test_growing_keeps_what_was_written() -> None:
     cache = KVCache(1, 1, 1, batch=2, dtype=mx.float32)
-    rows = append(cache, written(2, GROWTH - 1, 0))
+    rows = append(cache, written(2, SMALLEST - 1, 0))
     grown = append(cache, written(2, 3, 1000))
-    assert cache.capacity >= GROWTH + 2
-    assert [row[: GROWTH - 1] for row in grown] == rows
+    assert cache.capacity >= SMALLEST + 2
+    assert [row[: SMALLEST - 1] for row in grown] == rows
     assert grown[0][-3:] == [1000, 1001, 1002]
 
 
@@ -94,13 +94,15 @@ def test_what_a_long_row_took_is_given_back() -> None:
     cache.truncate([5 * GROWTH, 3])
     cache.clear([0])
     keys = append(cache, written(2, 2, 50))
-    assert cache.capacity == GROWTH
+    assert cache.capacity == SMALLEST
     assert keys[0][:2] == [50, 51] and keys[1] == [100, 101, 102, 150, 151]
 
 
 def test_capacities_change_when_too_small_or_twice_too_large() -> None:
-    assert [fitting(n, 64) for n in (1, 64, 65, 129)] == [64, 64, 128, 192]
-    assert [fitting(n, 256) for n in (256, 65, 64, 1)] == [256, 256, 64, 64]
+    assert [fitting(n, 64) for n in (1, 32, 64, 65, 129)] == [64, 64, 64, 128, 256]
+    assert [fitting(n, 256) for n in (256, 65, 64, 1)] == [256, 256, 64, 32]
+    assert [fitting(n, 256) for n in (257, 600)] == [512, 768]
+    assert [fitting(n, 768) for n in (512, 257, 256)] == [768, 768, 256]
     assert fitting(30, 35) == 35, "that of a first batch is as it comes"
 
 
@@ -137,10 +139,10 @@ def test_rows_are_given_to_other_sources() -> None:
     assert seen(cache) == [[4], [5] * 2]
     cache.replace([0], sources((2, 7)))
     assert seen(cache) == [[7] * 2, [5] * 2]
-    assert cache.capacity == 128
+    assert cache.capacity == SMALLEST
     cache.replace([0, 1], sources((300, 1), (2, 2)))
     cache.replace([0], sources((2, 3)))
-    assert seen(cache) == [[3] * 2, [2] * 2] and cache.capacity == GROWTH
+    assert seen(cache) == [[3] * 2, [2] * 2] and cache.capacity == SMALLEST
 
 
 def test_parts_of_sources_are_as_long_as_their_longest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from speculative_t5 import verify
@@ -10,8 +11,8 @@ from speculative_t5.sampling import draw, final_keys, one_hot, place_keys
 from speculative_t5.verify import (
     Verdict,
     lenient_argmax,
+    num_agreed,
     verify_block,
-    verify_greedy,
     verify_tokens,
 )
 
@@ -197,20 +198,18 @@ def test_lenience_never_accepts_where_nothing_was_drafted() -> None:
     assert lenient_argmax(draft, logits, delta=1.0).tolist() == [[1, 1]]
 
 
-def test_greedy_verdicts_are_those_of_the_rules_for_one_hot_distributions() -> None:
-    """All drafts of three tokens out of three, of all lengths, against all targets."""
-    drafts, best = (np.stack(np.meshgrid(*[range(3)] * n, indexing="ij"), -1) for n in (3, 4))
-    rows = [
-        (draft, length, target)
-        for draft in drafts.reshape(-1, 3)
-        for length in range(4)
-        for target in best.reshape(-1, 4)
-    ]
-    tokens, targets = (mx.array(np.stack([r[i] for r in rows]).astype(np.int32)) for i in (0, 2))
-    draft = Draft(tokens, [length for _, length, _ in rows])
-    verdict = verify_greedy(draft, targets)
-    for rule in RULES:
-        expected = rule(draft, one_hot(targets, 3), None)  # type: ignore[arg-type]
-        assert verdict.num_accepted.tolist() == expected.num_accepted.tolist()
-        assert verdict.next_token.tolist() == expected.next_token.tolist()
-    assert len(set(verdict.num_accepted.tolist())) == 4
+def test_greedy_counts_are_those_of_the_rules_for_one_hot_distributions() -> None:
+    """All drafts of up to three tokens out of three, against all targets."""
+    targets = list(itertools.product(range(3), repeat=4))
+    seen = set()
+    for draft in itertools.product(range(3), repeat=3):
+        for length in range(4):
+            given = Draft(mx.array([draft] * len(targets)), [length] * len(targets))
+            found = [num_agreed(draft[:length], target) for target in targets]
+            seen.update(found)
+            for rule in RULES:
+                verdict = rule(given, one_hot(mx.array(targets), 3), None)  # type: ignore[arg-type]
+                assert verdict.num_accepted.tolist() == found
+                best = [target[n] for target, n in zip(targets, found, strict=True)]
+                assert verdict.next_token.tolist() == best
+    assert seen == {0, 1, 2, 3}

@@ -1,0 +1,305 @@
+"""The command line's `bench`: how fast decoding is here, and how near it comes to its bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import random
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import mlx.core as mx
+import typer
+from tqdm import tqdm
+
+from . import backend
+from ._version import __version__
+from .benchmark import GREEDY, Arm, Bench, Report, arms_of, first_token_seconds
+from .decoder import SpeculativeDecoder
+from .engine import Plan, decode
+from .forced import forced_plan, random_model
+from .options import DEFAULT_MODEL, DraftModel, Model, draft_of
+from .terminal import note
+
+PROMPTS = [
+    "correct: my sister have never been too paris. She wants to to go their next summer, but its "
+    "very expensive",
+    "correct: We was waiting for the the bus when it start to rain.",
+    "correct: He dont know were his keys are. He thinks he lost them on the trian",
+    "correct: An old man and his dog was walking threw the park. They walks their every day.",
+    "correct: I has lived in this city for ten years, but I still get lost sometmies.",
+    "correct: She asked me if i wanted a apple. I told her that i was'nt hungry",
+]
+STARTS = 5
+
+
+def bench(
+    model: Model = DEFAULT_MODEL,
+    draft_model: DraftModel = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text file, a prompt a line. [default: six sentences to correct]",
+            show_default=False,
+        ),
+    ] = None,
+    num_draft: Annotated[
+        str, typer.Option(help="Tokens to draft: numbers and ranges, as 1-8 or 2,4,8.")
+    ] = "1-8",
+    max_tokens: Annotated[int, typer.Option(help="Of each output, EOS included.")] = 128,
+    turns: Annotated[int, typer.Option(help="Times that all is measured; medians count.")] = 5,
+    random_weights: Annotated[
+        str | None,
+        typer.Option(
+            "--random",
+            metavar="TARGET:DRAFT",
+            help="Random weights of these shapes instead, as t5-base:t5-small, with drafts that "
+            "are right as often as --acceptance says.",
+            show_default=False,
+        ),
+    ] = None,
+    acceptance: Annotated[
+        float, typer.Option(help="With --random: chance of each drafted token to be right.")
+    ] = 0.8,
+    source: Annotated[int, typer.Option(help="With --random: source tokens of a prompt.")] = 256,
+    count: Annotated[int, typer.Option(help="With --random: prompts.")] = 3,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16. [default: as generate has it]", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of the table.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw speed-up and theory by K to this file (needs matplotlib).",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Measure greedy decoding, one prompt at a time: regular, speculative, lookup, auto.
+
+    All in one process and by turns, so that ratios hold though the machine's speed drifts.
+    """  # fmt: skip
+    lengths = _lengths(num_draft)
+    for option, value in (("--turns", turns), ("--max-tokens", max_tokens), ("--count", count),
+                          ("--source", source)):  # fmt: skip
+        if value < 1:
+            raise ValueError(f"{option} must be at least 1, got {value}")
+    if not 0 <= acceptance <= 1:
+        raise ValueError(f"--acceptance must be from 0 to 1, got {acceptance}")
+    if plot:
+        _pyplot()  # before minutes of measuring
+    if random_weights:
+        setup = _random(random_weights, dtype, source, count, acceptance, lengths, max_tokens)
+    else:
+        setup = _pair(model, draft_model, dtype, prompts, lengths, max_tokens)
+    with tqdm(total=turns + 2, desc="measuring", unit="turn", disable=None) as bar:
+        reports = setup.bench.run(turns, lambda done, _: bar.update(done - bar.n))
+    starts = [] if random_weights else _starts(model, draft_model)
+    result: dict[str, Any] = {
+        "machine": _machine(),
+        "target": setup.target,
+        "draft": setup.draft,
+        "prompts": setup.count,
+        "max_tokens": max_tokens,
+        "turns": turns,
+        "rows": [dataclasses.asdict(report) for report in reports],
+        "first_token_seconds": starts,
+    }
+    if random_weights:
+        result |= {"acceptance": acceptance, "source": source}
+    print(json.dumps(result) if as_json else "\n".join(_table(result, reports)))
+    if plot:
+        draw(reports, plot)
+    if tip := backend.advice():
+        note(tip)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setup:
+    bench: Bench
+    target: str
+    draft: str | None
+    count: int
+
+
+def _pair(
+    model: str,
+    draft_model: str | None,
+    dtype: str | None,
+    prompts: Path | None,
+    lengths: Sequence[int],
+    max_tokens: int,
+) -> _Setup:
+    draft = draft_of(model, draft_model)
+    first = SpeculativeDecoder.from_pretrained(model, draft, dtype=_dtype(dtype))
+    target, small, tokenizer = first.model, first.draft, first.tokenizer
+    lines = prompts.read_text(encoding="utf-8").splitlines() if prompts else PROMPTS
+    sources = [first.encode(line) for line in lines if line.strip()]
+    if not sources:
+        raise ValueError(f"{prompts} has no prompts: expected one a line")
+    decoders: dict[str, SpeculativeDecoder] = {}
+    if small:
+        for k in lengths:
+            decoders[f"K = {k}"] = SpeculativeDecoder(target, small, tokenizer, num_draft=k)
+        decoders["auto"] = SpeculativeDecoder(target, small, tokenizer, num_draft="auto")
+    decoders["lookup"] = SpeculativeDecoder(target, "lookup", tokenizer, num_draft=max(lengths))
+    arms = arms_of(decoders, max_tokens, drafts=small is not None)
+    return _Setup(Bench(target, small, arms, sources), model, draft, len(sources))
+
+
+def _random(
+    shapes: str,
+    dtype: str | None,
+    source: int,
+    count: int,
+    acceptance: float,
+    lengths: Sequence[int],
+    max_tokens: int,
+) -> _Setup:
+    names = shapes.split(":")
+    if len(names) != 2:
+        raise ValueError(f"--random takes TARGET:DRAFT, as t5-base:t5-small, got {shapes!r}")
+    kind = _dtype(dtype) or backend.default_dtype()
+    target, small = (random_model(name, dtype=kind) for name in names)
+    ids = random.Random(0)
+    prompts = [[*ids.choices(range(100, 30_000), k=source - 1), 1] for _ in range(count)]
+    decoder = SpeculativeDecoder(target)
+
+    def regular(prompt: list[int]) -> Plan:
+        return decoder.plan([], GREEDY, max_tokens, speculative=False)
+
+    outputs = {
+        tuple(prompt): [
+            token
+            for done in decode(target, [(0, prompt)], regular(prompt), batch_size=1)
+            for token in done.tokens
+        ]
+        for prompt in prompts
+    }
+
+    def arm(k: int) -> Arm:
+        drafting = SpeculativeDecoder(target, small, num_draft=k)
+        return Arm(
+            f"K = {k}", lambda prompt: forced_plan(drafting, outputs, acceptance, max_tokens), True
+        )
+
+    arms = [Arm("regular", regular), *map(arm, lengths)]
+    return _Setup(Bench(target, small, arms, prompts), names[0], names[1], count)
+
+
+def _starts(model: str, draft_model: str | None) -> list[float]:
+    """Seconds to the first output of new processes, once files are in the page cache."""
+    arguments = ["--model", model, "--prompt", PROMPTS[1]]
+    if draft_model:
+        arguments += ["--draft-model", draft_model]
+    return [first_token_seconds(arguments) for _ in range(STARTS + 1)][1:]
+
+
+def _machine() -> dict[str, Any]:
+    threads = {n: v for n, v in sorted(os.environ.items()) if n.endswith("NUM_THREADS")}
+    return {
+        "device": str(mx.default_device()),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "versions": {"speculative_t5": __version__, "mlx": version("mlx")},
+    }  # fmt: skip
+
+
+def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
+    draft = f", {result['draft']} drafts" if result["draft"] else ""
+    columns = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
+               "tokens/round", "speed-up", "theory", "efficiency", "same output")  # fmt: skip
+    rows = [
+        (
+            r.name, f"{r.tokens_per_second:.0f}", f"{r.round_ms:.2f}", f"{r.draft_ms:.2f}",
+            f"{r.verify_ms:.2f}", f"{r.other_ms:.2f}", f"{r.waits:.2f}",
+            f"{r.acceptance:.2f}" if r.acceptance else "-", f"{r.tokens_per_round:.2f}",
+            f"{r.speedup:.2f}", f"{r.theory:.2f}", f"{r.efficiency:.2f}", f"{r.same}/{r.outputs}",
+        )
+        for r in reports
+    ]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    lines = [f"{result['target']}{draft}; {result['prompts']} prompts, greedy, "
+             f"{result['turns']} turns, {result['machine']['device']}"]  # fmt: skip
+    for row in (columns, *rows):
+        first, *cells = (cell for cell in row)
+        lines.append("  ".join(
+            [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True))]
+        ))  # fmt: skip
+    lines.append(
+        "speed-up: of rounds, per token, over regular; theory: what tokens/round and bare passes "
+        "would give;\nefficiency: one over the other; draft, verify, other: a round's parts, "
+        "measured apart with a second wait"
+    )
+    if starts := result["first_token_seconds"]:
+        lines.append(
+            f"first text {median(starts):.2f} s after the start of a process "
+            f"({min(starts):.2f} to {max(starts):.2f})"
+        )
+    return lines
+
+
+def draw(reports: Sequence[Report], path: Path) -> None:
+    """Plot speed-up and theory against the number of drafted tokens."""
+    pyplot = _pyplot()
+    fixed = [(int(r.name.removeprefix("K = ")), r) for r in reports if r.name.startswith("K = ")]
+    if not fixed:
+        raise ValueError("there is nothing to plot without a draft model")
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    ks = [k for k, _ in fixed]
+    axes.plot(ks, [r.theory for _, r in fixed], "o--", color="0.55", label="theory")
+    axes.plot(ks, [r.speedup for _, r in fixed], "o-", color="C0", label="measured")
+    for report, style in zip(reports, (":", "", "-."), strict=False):
+        if report.name == "regular":
+            axes.axhline(1, color="0.3", linestyle=style, linewidth=1, label="regular")
+    for name, color in (("auto", "C1"), ("lookup", "C2")):
+        for report in (r for r in reports if r.name == name):
+            axes.axhline(report.speedup, color=color, linewidth=1, label=name)
+    axes.set(xlabel="drafted tokens a round, K", ylabel="speed-up over regular decoding",
+             xticks=ks, ylim=(0, None))  # fmt: skip
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError('--plot needs matplotlib: pip install ".[plot]"') from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    return pyplot
+
+
+def _lengths(text: str) -> list[int]:
+    """Numbers and ranges, as in 1-8 or 2,4,8."""
+    lengths: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.strip().isdecimal() for end in ends):
+            raise ValueError(f"--num-draft takes numbers and ranges, as 1-8 or 2,4,8, got {text!r}")
+        lengths += range(int(ends[0]), int(ends[1]) + 1)
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"--num-draft must be at least 1, got {text!r}")
+    return sorted(set(lengths))
+
+
+def _dtype(name: str | None) -> mx.Dtype | None:
+    known = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+    if name is not None and name not in known:
+        raise ValueError(f"--dtype must be {', '.join(known)}, got {name!r}")
+    return known[name] if name else None

@@ -1,0 +1,178 @@
+"""What bench reports, on random models: counts and checks, never times."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.bench_command import _lengths, draw
+from speculative_t5.benchmark import (
+    GREEDY,
+    Bench,
+    Costs,
+    Report,
+    arms_of,
+    first_token_seconds,
+    observed,
+)
+from speculative_t5.draft import ModelDrafter
+from speculative_t5.engine import decode
+from speculative_t5.forced import SHAPES, Replayed, forced_plan, random_model
+from speculative_t5.t5 import T5
+
+import mlx.core as mx
+import pytest
+from conftest import REPOSITORY, run, tiny_draft, tiny_model
+
+PROMPTS = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
+
+
+@pytest.fixture(scope="module")
+def target() -> T5:
+    return tiny_model(vocab_size=20, layers=2, eos_token_id=19)
+
+
+@pytest.mark.parametrize("drafter", ["model", "lookup", None])
+@pytest.mark.parametrize("num_draft", [1, 5, "auto"])
+def test_a_round_waits_once(target: T5, drafter: str | None, num_draft: Any) -> None:
+    draft = tiny_draft(target) if drafter == "model" else drafter
+    decoder = SpeculativeDecoder(target, draft, num_draft=num_draft)  # type: ignore[arg-type]
+    decoder.generate(PROMPTS[0])  # models are compiled when they are first used
+    for prompt in PROMPTS:
+        plan = decoder.plan([(0, prompt)], GREEDY, 30)
+        seen = observed(target, prompt, plan)
+        assert seen.waits == [1] * len(seen.rounds) and len(seen.rounds) == len(seen.emitted) > 1
+        assert seen.tokens == decoder.generate(prompt, max_tokens=30).tokens
+
+
+def test_a_second_wait_is_counted(target: T5, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
+    decoder.generate(PROMPTS[0])
+    propose = ModelDrafter.propose
+
+    def reading(self: ModelDrafter, *arguments: Any) -> Any:
+        draft = propose(self, *arguments)
+        draft.tokens.tolist()
+        return draft
+
+    monkeypatch.setattr(ModelDrafter, "propose", reading)
+    seen = observed(target, PROMPTS[0], decoder.plan([], GREEDY, 30))
+    assert set(seen.waits) == {2}
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 0.9, 1.0])
+def test_replayed_drafts_are_right_as_often_as_asked(target: T5, acceptance: float) -> None:
+    """And the output is the target's own whatever the drafts are."""
+    choice = random.Random(0)
+    prompts = [[*choice.choices(range(2, 19), k=4), 1] for _ in range(12)]
+    alone = SpeculativeDecoder(target)
+    outputs = {tuple(p): alone.generate(p, max_tokens=100).tokens for p in prompts}
+    decoder = SpeculativeDecoder(target, tiny_model(vocab_size=20, seed=3), num_draft=1)
+    drafted = accepted = 0
+    for prompt in prompts:
+        plan = forced_plan(decoder, outputs, acceptance, 100)
+        rounds = list(decode(target, [(0, prompt)], plan, batch_size=1))
+        assert rounds[-1].output == outputs[tuple(prompt)]
+        drafted += rounds[-1].stats.drafted
+        accepted += rounds[-1].stats.accepted
+    assert drafted > 300
+    # Of a few hundred draws; the last place of an output that ended early may be drafted wrong.
+    assert accepted / drafted == pytest.approx(acceptance, abs=0.07)
+
+
+def test_replayed_drafts_come_from_the_drafter_and_its_steps(target: T5) -> None:
+    outputs = {tuple(PROMPTS[0]): list(range(2, 12)), tuple(PROMPTS[1]): [7] * 10}
+    calls = []
+
+    class Noted(ModelDrafter):
+        def propose(self, context: Any, num_draft: int, keys: Any) -> Any:
+            calls.append(num_draft)
+            return super().propose(context, num_draft, keys)
+
+    drafter = Replayed(Noted(target, GREEDY, 20), outputs, 1.0, 20)
+    drafter.start(PROMPTS[:1])
+    assert drafter.propose([[0]], 3, None).tokens.tolist() == [[2, 3, 4]]
+    assert drafter.propose([[0, 2, 3]], 2, None).tokens.tolist() == [[4, 5]]
+    assert drafter.propose([[0, 2]], 0, None).tokens.shape == (1, 0)
+    drafter.replace([0], PROMPTS[1:2])
+    assert drafter.propose([[0]], 2, None).tokens.tolist() == [[7, 7]]
+    drafter.select([0])
+    assert calls == [3, 2, 0, 2]
+
+
+def test_costs_lie_on_lines_between_those_measured() -> None:
+    costs = Costs(1.0, {(2, 1): 3.0, (2, 5): 7.0, (0, 1): 1.5})
+    assert costs.seconds(2, 3) == 5.0 and costs.seconds(2, 9) == 7.0 and costs.seconds(0, 4) == 1.5
+
+
+def test_a_report_adds_up(target: T5) -> None:
+    draft = tiny_draft(target)
+    decoders = {
+        "K = 2": SpeculativeDecoder(target, draft, num_draft=2),
+        "lookup": SpeculativeDecoder(target, "lookup", num_draft=4),
+    }
+    done: list[int] = []
+    bench = Bench(target, draft, arms_of(decoders, 24, drafts=True), PROMPTS)
+    reports = bench.run(2, lambda n, total: done.append(total - n))
+    assert done == [3, 2, 1, 0]
+    assert [r.name for r in reports] == ["regular", "K = 2", "lookup"]
+    for report in reports:
+        assert report.same == report.outputs == 3 and report.waits == 1
+        assert report.efficiency == pytest.approx(report.speedup / report.theory, rel=0.5)
+        assert report.round_ms > 0 and report.verify_ms > 0 and report.tokens_per_second > 0
+    regular, speculative, lookup = reports
+    assert regular.speedup == 1 and regular.tokens_per_round == 1 and regular.acceptance == 0
+    assert speculative.draft_ms > lookup.draft_ms
+    outputs = [decoders["K = 2"].generate(p, max_tokens=24).stats for p in PROMPTS]
+    assert speculative.acceptance == pytest.approx(
+        sum(s.accepted for s in outputs) / sum(s.drafted for s in outputs)
+    )
+
+
+def test_random_models_have_their_shapes_and_do_not_end() -> None:
+    assert SHAPES["t5-base"].num_heads * SHAPES["t5-base"].d_kv == 768
+    model = random_model("t5-small")
+    assert sum(w.size for w in (model.shared.weight,)) == 512 * 32128
+    assert SpeculativeDecoder(model).generate([5, 6, 1], max_tokens=3).finish_reason == "length"
+    assert mx.array_equal(model.shared.weight, random_model("t5-small").shared.weight)
+    with pytest.raises(ValueError, match="there is no shape 't5-tiny': choose from t5-small, "):
+        random_model("t5-tiny")
+
+
+def test_draft_lengths_are_numbers_and_ranges() -> None:
+    assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
+    for wrong in ("", "a", "1-", "-3", "0", "0-2", "4-2"):
+        with pytest.raises(ValueError, match="--num-draft"):
+            _lengths(wrong)
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    row = dict.fromkeys(Report.__dataclass_fields__, 1.0)
+    reports = [Report(**{**row, "name": name}) for name in ("regular", "K = 2", "K = 4", "auto")]  # type: ignore[arg-type]
+    draw(reports, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="nothing to plot"):
+        draw(reports[:1], tmp_path / "none.png")
+
+
+def test_a_process_that_says_nothing_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="gave no text"):
+        first_token_seconds(["--model", "nowhere"])
+
+
+def test_the_command_reports_the_shipped_pair(tmp_path: Path) -> None:
+    (tmp_path / "weights").symlink_to(REPOSITORY / "weights")
+    command = ("bench", "--turns", "1", "--num-draft", "3")
+    done = run(tmp_path, *command, "--max-tokens", "12", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [row["name"] for row in result["rows"]] == ["regular", "K = 3", "auto", "lookup"]
+    assert all(row["waits"] == 1 and row["same"] == row["outputs"] for row in result["rows"])
+    assert len(result["first_token_seconds"]) == 5
+    done = run(tmp_path, *command, "--acceptance", "2")
+    assert done.returncode == 2
+    assert done.stderr == b"error: --acceptance must be from 0 to 1, got 2.0\n"
