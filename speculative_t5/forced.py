@@ -12,7 +12,8 @@ from mlx.utils import tree_map_with_path
 from .config import T5Config
 from .decoder import SpeculativeDecoder
 from .draft import Draft, Drafter
-from .engine import Plan
+from .engine import Plan, decode
+from .results import Generation
 from .sampling import Sampler
 from .t5 import T5
 
@@ -47,7 +48,8 @@ def random_model(shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> 
     def drawn(path: str, weight: mx.array) -> mx.array:
         if weight.ndim == 1:
             return mx.ones(weight.shape, dtype)
-        scale = 1.0 if path == "shared.weight" else weight.shape[1] ** -0.5
+        # A small embedding: with a large one each token would be followed by itself.
+        scale = 0.02 if path == "shared.weight" else weight.shape[1] ** -0.5
         new = scale * mx.random.normal(weight.shape)
         if path == "shared.weight":
             new[model.eos_token_id] = 0  # never the best
@@ -127,3 +129,27 @@ def forced_plan(
     plan = decoder.plan([], Sampler(), max_tokens)
     size = decoder.model.vocab_size
     return replace(plan, drafter=Replayed(plan.drafter, outputs, acceptance, size))
+
+
+class ForcedDecoder:
+    """Decodes greedily, one prompt at a time, with drafts of a set acceptance.
+
+    Args:
+        decoder: With a draft model and a number of tokens to draft.
+        acceptance: Chance of each drafted token to be right.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, acceptance: float) -> None:
+        self._decoder = decoder
+        self._acceptance = acceptance
+        self._outputs: dict[tuple[int, ...], list[int]] = {}
+
+    def generate(self, prompt: list[int], max_tokens: int) -> Generation:
+        """As `SpeculativeDecoder.generate`; decodes a prompt twice where it is a new one."""
+        decoder, ids = self._decoder, tuple(prompt)
+        if ids not in self._outputs:
+            alone = decoder.generate(prompt, max_tokens=max_tokens, speculative=False)
+            self._outputs[ids] = alone.tokens
+        plan = forced_plan(decoder, self._outputs, self._acceptance, max_tokens)
+        *_, last = decode(decoder.model, [(0, prompt)], plan, batch_size=1)
+        return Generation("", last.output, last.finish_reason or "length", last.stats)

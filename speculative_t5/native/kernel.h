@@ -44,10 +44,10 @@ INLINE void NAME(dot_tile)(const product *p, int row, int column, int rows, int 
 {
     const float *a = p->a + (size_t)row * p->lda, *b = p->b + (size_t)column * p->ldb;
     const int whole = p->k - p->k % WIDTH;
-    /* The next columns are fetched meanwhile, evenly over all tiles of these: while one waits for
+    /* Columns to come are fetched meanwhile, evenly over all tiles of these: while one waits for
      * memory and the next computes, nothing would be gained. */
     const int tiles = (p->m + ROWS - 1) / ROWS, step = WIDTH / tiles;
-    const float *ahead = b + (size_t)columns * p->ldb + (size_t)(row * (long)whole / p->m);
+    const float *ahead = b + (size_t)(2 * columns) * p->ldb + (size_t)(row * (long)whole / p->m);
     VEC sum[ROWS][COLUMNS];
     UNROLL
     for (int i = 0; i < rows; i++)
@@ -59,7 +59,7 @@ INLINE void NAME(dot_tile)(const product *p, int row, int column, int rows, int 
         UNROLL
         for (int j = 0; j < columns; j++) {
             w[j] = *(const VEC *)(b + (size_t)j * p->ldb + k);
-            __builtin_prefetch(ahead + (size_t)j * p->ldb);
+            __builtin_prefetch(ahead + (size_t)j * p->ldb, 0, 1);
         }
         ahead += step;
         UNROLL
