@@ -31,8 +31,13 @@ class PositionBias(nn.Module):
 
         Returns:
             (H, 2 * max_distance + 1) for each layer, or a single one that all layers share; -inf
-            where a causal stack may not look.
+            where a causal stack may not look. They are made once for each weight.
         """
+        if self.get("_tables_of") is not self.weight:
+            self._tables_of, self._tables = self.weight, tuple(self._make_tables())
+        return list(self._tables)
+
+    def _make_tables(self) -> list[mx.array]:
         relative = np.arange(-self._max_distance, self._max_distance + 1)
         buckets = relative_position_bucket(
             relative,

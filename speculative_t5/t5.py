@@ -6,8 +6,8 @@ Shapes: B batch, S source length, L query length, T cached length, H heads, D he
 from __future__ import annotations
 
 import hashlib
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from typing import Any, cast
@@ -33,6 +33,35 @@ ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
 }
 
 
+Step = Callable[..., tuple[mx.array, list[KeysValues]]]
+Link = tuple[Any, Any, Any]  # a dictionary or list, a key or index, and what is there
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model's compiled functions, and what they were compiled of."""
+
+    links: Sequence[Link]
+    step: Step
+    choose: Step
+    encode: Callable[[mx.array, mx.array | None], list[KeysValues]]
+
+    def is_of(self, model: T5) -> bool:
+        """Whether the model still is what was compiled."""
+        return self.links[0][0] is model and all(
+            parent[key] is child for parent, key, child in self.links
+        )
+
+
+def links(node: Any) -> Iterator[Link]:
+    """Every weight, layer and list of them in a module, and where it is."""
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(child, (mx.array, dict, list)) and not str(key).startswith("_"):
+            yield node, key, child
+            if not isinstance(child, mx.array):
+                yield from links(child)
+
+
 class T5(nn.Module):
     """An encoder-decoder; a `LanguageModel` by way of `start`."""
 
@@ -40,7 +69,7 @@ class T5(nn.Module):
         super().__init__()
         self.config = config
         self.vocabulary: Vocabulary | None = None
-        object.__setattr__(self, "_compiled_weights", [])
+        self._prepared: Prepared | None = None
         self.shared = Embedding(config.vocab_size, config.d_model)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
@@ -155,22 +184,25 @@ class T5(nn.Module):
         session = T5Session(self, self.sources(prompts))
         return session, [[self.config.decoder_start_token_id] for _ in prompts]
 
-    def _compile(self) -> None:
-        """Compile what decoding runs, anew when weights have been replaced since.
+    @property
+    def prepared(self) -> Prepared:
+        """What decoding runs: compiled anew when weights or layers have been replaced since.
 
         They are constants of the compiled functions: as inputs each would have to be looked at in
         every step, and its transpose taken.
         """
-        weights = [entry[1] for entry in tree_flatten(self.parameters())]
-        known = self._compiled_weights
-        if len(known) != len(weights) or any(map(operator.is_not, known, weights)):
-            # An attribute that is no list, or it would count as parameters.
-            object.__setattr__(self, "_compiled_weights", weights)
+        if self._prepared is None or not self._prepared.is_of(self):
             layers = [m for m in self.modules() if isinstance(m, (Linear, Embedding))]
-            mx.eval([transposed(layer) for layer in layers])  # or it would be a part of every step
-            self.compiled_step = mx.compile(self.step)
-            self.compiled_choose = mx.compile(self._choose)
-            self._compiled_encode = mx.compile(self.encode)
+            biases = [self.encoder.position_bias, self.decoder.position_bias]
+            # Not evaluated before, these would be a part of every step.
+            mx.eval([transposed(layer) for layer in layers], [bias.tables() for bias in biases])
+            self._prepared = Prepared(
+                list(links(self)),
+                mx.compile(self.step),
+                mx.compile(self._choose),
+                mx.compile(self.encode),
+            )
+        return self._prepared
 
     def sources(self, prompts: Sequence[Sequence[int]]) -> SourceCache:
         """Prompts as cross-attention sees them.
@@ -178,7 +210,6 @@ class T5(nn.Module):
         Encoded a few at a time, those of like length together: past a few hundred tokens a pass
         gains nothing by more of them, and loses by padding.
         """
-        self._compile()
         groups = _groups(prompts)
         if len(groups) == 1:
             return self._encoded(prompts)
@@ -198,7 +229,7 @@ class T5(nn.Module):
         longest = max(lengths)
         pad = self.config.pad_token_id
         tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
-        layers = self._compiled_encode(tokens, padding_mask(lengths, longest, self.dtype))
+        layers = self.prepared.encode(tokens, padding_mask(lengths, longest, self.dtype))
         sources = SourceCache(layers, lengths)
         mx.async_eval(sources.layers)
         return sources
@@ -252,6 +283,7 @@ class T5Session:
         self._sources = sources
         self._ahead: SourceCache | None = None
         self._num_ahead = 0  # its last rows that are not taken yet
+        self._prepared = model.prepared
         self._bias_tables = model.decoder.position_bias.tables()
         self._cache = KVCache(
             config.num_decoder_layers, config.num_heads, config.d_kv, batch, model.dtype
@@ -262,14 +294,12 @@ class T5Session:
         return self._cache.lengths
 
     def step(self, tokens: mx.array) -> mx.array:
-        return self._run(self._model.compiled_step, tokens)
+        return self._run(self._prepared.step, tokens)
 
     def choose(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
-        return self._run(partial(self._model.compiled_choose, vocab_size), tokens)
+        return self._run(partial(self._prepared.choose, vocab_size), tokens)
 
-    def _run(
-        self, function: Callable[..., tuple[mx.array, list[KeysValues]]], tokens: mx.array
-    ) -> mx.array:
+    def _run(self, function: Step, tokens: mx.array) -> mx.array:
         cache, sources, count = self._cache, self._sources, tokens.shape[1]
         at = cache.reserve(count)
         result, layers = function(
@@ -464,7 +494,11 @@ def transposed(layer: nn.Module) -> mx.array:
 
 def split_heads(x: mx.array, batch: int, parts: int, num_heads: int) -> list[mx.array]:
     """(B * L, parts * H * D) -> `parts` arrays (B, H, L, D)."""
-    heads = x.reshape(batch, len(x) // batch, parts * num_heads, -1).swapaxes(1, 2)
+    length = len(x) // batch
+    if length == 1:  # already in order
+        heads = x.reshape(batch, parts * num_heads, 1, -1)
+    else:
+        heads = x.reshape(batch, length, parts * num_heads, -1).swapaxes(1, 2)
     return list(mx.split(heads, parts, axis=1)) if parts > 1 else [heads]
 
 
@@ -480,4 +514,6 @@ def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.a
         # Its scaling would be 1/sqrt(D), which T5 does without.
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
     batch, num_heads, length, size = out.shape
-    return out.swapaxes(1, 2).reshape(batch * length, num_heads * size)
+    if length > 1:
+        out = out.swapaxes(1, 2)
+    return out.reshape(batch * length, num_heads * size)

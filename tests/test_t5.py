@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from speculative_t5.config import Quantization
 from speculative_t5.positions import relative_position_bucket
-from speculative_t5.t5 import T5
+from speculative_t5.t5 import T5, quantize
 
 import mlx.core as mx
 import numpy as np
@@ -135,3 +136,24 @@ def test_model_dtype_is_kept_through_a_step(pair: tuple[Any, T5]) -> None:
     model = T5(model.config)
     model.set_dtype(mx.bfloat16)
     assert model(mx.array(SOURCE), mx.array(TARGET)).dtype == mx.bfloat16
+
+
+def test_decoding_follows_replaced_weights_and_layers(pair: tuple[Any, T5]) -> None:
+    """What is compiled holds weights as constants, until they are others."""
+    model = T5(pair[1].config)
+    model.update(pair[1].parameters())
+
+    def logits() -> mx.array:
+        return model.start([[5, 9, 1]])[0].step(mx.array([[0]]))
+
+    def scored() -> mx.array:
+        return model(mx.array([[5, 9, 1]]), mx.array([[0]]))
+
+    first = logits()
+    assert model.prepared is model.prepared
+    wo = model.decoder.layers[0].feed_forward.wo
+    wo.weight = mx.ones(wo.weight.shape)
+    assert not mx.allclose(logits(), first) and mx.allclose(logits(), scored(), atol=1e-4)
+    second = logits()
+    quantize(model, Quantization(8, 32))
+    assert not mx.array_equal(logits(), second) and mx.allclose(logits(), scored(), atol=1e-3)
