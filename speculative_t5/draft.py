@@ -151,11 +151,12 @@ class ModelDrafter:
         """A drawn continuation, (B, K) int32, and what it was drawn from, (B, K, V) float32."""
         tokens: list[mx.array] = []
         probs: list[mx.array] = []
-        logits = self._catch_up(session, context, session.step)
+        step = partial(session.step, vocab_size=self._vocab_size)
+        logits = self._catch_up(session, context, step)
         for place in range(keys.shape[1]):
             if tokens:
-                logits = session.step(tokens[-1])
-            probs.append(self._sampler.probs(logits[:, 0, : self._vocab_size]))
+                logits = step(tokens[-1])
+            probs.append(self._sampler.probs(logits[:, 0]))
             tokens.append(draw(probs[-1], keys[:, place])[:, None])
             mx.async_eval(tokens[-1])
         return mx.concatenate(tokens, axis=1), mx.stack(probs, axis=1)

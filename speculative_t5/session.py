@@ -34,11 +34,14 @@ class Session(Protocol):
     def lengths(self) -> list[int]:
         """Cached positions of each row."""
 
-    def step(self, tokens: mx.array) -> mx.array:
-        """Append `tokens` (B, L) int32 to every row: logits (B, L, V) of what follows each."""
+    def step(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
+        """Append `tokens` (B, L) int32 to every row: logits (B, L, V) of what follows each.
+
+        V is `vocab_size`, where that is given and less than the model's: of the first ids only.
+        """
 
     def choose(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
-        """As `step`, but the best of all or of the first `vocab_size` ids only, (B, L) int32."""
+        """As `step`, but the best ids only, (B, L) int32."""
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` positions of each row; idempotent."""

@@ -6,6 +6,7 @@ Shapes: B batch, S source length, L query length, T cached length, H heads, D he
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,13 @@ from .sampling import argmax
 from .session import Vocabulary
 
 ENCODED_TOKENS = 512  # of a pass of the encoder, padding included, unless one prompt has more
+
+MANY_SCORES = 2048  # from so many on, `softmax` is put together here
+# 2**x for x from -0.5 to 0.5, the highest power first: least squares, within 2e-7.
+POWERS_OF_2 = (
+    1.54653179e-04, 1.33952854e-03, 9.61803993e-03, 5.55034067e-02, 2.40226511e-01,
+    6.93147200e-01, 1.0,
+)  # fmt: skip
 
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -137,10 +145,11 @@ class T5(nn.Module):
         cache = [(empty, empty)] * config.num_decoder_layers
         tables = self.decoder.position_bias.tables()
         start = mx.zeros(1, dtype=mx.int32)
-        return self.step(decoder_tokens, start, cache, sources, mask, tables)[0]
+        return self.step(None, decoder_tokens, start, cache, sources, mask, tables)[0]
 
     def step(
         self,
+        vocab_size: int | None,
         tokens: mx.array,
         at: mx.array,
         cache: list[KeysValues],
@@ -151,6 +160,7 @@ class T5(nn.Module):
         """The decoder over new positions of every row; a pure function of arrays.
 
         Args:
+            vocab_size: Compute the logits of so many ids, the first ones; None is all.
             tokens: (B, L) int32.
             at: Position of each row's first, (B,) int32, or (1,) if all are the same.
             cache: Keys and values of positions so far, (B, H, C, D) for each layer; there must be
@@ -170,14 +180,12 @@ class T5(nn.Module):
         ):
             hidden, pair = layer(hidden, bias, pair, at, cross, mask)
             written.append(pair)
-        logits = self.head(self.decoder.norm(hidden))
+        logits = self.head(self.decoder.norm(hidden), vocab_size)
         return logits.reshape(*tokens.shape, -1), written
 
-    def _choose(
-        self, vocab_size: int | None, tokens: mx.array, *arguments: Any
-    ) -> tuple[mx.array, list[KeysValues]]:
-        logits, cache = self.step(tokens, *arguments)
-        return argmax(logits[..., :vocab_size]), cache
+    def _choose(self, *arguments: Any) -> tuple[mx.array, list[KeysValues]]:
+        logits, cache = self.step(*arguments)
+        return argmax(logits), cache
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
@@ -241,11 +249,15 @@ class T5(nn.Module):
             layer.cross_attention.keys_values(memory, len(tokens)) for layer in self.decoder.layers
         ]
 
-    def head(self, hidden: mx.array) -> mx.array:
-        """Decoder's output (N, d_model) -> logits (N, V)."""
+    def head(self, hidden: mx.array, vocab_size: int | None = None) -> mx.array:
+        """Decoder's output (N, d_model) -> logits (N, V), of the first `vocab_size` ids or all."""
         if self.config.scale_decoder_outputs:
             hidden = hidden * self.config.d_model**-0.5
-        return self.lm_head(hidden) if self.config.own_head else self.shared.as_linear(hidden)
+        layer = self.lm_head if self.config.own_head else self.shared
+        if vocab_size is not None and isinstance(layer, (Linear, Embedding)):
+            return hidden @ transposed(layer)[:, :vocab_size]
+        logits = layer(hidden) if self.config.own_head else layer.as_linear(hidden)
+        return logits[:, :vocab_size]
 
 
 def _groups(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -293,8 +305,8 @@ class T5Session:
     def lengths(self) -> list[int]:
         return self._cache.lengths
 
-    def step(self, tokens: mx.array) -> mx.array:
-        return self._run(self._prepared.step, tokens)
+    def step(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
+        return self._run(partial(self._prepared.step, vocab_size), tokens)
 
     def choose(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return self._run(partial(self._prepared.choose, vocab_size), tokens)
@@ -360,7 +372,7 @@ class EncoderLayer(nn.Module):
     def __call__(self, x: mx.array, batch: int, bias: mx.array) -> mx.array:
         attention = self.self_attention
         q, k, v = attention.queries_keys_values(self.self_norm(x), batch)
-        x = x + attention.attend(q, k, v, bias)
+        x = x + attention.attend(q, k, v, bias, rows=len(x) // batch)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -428,9 +440,11 @@ class SelfAttention(nn.Module):
         """(B * L, d_model) -> three arrays (B, H, L, D)."""
         return split_heads(self.qkv(x), batch, 3, self._num_heads)
 
-    def attend(self, q: mx.array, k: mx.array, v: mx.array, bias: mx.array) -> mx.array:
+    def attend(
+        self, q: mx.array, k: mx.array, v: mx.array, bias: mx.array, *, rows: int = 1
+    ) -> mx.array:
         """Queries (B, H, L, D), keys and values (B, H, T, D) -> (B * L, d_model)."""
-        return self.out(attend(q, k, v, bias))
+        return self.out(attend(q, k, v, bias, rows=rows))
 
 
 class CrossAttention(nn.Module):
@@ -502,14 +516,19 @@ def split_heads(x: mx.array, batch: int, parts: int, num_heads: int) -> list[mx.
     return list(mx.split(heads, parts, axis=1)) if parts > 1 else [heads]
 
 
-def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
-    """Queries (B, H, L, D) over T keys and values, joined heads out: (B * L, H * D)."""
+def attend(
+    q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None, *, rows: int = 1
+) -> mx.array:
+    """Queries (B, H, L, D) over T keys and values, joined heads out: (B * L, H * D).
+
+    `rows`: how many queries there are at least, whenever these keys are looked at.
+    """
     if on_cpu():
         # What the library's own comes to there, but for its scaling.
         scores = q @ k.swapaxes(-1, -2)
         if mask is not None:
             scores = scores + mask
-        out = mx.softmax(scores, axis=-1, precise=True) @ v
+        out = softmax(scores, rows) @ v
     else:
         # Its scaling would be 1/sqrt(D), which T5 does without.
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
@@ -517,3 +536,26 @@ def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.a
     if length > 1:
         out = out.swapaxes(1, 2)
     return out.reshape(batch * length, num_heads * size)
+
+
+def softmax(scores: mx.array, rows: int) -> mx.array:
+    """Softmax of scores (B, H, L, T) over T, on a CPU.
+
+    MLX's own takes 15 ns an element there, for an exponential that calls a function for each
+    addition. Where there are many elements, more kernels of vectors are faster: 2**t is put
+    together from an exponent and a polynomial. Which way is taken must not hang on L: a pass over
+    several tokens has to round as one over a single token does. So `rows` is what counts.
+    """
+    _, num_heads, _, num_keys = scores.shape
+    if scores.dtype != mx.float32 or num_heads * num_keys * rows < MANY_SCORES:
+        return mx.softmax(scores, axis=-1, precise=True)
+    t = (scores - mx.max(scores, axis=-1, keepdims=True)) * math.log2(math.e)
+    t = mx.maximum(t, -127.0)  # what is less becomes 0, as what is masked must
+    whole = mx.round(t)
+    fraction = t - whole
+    power = fraction * POWERS_OF_2[0] + POWERS_OF_2[1]
+    for coefficient in POWERS_OF_2[2:]:
+        power = power * fraction + coefficient
+    exponent = mx.left_shift(whole.astype(mx.int32) + 127, mx.array(23, dtype=mx.int32))
+    weights = power * mx.view(exponent, mx.float32)
+    return weights / mx.sum(weights, axis=-1, keepdims=True)
