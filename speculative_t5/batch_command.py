@@ -20,6 +20,7 @@ from .options import (
     Delta,
     DraftLength,
     DraftModel,
+    DraftVocab,
     Lookup,
     MaxNgram,
     MaxTokens,
@@ -104,6 +105,7 @@ def batch(
     seed: Annotated[
         int, typer.Option(help="Seed of the draws, which hang on it and the line's number.")
     ] = 0,
+    draft_vocab: DraftVocab = None,
     regular_decode: RegularDecode = False,
 ) -> None:
     """Generate for every line of a file of prompts; one JSON record for each, in their order.
@@ -124,6 +126,7 @@ def batch(
         decoder = make_decoder(
             model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
             num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
+            draft_vocab=draft_vocab,
         )  # fmt: skip
         run_all = partial(
             decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,

@@ -20,10 +20,10 @@ from tqdm import tqdm
 from . import backend
 from ._version import __version__
 from .benchmark import GREEDY, Arm, Bench, Report, arms_of, first_token_seconds
-from .decoder import SpeculativeDecoder
+from .decoder import NumDraft, SpeculativeDecoder
 from .engine import Plan, decode
 from .forced import forced_plan, random_model
-from .options import DEFAULT_MODEL, DraftModel, Model, draft_of
+from .options import DEFAULT_MODEL, DraftModel, DraftVocab, Model, draft_of
 from .terminal import note
 
 PROMPTS = [
@@ -51,6 +51,7 @@ def bench(
     num_draft: Annotated[
         str, typer.Option(help="Tokens to draft: numbers and ranges, as 1-8 or 2,4,8.")
     ] = "1-8",
+    draft_vocab: DraftVocab = None,
     max_tokens: Annotated[int, typer.Option(help="Of each output, EOS included.")] = 128,
     turns: Annotated[int, typer.Option(help="Times that all is measured; medians count.")] = 5,
     random_weights: Annotated[
@@ -99,9 +100,11 @@ def bench(
     if plot:
         _pyplot()  # before minutes of measuring
     if random_weights:
-        setup = _random(random_weights, dtype, source, count, acceptance, lengths, max_tokens)
+        setup = _random(
+            random_weights, dtype, source, count, acceptance, lengths, max_tokens, draft_vocab
+        )
     else:
-        setup = _pair(model, draft_model, dtype, prompts, lengths, max_tokens)
+        setup = _pair(model, draft_model, dtype, prompts, lengths, max_tokens, draft_vocab)
     with tqdm(total=turns + 2, desc="measuring", unit="turn", disable=None) as bar:
         reports = setup.bench.run(turns, lambda done, _: bar.update(done - bar.n))
     starts = [] if random_weights else _starts(model, draft_model)
@@ -111,6 +114,7 @@ def bench(
         "draft": setup.draft,
         "prompts": setup.count,
         "max_tokens": max_tokens,
+        "draft_vocab": draft_vocab,
         "turns": turns,
         "rows": [dataclasses.asdict(report) for report in reports],
         "first_token_seconds": starts,
@@ -139,6 +143,7 @@ def _pair(
     prompts: Path | None,
     lengths: Sequence[int],
     max_tokens: int,
+    draft_vocab: int | None,
 ) -> _Setup:
     draft = draft_of(model, draft_model)
     first = SpeculativeDecoder.from_pretrained(model, draft, dtype=_dtype(dtype))
@@ -147,14 +152,20 @@ def _pair(
     sources = [first.encode(line) for line in lines if line.strip()]
     if not sources:
         raise ValueError(f"{prompts} has no prompts: expected one a line")
+
+    def drafting(num_draft: NumDraft) -> SpeculativeDecoder:
+        return SpeculativeDecoder(
+            target, small, tokenizer, num_draft=num_draft, draft_vocab=draft_vocab
+        )
+
     decoders: dict[str, SpeculativeDecoder] = {}
     if small:
         for k in lengths:
-            decoders[f"K = {k}"] = SpeculativeDecoder(target, small, tokenizer, num_draft=k)
-        decoders["auto"] = SpeculativeDecoder(target, small, tokenizer, num_draft="auto")
+            decoders[f"K = {k}"] = drafting(k)
+        decoders["auto"] = drafting("auto")
     decoders["lookup"] = SpeculativeDecoder(target, "lookup", tokenizer, num_draft=max(lengths))
     arms = arms_of(decoders, max_tokens, drafts=small is not None)
-    return _Setup(Bench(target, small, arms, sources), model, draft, len(sources))
+    return _Setup(Bench(target, small, arms, sources, draft_vocab), model, draft, len(sources))
 
 
 def _random(
@@ -165,6 +176,7 @@ def _random(
     acceptance: float,
     lengths: Sequence[int],
     max_tokens: int,
+    draft_vocab: int | None,
 ) -> _Setup:
     names = shapes.split(":")
     if len(names) != 2:
@@ -188,13 +200,13 @@ def _random(
     }
 
     def arm(k: int) -> Arm:
-        drafting = SpeculativeDecoder(target, small, num_draft=k)
+        drafting = SpeculativeDecoder(target, small, num_draft=k, draft_vocab=draft_vocab)
         return Arm(
             f"K = {k}", lambda prompt: forced_plan(drafting, outputs, acceptance, max_tokens), True
         )
 
     arms = [Arm("regular", regular), *map(arm, lengths)]
-    return _Setup(Bench(target, small, arms, prompts), names[0], names[1], count)
+    return _Setup(Bench(target, small, arms, prompts, draft_vocab), names[0], names[1], count)
 
 
 def _starts(model: str, draft_model: str | None) -> list[float]:

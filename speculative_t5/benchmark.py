@@ -128,6 +128,7 @@ class Bench:
         draft: A draft model, or None.
         arms: The first is regular decoding, which the others are compared with.
         prompts: Source ids, EOS included.
+        draft_vocab: Ids that the draft model proposes of, the first ones; None is all.
     """
 
     def __init__(
@@ -136,11 +137,13 @@ class Bench:
         draft: LanguageModel | None,
         arms: Sequence[Arm],
         prompts: Sequence[list[int]],
+        draft_vocab: int | None = None,
     ) -> None:
         self._model = model
         self._draft = draft
         self._arms = arms
         self._prompts = prompts
+        self._draft_vocab = draft_vocab
 
     def run(self, turns: int, progress: Callable[[int, int], None] | None = None) -> list[Report]:
         """Measure everything `turns` times, in a new order each time."""
@@ -196,7 +199,7 @@ class Bench:
             for _ in range(REPEATS):
                 began = time.perf_counter()
                 if small and num_draft:
-                    small.chain(num_draft)
+                    small.chain(num_draft, self._draft_vocab)
                 target.verify(num_tokens)
                 samples.append(time.perf_counter() - began)
             return median(samples[1:])  # the first is what it is after another kind of round
@@ -343,11 +346,11 @@ class _Stepper:
         self._session.choose(mx.array([[5] * num_tokens], dtype=mx.int32)).tolist()
         self._session.truncate([self._length])
 
-    def chain(self, num_tokens: int) -> None:
+    def chain(self, num_tokens: int, vocab_size: int | None) -> None:
         """So many steps, each with the choice of the one before."""
         token = mx.array([[5]], dtype=mx.int32)
         for _ in range(num_tokens):
-            token = self._session.choose(token)
+            token = self._session.choose(token, vocab_size)
         token.tolist()
         self._session.truncate([self._length])
 

@@ -24,6 +24,7 @@ from .options import (
     Delta,
     DraftLength,
     DraftModel,
+    DraftVocab,
     Lookup,
     MaxNgram,
     MaxTokens,
@@ -69,6 +70,7 @@ def generate(
     top_p: TopP = 1.0,
     max_tokens: MaxTokens = 256,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    draft_vocab: DraftVocab = None,
     regular_decode: RegularDecode = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the stream.")
@@ -90,6 +92,7 @@ def generate(
     decoder = make_decoder(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
+        draft_vocab=draft_vocab,
     )  # fmt: skip
     if as_json:
         done = decoder.generate(

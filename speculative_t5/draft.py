@@ -105,12 +105,20 @@ class ModelDrafter:
         sampler: The target's own transform, so that q resembles p.
         vocab_size: The target's vocabulary size. Sizes of one family differ in padding: the
             draft's logits beyond it are dropped, and missing ones have probability 0.
+        first_ids: Propose of the first so many ids only; None is all.
     """
 
-    def __init__(self, model: LanguageModel, sampler: Sampler, vocab_size: int) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        sampler: Sampler,
+        vocab_size: int,
+        first_ids: int | None = None,
+    ) -> None:
         self._model = model
         self._sampler = sampler
         self._vocab_size = vocab_size
+        self._width = min(model.vocab_size, vocab_size, first_ids or vocab_size)
         self._prompts: list[list[int]] = []
         self._session: Session | None = None
         self._new: set[int] = set()  # rows given to prompts that the session does not have yet
@@ -138,7 +146,7 @@ class ModelDrafter:
 
     def _best(self, session: Session, context: list[list[int]], num_draft: int) -> mx.array:
         """The greedy continuation, (B, K) int32."""
-        choose = partial(session.choose, vocab_size=self._vocab_size)
+        choose = partial(session.choose, vocab_size=self._width)
         tokens = [self._catch_up(session, context, choose)]
         mx.async_eval(tokens)  # the device begins, while the rest is being built
         while len(tokens) < num_draft:
@@ -151,7 +159,7 @@ class ModelDrafter:
         """A drawn continuation, (B, K) int32, and what it was drawn from, (B, K, V) float32."""
         tokens: list[mx.array] = []
         probs: list[mx.array] = []
-        step = partial(session.step, vocab_size=self._vocab_size)
+        step = partial(session.step, vocab_size=self._width)
         logits = self._catch_up(session, context, step)
         for place in range(keys.shape[1]):
             if tokens:

@@ -42,6 +42,13 @@ TopP = Annotated[
     float, typer.Option(help="Then from the most probable that reach this sum; 1 is all.")
 ]
 MaxTokens = Annotated[int, typer.Option(help="Upper bound on tokens, EOS included.")]
+DraftVocab = Annotated[
+    int | None,
+    typer.Option(
+        help="Let the draft propose the first so many ids only, which costs less. [default: all]",
+        show_default=False,
+    ),
+]
 RegularDecode = Annotated[
     bool, typer.Option("--regular-decode", help="Decode with the target alone.")
 ]
@@ -58,6 +65,7 @@ def make_decoder(
     delta: float,
     verify: str,
     regular_decode: bool,
+    draft_vocab: int | None,
 ) -> SpeculativeDecoder:
     """Load the models that a command was asked to use."""
     draft_model = draft_of(model, draft_model)
@@ -66,6 +74,7 @@ def make_decoder(
     return SpeculativeDecoder.from_pretrained(
         model, draft_model, num_draft=_num_draft(num_draft), delta=delta,
         verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
+        draft_vocab=draft_vocab,
     )  # fmt: skip
 
 

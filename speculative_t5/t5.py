@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from typing import Any, cast
@@ -26,6 +26,8 @@ from .session import Vocabulary
 
 ENCODED_TOKENS = 512  # of a pass of the encoder, padding included, unless one prompt has more
 
+MAX_SHAPES = 100  # that a model is compiled for at a time
+PREPARING = threading.Lock()  # two threads' first use of a model may be at the same time
 MANY_SCORES = 2048  # from so many on, `softmax` is put together here
 # 2**x for x from -0.5 to 0.5, the highest power first: least squares, within 2e-7.
 POWERS_OF_2 = (
@@ -45,20 +47,50 @@ Step = Callable[..., tuple[mx.array, list[KeysValues]]]
 Link = tuple[Any, Any, Any]  # a dictionary or list, a key or index, and what is there
 
 
-@dataclass(frozen=True)
 class Prepared:
     """A model's compiled functions, and what they were compiled of."""
 
-    links: Sequence[Link]
-    step: Step
-    choose: Step
-    encode: Callable[[mx.array, mx.array | None], list[KeysValues]]
+    def __init__(self, model: T5) -> None:
+        layers = [m for m in model.modules() if isinstance(m, (Linear, Embedding))]
+        biases = [model.encoder.position_bias, model.decoder.position_bias]
+        # What is not evaluated before would be a part of every step.
+        mx.eval(model.parameters(), [transposed(layer) for layer in layers])
+        mx.eval([bias.tables() for bias in biases])
+        self._links = list(links(model))
+        self._functions: dict[str, Step] = {"step": model.step, "choose": model.choose}
+        self._compiled: dict[str, Step] = {}
+        self._shapes: set[tuple[Any, ...]] = set()
 
     def is_of(self, model: T5) -> bool:
         """Whether the model still is what was compiled."""
-        return self.links[0][0] is model and all(
-            parent[key] is child for parent, key, child in self.links
+        return self._links[0][0] is model and all(
+            parent[key] is child for parent, key, child in self._links
         )
+
+    def run(
+        self,
+        name: str,
+        vocab_size: int | None,
+        tokens: mx.array,
+        at: mx.array,
+        cache: list[KeysValues],
+        sources: list[KeysValues],
+        *others: Any,
+    ) -> tuple[mx.array, list[KeysValues]]:
+        """`T5.step` or `T5.choose`, compiled.
+
+        MLX keeps what it traced for each shape, a third of a megabyte for a small model, and never
+        forgets: when there are too many it is begun anew.
+        """
+        place = cache[0][0].shape[2], sources[0][0].shape[2], others[0] is None
+        shape = name, vocab_size, tokens.shape, at.size, *place
+        if shape not in self._shapes:
+            if len(self._shapes) == MAX_SHAPES:
+                self._shapes, self._compiled = set(), {}
+            self._shapes.add(shape)
+        if name not in self._compiled:
+            self._compiled[name] = mx.compile(self._functions[name])
+        return self._compiled[name](vocab_size, tokens, at, cache, sources, *others)
 
 
 def links(node: Any) -> Iterator[Link]:
@@ -183,13 +215,15 @@ class T5(nn.Module):
         logits = self.head(self.decoder.norm(hidden), vocab_size)
         return logits.reshape(*tokens.shape, -1), written
 
-    def _choose(self, *arguments: Any) -> tuple[mx.array, list[KeysValues]]:
+    def choose(self, *arguments: Any) -> tuple[mx.array, list[KeysValues]]:
+        """As `step`, with the best id in the place of logits, (B, L) int32."""
         logits, cache = self.step(*arguments)
         return argmax(logits), cache
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
-        session = T5Session(self, self.sources(prompts))
+        prepared = self.prepared  # transposes and tables, which encoding uses, too
+        session = T5Session(self, self.sources(prompts), prepared)
         return session, [[self.config.decoder_start_token_id] for _ in prompts]
 
     @property
@@ -199,18 +233,20 @@ class T5(nn.Module):
         They are constants of the compiled functions: as inputs each would have to be looked at in
         every step, and its transpose taken.
         """
-        if self._prepared is None or not self._prepared.is_of(self):
-            layers = [m for m in self.modules() if isinstance(m, (Linear, Embedding))]
-            biases = [self.encoder.position_bias, self.decoder.position_bias]
-            # Not evaluated before, these would be a part of every step.
-            mx.eval([transposed(layer) for layer in layers], [bias.tables() for bias in biases])
-            self._prepared = Prepared(
-                list(links(self)),
-                mx.compile(self.step),
-                mx.compile(self._choose),
-                mx.compile(self.encode),
-            )
-        return self._prepared
+        with PREPARING:
+            if self._prepared is None or not self._prepared.is_of(self):
+                self._prepared = Prepared(self)
+            return self._prepared
+
+    def forget(self) -> None:
+        """Compile anew: needed after weights were changed in place, as by `weight *= 2`.
+
+        Weights that are assigned, updated or loaded are noticed without it.
+        """
+        self._prepared = None
+        for module in self.modules():
+            for name in ("_transposed_of", "_tables_of"):
+                module.pop(name, None)
 
     def sources(self, prompts: Sequence[Sequence[int]]) -> SourceCache:
         """Prompts as cross-attention sees them.
@@ -237,7 +273,7 @@ class T5(nn.Module):
         longest = max(lengths)
         pad = self.config.pad_token_id
         tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
-        layers = self.prepared.encode(tokens, padding_mask(lengths, longest, self.dtype))
+        layers = self.encode(tokens, padding_mask(lengths, longest, self.dtype))
         sources = SourceCache(layers, lengths)
         mx.async_eval(sources.layers)
         return sources
@@ -289,13 +325,13 @@ def quantize(model: T5, how: Quantization) -> None:
 class T5Session:
     """One batch of prompts being decoded; a `Session`."""
 
-    def __init__(self, model: T5, sources: SourceCache) -> None:
+    def __init__(self, model: T5, sources: SourceCache, prepared: Prepared) -> None:
         config, batch = model.config, len(sources.lengths)
         self._model = model
         self._sources = sources
         self._ahead: SourceCache | None = None
         self._num_ahead = 0  # its last rows that are not taken yet
-        self._prepared = model.prepared
+        self._prepared = prepared
         self._bias_tables = model.decoder.position_bias.tables()
         self._cache = KVCache(
             config.num_decoder_layers, config.num_heads, config.d_kv, batch, model.dtype
@@ -306,17 +342,18 @@ class T5Session:
         return self._cache.lengths
 
     def step(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
-        return self._run(partial(self._prepared.step, vocab_size), tokens)
+        return self._run("step", vocab_size, tokens)
 
     def choose(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
-        return self._run(partial(self._prepared.choose, vocab_size), tokens)
+        return self._run("choose", vocab_size, tokens)
 
-    def _run(self, function: Step, tokens: mx.array) -> mx.array:
+    def _run(self, name: str, vocab_size: int | None, tokens: mx.array) -> mx.array:
         cache, sources, count = self._cache, self._sources, tokens.shape[1]
         at = cache.reserve(count)
-        result, layers = function(
-            tokens, at, cache.take(), sources.view(), sources.mask, self._bias_tables
-        )
+        result, layers = self._prepared.run(
+            name, vocab_size, tokens, at, cache.take(), sources.view(), sources.mask,
+            self._bias_tables,
+        )  # fmt: skip
         cache.put(layers, count)
         return result
 
@@ -549,13 +586,23 @@ def softmax(scores: mx.array, rows: int) -> mx.array:
     _, num_heads, _, num_keys = scores.shape
     if scores.dtype != mx.float32 or num_heads * num_keys * rows < MANY_SCORES:
         return mx.softmax(scores, axis=-1, precise=True)
-    t = (scores - mx.max(scores, axis=-1, keepdims=True)) * math.log2(math.e)
-    t = mx.maximum(t, -127.0)  # what is less becomes 0, as what is masked must
+    power, exponent = _powers(scores - mx.max(scores, axis=-1, keepdims=True))
+    return _shares(power, mx.view(exponent, mx.float32))
+
+
+@partial(mx.compile, shapeless=True)
+def _powers(scores: mx.array) -> tuple[mx.array, mx.array]:
+    """Two factors of exp(scores), which are not above 0: a number, and a power of 2 as its bits."""
+    t = mx.maximum(scores * math.log2(math.e), -127.0)  # what is less becomes 0, as it must
     whole = mx.round(t)
     fraction = t - whole
     power = fraction * POWERS_OF_2[0] + POWERS_OF_2[1]
     for coefficient in POWERS_OF_2[2:]:
         power = power * fraction + coefficient
-    exponent = mx.left_shift(whole.astype(mx.int32) + 127, mx.array(23, dtype=mx.int32))
-    weights = power * mx.view(exponent, mx.float32)
+    return power, mx.left_shift(whole.astype(mx.int32) + 127, mx.array(23, dtype=mx.int32))
+
+
+@partial(mx.compile, shapeless=True)
+def _shares(power: mx.array, factor: mx.array) -> mx.array:
+    weights = power * factor
     return weights / mx.sum(weights, axis=-1, keepdims=True)
