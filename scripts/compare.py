@@ -119,6 +119,9 @@ def shape(
         float, typer.Option(min=0, max=1, help="Probability that a drafted token is accepted.")
     ] = 0.8,
     num_draft: NumDraftOption = 5,
+    draft_vocab: Annotated[
+        int | None, typer.Option(help="Let the draft propose the first so many ids only.")
+    ] = None,
     turns: TurnsOption = 3,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 3,
     only: OnlyOption = None,
@@ -139,11 +142,11 @@ def shape(
         as_hugging_face(random_model(draft_shape, seed=1), Path(place) / "draft")
         rng, ids = random.Random(0), range(2, SHAPES[name].vocab_size)
         prompts = [[*rng.choices(ids, k=source - 1), 1] for _ in range(count)]
-        options = {"num_draft": num_draft, "acceptance": acceptance}
+        options = {"num_draft": num_draft, "acceptance": acceptance, "draft_vocab": draft_vocab}
         workers = start(names, options, Path(place), prompts[:1], tokens, stack)
         title = (
             f"{name} and {draft_shape}, random weights, {source} source tokens, {tokens} output "
-            f"tokens, acceptance {acceptance:g}, num_draft {num_draft}, {count} prompts, "
+            f"tokens, acceptance {acceptance:g}, num_draft {num_draft}, draft_vocab {draft_vocab}, {count} prompts, "
             f"{turns} turns\n"
             f"{ASSISTED} is left out: of random weights it would accept everything or nothing"
         )
@@ -306,7 +309,9 @@ def ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[s
         decoder: Any = speculative_t5.SpeculativeDecoder(model, None)
     elif "acceptance" in spec:
         draft = read_back(place / "draft")
-        drafting = speculative_t5.SpeculativeDecoder(model, draft, num_draft=spec["num_draft"])
+        drafting = speculative_t5.SpeculativeDecoder(
+            model, draft, num_draft=spec["num_draft"], draft_vocab=spec["draft_vocab"]
+        )
         decoder = ForcedDecoder(drafting, spec["acceptance"])
     else:
         draft = read_back(place / "draft")

@@ -18,9 +18,8 @@ from pathlib import Path
 OPENBLAS_NAMES = ("libopenblas.so.0", "libopenblasp.so.0")
 FEW_ROWS = 40  # beyond that OpenBLAS is faster than our own products
 TIPS = {
-    "no products": "the package was built without a C compiler, so decoding on this CPU takes "
-    "about twice as long; install a compiler (`apt-get install gcc libc6-dev`) and the package "
-    "again",
+    "no products": "the package's C part was not built, so decoding on this CPU takes about twice "
+    "as long; install a compiler (`apt-get install gcc libc6-dev`) and the package again",
     "no openblas": "OpenBLAS was not found, so long prompts and large batches take longer on this "
     "CPU; get it with `apt-get install libopenblas0` (Debian, Ubuntu) or `dnf install openblas` "
     "(Fedora)",

@@ -245,14 +245,14 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
     lines = [f"{result['target']}{draft}; {result['prompts']} prompts, greedy, "
              f"{result['turns']} turns, {result['machine']['device']}"]  # fmt: skip
     for row in (columns, *rows):
-        first, *cells = (cell for cell in row)
+        first, *cells = row
         lines.append("  ".join(
             [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True))]
         ))  # fmt: skip
     lines.append(
-        "speed-up: of rounds, per token, over regular; theory: what tokens/round and bare passes "
-        "would give;\nefficiency: one over the other; draft, verify, other: a round's parts, "
-        "measured apart with a second wait"
+        "speed-up: per token over regular, of rounds without the first ones, which encode\n"
+        "theory: what tokens/round and bare passes would give; efficiency: one over the other\n"
+        "draft, verify, other: parts of a round, measured apart with a second wait"
     )
     if starts := result["first_token_seconds"]:
         lines.append(
@@ -272,9 +272,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     ks = [k for k, _ in fixed]
     axes.plot(ks, [r.theory for _, r in fixed], "o--", color="0.55", label="theory")
     axes.plot(ks, [r.speedup for _, r in fixed], "o-", color="C0", label="measured")
-    for report, style in zip(reports, (":", "", "-."), strict=False):
-        if report.name == "regular":
-            axes.axhline(1, color="0.3", linestyle=style, linewidth=1, label="regular")
+    axes.axhline(1, color="0.3", linestyle=":", linewidth=1, label="regular")
     for name, color in (("auto", "C1"), ("lookup", "C2")):
         for report in (r for r in reports if r.name == name):
             axes.axhline(report.speedup, color=color, linewidth=1, label=name)

@@ -76,9 +76,13 @@ class Costs:
     rounds: Mapping[tuple[int, int], float]
 
     def seconds(self, num_draft: int, length: int) -> float:
-        """Of such a round; of lengths between those measured, on lines between them."""
-        known = sorted(n for k, n in self.rounds if k == num_draft)
-        return float(np.interp(length, known, [self.rounds[num_draft, n] for n in known]))
+        """Of such a round; of those not measured, on lines between those that were."""
+        drafts = sorted({k for k, _ in self.rounds})
+        found = []
+        for k in drafts:
+            lengths = sorted(n for of, n in self.rounds if of == k)
+            found.append(np.interp(length, lengths, [self.rounds[k, n] for n in lengths]))
+        return float(np.interp(num_draft, drafts, found))
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,12 @@ class Bench:
         timed = self._turn(order, timed=True)
         shown(2, total)
         mean = round(np.mean([len(run.tokens) for run in timed[self._arms[0].name]]) / 2)
+        for arm in self._arms:
+            if not _emitted(timed[arm.name]):
+                raise ValueError(
+                    f"{arm.name}: every output ends in its first round, which leaves nothing to "
+                    "measure; take more tokens or drafts of fewer"
+                )
         shapes = self._shapes(timed)
         self._costs(max(1, mean), shapes)
         costs = []
@@ -198,9 +208,8 @@ class Bench:
             samples = []
             for _ in range(REPEATS):
                 began = time.perf_counter()
-                if small and num_draft:
-                    small.chain(num_draft, self._draft_vocab)
-                target.verify(num_tokens)
+                drafted = small.chain(num_draft, self._draft_vocab) if small else []
+                target.verify(num_tokens, drafted)
                 samples.append(time.perf_counter() - began)
             return median(samples[1:])  # the first is what it is after another kind of round
 
@@ -341,18 +350,22 @@ class _Stepper:
             count = min(16, length - self._session.lengths[0])
             mx.eval(self._session.step(mx.full((1, count), 5, dtype=mx.int32)))
 
-    def verify(self, num_tokens: int) -> None:
-        """A pass over so many tokens, and the choices after them."""
-        self._session.choose(mx.array([[5] * num_tokens], dtype=mx.int32)).tolist()
+    def verify(self, num_tokens: int, drafted: list[mx.array]) -> None:
+        """A pass over so many tokens, these drafts among them, and the choices after them."""
+        given = [mx.array([[5]], dtype=mx.int32), *drafted][:num_tokens]
+        others = mx.full((1, num_tokens - len(given)), 5, dtype=mx.int32)
+        tokens = mx.concatenate([*given, others], axis=1)
+        mx.concatenate([tokens, self._session.choose(tokens)], axis=1).tolist()
         self._session.truncate([self._length])
 
-    def chain(self, num_tokens: int, vocab_size: int | None) -> None:
-        """So many steps, each with the choice of the one before."""
-        token = mx.array([[5]], dtype=mx.int32)
+    def chain(self, num_tokens: int, vocab_size: int | None) -> list[mx.array]:
+        """So many steps, each with the choice of the one before; nothing is waited for."""
+        tokens: list[mx.array] = []
         for _ in range(num_tokens):
-            token = self._session.choose(token, vocab_size)
-        token.tolist()
-        self._session.truncate([self._length])
+            last = tokens[-1] if tokens else mx.array([[5]], dtype=mx.int32)
+            tokens.append(self._session.choose(last, vocab_size))
+        self._session.truncate([self._length] if tokens else self._session.lengths)
+        return tokens
 
 
 def first_token_seconds(arguments: Sequence[str]) -> float:

@@ -19,6 +19,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from . import backend
 from ._version import __version__
 from .draft import Draft, Drafter
 from .results import Round
@@ -46,7 +47,7 @@ def calibrate(rehearse: Rehearsal, num_prompts: int, *settings: object) -> Calib
     """
     threads = {name: value for name, value in os.environ.items() if name.endswith("NUM_THREADS")}
     code = (__version__, version("mlx"))
-    machine = (code, mx.default_device(), platform.node(), os.cpu_count(), threads)
+    machine = (code, backend.tips, mx.default_device(), platform.node(), os.cpu_count(), threads)
     digest = hashlib.sha256(repr((machine, settings)).encode()).hexdigest()
     path = cache_folder() / f"{digest[:32]}.json"
     found = _read(path)

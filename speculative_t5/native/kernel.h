@@ -3,12 +3,13 @@
  * WIDTH     floats in a vector
  * COLUMNS   columns of the result in a tile of `dots`, 4 or 2: as many as fit the registers
  * NAME(f)   f, made unique to the instruction set
+ * TARGET    attribute of functions that use it
  * SUM4      optional: adds up four vectors into four floats
  */
 
 typedef float NAME(vec) __attribute__((vector_size(4 * WIDTH), aligned(4)));
 #define VEC NAME(vec)
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE static inline __attribute__((always_inline)) TARGET
 #define UNROLL _Pragma("GCC unroll 16") /* sums that are looked up by a variable leave registers */
 
 INLINE void NAME(sum4)(const VEC *a, int count, float *out)
@@ -44,8 +45,7 @@ INLINE void NAME(dot_tile)(const product *p, int row, int column, int rows, int 
 {
     const float *a = p->a + (size_t)row * p->lda, *b = p->b + (size_t)column * p->ldb;
     const int whole = p->k - p->k % WIDTH;
-    /* Columns to come are fetched meanwhile, evenly over all tiles of these: while one waits for
-     * memory and the next computes, nothing would be gained. */
+    /* Columns to come are fetched meanwhile, an equal part of them by each tile of these. */
     const int tiles = (p->m + ROWS - 1) / ROWS, step = WIDTH / tiles;
     const float *ahead = b + (size_t)(2 * columns) * p->ldb + (size_t)(row * (long)whole / p->m);
     VEC sum[ROWS][COLUMNS];
@@ -122,7 +122,7 @@ INLINE void NAME(axpy_tile)(const product *p, int row, int column, int rows, int
         left -= rows;                                                                  \
     }
 
-static void NAME(columns)(const product *p, int column, int end)
+static TARGET void NAME(columns)(const product *p, int column, int end)
 {
     if (p->b_transposed) {
         for (; column + COLUMNS <= end; column += COLUMNS)

@@ -43,52 +43,52 @@ typedef struct {
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-static inline __attribute__((always_inline)) void add_up(__m256 a, __m256 b, __m256 c, __m256 d, float *out)
-{
-    __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
-}
+#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX512 __attribute__((target("avx512f,avx512dq,avx2,fma")))
+
+#define SUM_OF_8S(a, b, c, d, out)                                                          \
+    do {                                                                                   \
+        __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));          \
+        _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums),                        \
+                                      _mm256_extractf128_ps(sums, 1)));                    \
+    } while (0)
+#define HALVES(v)                                                                          \
+    _mm256_add_ps(_mm512_castps512_ps256((__m512)(v)), _mm512_extractf32x8_ps((__m512)(v), 1))
+
 #define WIDTH 8
 #define COLUMNS 2
 #define NAME(f) f##_avx2
-#define SUM4(a, b, c, d, out) add_up((__m256)(a), (__m256)(b), (__m256)(c), (__m256)(d), out)
+#define TARGET AVX2
+#define SUM4(a, b, c, d, out) SUM_OF_8S((__m256)(a), (__m256)(b), (__m256)(c), (__m256)(d), out)
 #include "kernel.h"
 #undef WIDTH
 #undef COLUMNS
 #undef NAME
+#undef TARGET
 #undef SUM4
-#pragma GCC pop_options
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512dq,avx2,fma")
-#define HALVES(v) _mm256_add_ps(_mm512_castps512_ps256((__m512)(v)), _mm512_extractf32x8_ps((__m512)(v), 1))
-static inline __attribute__((always_inline)) void add_up_halves(__m256 a, __m256 b, __m256 c, __m256 d, float *out)
-{
-    __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
-}
 #define WIDTH 16
 #define COLUMNS 4
 #define NAME(f) f##_avx512
-#define SUM4(a, b, c, d, out) add_up_halves(HALVES(a), HALVES(b), HALVES(c), HALVES(d), out)
+#define TARGET AVX512
+#define SUM4(a, b, c, d, out) SUM_OF_8S(HALVES(a), HALVES(b), HALVES(c), HALVES(d), out)
 #include "kernel.h"
 #undef WIDTH
 #undef COLUMNS
 #undef NAME
+#undef TARGET
 #undef SUM4
-#pragma GCC pop_options
 #endif
 
 #define WIDTH 4
 #define COLUMNS 2
 #define NAME(f) f##_plain
+#define TARGET
 #include "kernel.h"
 
 static sgemm other;
 static int max_rows, num_threads = 1, num_workers;
-static void (*columns)(const product *, int, int) = columns_plain;
+static void (*do_columns)(const product *, int, int) = columns_plain;
 
 /* The product at hand, and which of its chunks of columns are taken. */
 static product current;
@@ -108,7 +108,7 @@ static void take_chunks(uint32_t product_number)
         if (!atomic_compare_exchange_weak(&claims, &claim, claim + 1))
             continue;
         int end = ((int)i + 1) * chunk;
-        columns(&current, (int)i * chunk, end < current.n ? end : current.n);
+        do_columns(&current, (int)i * chunk, end < current.n ? end : current.n);
         atomic_fetch_add(&num_done, 1);
     }
 }
@@ -178,6 +178,7 @@ static void forget_workers(void)
 {
     num_workers = 0;
     atomic_store(&num_asleep, 0);
+    atomic_store(&claims, (uint64_t)atomic_load(&number) << 32 | INT_MAX);
     pthread_mutex_init(&busy, NULL);
 }
 
@@ -196,12 +197,12 @@ void products_init(void *library, int rows, int threads, int level)
     if (threads < 1)
         threads = sched_getaffinity(0, sizeof available, &available) ? 1 : CPU_COUNT(&available);
     num_threads = threads < MAX_THREADS ? threads : MAX_THREADS;
-    columns = columns_plain;
+    do_columns = columns_plain;
 #if defined(__x86_64__)
     if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        columns = columns_avx2;
+        do_columns = columns_avx2;
     if (level > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
-        columns = columns_avx512;
+        do_columns = columns_avx512;
 #endif
     pthread_atfork(NULL, NULL, forget_workers);
 }
@@ -223,7 +224,7 @@ static void multiply(const product *p)
 {
     long parts = (long)p->n * p->k / MIN_WORK;
     if (parts < 2 || num_threads < 2 || pthread_mutex_trylock(&busy)) {
-        columns(p, 0, p->n);
+        do_columns(p, 0, p->n);
         return;
     }
     start_workers();
