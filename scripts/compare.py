@@ -146,8 +146,8 @@ def shape(
         workers = start(names, options, Path(place), prompts[:1], tokens, stack)
         title = (
             f"{name} and {draft_shape}, random weights, {source} source tokens, {tokens} output "
-            f"tokens, acceptance {acceptance:g}, num_draft {num_draft}, draft_vocab {draft_vocab}, {count} prompts, "
-            f"{turns} turns\n"
+            f"tokens, acceptance {acceptance:g}, num_draft {num_draft}, draft_vocab "
+            f"{draft_vocab}, {count} prompts, {turns} turns\n"
             f"{ASSISTED} is left out: of random weights it would accept everything or nothing"
         )
         compare(title, workers, prompts, tokens, turns, json_file, exact_length=True)

@@ -108,6 +108,17 @@ def test_costs_lie_on_lines_between_those_measured() -> None:
     assert costs.seconds(2, 3) == 5.0 and costs.seconds(2, 9) == 7.0 and costs.seconds(0, 4) == 1.5
 
 
+def test_costs_of_lengths_not_measured_are_on_lines_too() -> None:
+    costs = Costs(1.0, {(0, 1): 1.0, (2, 1): 3.0, (2, 3): 5.0})
+    assert costs.seconds(1, 3) == 3.0 and costs.seconds(9, 3) == 5.0
+
+
+def test_outputs_of_one_round_leave_nothing_to_measure(target: T5) -> None:
+    arms = arms_of({"lookup": SpeculativeDecoder(target, "lookup")}, 1, drafts=False)
+    with pytest.raises(ValueError, match="regular: every output ends in its first round"):
+        Bench(target, None, arms, PROMPTS).run(1)
+
+
 def test_a_report_adds_up(target: T5) -> None:
     draft = tiny_draft(target)
     decoders = {

@@ -325,9 +325,29 @@ def test_delta_one_emits_the_draft(target: T5) -> None:
     assert out.stats.accepted == out.stats.drafted >= 4
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_of_the_first_ids_proposes_no_others(target: T5, temperature: float) -> None:
+    """The output is the target's own all the same."""
+    draft, few = tiny_draft(target), 8
+    decoder = SpeculativeDecoder(target, draft, num_draft=3, draft_vocab=few)
+    alone = SpeculativeDecoder(target)
+    for prompt in ([10, 1], [5, 9, 1], [7, 1]):
+        out = decoder.generate(prompt, max_tokens=20, temperature=temperature)
+        if temperature == 0:
+            assert out.tokens == alone.generate(prompt, max_tokens=20).tokens
+        plan = decoder.plan([], Sampler(temperature), 20)
+        plan.drafter.start([prompt])
+        keys = mx.array([[1, 2]], dtype=mx.uint32) if temperature else None
+        proposed = plan.drafter.propose([[0]], 3, keys)
+        assert max(proposed.tokens.tolist()[0]) < few
+        if proposed.probs is not None:
+            assert mx.all(proposed.probs[..., few:] == 0) and proposed.probs.shape[-1] == 20
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"draft_vocab": 1}, "draft_vocab must be above 1, the id that ends outputs, got 1"),
         ({"num_draft": 0}, "num_draft must be an integer of at least 1 or 'auto', got 0"),
         ({"num_draft": "many"}, "num_draft must be an integer of at least 1 or 'auto', got 'many'"),
         ({"draft": "small"}, "draft must be a loaded model, 'lookup' or None, got 'small'"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from speculative_t5 import SpeculativeDecoder
 from speculative_t5.positions import relative_position_bucket
-from speculative_t5.t5 import T5, FeedForward
+from speculative_t5.t5 import T5, FeedForward, softmax
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_map
 
 SOURCE = [[5, 17, 100, 3, 250, 9, 40, 1], [77, 12, 8, 1, 0, 0, 0, 0]]
 TARGET = [[0, 9, 4, 33, 200, 7, 12], [0, 55, 4, 118, 5, 3, 90]]
@@ -156,3 +159,64 @@ def test_decoding_follows_replaced_weights_and_layers(pair: tuple[Any, T5]) -> N
     second = logits()
     model.decoder.layers[0].feed_forward = FeedForward(model.config)
     assert not mx.array_equal(logits(), second) and mx.allclose(logits(), scored(), atol=1e-3)
+
+
+def test_weights_changed_in_place_are_seen_after_forget(pair: tuple[Any, T5]) -> None:
+    model = T5(pair[1].config)
+    model.update(tree_map(lambda w: w + 0, pair[1].parameters()))
+
+    def logits() -> mx.array:
+        return model.start([[5, 9, 1]])[0].step(mx.array([[0]]))
+
+    first = logits()
+    weight = model.decoder.layers[0].feed_forward.wo.weight
+    weight *= 3
+    model.decoder.position_bias.weight[:] = 0
+    model.forget()
+    assert not mx.allclose(logits(), first)
+    assert mx.allclose(logits(), model(mx.array([[5, 9, 1]]), mx.array([[0]])), atol=1e-4)
+
+
+def test_threads_may_use_a_model_for_the_first_time_together(pair: tuple[Any, T5]) -> None:
+    for _ in range(3):
+        model = T5(pair[1].config)
+        model.update(pair[1].parameters())
+        with ThreadPoolExecutor(3) as threads:
+            outputs = list(threads.map(SpeculativeDecoder(model).generate, [[5, 9, 1]] * 3))
+        assert outputs[0].tokens == outputs[1].tokens == outputs[2].tokens
+
+
+def test_shapes_that_are_compiled_for_are_bounded(
+    pair: tuple[Any, T5], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = pair[1]
+    expected = [model.start([[5, 9, 1]])[0].step(mx.zeros((1, n), mx.int32)) for n in range(1, 6)]
+    monkeypatch.setattr("speculative_t5.t5.MAX_SHAPES", 2)
+    model.forget()
+    for n in (1, 2, 3, 4, 5, 1):
+        found = model.start([[5, 9, 1]])[0].step(mx.zeros((1, n), mx.int32))
+        assert mx.allclose(found, expected[n - 1], atol=1e-5)
+        assert len(model.prepared._shapes) <= 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+def test_softmax_of_many_scores_is_that_of_numpy(scale: float) -> None:
+    scores = np.random.default_rng(0).normal(size=(2, 8, 5, 300)).astype(np.float32) * scale
+    scores[0, :, :, 200:] = -np.inf
+    exact = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
+    exact /= exact.sum(axis=-1, keepdims=True)
+    found = np.array(softmax(mx.array(scores), 1))
+    assert np.abs(found - exact).max() < 1e-6 and (found[0, :, :, 200:] == 0).all()
+    few = np.array(softmax(mx.array(scores[:, :1]), 1))
+    assert np.abs(few - exact[:, :1]).max() < 1e-6
+    rows = [np.array(softmax(mx.array(scores[:, :, i : i + 1]), 1)) for i in range(5)]
+    assert (np.concatenate(rows, axis=2) == found).all(), "a row is the same in any company"
+
+
+def test_logits_of_the_first_ids_only(pair: tuple[Any, T5]) -> None:
+    model = pair[1]
+    tokens = mx.array([[0, 7]])
+    whole = model.start([[5, 9, 1]])[0].step(tokens)
+    assert mx.allclose(model.start([[5, 9, 1]])[0].step(tokens, 40), whole[..., :40], atol=1e-5)
+    chosen = model.start([[5, 9, 1]])[0].choose(tokens, 40)
+    assert chosen.tolist() == mx.argmax(whole[..., :40], axis=-1).tolist()
