@@ -21,7 +21,7 @@ from .sampling import Sampler
 from .schedule import Outcome, Schedule
 from .session import LanguageModel, Session
 
-REPEATS = 5  # times that each cost is measured in a turn
+REPEATS, LEAST_SECONDS = 5, 0.15  # that each cost is measured in a turn
 READERS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__")
 GREEDY = Sampler()
 
@@ -205,13 +205,15 @@ class Bench:
         small = _Stepper(self._draft, self._prompts[0], length) if self._draft else None
 
         def seconds(num_draft: int, num_tokens: int) -> float:
-            samples = []
-            for _ in range(REPEATS):
+            samples: list[float] = []
+            first = time.perf_counter()
+            while len(samples) < REPEATS or time.perf_counter() - first < LEAST_SECONDS:
                 began = time.perf_counter()
                 drafted = small.chain(num_draft, self._draft_vocab) if small else []
                 target.verify(num_tokens, drafted)
                 samples.append(time.perf_counter() - began)
-            return median(samples[1:])  # the first is what it is after another kind of round
+            # The first ones are what they are after another kind of round.
+            return median(samples[len(samples) // 3 :])
 
         return Costs(seconds(0, 1), {shape: seconds(*shape) for shape in shapes})
 
