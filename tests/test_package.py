@@ -75,7 +75,7 @@ def test_what_is_missing_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(backend, "OPENBLAS_NAMES", ("libnowhere.so.0",))
     monkeypatch.setattr(backend, "EXTENSION_SUFFIXES", [".nowhere"])
     assert backend.load_blas() == ["no products", "no openblas"]
-    for tip, part in (("no products", "C compiler"), ("no openblas", "libopenblas0")):
+    for tip, part in (("no products", "install gcc"), ("no openblas", "libopenblas0")):
         monkeypatch.setattr(backend, "tips", [tip])
         assert part in str(backend.advice())
 
