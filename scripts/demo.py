@@ -5,18 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder, backend
+from speculative_t5.bench_command import PROMPTS
 
 import typer
-
-SENTENCES = [
-    "correct: my sister have never been too paris. She wants to to go their next summer, but its "
-    "very expensive",
-    "correct: We was waiting for the the bus when it start to rain.",
-    "correct: He dont know were his keys are. He thinks he lost them on the trian",
-    "correct: An old man and his dog was walking threw the park. They walks their every day.",
-    "correct: I has lived in this city for ten years, but I still get lost sometmies.",
-    "correct: She asked me if i wanted a apple. I told her that i was'nt hungry",
-]
 
 
 def main(
@@ -28,9 +19,9 @@ def main(
     )
     runs: dict[bool, list[Generation]] = {False: [], True: []}
     for speculative in runs:  # the first use of everything is slower
-        decoder.generate(SENTENCES[0], speculative=speculative)
+        decoder.generate(PROMPTS[0], speculative=speculative)
     for repeat in range(repeats):
-        for sentence in SENTENCES:
+        for sentence in PROMPTS:
             for speculative, done in runs.items():
                 done.append(decoder.generate(sentence, speculative=speculative))
             if repeat == 0:
