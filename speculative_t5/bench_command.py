@@ -21,7 +21,7 @@ from . import backend
 from ._version import __version__
 from .benchmark import GREEDY, Arm, Bench, Report, arms_of, first_token_seconds
 from .decoder import NumDraft, SpeculativeDecoder
-from .engine import Plan, decode
+from .engine import Plan
 from .forced import forced_plan, random_model
 from .options import DEFAULT_MODEL, DraftModel, DraftVocab, Model, draft_of
 from .terminal import note
@@ -97,8 +97,10 @@ def bench(
             raise ValueError(f"{option} must be at least 1, got {value}")
     if not 0 <= acceptance <= 1:
         raise ValueError(f"--acceptance must be from 0 to 1, got {acceptance}")
-    if plot:
-        _pyplot()  # before minutes of measuring
+    if plot:  # checked before minutes of measuring
+        _pyplot()
+        if not plot.absolute().parent.is_dir():
+            raise ValueError(f"--plot: there is no folder {plot.absolute().parent}")
     if random_weights:
         setup = _random(
             random_weights, dtype, source, count, acceptance, lengths, max_tokens, draft_vocab
@@ -191,12 +193,7 @@ def _random(
         return decoder.plan([], GREEDY, max_tokens, speculative=False)
 
     outputs = {
-        tuple(prompt): [
-            token
-            for done in decode(target, [(0, prompt)], regular(prompt), batch_size=1)
-            for token in done.tokens
-        ]
-        for prompt in prompts
+        tuple(prompt): decoder.generate(prompt, max_tokens=max_tokens).tokens for prompt in prompts
     }
 
     def arm(k: int) -> Arm:

@@ -414,7 +414,7 @@ class EncoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The decoder's weights; `T5Session.step` runs them."""
+    """The decoder's weights; `T5.step` runs them."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()

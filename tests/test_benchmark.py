@@ -161,7 +161,6 @@ def test_draft_lengths_are_numbers_and_ranges() -> None:
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     row = dict.fromkeys(Report.__dataclass_fields__, 1.0)
     reports = [Report(**{**row, "name": name}) for name in ("regular", "K = 2", "K = 4", "auto")]  # type: ignore[arg-type]
     draw(reports, tmp_path / "plot.png")

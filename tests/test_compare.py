@@ -103,7 +103,6 @@ def test_transformers_gives_the_same_tokens(model: T5, place: Path, assisted: bo
 
 
 def test_ctranslate2_gives_the_same_tokens(model: T5, place: Path) -> None:
-    pytest.importorskip("ctranslate2")
     compare.convert(place / "target", place / "ctranslate2")
     generate, about = compare.ctranslate2(place / "ctranslate2", "float32", 1)
     assert [generate(ids, MAX_TOKENS) for ids in PROMPTS] == expected(model)

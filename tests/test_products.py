@@ -34,7 +34,7 @@ def product(level: int, tmp_path: Path) -> Product:
 def own_copy(folder: Path, *, rows: int = 10**6, threads: int = 2, level: int = 2) -> Product:
     """alpha x w + beta y by a copy of the library: the one that MLX uses is left as it is."""
     built = next(iter(sorted(Path(backend.__file__).parent.glob("_products*.so"))), None)
-    if built is None:
+    if built is None:  # the package is to work without it, and slower
         pytest.skip("built without a C compiler")
     copy = shutil.copy(built, folder / f"copy{rows}-{threads}-{level}.so")
     library = ctypes.CDLL(str(copy))
