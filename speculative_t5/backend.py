@@ -23,15 +23,22 @@ TIPS = {
     "no openblas": "OpenBLAS was not found, so long prompts and large batches take longer on this "
     "CPU; get it with `apt-get install libopenblas0` (Debian, Ubuntu) or `dnf install openblas` "
     "(Fedora)",
+    "no blocks": "the package's operations for this CPU were not built, or for another version of "
+    "MLX than is installed, so decoding takes about 1.5 times as long; install a compiler "
+    "(`apt-get install g++`) and the package again",
     "late": "mlx.core was imported before speculative_t5, so MLX uses its slow reference BLAS on "
     "this CPU; import speculative_t5 first",
 }
 
 
-def load_blas() -> list[str]:
-    """Load our products and OpenBLAS ahead of MLX, on Linux; what TIPS there are to give."""
+def load_blas() -> tuple[ctypes.CDLL | None, list[str]]:
+    """Load our products and OpenBLAS ahead of MLX, on Linux.
+
+    Returns:
+        Our products, where they were built, and what TIPS there are to give.
+    """
     if not sys.platform.startswith("linux"):
-        return []
+        return None, []
     late = "mlx.core" in sys.modules
     mode = ctypes.RTLD_LOCAL if late else ctypes.RTLD_GLOBAL
     products = load_products(mode)  # first: whose cblas_sgemm is first is called
@@ -39,10 +46,12 @@ def load_blas() -> list[str]:
     if products:
         library = ctypes.cast(openblas.cblas_sgemm, ctypes.c_void_p) if openblas else None
         products.products_init(library, FEW_ROWS, num_threads(), 2)
+        if openblas:
+            openblas.openblas_set_num_threads(1)  # it is our threads that call it
     if late:
-        return ["late"] if products or openblas else []
+        return products, ["late"] if products or openblas else []
     found = {"no products": products, "no openblas": openblas}
-    return [tip for tip, library in found.items() if not library]
+    return products, [tip for tip, library in found.items() if not library]
 
 
 def load_products(mode: int) -> ctypes.CDLL | None:
@@ -69,7 +78,7 @@ def _first(names: Sequence[str], mode: int) -> ctypes.CDLL | None:
     return None
 
 
-tips = load_blas()
+products, tips = load_blas()
 
 import mlx.core as mx  # noqa: E402  (the point of this module is what comes before)
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from .config import T5Config
+
+
+class Bias(NamedTuple):
+    """What attention adds to its scores.
+
+    Attributes:
+        table: By relative position, (H, R); one of `PositionBias.tables()`.
+        scores: For each query and key, (B or 1, H, L, T).
+    """
+
+    table: mx.array
+    scores: mx.array
 
 
 class PositionBias(nn.Module):
@@ -56,8 +69,8 @@ class PositionBias(nn.Module):
 
 def position_biases(
     tables: Sequence[mx.array], at: mx.array, num_queries: int, num_keys: int
-) -> list[mx.array]:
-    """Biases of queries at `at` and after it against keys 0 to T - 1: (B, H, L, T) per table.
+) -> list[Bias]:
+    """Biases of queries at `at` and after it against keys 0 to T - 1, one for each table.
 
     Args:
         tables: `PositionBias.tables()`.
@@ -68,7 +81,7 @@ def position_biases(
     reach = tables[0].shape[1] // 2
     queries = at[:, None, None] + mx.arange(num_queries)[:, None]
     index = mx.clip(mx.arange(num_keys) - queries, -reach, reach) + reach
-    return [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
+    return [Bias(table, mx.take(table, index, axis=1).swapaxes(0, 1)) for table in tables]
 
 
 def relative_position_bucket(

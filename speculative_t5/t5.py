@@ -6,10 +6,8 @@ Shapes: B batch, S source length, L query length, T cached length, H heads, D he
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import cycle
 from typing import Any, cast
 
@@ -17,10 +15,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from .backend import on_cpu
-from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask, write
-from .config import Activation, Quantization, T5Config
-from .positions import PositionBias, position_biases
+from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask
+from .config import Quantization, T5Config
+from .layers import Decoder, Embedding, Encoder, Linear, transposed
+from .positions import position_biases
 from .sampling import argmax
 from .session import Vocabulary
 
@@ -28,19 +26,6 @@ ENCODED_TOKENS = 512  # of a pass of the encoder, padding included, unless one p
 
 MAX_SHAPES = 100  # that a model is compiled for at a time
 PREPARING = threading.Lock()  # two threads' first use of a model may be at the same time
-MANY_SCORES = 2048  # from so many on, `softmax` is put together here
-# 2**x for x from -0.5 to 0.5, the highest power first: least squares, within 2e-7.
-POWERS_OF_2 = (
-    1.54653179e-04, 1.33952854e-03, 9.61803993e-03, 5.55034067e-02, 2.40226511e-01,
-    6.93147200e-01, 1.0,
-)  # fmt: skip
-
-ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
-    "relu": nn.relu,
-    "gelu": nn.gelu,
-    "gelu_new": nn.gelu_approx,
-    "silu": nn.silu,
-}
 
 
 Step = Callable[..., tuple[mx.array, list[KeysValues]]]
@@ -376,233 +361,3 @@ class T5Session:
     def select(self, rows: Sequence[int]) -> None:
         self._cache.select(rows)
         self._sources.select(rows)
-
-
-class Encoder(nn.Module):
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.position_bias = PositionBias(config, bidirectional=True)
-        self.layers = [EncoderLayer(config) for _ in range(config.num_layers)]
-        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
-
-    def __call__(self, hidden: mx.array, batch: int, mask: mx.array | None) -> mx.array:
-        """Embedded sources (B * S, d_model), additive mask (B, 1, 1, S) -> memory, as embedded."""
-        length = len(hidden) // batch
-        start = mx.zeros(1, dtype=mx.int32)
-        biases = position_biases(self.position_bias.tables(), start, length, length)
-        if mask is not None:
-            biases = [bias + mask for bias in biases]
-        for layer, bias in zip(self.layers, cycle(biases), strict=False):
-            hidden = layer(hidden, batch, bias)
-        memory: mx.array = self.norm(hidden)
-        return memory
-
-
-class EncoderLayer(nn.Module):
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.self_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.self_attention = SelfAttention(config)
-        self.feed_forward_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.feed_forward = FeedForward(config)
-
-    def __call__(self, x: mx.array, batch: int, bias: mx.array) -> mx.array:
-        attention = self.self_attention
-        q, k, v = attention.queries_keys_values(self.self_norm(x), batch)
-        x = x + attention.attend(q, k, v, bias, rows=len(x) // batch)
-        return x + self.feed_forward(self.feed_forward_norm(x))
-
-
-class Decoder(nn.Module):
-    """The decoder's weights; `T5.step` runs them."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.position_bias = PositionBias(config, bidirectional=False)
-        self.layers = [DecoderLayer(config) for _ in range(config.num_decoder_layers)]
-        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.self_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.self_attention = SelfAttention(config)
-        self.cross_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.cross_attention = CrossAttention(config)
-        self.feed_forward_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
-        self.feed_forward = FeedForward(config)
-
-    def __call__(
-        self,
-        x: mx.array,
-        bias: mx.array,
-        cache: KeysValues,
-        at: mx.array,
-        cross: KeysValues,
-        mask: mx.array | None,
-    ) -> tuple[mx.array, KeysValues]:
-        """One layer over new positions.
-
-        Args:
-            x: (B * L, d_model).
-            bias: Self-attention's position bias and causal mask, (B or 1, H, L, C).
-            cache: Keys and values of earlier positions, (B, H, C, D).
-            at: Where in them the new ones begin.
-            cross: Keys and values of the encoder's memory, (B, H, T, D) each.
-            mask: The source's additive padding mask, (B, 1, 1, T).
-
-        Returns:
-            (B * L, d_model), and the cache with the new positions.
-        """
-        attention = self.self_attention
-        q, k, v = attention.queries_keys_values(self.self_norm(x), len(cache[0]))
-        cache = write(cache[0], k, at), write(cache[1], v, at)
-        x = x + attention.attend(q, *cache, bias)
-        x = x + self.cross_attention(self.cross_norm(x), cross, mask)
-        return x + self.feed_forward(self.feed_forward_norm(x)), cache
-
-
-class SelfAttention(nn.Module):
-    """Multi-head attention; one product makes q, k and v."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        inner = config.num_heads * config.d_kv
-        self._num_heads = config.num_heads
-        self.qkv = Linear(config.d_model, 3 * inner, bias=False)
-        self.out = Linear(inner, config.d_model, bias=False)
-
-    def queries_keys_values(self, x: mx.array, batch: int) -> list[mx.array]:
-        """(B * L, d_model) -> three arrays (B, H, L, D)."""
-        return split_heads(self.qkv(x), batch, 3, self._num_heads)
-
-    def attend(
-        self, q: mx.array, k: mx.array, v: mx.array, bias: mx.array, *, rows: int = 1
-    ) -> mx.array:
-        """Queries (B, H, L, D), keys and values (B, H, T, D) -> (B * L, d_model)."""
-        return self.out(attend(q, k, v, bias, rows=rows))
-
-
-class CrossAttention(nn.Module):
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        inner = config.num_heads * config.d_kv
-        self._num_heads = config.num_heads
-        self.q = Linear(config.d_model, inner, bias=False)
-        self.kv = Linear(config.d_model, 2 * inner, bias=False)
-        self.out = Linear(inner, config.d_model, bias=False)
-
-    def keys_values(self, memory: mx.array, batch: int) -> KeysValues:
-        """Encoder's memory (B * S, d_model) -> keys and values (B, H, S, D)."""
-        k, v = split_heads(self.kv(memory), batch, 2, self._num_heads)
-        return k, v
-
-    def __call__(self, x: mx.array, cross: KeysValues, mask: mx.array | None) -> mx.array:
-        (q,) = split_heads(self.q(x), len(cross[0]), 1, self._num_heads)
-        return self.out(attend(q, *cross, mask))
-
-
-class FeedForward(nn.Module):
-    """act(x W) W', or with a gate (v1.1): (act(x W) * x V) W', W and V being one matrix."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self._gated = config.gated
-        self._activation = ACTIVATIONS[config.activation]
-        self.wi = Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=False)
-        self.wo = Linear(config.d_ff, config.d_model, bias=False)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        hidden = self.wi(x)
-        if self._gated:
-            gate, linear = mx.split(hidden, 2, axis=-1)
-            return self.wo(self._activation(gate) * linear)
-        return self.wo(self._activation(hidden))
-
-
-class Linear(nn.Linear):
-    """A product with the weight's transpose, which is taken once and not in every step."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return x @ transposed(self)
-
-
-class Embedding(nn.Embedding):
-    """One that also serves as a head."""
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        return x @ transposed(self)
-
-
-def transposed(layer: nn.Module) -> mx.array:
-    """A layer's weight as (inputs, outputs): a view of it, kept as long as it is the same."""
-    if layer.get("_transposed_of") is not layer.weight:
-        layer._transposed_of, layer._transposed = layer.weight, layer.weight.T
-    view: mx.array = layer._transposed
-    return view
-
-
-def split_heads(x: mx.array, batch: int, parts: int, num_heads: int) -> list[mx.array]:
-    """(B * L, parts * H * D) -> `parts` arrays (B, H, L, D)."""
-    length = len(x) // batch
-    if length == 1:  # already in order
-        heads = x.reshape(batch, parts * num_heads, 1, -1)
-    else:
-        heads = x.reshape(batch, length, parts * num_heads, -1).swapaxes(1, 2)
-    return list(mx.split(heads, parts, axis=1)) if parts > 1 else [heads]
-
-
-def attend(
-    q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None, *, rows: int = 1
-) -> mx.array:
-    """Queries (B, H, L, D) over T keys and values, joined heads out: (B * L, H * D).
-
-    `rows`: how many queries there are at least, whenever these keys are looked at.
-    """
-    if on_cpu():
-        # What the library's own comes to there, but for its scaling.
-        scores = q @ k.swapaxes(-1, -2)
-        if mask is not None:
-            scores = scores + mask
-        out = softmax(scores, rows) @ v
-    else:
-        # Its scaling would be 1/sqrt(D), which T5 does without.
-        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
-    batch, num_heads, length, size = out.shape
-    if length > 1:
-        out = out.swapaxes(1, 2)
-    return out.reshape(batch * length, num_heads * size)
-
-
-def softmax(scores: mx.array, rows: int) -> mx.array:
-    """Softmax of scores (B, H, L, T) over T, on a CPU.
-
-    MLX's own takes 15 ns an element there, for an exponential that calls a function for each
-    addition. Where there are many elements, more kernels of vectors are faster: 2**t is put
-    together from an exponent and a polynomial. Which way is taken must not hang on L: a pass over
-    several tokens has to round as one over a single token does. So `rows` is what counts.
-    """
-    _, num_heads, _, num_keys = scores.shape
-    if scores.dtype != mx.float32 or num_heads * num_keys * rows < MANY_SCORES:
-        return mx.softmax(scores, axis=-1, precise=True)
-    power, exponent = _powers(scores - mx.max(scores, axis=-1, keepdims=True))
-    return _shares(power, mx.view(exponent, mx.float32))
-
-
-@partial(mx.compile, shapeless=True)
-def _powers(scores: mx.array) -> tuple[mx.array, mx.array]:
-    """Two factors of exp(scores), which are not above 0: a number, and a power of 2 as its bits."""
-    t = mx.maximum(scores * math.log2(math.e), -127.0)  # what is less becomes 0, as it must
-    whole = mx.round(t)
-    fraction = t - whole
-    power = fraction * POWERS_OF_2[0] + POWERS_OF_2[1]
-    for coefficient in POWERS_OF_2[2:]:
-        power = power * fraction + coefficient
-    return power, mx.left_shift(whole.astype(mx.int32) + 127, mx.array(23, dtype=mx.int32))
-
-
-@partial(mx.compile, shapeless=True)
-def _shares(power: mx.array, factor: mx.array) -> mx.array:
-    weights = power * factor
-    return weights / mx.sum(weights, axis=-1, keepdims=True)

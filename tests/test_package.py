@@ -74,8 +74,10 @@ def test_what_is_missing_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delitem(sys.modules, "mlx.core")
     monkeypatch.setattr(backend, "OPENBLAS_NAMES", ("libnowhere.so.0",))
     monkeypatch.setattr(backend, "EXTENSION_SUFFIXES", [".nowhere"])
-    assert backend.load_blas() == ["no products", "no openblas"]
-    for tip, part in (("no products", "install gcc"), ("no openblas", "libopenblas0")):
+    assert backend.load_blas() == (None, ["no products", "no openblas"])
+    tips = {"no products": "install gcc", "no openblas": "libopenblas0", "no blocks": "install g++"}
+    assert tips.keys() == backend.TIPS.keys() - {"late"}
+    for tip, part in tips.items():
         monkeypatch.setattr(backend, "tips", [tip])
         assert part in str(backend.advice())
 

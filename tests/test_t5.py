@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
+from speculative_t5.layers import FeedForward, softmax
 from speculative_t5.positions import relative_position_bucket
-from speculative_t5.t5 import T5, FeedForward, softmax
+from speculative_t5.t5 import T5
 
 import mlx.core as mx
 import numpy as np

@@ -135,13 +135,18 @@ static TARGET void NAME(columns)(const product *p, int column, int end)
         TILES(axpy_tile, column, COLUMNS)
     for (; column + WIDTH <= end; column += WIDTH)
         TILES(axpy_tile, column, 1)
-    for (int i = 0; i < p->m; i++)
-        for (int j = column; j < end; j++) {
-            float total = 0;
-            for (int k = 0; k < p->k; k++)
-                total += p->a[(size_t)i * p->lda + k] * p->b[(size_t)k * p->ldb + j];
-            NAME(put)(p, i, j, &total, 1);
+    /* As whole vectors are summed: a plain loop would round by how many it takes at a time. */
+    for (int i = 0; column < end && i < p->m; i++) {
+        const int left = end - column;
+        VEC sum = {0};
+        for (int k = 0; k < p->k; k++) {
+            VEC w = {0};
+            for (int j = 0; j < left; j++)
+                w[j] = p->b[(size_t)k * p->ldb + column + j];
+            sum += p->a[(size_t)i * p->lda + k] * w;
         }
+        NAME(put)(p, i, column, (const float *)&sum, left);
+    }
 }
 
 #undef TILES

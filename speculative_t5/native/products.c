@@ -21,8 +21,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "products.h"
+
 #define ROWS 6           /* of a tile: with COLUMNS as many sums as there are registers for */
 #define MIN_WORK 8192    /* elements of b that are worth another thread's attention */
+#define MIN_OTHER 1e6    /* multiplications that are worth it, in another library's products */
 #define MAX_THREADS 64
 #define MAX_ALIGNED (1 << 18) /* elements of a that are worth a copy */
 #define AWAKE 1e-3       /* seconds that a worker without work looks out for more */
@@ -31,14 +34,6 @@ enum { ROW_MAJOR = 101, COLUMN_MAJOR = 102, NO_TRANSPOSE = 111, TRANSPOSE = 112 
 
 typedef void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int,
                       float, float *, int);
-
-/* c (m, n) = alpha a (m, k) b + beta c; b is (k, n), or (n, k) if transposed. */
-typedef struct {
-    int m, n, k, lda, ldb, ldc, b_transposed;
-    float alpha, beta;
-    const float *a, *b;
-    float *c;
-} product;
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -87,28 +82,29 @@ typedef struct {
 #include "kernel.h"
 
 static sgemm other;
-static int max_rows, num_threads = 1, num_workers;
+static int max_rows, num_threads = 1, num_workers, instructions;
+static __thread int thread;
 static void (*do_columns)(const product *, int, int) = columns_plain;
 
-/* The product at hand, and which of its chunks of columns are taken. */
-static product current;
-static int chunk, num_chunks;
-static _Atomic uint64_t claims;   /* number of the product << 32 | next chunk */
-static atomic_uint number;        /* of the product; what idle workers wait on */
+/* The job at hand, and which of its parts are taken. */
+static part do_part;
+static const void *job;
+static int num_parts;
+static _Atomic uint64_t claims;   /* number of the job << 32 | next part */
+static atomic_uint number;        /* of the job; what idle workers wait on */
 static atomic_int num_done, num_asleep;
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
 
-static void take_chunks(uint32_t product_number)
+static void take_parts(uint32_t job_number)
 {
     for (;;) {
         uint64_t claim = atomic_load(&claims);
         uint32_t i = (uint32_t)claim;
-        if (claim >> 32 != product_number || i >= (uint32_t)num_chunks)
+        if (claim >> 32 != job_number || i >= (uint32_t)num_parts)
             return;
         if (!atomic_compare_exchange_weak(&claims, &claim, claim + 1))
             continue;
-        int end = ((int)i + 1) * chunk;
-        do_columns(&current, (int)i * chunk, end < current.n ? end : current.n);
+        do_part(job, (int)i);
         atomic_fetch_add(&num_done, 1);
     }
 }
@@ -129,8 +125,8 @@ static double seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* The number of the product after `last`: awake for a while, then asleep. */
-static uint32_t wait_for_product(uint32_t last)
+/* The number of the job after `last`: awake for a while, then asleep. */
+static uint32_t wait_for_job(uint32_t last)
 {
     for (;;) {
         double until = seconds() + AWAKE;
@@ -148,12 +144,12 @@ static uint32_t wait_for_product(uint32_t last)
     }
 }
 
-static void *work(void *unused)
+static void *work(void *index)
 {
-    (void)unused;
+    thread = (int)(intptr_t)index;
     for (uint32_t last = 0;;) {
-        last = wait_for_product(last);
-        take_chunks(last);
+        last = wait_for_job(last);
+        take_parts(last);
     }
     return NULL;
 }
@@ -164,8 +160,8 @@ static int start_workers(void)
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     while (num_workers < num_threads - 1) {
-        pthread_t thread;
-        if (pthread_create(&thread, &attributes, work, NULL))
+        pthread_t worker;
+        if (pthread_create(&worker, &attributes, work, (void *)(intptr_t)(num_workers + 1)))
             break;
         num_workers++;
     }
@@ -189,7 +185,7 @@ static void forget_workers(void)
  * threads: to use, the caller's among them; 0 is as many as there are processors for this process.
  * level: 2 for AVX-512 where there is, 1 for at most AVX2, 0 for neither.
  */
-void products_init(void *library, int rows, int threads, int level)
+EXPORTED void products_init(void *library, int rows, int threads, int level)
 {
     other = (sgemm)library;
     max_rows = rows;
@@ -198,13 +194,77 @@ void products_init(void *library, int rows, int threads, int level)
         threads = sched_getaffinity(0, sizeof available, &available) ? 1 : CPU_COUNT(&available);
     num_threads = threads < MAX_THREADS ? threads : MAX_THREADS;
     do_columns = columns_plain;
+    instructions = 0;
 #if defined(__x86_64__)
-    if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         do_columns = columns_avx2;
-    if (level > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+        instructions = 1;
+    }
+    if (level > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
         do_columns = columns_avx512;
+        instructions = 2;
+    }
 #endif
     pthread_atfork(NULL, NULL, forget_workers);
+}
+
+int products_threads(void)
+{
+    return num_threads;
+}
+
+int products_thread(void)
+{
+    return thread;
+}
+
+int products_level(void)
+{
+    return instructions;
+}
+
+/* Do all parts of a job; the caller holds `busy`. */
+static void share(part f, const void *context, int count)
+{
+    start_workers();
+    do_part = f;
+    job = context;
+    num_parts = count;
+    atomic_store(&num_done, 0);
+    uint32_t next = atomic_load(&number) + 1;
+    atomic_store(&number, next);
+    atomic_store(&claims, (uint64_t)next << 32);
+    if (atomic_load(&num_asleep))
+        syscall(SYS_futex, &number, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    take_parts(next);
+    while (atomic_load(&num_done) < count)
+        pause_briefly();
+    /* Nobody may take a part of the next job for one of this. */
+    atomic_store(&claims, (uint64_t)next << 32 | INT_MAX);
+}
+
+void products_share(part f, const void *context, int count)
+{
+    if (count < 2 || num_threads < 2 || pthread_mutex_trylock(&busy)) {
+        for (int i = 0; i < count; i++)
+            f(context, i);
+        return;
+    }
+    share(f, context, count);
+    pthread_mutex_unlock(&busy);
+}
+
+/* A product, a chunk of columns for each part. */
+typedef struct {
+    product p;
+    int chunk;
+} columns_job;
+
+static void do_chunk(const void *context, int i)
+{
+    const columns_job *j = context;
+    int end = (i + 1) * j->chunk;
+    do_columns(&j->p, i * j->chunk, end < j->p.n ? end : j->p.n);
 }
 
 /* Put several rows where no vector of them straddles two cache lines: each is read many times. */
@@ -220,38 +280,54 @@ static void align_rows(product *p)
     p->lda = stride;
 }
 
+void products_alone(const product *p)
+{
+    do_columns(p, 0, p->n);
+}
+
 static void multiply(const product *p)
 {
     long parts = (long)p->n * p->k / MIN_WORK;
     if (parts < 2 || num_threads < 2 || pthread_mutex_trylock(&busy)) {
-        do_columns(p, 0, p->n);
+        products_alone(p);
         return;
     }
-    start_workers();
     if (parts > 4 * num_threads)
         parts = 4 * num_threads;
-    current = *p;
-    align_rows(&current);
-    chunk = (int)(((p->n + parts - 1) / parts + 15) / 16 * 16);
-    num_chunks = (p->n + chunk - 1) / chunk;
-    atomic_store(&num_done, 0);
-    uint32_t next = atomic_load(&number) + 1;
-    atomic_store(&number, next);
-    atomic_store(&claims, (uint64_t)next << 32);
-    if (atomic_load(&num_asleep))
-        syscall(SYS_futex, &number, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-    take_chunks(next);
-    while (atomic_load(&num_done) < num_chunks)
-        pause_briefly();
-    /* Nobody may take a chunk of the next product for one of this. */
-    atomic_store(&claims, (uint64_t)next << 32 | INT_MAX);
+    columns_job j = {*p, (int)(((p->n + parts - 1) / parts + 15) / 16 * 16)};
+    align_rows(&j.p);
+    share(do_chunk, &j, (p->n + j.chunk - 1) / j.chunk);
     pthread_mutex_unlock(&busy);
 }
 
-void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
+static void do_other(const void *context, int i)
+{
+    const columns_job *j = context;
+    const product *p = &j->p;
+    int first = i * j->chunk, left = p->n - first;
+    other(ROW_MAJOR, NO_TRANSPOSE, p->b_transposed ? TRANSPOSE : NO_TRANSPOSE, p->m,
+          left < j->chunk ? left : j->chunk, p->k, p->alpha, p->a, p->lda,
+          p->b + first * (p->b_transposed ? (size_t)p->ldb : 1), p->ldb, p->beta, p->c + first,
+          p->ldc);
+}
+
+void products_multiply(const product *p)
+{
+    if (!other || p->m <= max_rows) {
+        multiply(p);
+        return;
+    }
+    /* The library is told to use one thread: its own would have to wait for ours to sleep. */
+    columns_job j = {*p, p->n};
+    if ((double)p->m * p->n * p->k > MIN_OTHER)
+        j.chunk = ((p->n + 2 * num_threads - 1) / (2 * num_threads) + 63) / 64 * 64;
+    products_share(do_other, &j, (p->n + j.chunk - 1) / j.chunk);
+}
+
+EXPORTED void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
                  const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc)
 {
-    if (other && (order != ROW_MAJOR || transpose_a != NO_TRANSPOSE || m > max_rows)) {
+    if (other && (order != ROW_MAJOR || transpose_a != NO_TRANSPOSE)) {
         other(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
@@ -272,6 +348,6 @@ void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int 
         p.a = copy;
         p.lda = k;
     }
-    multiply(&p);
+    products_multiply(&p);
     free(copy);
 }

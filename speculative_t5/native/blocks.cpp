@@ -1,0 +1,307 @@
+// The layers of layers.c as operations of MLX's graphs, on the CPU.
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
+#include "mlx/version.h"
+
+#include "layers.h"
+
+namespace mx = mlx::core;
+namespace nb = nanobind;
+
+namespace {
+
+using Arrays = std::vector<mx::array>;
+using Maybe = std::optional<mx::array>;
+
+const layer_functions* functions = nullptr;
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw std::invalid_argument("speculative_t5 blocks: " + what);
+}
+
+void check(bool right, const char* what) {
+  if (!right)
+    refuse(what);
+}
+
+void done(int status) {
+  if (status)
+    throw std::bad_alloc();
+}
+
+// An array in row-major order: as it is, where that is known already.
+mx::array in_order(const mx::array& a) {
+  return a.is_available() && a.flags().row_contiguous ? a : mx::contiguous(a);
+}
+
+layer_heads heads(float* data, const mx::array& a) {
+  return {data, a.strides(0), a.strides(1), a.strides(2)};
+}
+
+// One with a place to write to: that of `from`, if nobody else looks at it. Whether it is another.
+bool take_place(const mx::array& from, mx::array& to) {
+  if (from.is_donatable() && from.flags().row_contiguous) {
+    to.copy_shared_buffer(from);
+    return false;
+  }
+  to.set_data(mx::allocator::malloc(to.nbytes()));
+  return true;
+}
+
+void copy_heads(const layer_heads& from, float* to, const mx::Shape& shape) {
+  for (int b = 0; b < shape[0]; b++)
+    for (int h = 0; h < shape[1]; h++)
+      for (int t = 0; t < shape[2]; t++, to += shape[3])
+        std::copy_n(from.data + b * from.batch + h * from.head + t * from.place, shape[3], to);
+}
+
+// y = x + f(norm(x)): inputs x, the norm's weight and others; y is the first output.
+class Layer : public mx::Primitive {
+ public:
+  Layer(mx::Stream stream, int batch, float epsilon)
+      : Primitive(stream), batch_(batch), epsilon_(epsilon) {}
+
+  void eval_gpu(const Arrays&, Arrays&) override { refuse("they run on the CPU alone"); }
+
+ protected:
+  layer_io io(const Arrays& inputs, Arrays& outputs) {
+    const auto& x = inputs[0];
+    check(x.flags().row_contiguous, "x has to be in row-major order");
+    take_place(x, outputs[0]);
+    return {x.data<float>(), outputs[0].data<float>(), inputs[1].data<float>(), epsilon_,
+            batch_, x.shape(0) / batch_, x.shape(1)};
+  }
+
+  int batch_;
+  float epsilon_;
+};
+
+enum class Kind { encoder, decoder, cross };
+
+// Inputs: x, norm, into, out; then encoder: bias, mask; decoder: bias, keys, values, at;
+// cross: keys, values, mask. A mask need not be there.
+class Attention : public Layer {
+ public:
+  Attention(mx::Stream stream, int batch, float epsilon, Kind kind, int num_heads)
+      : Layer(stream, batch, epsilon), kind_(kind), num_heads_(num_heads) {}
+
+  const char* name() const override { return "Attention"; }
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    layer_attention a{};
+    a.io = io(inputs, outputs);
+    a.num_heads = num_heads_;
+    a.head_dim = inputs[3].shape(1) / num_heads_;
+    a.into = inputs[2].data<float>();
+    a.out = inputs[3].data<float>();
+    a.num_keys = a.io.length;
+    if (kind_ != Kind::cross) {
+      a.bias = inputs[4].data<float>();
+      a.reach = inputs[4].shape(1) / 2;
+    }
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    if (kind_ == Kind::decoder) {
+      const auto &keys = inputs[5], &values = inputs[6], &at = inputs[7];
+      auto old_keys = source(keys), old_values = source(values);
+      bool new_keys = take_place(keys, outputs[1]), new_values = take_place(values, outputs[2]);
+      a.keys = heads(outputs[1].data<float>(), outputs[1]);
+      a.values = heads(outputs[2].data<float>(), outputs[2]);
+      a.num_keys = keys.shape(2);
+      a.at = at.data<int>();
+      a.at_step = at.size() == 1 ? 0 : 1;
+      encoder.dispatch([=, shape = keys.shape(), f = functions] {
+        if (new_keys)
+          copy_heads(old_keys, a.keys.data, shape);
+        if (new_values)
+          copy_heads(old_values, a.values.data, shape);
+        done(f->attend(&a));
+      });
+      return;
+    }
+    size_t next = 5;
+    if (kind_ == Kind::cross) {
+      a.keys = source(inputs[4]);
+      a.values = source(inputs[5]);
+      a.num_keys = inputs[4].shape(2);
+      next = 6;
+    }
+    if (inputs.size() > next) {
+      check(inputs[next].flags().row_contiguous, "the mask has to be in row-major order");
+      a.mask = inputs[next].data<float>();
+    }
+    encoder.dispatch([a, f = functions] { done(f->attend(&a)); });
+  }
+
+ private:
+  static layer_heads source(const mx::array& a) {
+    check(a.strides(3) == 1 || a.shape(3) == 1, "heads have to be in one piece");
+    return heads(const_cast<float*>(a.data<float>()), a);
+  }
+
+  Kind kind_;
+  int num_heads_;
+};
+
+// Inputs: x, norm, into, out.
+class FeedForward : public Layer {
+ public:
+  FeedForward(mx::Stream stream, float epsilon, bool gated, layer_activation activation)
+      : Layer(stream, 1, epsilon), gated_(gated), activation_(activation) {}
+
+  const char* name() const override { return "FeedForward"; }
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    layer_feed_forward layer{io(inputs, outputs), inputs[3].shape(1), inputs[2].data<float>(),
+                             inputs[3].data<float>(), gated_, activation_};
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [layer, f = functions] { done(f->feed_forward(&layer)); });
+  }
+
+ private:
+  bool gated_;
+  layer_activation activation_;
+};
+
+mx::Stream here() {
+  return mx::default_stream(mx::Device::cpu);
+}
+
+// x, and weights in order; all of them float32.
+Arrays inputs_of(const mx::array& x, const mx::array& norm, const mx::array& into,
+                 const mx::array& out) {
+  check(functions, "not initialized");
+  for (const auto* a : {&x, &norm, &into, &out})
+    check(a->dtype() == mx::float32, "arrays have to be float32");
+  int width = x.ndim() == 2 ? x.shape(1) : -1;
+  check(norm.ndim() == 1 && norm.shape(0) == width && into.ndim() == 2 &&
+            into.shape(1) == width && out.ndim() == 2 && out.shape(0) == width,
+        "x is (N, d), the norm (d,), the weights (outputs, d) and (d, inputs)");
+  return {x, in_order(norm), in_order(into), in_order(out)};
+}
+
+void check_bias(const mx::array& bias, const Arrays& inputs) {
+  check(bias.dtype() == mx::float32 && bias.ndim() == 2 && bias.shape(1) % 2 == 1,
+        "the bias is (H, 2 * reach + 1), float32");
+  int inner = inputs[3].shape(1);
+  check(inner % bias.shape(0) == 0 && inputs[2].shape(0) == 3 * inner,
+        "the weights are (3 H D, d) and (d, H D)");
+}
+
+void check_rows(const mx::array& x, int batch) {
+  check(batch > 0 && x.shape(0) % batch == 0 && x.shape(0), "x is (B * L, d)");
+}
+
+void add_mask(Arrays& inputs, const Maybe& mask, int batch, int num_keys) {
+  if (!mask)
+    return;
+  check(mask->dtype() == mx::float32 && mask->size() == (size_t)batch * num_keys,
+        "the mask is (B, 1, 1, T), float32");
+  inputs.push_back(*mask);
+}
+
+void check_heads(const mx::array& keys, const mx::array& values, int inner) {
+  check(keys.dtype() == mx::float32 && values.dtype() == mx::float32 && keys.ndim() == 4 &&
+            keys.shape() == values.shape() && keys.shape(1) * keys.shape(3) == inner,
+        "keys and values are (B, H, T, D), float32");
+}
+
+mx::array encoder_attention(const mx::array& x, const mx::array& norm, const mx::array& into,
+                            const mx::array& out, const mx::array& bias, const Maybe& mask,
+                            int batch, float epsilon) {
+  Arrays inputs = inputs_of(x, norm, into, out);
+  check_bias(bias, inputs);
+  check_rows(x, batch);
+  inputs.push_back(in_order(bias));
+  add_mask(inputs, mask, batch, x.shape(0) / batch);
+  return mx::array(x.shape(), mx::float32,
+                   std::make_shared<Attention>(here(), batch, epsilon, Kind::encoder,
+                                               bias.shape(0)),
+                   std::move(inputs));
+}
+
+std::tuple<mx::array, mx::array, mx::array> decoder_attention(
+    const mx::array& x, const mx::array& norm, const mx::array& into, const mx::array& out,
+    const mx::array& bias, const mx::array& keys, const mx::array& values, const mx::array& at,
+    float epsilon) {
+  Arrays inputs = inputs_of(x, norm, into, out);
+  check_bias(bias, inputs);
+  check_heads(keys, values, out.shape(1));
+  check_rows(x, keys.shape(0));
+  check(at.dtype() == mx::int32 && (at.size() == 1 || at.size() == (size_t)keys.shape(0)),
+        "at is (B,) or (1,), int32");
+  inputs.insert(inputs.end(), {in_order(bias), keys, values, at});
+  auto made = mx::array::make_arrays(
+      {x.shape(), keys.shape(), values.shape()}, {mx::float32, mx::float32, mx::float32},
+      std::make_shared<Attention>(here(), keys.shape(0), epsilon, Kind::decoder, keys.shape(1)),
+      inputs);
+  return {made[0], made[1], made[2]};
+}
+
+mx::array cross_attention(const mx::array& x, const mx::array& norm, const mx::array& into,
+                          const mx::array& out, const mx::array& keys, const mx::array& values,
+                          const Maybe& mask, float epsilon) {
+  Arrays inputs = inputs_of(x, norm, into, out);
+  check_heads(keys, values, out.shape(1));
+  check(into.shape(0) == out.shape(1), "the weights are (H D, d) and (d, H D)");
+  check_rows(x, keys.shape(0));
+  inputs.insert(inputs.end(), {keys, values});
+  add_mask(inputs, mask, keys.shape(0), keys.shape(2));
+  return mx::array(x.shape(), mx::float32,
+                   std::make_shared<Attention>(here(), keys.shape(0), epsilon, Kind::cross,
+                                               keys.shape(1)),
+                   std::move(inputs));
+}
+
+mx::array feed_forward(const mx::array& x, const mx::array& norm, const mx::array& into,
+                       const mx::array& out, const std::string& activation, bool gated,
+                       float epsilon) {
+  static const std::pair<const char*, layer_activation> known[] = {
+      {"relu", LAYER_RELU}, {"gelu", LAYER_GELU}, {"gelu_new", LAYER_GELU_NEW},
+      {"silu", LAYER_SILU}};
+  Arrays inputs = inputs_of(x, norm, into, out);
+  check(into.shape(0) == (gated ? 2 : 1) * out.shape(1), "the weights are (d_ff, d), (d, d_ff)");
+  for (const auto& [name, value] : known)
+    if (name == activation)
+      return mx::array(x.shape(), mx::float32,
+                       std::make_shared<FeedForward>(here(), epsilon, gated, value),
+                       std::move(inputs));
+  refuse("unknown activation " + activation);
+}
+
+}  // namespace
+
+NB_MODULE(_blocks, m) {
+  m.attr("mlx_version") = std::to_string(MLX_VERSION_MAJOR) + "." +
+                          std::to_string(MLX_VERSION_MINOR) + "." +
+                          std::to_string(MLX_VERSION_PATCH);  // of the headers
+  m.def("initialize", [](size_t address) {
+    const auto* found = reinterpret_cast<const layer_functions*>(address);
+    check(found && found->version == LAYERS_VERSION, "another version of the layers");
+    functions = found;
+  });
+  m.def("encoder_attention", &encoder_attention, nb::arg("x"), nb::arg("norm"), nb::arg("into"),
+        nb::arg("out"), nb::arg("bias"), nb::arg("mask").none(), nb::arg("batch"),
+        nb::arg("epsilon"));
+  m.def("decoder_attention", &decoder_attention);
+  m.def("cross_attention", &cross_attention, nb::arg("x"), nb::arg("norm"), nb::arg("into"),
+        nb::arg("out"), nb::arg("keys"), nb::arg("values"), nb::arg("mask").none(),
+        nb::arg("epsilon"));
+  m.def("feed_forward", &feed_forward);
+}

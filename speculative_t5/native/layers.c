@@ -1,0 +1,277 @@
+/* T5's attention and feed-forward layers: what 40 operations of a graph do, in one. */
+
+#include "layers.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "products.h"
+
+#define QUERIES 32 /* that are looked up together */
+#define PAD 16     /* rows of scores are a multiple of this: of any vector */
+
+typedef struct {
+    void (*norm)(const float *x, const float *weight, float epsilon, int count, float *y);
+    float (*exponentials)(float *x, int count);
+    void (*activate)(float *x, const float *gated, int count, enum layer_activation how);
+} row_functions;
+
+#if defined(__x86_64__)
+#define WIDTH 8
+#define NAME(f) f##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#include "rows.h"
+#undef WIDTH
+#undef NAME
+#undef TARGET
+
+#define WIDTH 16
+#define NAME(f) f##_avx512
+#define TARGET __attribute__((target("avx512f,avx512dq,avx2,fma")))
+#include "rows.h"
+#undef WIDTH
+#undef NAME
+#undef TARGET
+#endif
+
+#define WIDTH 4
+#define NAME(f) f##_plain
+#define TARGET
+#include "rows.h"
+
+static const row_functions *rows(void)
+{
+#if defined(__x86_64__)
+    if (products_level() == 2)
+        return &rows_avx512;
+    if (products_level() == 1)
+        return &rows_avx2;
+#endif
+    return &rows_plain;
+}
+
+/* y (m, n) = a (m, k) w^T, or added to y */
+static void linear(const float *a, const float *w, int m, int n, int k, int add, float *y)
+{
+    product p = {m, n, k, k, k, n, 1, 1.0f, add ? 1.0f : 0.0f, a, w, y};
+    products_multiply(&p);
+}
+
+typedef struct {
+    const layer_io *io;
+    float *normed;
+} norm_job;
+
+#define NORM_ROWS 16
+
+static void norm_part(const void *context, int i)
+{
+    const norm_job *j = context;
+    const layer_io *io = j->io;
+    const row_functions *f = rows();
+    int end = (i + 1) * NORM_ROWS, count = io->batch * io->length;
+    for (int row = i * NORM_ROWS; row < end && row < count; row++) {
+        size_t first = (size_t)row * (size_t)io->d_model;
+        f->norm(io->x + first, io->norm, io->epsilon, io->d_model, j->normed + first);
+    }
+}
+
+/* norm(x) into `normed`; y begins as x. */
+static void begin(const layer_io *io, float *normed)
+{
+    norm_job j = {io, normed};
+    int count = io->batch * io->length;
+    products_share(norm_part, &j, (count + NORM_ROWS - 1) / NORM_ROWS);
+    if (io->y != io->x)
+        memcpy(io->y, io->x, sizeof(float) * (size_t)count * (size_t)io->d_model);
+}
+
+typedef struct {
+    const layer_attention *a;
+    layer_heads queries, keys, values;
+    float *out; /* (N, H D) */
+    float *scores;
+    long scores_step; /* of a thread */
+    int blocks;       /* of queries, for each head */
+} attention_job;
+
+/* Scores of one query, at position `at`, over `count` keys: with bias and mask. */
+static void add_bias(const attention_job *j, float *scores, int b, int h, int at, int count)
+{
+    const layer_attention *a = j->a;
+    if (a->bias) {
+        int reach = a->reach, near = at - reach, far = at + reach;
+        const float *bias = a->bias + (size_t)h * (size_t)(2 * reach + 1);
+        int i = 0;
+        for (; i < count && i < near; i++)
+            scores[i] += bias[0];
+        for (const float *here = bias + reach - at; i < count && i <= far; i++)
+            scores[i] += here[i];
+        for (; i < count; i++)
+            scores[i] += bias[2 * reach];
+    }
+    if (a->mask)
+        for (int i = 0; i < count; i++)
+            scores[i] += a->mask[(size_t)b * (size_t)a->num_keys + (size_t)i];
+}
+
+/* Some queries of one head of one row. */
+static void attend_part(const void *context, int part)
+{
+    const attention_job *j = context;
+    const layer_attention *a = j->a;
+    const row_functions *f = rows();
+    int block = part % j->blocks, h = part / j->blocks % a->num_heads;
+    int b = part / j->blocks / a->num_heads, size = a->head_dim, inner = a->num_heads * size;
+    int first = block * QUERIES, count = a->io.length - first;
+    if (count > QUERIES)
+        count = QUERIES;
+    int at = a->at ? a->at[b * a->at_step] : 0;
+    int num_keys = a->at ? at + a->io.length : a->num_keys; /* those behind are not there yet */
+    int stride = (num_keys + PAD - 1) / PAD * PAD;
+    float *scores = j->scores + j->scores_step * products_thread();
+    const float *q = j->queries.data + b * j->queries.batch + h * j->queries.head +
+                     first * j->queries.place;
+    const float *k = j->keys.data + b * j->keys.batch + h * j->keys.head;
+    const float *v = j->values.data + b * j->values.batch + h * j->values.head;
+    float *out = j->out + ((size_t)b * (size_t)a->io.length + (size_t)first) * (size_t)inner +
+                 (size_t)(h * size);
+
+    product dots = {count, num_keys, size, (int)j->queries.place, (int)j->keys.place, stride, 1,
+                    1.0f, 0.0f, q, k, scores};
+    products_alone(&dots);
+    float totals[QUERIES];
+    for (int i = 0; i < count; i++) {
+        float *row = scores + (size_t)i * (size_t)stride;
+        int seen = a->at ? at + first + i + 1 : num_keys;
+        add_bias(j, row, b, h, at + first + i, seen);
+        for (int t = seen; t < stride; t++)
+            row[t] = -INFINITY;
+        totals[i] = f->exponentials(row, stride);
+    }
+    product sums = {count, size, num_keys, stride, (int)j->values.place, inner, 0,
+                    1.0f, 0.0f, scores, v, out};
+    products_alone(&sums);
+    for (int i = 0; i < count; i++)
+        for (int t = 0; t < size; t++)
+            out[(size_t)i * (size_t)inner + (size_t)t] /= totals[i];
+}
+
+static layer_heads heads_of(float *data, const layer_attention *a, int stride)
+{
+    layer_heads heads = {data, (long)a->io.length * stride, a->head_dim, stride};
+    return heads;
+}
+
+/* The new keys or values, where they belong in the cache. */
+static void write_heads(const layer_attention *a, const layer_heads *cache, const layer_heads *new)
+{
+    for (int b = 0; b < a->io.batch; b++)
+        for (int h = 0; h < a->num_heads; h++)
+            for (int t = 0; t < a->io.length; t++)
+                memcpy(cache->data + b * cache->batch + h * cache->head +
+                           (a->at[b * a->at_step] + t) * cache->place,
+                       new->data + b * new->batch + h * new->head + t * new->place,
+                       sizeof(float) * (size_t)a->head_dim);
+}
+
+/* Memory for one layer, kept for the next: new memory would have to be mapped every time. */
+static float *working(size_t count)
+{
+    static __thread float *memory;
+    static __thread size_t size;
+    if (count > size) {
+        free(memory);
+        size = count + count / 2;
+        memory = aligned_alloc(64, (sizeof(float) * size + 63) / 64 * 64);
+        if (!memory)
+            size = 0;
+    }
+    return memory;
+}
+
+static size_t rounded(size_t count)
+{
+    return (count + PAD - 1) / PAD * PAD;
+}
+
+static int attend(const layer_attention *a)
+{
+    const layer_io *io = &a->io;
+    int count = io->batch * io->length, inner = a->num_heads * a->head_dim;
+    int is_cross = !a->bias, width = is_cross ? inner : 3 * inner;
+    int blocks = (io->length + QUERIES - 1) / QUERIES, parts = io->batch * a->num_heads * blocks;
+    size_t num_normed = rounded((size_t)count * (size_t)io->d_model);
+    size_t num_made = rounded((size_t)count * (size_t)width);
+    size_t num_out = rounded((size_t)count * (size_t)inner);
+    size_t step = rounded((size_t)a->num_keys) * QUERIES;
+    size_t num_scores = (size_t)products_threads() * step;
+    float *normed = working(num_normed + num_made + num_out + num_scores);
+    if (!normed)
+        return -1;
+    float *made = normed + num_normed, *out = made + num_made;
+
+    begin(io, normed);
+    linear(normed, a->into, count, width, io->d_model, 0, made);
+    attention_job j = {a, heads_of(made, a, width), a->keys, a->values, out, out + num_out, (long)step,
+                       blocks};
+    if (!is_cross) {
+        layer_heads keys = heads_of(made + inner, a, width);
+        layer_heads values = heads_of(made + 2 * inner, a, width);
+        if (a->at) {
+            write_heads(a, &a->keys, &keys);
+            write_heads(a, &a->values, &values);
+        } else {
+            j.keys = keys;
+            j.values = values;
+        }
+    }
+    products_share(attend_part, &j, parts);
+    linear(out, a->out, count, io->d_model, inner, 1, io->y);
+    return 0;
+}
+
+typedef struct {
+    const layer_feed_forward *f;
+    float *hidden;
+} activation_job;
+
+#define ACTIVATION_ROWS 4
+
+static void activation_part(const void *context, int i)
+{
+    const activation_job *j = context;
+    const layer_feed_forward *f = j->f;
+    int end = (i + 1) * ACTIVATION_ROWS, count = f->io.batch * f->io.length;
+    size_t width = (size_t)f->d_ff * (f->gated ? 2 : 1);
+    for (int row = i * ACTIVATION_ROWS; row < end && row < count; row++) {
+        float *x = j->hidden + (size_t)row * width;
+        rows()->activate(x, f->gated ? x + f->d_ff : NULL, f->d_ff, f->activation);
+    }
+}
+
+static int feed_forward(const layer_feed_forward *f)
+{
+    const layer_io *io = &f->io;
+    int count = io->batch * io->length, width = f->d_ff * (f->gated ? 2 : 1);
+    size_t num_normed = rounded((size_t)count * (size_t)io->d_model);
+    float *normed = working(num_normed + (size_t)count * (size_t)width);
+    if (!normed)
+        return -1;
+    float *hidden = normed + num_normed;
+    begin(io, normed);
+    linear(normed, f->into, count, width, io->d_model, 0, hidden);
+    activation_job j = {f, hidden};
+    products_share(activation_part, &j, (count + ACTIVATION_ROWS - 1) / ACTIVATION_ROWS);
+    product p = {count, io->d_model, f->d_ff, width, f->d_ff, io->d_model, 1, 1.0f, 1.0f, hidden,
+                 f->out, io->y};
+    products_multiply(&p);
+    return 0;
+}
+
+EXPORTED const layer_functions *layers(void)
+{
+    static const layer_functions functions = {LAYERS_VERSION, attend, feed_forward};
+    return &functions;
+}

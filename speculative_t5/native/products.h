@@ -1,0 +1,43 @@
+/* Products of few rows, and the threads that share them. */
+
+#ifndef PRODUCTS_H
+#define PRODUCTS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Seen from outside; all else is hidden, as two copies of the library must not call each other. */
+#define EXPORTED __attribute__((visibility("default")))
+
+/* c (m, n) = alpha a (m, k) b + beta c; b is (k, n), or (n, k) if transposed. */
+typedef struct {
+    int m, n, k, lda, ldb, ldc, b_transposed;
+    float alpha, beta;
+    const float *a, *b;
+    float *c;
+} product;
+
+/* One of a job's parts, by its number. */
+typedef void (*part)(const void *job, int i);
+
+/* Do parts 0 to count - 1 of a job, by all threads; by the caller alone if they are busy. */
+void products_share(part f, const void *job, int count);
+
+/* The number of threads, and which of them this is: 0 is whoever called. */
+int products_threads(void);
+int products_thread(void);
+
+/* Instructions to use: 2 is AVX-512, 1 AVX2, 0 neither. */
+int products_level(void);
+
+/* A product by all threads. */
+void products_multiply(const product *p);
+
+/* A product by the caller alone. */
+void products_alone(const product *p);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
