@@ -292,6 +292,7 @@ def loaded(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
 
 def ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
     import speculative_t5
+    from speculative_t5 import blocks
     from speculative_t5.backend import advice, num_threads
     from speculative_t5.forced import ForcedDecoder
 
@@ -304,6 +305,7 @@ def ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[s
         "note": advice(),
     }
     if name == "naive":
+        blocks.library = None  # MLX's own operations alone
         return lambda ids, max_tokens: naive.generate(model, ids, max_tokens), about
     if name == REGULAR:
         decoder: Any = speculative_t5.SpeculativeDecoder(model, None)

@@ -39,15 +39,24 @@ INLINE void NAME(put)(const product *p, int row, int column, const float *values
         c[i] = p->alpha * values[i] + (p->beta != 0 ? p->beta * c[i] : 0);
 }
 
-/* c[row..][column..] for a transposed b: each element is a dot product over contiguous memory.
- * An element is summed in the same order whatever the tile: one row alone gives the same bits. */
-INLINE void NAME(dot_tile)(const product *p, int row, int column, int rows, int columns)
+/* Some floats, and zeros behind them. */
+INLINE VEC NAME(partial)(const float *x, int count)
 {
-    const float *a = p->a + (size_t)row * p->lda, *b = p->b + (size_t)column * p->ldb;
+    VEC v = {0};
+    for (int i = 0; i < WIDTH; i++)
+        v[i] = i < count ? x[i] : 0;
+    return v;
+}
+
+/* c[row..][column..] for a transposed b: each element is a dot product over contiguous memory.
+ * An element is summed in the same order whatever the tile: one row alone gives the same bits.
+ * `num_ahead` columns of those to come, from `ahead` on, are fetched meanwhile. */
+INLINE void NAME(dots)(const product *p, int row, int column, int rows, int columns,
+                       const float *ahead, int num_ahead)
+{
+    const size_t lda = (size_t)p->lda, ldb = (size_t)p->ldb;
+    const float *a = p->a + (size_t)row * lda, *b = p->b + (size_t)column * ldb;
     const int whole = p->k - p->k % WIDTH;
-    /* Columns to come are fetched meanwhile, an equal part of them by each tile of these. */
-    const int tiles = (p->m + ROWS - 1) / ROWS, step = WIDTH / tiles;
-    const float *ahead = b + (size_t)(2 * columns) * p->ldb + (size_t)(row * (long)whole / p->m);
     VEC sum[ROWS][COLUMNS];
     UNROLL
     for (int i = 0; i < rows; i++)
@@ -57,28 +66,87 @@ INLINE void NAME(dot_tile)(const product *p, int row, int column, int rows, int 
     for (int k = 0; k < whole; k += WIDTH) {
         VEC w[COLUMNS];
         UNROLL
-        for (int j = 0; j < columns; j++) {
-            w[j] = *(const VEC *)(b + (size_t)j * p->ldb + k);
-            __builtin_prefetch(ahead + (size_t)j * p->ldb, 0, 1);
-        }
-        ahead += step;
+        for (int j = 0; j < columns; j++)
+            w[j] = *(const VEC *)(b + (size_t)j * ldb + k);
+        UNROLL
+        for (int j = 0; j < num_ahead; j++)
+            __builtin_prefetch(ahead + (size_t)j * ldb + k, 0, 1);
         UNROLL
         for (int i = 0; i < rows; i++) {
-            VEC x = *(const VEC *)(a + (size_t)i * p->lda + k);
+            VEC x = *(const VEC *)(a + (size_t)i * lda + k);
             UNROLL
             for (int j = 0; j < columns; j++)
                 sum[i][j] += x * w[j];
         }
     }
+    if (whole < p->k)
+        for (int i = 0; i < rows; i++) {
+            VEC x = NAME(partial)(a + (size_t)i * lda + whole, p->k - whole);
+            for (int j = 0; j < columns; j++)
+                sum[i][j] += x * NAME(partial)(b + (size_t)j * ldb + whole, p->k - whole);
+        }
     UNROLL
     for (int i = 0; i < rows; i++) {
         float total[4];
         NAME(sum4)(sum[i], columns, total);
-        for (int k = whole; k < p->k; k++)
-            for (int j = 0; j < columns; j++)
-                total[j] += a[(size_t)i * p->lda + k] * b[(size_t)j * p->ldb + k];
         NAME(put)(p, row + i, column, total, columns);
     }
+}
+
+/* Functions of their own, each with all registers to itself. */
+#define DOTS(rows)                                                                              \
+    static __attribute__((noinline)) TARGET void NAME(dots##rows)(                              \
+        const product *p, int row, int column, const float *ahead, int num_ahead)               \
+    {                                                                                           \
+        if (num_ahead == COLUMNS)                                                               \
+            NAME(dots)(p, row, column, rows, COLUMNS, ahead, COLUMNS);                          \
+        else if (num_ahead == 1)                                                                \
+            NAME(dots)(p, row, column, rows, COLUMNS, ahead, 1);                                \
+        else                                                                                    \
+            NAME(dots)(p, row, column, rows, COLUMNS, ahead, COLUMNS / 2);                      \
+    }                                                                                           \
+    static __attribute__((noinline)) TARGET void NAME(dot##rows)(const product *p, int row,      \
+                                                                 int column)                    \
+    {                                                                                           \
+        NAME(dots)(p, row, column, rows, 1, NULL, 0);                                           \
+    }
+DOTS(1)
+DOTS(2)
+DOTS(3)
+DOTS(4)
+DOTS(5)
+DOTS(6)
+#undef DOTS
+
+/* Of the rows that are left, as many as make tiles of like heights. */
+INLINE int NAME(height)(int left)
+{
+    const int tiles = (left - 1) / ROWS + 1;
+    return (left + tiles - 1) / tiles;
+}
+
+/* Columns to `end`; the tiles of a group of columns share what is to be fetched ahead. */
+static TARGET void NAME(dot_columns)(const product *p, int column, int end)
+{
+    static void (*const many[])(const product *, int, int, const float *, int) = {
+        NAME(dots1), NAME(dots2), NAME(dots3), NAME(dots4), NAME(dots5), NAME(dots6)};
+    static void (*const one[])(const product *, int, int) = {
+        NAME(dot1), NAME(dot2), NAME(dot3), NAME(dot4), NAME(dot5), NAME(dot6)};
+    const int tiles = (p->m + ROWS - 1) / ROWS;
+    const int num_ahead = tiles == 1 ? COLUMNS : tiles < COLUMNS ? COLUMNS / 2 : 1;
+    for (; column + COLUMNS <= end; column += COLUMNS) {
+        const float *ahead = p->b + (size_t)(column + 2 * COLUMNS) * (size_t)p->ldb;
+        for (int row = 0, rows, turn = 0; row < p->m; row += rows, turn += num_ahead) {
+            rows = NAME(height)(p->m - row);
+            many[rows - 1](p, row, column, ahead + (size_t)(turn % COLUMNS) * (size_t)p->ldb,
+                           num_ahead);
+        }
+    }
+    for (; column < end; column++)
+        for (int row = 0, rows; row < p->m; row += rows) {
+            rows = NAME(height)(p->m - row);
+            one[rows - 1](p, row, column);
+        }
 }
 
 /* c[row..][column..] for b as it is: vectors along its rows, each scaled by an element of a. */
@@ -107,34 +175,37 @@ INLINE void NAME(axpy_tile)(const product *p, int row, int column, int rows, int
 }
 
 /* The number of rows must be a constant, for the sums to stay in registers. */
-#define TILES(tile, column, columns)                                                   \
-    for (int row = 0, left = p->m; left; ) {                                           \
-        int rows = (left + (left - 1) / ROWS) / ((left - 1) / ROWS + 1);               \
-        switch (rows) {                                                                \
-        case 1: NAME(tile)(p, row, column, 1, columns); break;                         \
-        case 2: NAME(tile)(p, row, column, 2, columns); break;                         \
-        case 3: NAME(tile)(p, row, column, 3, columns); break;                         \
-        case 4: NAME(tile)(p, row, column, 4, columns); break;                         \
-        case 5: NAME(tile)(p, row, column, 5, columns); break;                         \
-        default: NAME(tile)(p, row, column, 6, columns);                               \
-        }                                                                              \
-        row += rows;                                                                   \
-        left -= rows;                                                                  \
+static TARGET void NAME(axpy_tiles)(const product *p, int column, int vectors)
+{
+    for (int row = 0, rows; row < p->m; row += rows) {
+        rows = NAME(height)(p->m - row);
+        switch (rows * 2 + (vectors == COLUMNS)) {
+        case 2: NAME(axpy_tile)(p, row, column, 1, 1); break;
+        case 3: NAME(axpy_tile)(p, row, column, 1, COLUMNS); break;
+        case 4: NAME(axpy_tile)(p, row, column, 2, 1); break;
+        case 5: NAME(axpy_tile)(p, row, column, 2, COLUMNS); break;
+        case 6: NAME(axpy_tile)(p, row, column, 3, 1); break;
+        case 7: NAME(axpy_tile)(p, row, column, 3, COLUMNS); break;
+        case 8: NAME(axpy_tile)(p, row, column, 4, 1); break;
+        case 9: NAME(axpy_tile)(p, row, column, 4, COLUMNS); break;
+        case 10: NAME(axpy_tile)(p, row, column, 5, 1); break;
+        case 11: NAME(axpy_tile)(p, row, column, 5, COLUMNS); break;
+        case 12: NAME(axpy_tile)(p, row, column, 6, 1); break;
+        default: NAME(axpy_tile)(p, row, column, 6, COLUMNS);
+        }
     }
+}
 
 static TARGET void NAME(columns)(const product *p, int column, int end)
 {
     if (p->b_transposed) {
-        for (; column + COLUMNS <= end; column += COLUMNS)
-            TILES(dot_tile, column, COLUMNS)
-        for (; column < end; column++)
-            TILES(dot_tile, column, 1)
+        NAME(dot_columns)(p, column, end);
         return;
     }
     for (; column + COLUMNS * WIDTH <= end; column += COLUMNS * WIDTH)
-        TILES(axpy_tile, column, COLUMNS)
+        NAME(axpy_tiles)(p, column, COLUMNS);
     for (; column + WIDTH <= end; column += WIDTH)
-        TILES(axpy_tile, column, 1)
+        NAME(axpy_tiles)(p, column, 1);
     /* As whole vectors are summed: a plain loop would round by how many it takes at a time. */
     for (int i = 0; column < end && i < p->m; i++) {
         const int left = end - column;
@@ -149,7 +220,6 @@ static TARGET void NAME(columns)(const product *p, int column, int end)
     }
 }
 
-#undef TILES
 #undef INLINE
 #undef UNROLL
 #undef VEC
