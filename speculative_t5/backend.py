@@ -16,7 +16,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 OPENBLAS_NAMES = ("libopenblas.so.0", "libopenblasp.so.0")
-FEW_ROWS = 40  # beyond that OpenBLAS is faster than our own products
+FEW_ROWS = 128  # beyond that OpenBLAS is faster than our own products
 TIPS = {
     "no products": "the package's C part was not built, so decoding on this CPU takes about twice "
     "as long; install a compiler (`apt-get install gcc libc6-dev`) and the package again",

@@ -47,7 +47,7 @@ class KVCache:
         """
         capacity = fitting(max(self.lengths) + num_tokens, self.capacity)
         if capacity != self.capacity:
-            self.layers = [(_resized(k, capacity), _resized(v, capacity)) for k, v in self.layers]
+            self.layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self.layers]
         same = min(self.lengths) == max(self.lengths)
         return mx.array(self.lengths[:1] if same else self.lengths, dtype=mx.int32)
 
@@ -97,7 +97,7 @@ class SourceCache:
     def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
         self._dtype = layers[0][0].dtype
-        self._layers = [(_resized(k, self.width), _resized(v, self.width)) for k, v in layers]
+        self._layers = [(resized(k, self.width), resized(v, self.width)) for k, v in layers]
         self.mask = padding_mask(self.lengths, self.width, self._dtype)
 
     @classmethod
@@ -119,7 +119,7 @@ class SourceCache:
     @property
     def width(self) -> int:
         """T: the length of the longest row, rounded up."""
-        return -(-max(self.lengths) // SOURCE_STEP) * SOURCE_STEP
+        return source_width(self.lengths)
 
     def view(self) -> list[KeysValues]:
         """Keys and values of each layer, (B, H, T, D)."""
@@ -140,7 +140,7 @@ class SourceCache:
             self.lengths[row] = length
         capacity = fitting(max(*self.lengths, new.capacity), self.capacity)
         if capacity != self.capacity:
-            self._layers = [(_resized(k, capacity), _resized(v, capacity)) for k, v in self._layers]
+            self._layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self._layers]
         at, end = mx.array(list(rows), dtype=mx.int32), new.capacity
         for (keys, values), (new_keys, new_values) in zip(self._layers, new.layers, strict=True):
             keys[at, :, :end] = new_keys
@@ -153,6 +153,11 @@ class SourceCache:
         self._layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self._layers]
         self.lengths = [self.lengths[row] for row in rows]
         self.mask = padding_mask(self.lengths, self.width, self._dtype)
+
+
+def source_width(lengths: Sequence[int]) -> int:
+    """The width that a `SourceCache` of rows so long has."""
+    return -(-max(lengths) // SOURCE_STEP) * SOURCE_STEP
 
 
 def padding_mask(lengths: Sequence[int], width: int, dtype: mx.Dtype) -> mx.array | None:
@@ -181,9 +186,11 @@ def fitting(needed: int, capacity: int) -> int:
     return fit if needed > capacity or capacity > 2 * fit else capacity
 
 
-def _resized(buffer: mx.array, capacity: int) -> mx.array:
+def resized(buffer: mx.array, capacity: int) -> mx.array:
     """`buffer` (B, H, C, D) with that capacity for C, cut or followed by zeros."""
     more = capacity - buffer.shape[2]
+    if more == 0:
+        return buffer
     if more > 0:
         return mx.pad(buffer, [(0, 0), (0, 0), (0, more), (0, 0)])
     return mx.contiguous(buffer[:, :, :capacity])

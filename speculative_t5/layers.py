@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from . import blocks
 from .backend import on_cpu
-from .cache import KeysValues, write
+from .cache import KeysValues, resized, write
 from .config import Activation, T5Config
 from .positions import Bias, PositionBias, position_biases
 
@@ -159,10 +159,15 @@ class CrossAttention(nn.Module):
         self.kv = Linear(config.d_model, 2 * inner, bias=False)
         self.out = Linear(inner, config.d_model, bias=False)
 
-    def keys_values(self, memory: mx.array, batch: int) -> KeysValues:
-        """Encoder's memory (B * S, d_model) -> keys and values (B, H, S, D)."""
+    def keys_values(self, memory: mx.array, batch: int, width: int) -> KeysValues:
+        """Encoder's memory (B * S, d_model) -> keys and values (B, H, width, D), zeros behind S."""
+        if blocks.fit(memory, self.kv):
+            pair: KeysValues = blocks.library.keys_values(
+                memory, self.kv.weight, batch, self._num_heads, width
+            )
+            return pair
         k, v = split_heads(self.kv(memory), batch, 2, self._num_heads)
-        return k, v
+        return resized(k, width), resized(v, width)
 
     def __call__(
         self, x: mx.array, norm: nn.RMSNorm, cross: KeysValues, mask: mx.array | None

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask
+from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask, source_width
 from .config import Quantization, T5Config
 from .layers import Decoder, Embedding, Encoder, Linear, transposed
 from .positions import position_biases
@@ -258,16 +258,30 @@ class T5(nn.Module):
         longest = max(lengths)
         pad = self.config.pad_token_id
         tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
-        layers = self.encode(tokens, padding_mask(lengths, longest, self.dtype))
+        mask = padding_mask(lengths, longest, self.dtype)
+        layers = self.encode(tokens, mask, source_width(lengths))
         sources = SourceCache(layers, lengths)
         mx.async_eval(sources.layers)
         return sources
 
-    def encode(self, tokens: mx.array, mask: mx.array | None) -> list[KeysValues]:
-        """Source ids (B, S), additive mask (B, 1, 1, S) -> each layer's keys and values."""
-        memory = self.encoder(self.shared(tokens.reshape(-1)), len(tokens), mask)
+    def encode(
+        self, tokens: mx.array, mask: mx.array | None, width: int | None = None
+    ) -> list[KeysValues]:
+        """Encode sources for cross-attention.
+
+        Args:
+            tokens: (B, S) int32.
+            mask: Additive, of padding, (B, 1, 1, S).
+            width: T; by default S.
+
+        Returns:
+            Each layer's keys and values, (B, H, T, D), zeros behind S.
+        """
+        batch, length = tokens.shape
+        memory = self.encoder(self.shared(tokens.reshape(-1)), batch, mask)
         return [
-            layer.cross_attention.keys_values(memory, len(tokens)) for layer in self.decoder.layers
+            layer.cross_attention.keys_values(memory, batch, width or length)
+            for layer in self.decoder.layers
         ]
 
     def head(self, hidden: mx.array, vocab_size: int | None = None) -> mx.array:

@@ -215,6 +215,23 @@ def test_what_does_not_fit_is_refused() -> None:
         assert part in str(caught.value)
 
 
+def test_keys_and_values_of_a_source_end_in_zeros(level: int) -> None:
+    memory, weight = mx.random.normal((2 * 5, 12)), mx.random.normal((2 * 3 * 4, 12))
+    keys, values = blocks.library.keys_values(memory, weight, 2, 3, 8)
+    expected = np.array(memory @ weight.T).reshape(2, 5, 2, 3, 4).transpose(2, 0, 3, 1, 4)
+    for found, heads in zip((keys, values), expected, strict=True):
+        assert np.allclose(found[:, :, :5], heads, atol=1e-5)
+        assert found.shape == (2, 3, 8, 4) and not np.array(found[:, :, 5:]).any()
+    for arguments, part in (
+        ((memory, weight, 3, 3, 8), "(B * L, d)"),
+        ((memory, weight, 2, 5, 8), "2 H D"),
+        ((memory, weight, 2, 3, 4), "as many keys"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            blocks.library.keys_values(*arguments)
+        assert part in str(caught.value)
+
+
 def test_other_versions_of_mlx_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert blocks.load() is not None
     monkeypatch.setattr(blocks, "version", lambda name: "0.1.2")

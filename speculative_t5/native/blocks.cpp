@@ -179,6 +179,29 @@ class FeedForward : public Layer {
   layer_activation activation_;
 };
 
+// Inputs: the encoder's output, and a weight.
+class KeysValues : public mx::Primitive {
+ public:
+  using Primitive::Primitive;
+
+  const char* name() const override { return "KeysValues"; }
+
+  void eval_gpu(const Arrays&, Arrays&) override { refuse("they run on the CPU alone"); }
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    const auto& x = inputs[0];
+    auto &keys = outputs[0], &values = outputs[1];
+    check(x.flags().row_contiguous, "x has to be in row-major order");
+    keys.set_data(mx::allocator::malloc(keys.nbytes()));
+    values.set_data(mx::allocator::malloc(values.nbytes()));
+    layer_source s{x.data<float>(), keys.shape(0), x.shape(0) / keys.shape(0), x.shape(1),
+                   keys.shape(1), keys.shape(3), inputs[1].data<float>(), keys.data<float>(),
+                   values.data<float>(), keys.shape(2)};
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [s, f = functions] { done(f->keys_values(&s)); });
+  }
+};
+
 mx::Stream here() {
   return mx::default_stream(mx::Device::cpu);
 }
@@ -285,6 +308,21 @@ mx::array feed_forward(const mx::array& x, const mx::array& norm, const mx::arra
   refuse("unknown activation " + activation);
 }
 
+std::tuple<mx::array, mx::array> keys_values(const mx::array& x, const mx::array& into, int batch,
+                                             int num_heads, int num_keys) {
+  check(functions, "not initialized");
+  check_rows(x, batch);
+  check(x.dtype() == mx::float32 && into.dtype() == mx::float32 && x.ndim() == 2 &&
+            into.ndim() == 2 && into.shape(1) == x.shape(1),
+        "x is (B * L, d) and the weight (2 H D, d), float32");
+  check(num_heads > 0 && into.shape(0) % (2 * num_heads) == 0, "the weight is (2 H D, d)");
+  check(num_keys >= x.shape(0) / batch, "there have to be as many keys as positions");
+  mx::Shape shape{batch, num_heads, num_keys, into.shape(0) / (2 * num_heads)};
+  auto made = mx::array::make_arrays({shape, shape}, {mx::float32, mx::float32},
+                                     std::make_shared<KeysValues>(here()), {x, in_order(into)});
+  return {made[0], made[1]};
+}
+
 }  // namespace
 
 NB_MODULE(_blocks, m) {
@@ -304,4 +342,5 @@ NB_MODULE(_blocks, m) {
         nb::arg("out"), nb::arg("keys"), nb::arg("values"), nb::arg("mask").none(),
         nb::arg("epsilon"));
   m.def("feed_forward", &feed_forward);
+  m.def("keys_values", &keys_values);
 }

@@ -270,8 +270,44 @@ static int feed_forward(const layer_feed_forward *f)
     return 0;
 }
 
+typedef struct {
+    const layer_source *s;
+    const float *made; /* (N, 2 H D) */
+} source_job;
+
+/* One head of one row. */
+static void source_part(const void *context, int i)
+{
+    const source_job *j = context;
+    const layer_source *s = j->s;
+    int h = i % s->num_heads, b = i / s->num_heads;
+    size_t size = (size_t)s->head_dim, inner = (size_t)s->num_heads * size;
+    size_t num_keys = (size_t)s->num_keys, length = (size_t)s->length;
+    for (int part = 0; part < 2; part++) {
+        const float *from = j->made + (size_t)b * length * 2 * inner + (size_t)part * inner +
+                            (size_t)h * size;
+        float *to = (part ? s->values : s->keys) + (size_t)i * num_keys * size;
+        for (size_t t = 0; t < length; t++)
+            memcpy(to + t * size, from + t * 2 * inner, sizeof(float) * size);
+        memset(to + length * size, 0, sizeof(float) * (num_keys - length) * size);
+    }
+}
+
+static int keys_values(const layer_source *s)
+{
+    int count = s->batch * s->length, width = 2 * s->num_heads * s->head_dim;
+    float *made = working((size_t)count * (size_t)width);
+    if (!made)
+        return -1;
+    linear(s->x, s->into, count, width, s->d_model, 0, made);
+    source_job j = {s, made};
+    products_share(source_part, &j, s->batch * s->num_heads);
+    return 0;
+}
+
 EXPORTED const layer_functions *layers(void)
 {
-    static const layer_functions functions = {LAYERS_VERSION, attend, feed_forward};
+    static const layer_functions functions = {LAYERS_VERSION, attend, feed_forward,
+                                               keys_values};
     return &functions;
 }

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define LAYERS_VERSION 1 /* of this interface */
+#define LAYERS_VERSION 2 /* of this interface */
 
 typedef struct {
     const float *x;    /* (N, d) */
@@ -52,11 +52,21 @@ typedef struct {
     enum layer_activation activation;
 } layer_feed_forward;
 
+/* A source's keys and values for cross-attention, for all steps to come. */
+typedef struct {
+    const float *x; /* (N, d): what the encoder gave */
+    int batch, length, d_model, num_heads, head_dim;
+    const float *into;       /* (2 H D, d), keys, values */
+    float *keys, *values;    /* (B, H, T, D), zeros behind the length */
+    int num_keys;            /* T, at least the length */
+} layer_source;
+
 /* 0, or -1 where memory was not to be had. */
 typedef struct {
     int version;
     int (*attend)(const layer_attention *);
     int (*feed_forward)(const layer_feed_forward *);
+    int (*keys_values)(const layer_source *);
 } layer_functions;
 
 const layer_functions *layers(void);
