@@ -2,7 +2,7 @@
 
 Imported first by the package. MLX's CPU wheel for Linux links the reference BLAS; symbols of
 libraries that are loaded before it, globally, are used in its place: here our own products of few
-rows (native/products.c), and OpenBLAS for all others.
+rows (native/products.c), and OpenBLAS for all others, which our threads call.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 OPENBLAS_NAMES = ("libopenblas.so.0", "libopenblasp.so.0")
 FEW_ROWS = 128  # beyond that OpenBLAS is faster than our own products
 TIPS = {
-    "no products": "the package's C part was not built, so decoding on this CPU takes about twice "
-    "as long; install a compiler (`apt-get install gcc libc6-dev`) and the package again",
+    "no products": "the package's C part was not built, so decoding on this CPU takes about three "
+    "times as long; install a compiler (`apt-get install g++ python3-dev`) and the package again",
     "no openblas": "OpenBLAS was not found, so long prompts and large batches take longer on this "
     "CPU; get it with `apt-get install libopenblas0` (Debian, Ubuntu) or `dnf install openblas` "
     "(Fedora)",
-    "no blocks": "the package's operations for this CPU were not built, or for another version of "
-    "MLX than is installed, so decoding takes about 1.5 times as long; install a compiler "
-    "(`apt-get install g++`) and the package again",
+    "no blocks": "the package's layers for this CPU were not built, or for another version of MLX "
+    "than is installed, so decoding takes about 1.5 times as long; install a compiler (`apt-get "
+    "install g++ python3-dev`) and the package again",
     "late": "mlx.core was imported before speculative_t5, so MLX uses its slow reference BLAS on "
     "this CPU; import speculative_t5 first",
 }

@@ -75,7 +75,7 @@ def test_what_is_missing_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(backend, "OPENBLAS_NAMES", ("libnowhere.so.0",))
     monkeypatch.setattr(backend, "EXTENSION_SUFFIXES", [".nowhere"])
     assert backend.load_blas() == (None, ["no products", "no openblas"])
-    tips = {"no products": "install gcc", "no openblas": "libopenblas0", "no blocks": "install g++"}
+    tips = {"no products": "C part", "no openblas": "libopenblas0", "no blocks": "of MLX"}
     assert tips.keys() == backend.TIPS.keys() - {"late"}
     for tip, part in tips.items():
         monkeypatch.setattr(backend, "tips", [tip])
