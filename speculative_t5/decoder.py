@@ -11,15 +11,9 @@ from typing import Literal
 import mlx.core as mx
 
 from .calibration import Padded, calibrate
-from .draft import (
-    CombinedDrafter,
-    Drafter,
-    EmptyDrafter,
-    LookupDrafter,
-    ModelDrafter,
-    check_ngrams,
-)
+from .draft import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .engine import WINDOW, Plan, Request, decode, in_order_of_length
+from .lookup import check_ngrams
 from .results import Chunk, Generation, Round
 from .sampling import Sampler
 from .schedule import AdaptiveSchedule, FixedSchedule, Schedule

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.draft import CombinedDrafter, Draft, LookupDrafter, ModelDrafter, look_up
+from speculative_t5.draft import CombinedDrafter, Draft, LookupDrafter, ModelDrafter
+from speculative_t5.lookup import look_up
 from speculative_t5.sampling import Sampler
 
 import mlx.core as mx
