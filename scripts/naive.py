@@ -65,7 +65,7 @@ def step(
         k, v = heads(cross.kv(memory), 2, num_heads)
         x = x + cross.out(attend(q, k, v, None))
         x = layer.feed_forward(x, layer.feed_forward_norm)
-    return model.head(model.decoder.norm(x)), grown
+    return model.logits(x), grown
 
 
 def position_biases(model: T5, length: int) -> list[mx.array]:

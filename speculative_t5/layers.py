@@ -221,6 +221,15 @@ class Embedding(nn.Embedding):
         return x @ transposed(self)
 
 
+def embed(layer: nn.Module, tokens: mx.array) -> mx.array:
+    """Ids (B, L) int32 -> (B * L, d_model)."""
+    if blocks.fit(layer.weight, layer):
+        rows: mx.array = blocks.library.embed(tokens.astype(mx.int32), layer.weight)
+        return rows
+    rows = layer(tokens.reshape(-1))
+    return rows
+
+
 def transposed(layer: nn.Module) -> mx.array:
     """A layer's weight as (inputs, outputs): a view of it, kept as long as it is the same."""
     if layer.get("_transposed_of") is not layer.weight:

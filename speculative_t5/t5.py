@@ -15,9 +15,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from . import blocks
 from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask, source_width
 from .config import Quantization, T5Config
-from .layers import Decoder, Embedding, Encoder, Linear, transposed
+from .layers import Decoder, Embedding, Encoder, Linear, embed, transposed
 from .positions import position_biases
 from .sampling import argmax
 from .session import Vocabulary
@@ -189,21 +190,35 @@ class T5(nn.Module):
         Returns:
             Logits (B, L, V) of what follows each token, and the cache with the new positions.
         """
+        hidden, cache = self._decoded(tokens, at, cache, sources, mask, tables)
+        return self.logits(hidden, vocab_size).reshape(*tokens.shape, -1), cache
+
+    def choose(
+        self, vocab_size: int | None, tokens: mx.array, *others: Any
+    ) -> tuple[mx.array, list[KeysValues]]:
+        """As `step`, with the best id in the place of logits, (B, L) int32."""
+        hidden, cache = self._decoded(tokens, *others)
+        return self.best(hidden, vocab_size).reshape(tokens.shape), cache
+
+    def _decoded(
+        self,
+        tokens: mx.array,
+        at: mx.array,
+        cache: list[KeysValues],
+        sources: list[KeysValues],
+        mask: mx.array | None,
+        tables: list[mx.array],
+    ) -> tuple[mx.array, list[KeysValues]]:
+        """What the last layer gives, (B * L, d_model), and the cache."""
         biases = position_biases(tables, at, tokens.shape[1], cache[0][0].shape[2])
-        hidden = self.shared(tokens.reshape(-1))
+        hidden = embed(self.shared, tokens)
         written: list[KeysValues] = []
         for layer, bias, pair, cross in zip(
             self.decoder.layers, cycle(biases), cache, sources, strict=False
         ):
             hidden, pair = layer(hidden, bias, pair, at, cross, mask)
             written.append(pair)
-        logits = self.head(self.decoder.norm(hidden), vocab_size)
-        return logits.reshape(*tokens.shape, -1), written
-
-    def choose(self, *arguments: Any) -> tuple[mx.array, list[KeysValues]]:
-        """As `step`, with the best id in the place of logits, (B, L) int32."""
-        logits, cache = self.step(*arguments)
-        return argmax(logits), cache
+        return hidden, written
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
@@ -278,21 +293,46 @@ class T5(nn.Module):
             Each layer's keys and values, (B, H, T, D), zeros behind S.
         """
         batch, length = tokens.shape
-        memory = self.encoder(self.shared(tokens.reshape(-1)), batch, mask)
+        memory = self.encoder(embed(self.shared, tokens), batch, mask)
         return [
             layer.cross_attention.keys_values(memory, batch, width or length)
             for layer in self.decoder.layers
         ]
 
-    def head(self, hidden: mx.array, vocab_size: int | None = None) -> mx.array:
-        """Decoder's output (N, d_model) -> logits (N, V), of the first `vocab_size` ids or all."""
-        if self.config.scale_decoder_outputs:
-            hidden = hidden * self.config.d_model**-0.5
-        layer = self.lm_head if self.config.own_head else self.shared
-        if vocab_size is not None and isinstance(layer, (Linear, Embedding)):
-            return hidden @ transposed(layer)[:, :vocab_size]
+    def logits(self, hidden: mx.array, vocab_size: int | None = None) -> mx.array:
+        """What the last layer gives, (N, d_model) -> logits (N, V), of the first ids or all."""
+        norm, layer, scale = self.decoder.norm, self._head, self._scale
+        size = min(vocab_size or self.vocab_size, self.vocab_size)
+        if blocks.fit(hidden, norm, layer):
+            logits: mx.array = blocks.library.logits(
+                hidden, norm.weight, layer.weight, scale, norm.eps, size
+            )
+            return logits
+        hidden = norm(hidden) * scale if scale != 1 else norm(hidden)
+        if size < self.vocab_size and isinstance(layer, (Linear, Embedding)):
+            return hidden @ transposed(layer)[:, :size]
         logits = layer(hidden) if self.config.own_head else layer.as_linear(hidden)
-        return logits[:, :vocab_size]
+        return logits[:, :size]
+
+    def best(self, hidden: mx.array, vocab_size: int | None = None) -> mx.array:
+        """As `logits`, but the best id of each, (N,) int32."""
+        norm, layer = self.decoder.norm, self._head
+        if blocks.fit(hidden, norm, layer):
+            size = min(vocab_size or self.vocab_size, self.vocab_size)
+            ids: mx.array = blocks.library.best(
+                hidden, norm.weight, layer.weight, self._scale, norm.eps, size
+            )
+            return ids
+        return argmax(self.logits(hidden, vocab_size))
+
+    @property
+    def _head(self) -> nn.Module:
+        return self.lm_head if self.config.own_head else self.shared
+
+    @property
+    def _scale(self) -> float:
+        """Of the last hidden states."""
+        return self.config.d_model**-0.5 if self.config.scale_decoder_outputs else 1.0
 
 
 def _groups(prompts: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -113,7 +113,8 @@ def test_layers_are_single_operations() -> None:
     model = random_model(CONFIGS["relu"])
     graph = operations(model(mx.array([SOURCES[2]]), mx.array(TARGET[:1])))
     assert graph.count("Attention") == 2 + 2 * 2 and graph.count("FeedForward") == 2 + 2
-    assert "Softmax" not in graph
+    assert graph.count("Embed") == 2 and graph.count("Head") == 1
+    assert "Softmax" not in graph and "Matmul" not in graph
 
 
 def test_logits_are_those_of_the_composed_layers(model: T5, level: int) -> None:
@@ -230,6 +231,44 @@ def test_keys_and_values_of_a_source_end_in_zeros(level: int) -> None:
         with pytest.raises(ValueError) as caught:
             blocks.library.keys_values(*arguments)
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("num_ids", [320, 319, 100, 1])
+def test_best_ids_are_those_of_the_logits(level: int, num_ids: int) -> None:
+    model = random_model(CONFIGS["gated"])
+    hidden = mx.random.normal((50, 64))
+    logits = model.logits(hidden, num_ids)
+    assert logits.shape == (50, num_ids)
+    expected = model.decoder.norm(hidden) @ model.lm_head.weight[:num_ids].T
+    assert np.allclose(logits, expected * 64**-0.5, atol=1e-5)
+    assert (model.best(hidden, num_ids) == mx.argmax(logits, axis=-1)).all()
+
+
+def test_of_equal_logits_the_first_is_the_best(level: int) -> None:
+    model = random_model(CONFIGS["relu"])
+    weight = np.array(model.shared.weight)
+    weight[200] = weight[37] = 100 * weight[37]
+    model.shared.weight = mx.array(weight)
+    hidden = model.shared.weight[37:38] / 100
+    assert model.best(hidden).tolist() == [37]
+    weight[:37] = weight[38:200] = np.nan
+    model.shared.weight = mx.array(weight)
+    assert model.best(hidden).tolist() == [37]
+
+
+def test_ids_beyond_the_embedding_give_no_numbers() -> None:
+    weight = mx.random.normal((7, 5))
+    ids = mx.array([[3, 0], [7, -1], [6, 6]])
+    rows = np.array(blocks.library.embed(ids[::-1, :1], weight))
+    assert (rows[[0, 2]] == np.array(weight)[[6, 3]]).all() and np.isnan(rows[1]).all()
+    with pytest.raises(ValueError, match=r"\(B, L\), int32"):
+        blocks.library.embed(ids[0], weight)
+    x, norm = mx.ones((2, 5)), mx.ones(5)
+    for size in (0, 8):
+        with pytest.raises(ValueError, match="so many ids"):
+            blocks.library.logits(x, norm, weight, 1.0, 1e-6, size)
+    with pytest.raises(ValueError, match=r"\(V, d\)"):
+        blocks.library.best(x, norm, weight[:, :4], 1.0, 1e-6, 7)
 
 
 def test_other_versions_of_mlx_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

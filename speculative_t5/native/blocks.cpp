@@ -1,6 +1,7 @@
 // The layers of layers.c as operations of MLX's graphs, on the CPU.
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -202,6 +203,62 @@ class KeysValues : public mx::Primitive {
   }
 };
 
+// Inputs: x, the norm's weight, the head's, of which the first rows are used. The output is logits, or the best ids.
+class Head : public mx::Primitive {
+ public:
+  Head(mx::Stream stream, float epsilon, float scale, int num_ids)
+      : Primitive(stream), epsilon_(epsilon), scale_(scale), num_ids_(num_ids) {}
+
+  const char* name() const override { return "Head"; }
+
+  void eval_gpu(const Arrays&, Arrays&) override { refuse("they run on the CPU alone"); }
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    const auto& x = inputs[0];
+    auto& out = outputs[0];
+    check(x.flags().row_contiguous, "x has to be in row-major order");
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    bool best = out.dtype() == mx::int32;
+    layer_head h{x.data<float>(), inputs[1].data<float>(), epsilon_, scale_, x.shape(0),
+                 x.shape(1), num_ids_, inputs[2].data<float>(),
+                 best ? nullptr : out.data<float>(), best ? out.data<int>() : nullptr};
+    mx::cpu::get_command_encoder(stream()).dispatch([h, f = functions] { done(f->head(&h)); });
+  }
+
+ private:
+  float epsilon_, scale_;
+  int num_ids_;
+};
+
+// Inputs: ids and an embedding. There is no row for an id that is out of range: it gives NaN.
+class Embed : public mx::Primitive {
+ public:
+  using Primitive::Primitive;
+
+  const char* name() const override { return "Embed"; }
+
+  void eval_gpu(const Arrays&, Arrays&) override { refuse("they run on the CPU alone"); }
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    const auto &ids = inputs[0], &weight = inputs[1];
+    auto& out = outputs[0];
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [from = ids.data<int>(), batch = ids.shape(0), length = ids.shape(1),
+         row = ids.strides(0), place = ids.strides(1), rows = weight.data<float>(),
+         to = out.data<float>(), num_rows = weight.shape(0), width = weight.shape(1)]() mutable {
+          for (int b = 0; b < batch; b++)
+            for (int t = 0; t < length; t++, to += width) {
+              int id = from[b * row + t * place];
+              if (id >= 0 && id < num_rows)
+                std::copy_n(rows + (size_t)id * width, width, to);
+              else
+                std::fill_n(to, width, NAN);
+            }
+        });
+  }
+};
+
 mx::Stream here() {
   return mx::default_stream(mx::Device::cpu);
 }
@@ -323,6 +380,27 @@ std::tuple<mx::array, mx::array> keys_values(const mx::array& x, const mx::array
   return {made[0], made[1]};
 }
 
+mx::array head_of(const mx::array& x, const mx::array& norm, const mx::array& weight, float scale,
+                  float epsilon, int num_ids, bool best) {
+  check(functions, "not initialized");
+  for (const auto* a : {&x, &norm, &weight})
+    check(a->dtype() == mx::float32, "arrays have to be float32");
+  check(x.ndim() == 2 && x.shape(0) && norm.ndim() == 1 && norm.shape(0) == x.shape(1) &&
+            weight.ndim() == 2 && weight.shape(1) == x.shape(1),
+        "x is (N, d), the norm (d,), the weight (V, d)");
+  check(num_ids > 0 && num_ids <= weight.shape(0), "there are not so many ids");
+  return mx::array(best ? mx::Shape{x.shape(0)} : mx::Shape{x.shape(0), num_ids},
+                   best ? mx::int32 : mx::float32, std::make_shared<Head>(here(), epsilon, scale, num_ids),
+                   {x, in_order(norm), in_order(weight)});
+}
+
+mx::array embed(const mx::array& ids, const mx::array& weight) {
+  check(ids.dtype() == mx::int32 && ids.ndim() == 2, "ids are (B, L), int32");
+  check(weight.dtype() == mx::float32 && weight.ndim() == 2, "the weight is (V, d), float32");
+  return mx::array({(int)ids.size(), weight.shape(1)}, mx::float32,
+                   std::make_shared<Embed>(here()), {ids, in_order(weight)});
+}
+
 }  // namespace
 
 NB_MODULE(_blocks, m) {
@@ -343,4 +421,13 @@ NB_MODULE(_blocks, m) {
         nb::arg("epsilon"));
   m.def("feed_forward", &feed_forward);
   m.def("keys_values", &keys_values);
+  m.def("embed", &embed);
+  m.def("logits", [](const mx::array& x, const mx::array& norm, const mx::array& weight,
+                     float scale, float epsilon, int num_ids) {
+    return head_of(x, norm, weight, scale, epsilon, num_ids, false);
+  });
+  m.def("best", [](const mx::array& x, const mx::array& norm, const mx::array& weight, float scale,
+                   float epsilon, int num_ids) {
+    return head_of(x, norm, weight, scale, epsilon, num_ids, true);
+  });
 }

@@ -15,6 +15,7 @@ typedef struct {
     void (*norm)(const float *x, const float *weight, float epsilon, int count, float *y);
     float (*exponentials)(float *x, int count);
     void (*activate)(float *x, const float *gated, int count, enum layer_activation how);
+    int (*best)(const float *x, int count);
 } row_functions;
 
 #if defined(__x86_64__)
@@ -77,12 +78,17 @@ static void norm_part(const void *context, int i)
     }
 }
 
+static void normalize(const layer_io *io, float *normed)
+{
+    norm_job j = {io, normed};
+    products_share(norm_part, &j, (io->batch * io->length + NORM_ROWS - 1) / NORM_ROWS);
+}
+
 /* norm(x) into `normed`; y begins as x. */
 static void begin(const layer_io *io, float *normed)
 {
-    norm_job j = {io, normed};
     int count = io->batch * io->length;
-    products_share(norm_part, &j, (count + NORM_ROWS - 1) / NORM_ROWS);
+    normalize(io, normed);
     if (io->y != io->x)
         memcpy(io->y, io->x, sizeof(float) * (size_t)count * (size_t)io->d_model);
 }
@@ -305,9 +311,40 @@ static int keys_values(const layer_source *s)
     return 0;
 }
 
+typedef struct {
+    const float *logits;
+    int num_ids, *best;
+} best_job;
+
+static void best_part(const void *context, int i)
+{
+    const best_job *j = context;
+    j->best[i] = rows()->best(j->logits + (size_t)i * (size_t)j->num_ids, j->num_ids);
+}
+
+static int head(const layer_head *h)
+{
+    size_t num_normed = rounded((size_t)h->count * (size_t)h->d_model);
+    size_t num_logits = h->logits ? 0 : (size_t)h->count * (size_t)h->num_ids;
+    float *normed = working(num_normed + num_logits);
+    if (!normed)
+        return -1;
+    layer_io io = {h->x, NULL, h->norm, h->epsilon, 1, h->count, h->d_model};
+    normalize(&io, normed);
+    float *logits = h->logits ? h->logits : normed + num_normed;
+    product p = {h->count, h->num_ids, h->d_model, h->d_model, h->d_model, h->num_ids, 1, h->scale,
+                 0.0f, normed, h->weight, logits};
+    products_multiply(&p);
+    if (!h->logits) {
+        best_job j = {logits, h->num_ids, h->best};
+        products_share(best_part, &j, h->count);
+    }
+    return 0;
+}
+
 EXPORTED const layer_functions *layers(void)
 {
     static const layer_functions functions = {LAYERS_VERSION, attend, feed_forward,
-                                               keys_values};
+                                               keys_values, head};
     return &functions;
 }

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define LAYERS_VERSION 2 /* of this interface */
+#define LAYERS_VERSION 3 /* of this interface */
 
 typedef struct {
     const float *x;    /* (N, d) */
@@ -61,12 +61,24 @@ typedef struct {
     int num_keys;            /* T, at least the length */
 } layer_source;
 
+/* What comes after the last layer: logits = scale * norm(x) weight^T, or their best ids. */
+typedef struct {
+    const float *x;    /* (N, d) */
+    const float *norm; /* (d,) */
+    float epsilon, scale;
+    int count, d_model, num_ids;
+    const float *weight; /* (num_ids, d) */
+    float *logits;       /* (N, num_ids), or NULL: */
+    int *best;           /* (N,), the first of equals */
+} layer_head;
+
 /* 0, or -1 where memory was not to be had. */
 typedef struct {
     int version;
     int (*attend)(const layer_attention *);
     int (*feed_forward)(const layer_feed_forward *);
     int (*keys_values)(const layer_source *);
+    int (*head)(const layer_head *);
 } layer_functions;
 
 const layer_functions *layers(void);

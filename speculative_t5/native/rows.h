@@ -141,7 +141,25 @@ static TARGET void NAME(activate)(float *x, const float *gated, int count, enum 
     }
 }
 
-static const row_functions NAME(rows) = {NAME(norm), NAME(exponentials), NAME(activate)};
+/* Where the greatest is, the first of equals; 0 if all are NaN. */
+static TARGET int NAME(best)(const float *x, int count)
+{
+    VEC most = NAME(all)(-INFINITY);
+    int i = 0;
+    for (; i + WIDTH <= count; i += WIDTH)
+        most = NAME(choose)(LOAD(x + i) > most, LOAD(x + i), most);
+    float max = -INFINITY;
+    for (int j = 0; j < WIDTH; j++)
+        max = most[j] > max ? most[j] : max;
+    for (; i < count; i++)
+        max = x[i] > max ? x[i] : max;
+    for (i = 0; i < count; i++)
+        if (x[i] == max)
+            return i;
+    return 0;
+}
+
+static const row_functions NAME(rows) = {NAME(norm), NAME(exponentials), NAME(activate), NAME(best)};
 
 #undef VEC
 #undef INTS
