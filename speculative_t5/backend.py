@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-OPENBLAS_NAMES = ("libopenblas.so.0", "libopenblasp.so.0")
+OPENBLAS_NAMES = ("libopenblasp.so.0", "libopenblas.so.0")  # with threads of its own first
+PTHREADS = 1  # the kind of OpenBLAS that several threads may call at once
 FEW_ROWS = 128  # beyond that OpenBLAS is faster than our own products
 TIPS = {
     "no products": "the package's C part was not built, so decoding on this CPU takes about three "
@@ -45,9 +46,10 @@ def load_blas() -> tuple[ctypes.CDLL | None, list[str]]:
     openblas = _first(OPENBLAS_NAMES, mode)
     if products:
         library = ctypes.cast(openblas.cblas_sgemm, ctypes.c_void_p) if openblas else None
-        products.products_init(library, FEW_ROWS, num_threads(), 2)
-        if openblas:
+        shared = openblas is not None and openblas.openblas_get_parallel() == PTHREADS
+        if openblas and shared:
             openblas.openblas_set_num_threads(1)  # it is our threads that call it
+        products.products_init(library, shared, FEW_ROWS, num_threads(), 2)
     if late:
         return products, ["late"] if products or openblas else []
     found = {"no products": products, "no openblas": openblas}
@@ -55,7 +57,7 @@ def load_blas() -> tuple[ctypes.CDLL | None, list[str]]:
 
 
 def load_products(mode: int) -> ctypes.CDLL | None:
-    """The library built from native/products.c; None if it was not."""
+    """The library built from native/*.c; None if it was not."""
     folder = Path(__file__).parent
     return _first([str(folder / f"_products{suffix}") for suffix in EXTENSION_SUFFIXES], mode)
 

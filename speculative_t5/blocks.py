@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import ctypes
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from . import backend
 
 
 def load() -> Any:
-    """The extension; None if it was not built, or for another version of MLX."""
+    """The extension; None if it was not built, or not for this MLX and these layers."""
     if backend.products is None:
         return None
     try:
         found: Any = import_module("._blocks", __package__)
-    except ImportError:
-        return None
-    if found.mlx_version != version("mlx"):
-        return None
-    backend.products.layers.restype = ctypes.c_void_p
-    found.initialize(backend.products.layers())
-    one = mx.ones((1, 1))
-    try:
+        if found.mlx_version != mx.__version__:  # type: ignore[attr-defined]
+            return None
+        backend.products.layers.restype = ctypes.c_void_p
+        found.initialize(backend.products.layers())
+        one = mx.ones((1, 1))
         found.feed_forward(one, mx.ones(1), one, one, "relu", False, 1e-6)
-    except TypeError:  # MLX's arrays are strange to it: they are of another nanobind
+    except (AttributeError, ImportError, TypeError, ValueError):
+        # Parts of different builds; to another nanobind, MLX's arrays are of no known type.
         return None
     return found
 
@@ -43,11 +39,10 @@ if library is None and backend.products is not None:
     backend.tips.append("no blocks")
 
 
-def fit(x: mx.array, *layers: nn.Module) -> bool:
-    """Whether these layers, norms and products, can be run on `x` here."""
+def usable(*arrays: mx.array | None) -> bool:
+    """Whether operations on these arrays, all they are to be given, can be had here."""
     return (
         library is not None
-        and x.dtype == mx.float32
         and backend.on_cpu()
-        and all("scales" not in each and each.weight.dtype == mx.float32 for each in layers)
+        and all(array is None or array.dtype == mx.float32 for array in arrays)
     )

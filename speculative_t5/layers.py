@@ -7,7 +7,7 @@ states are (B * L, d_model). On Linux CPUs a layer is a single operation where `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
 
@@ -127,7 +127,7 @@ class SelfAttention(nn.Module):
         self, x: mx.array, norm: nn.RMSNorm, bias: Bias, cache: KeysValues, at: mx.array
     ) -> tuple[mx.array, KeysValues]:
         """New positions over those in the cache and themselves: x + attention, and the cache."""
-        if blocks.fit(x, norm, self.qkv, self.out):
+        if fused((norm, self.qkv, self.out), x, bias.table, *cache):
             x, *written = blocks.library.decoder_attention(
                 x, norm.weight, self.qkv.weight, self.out.weight, bias.table, *cache, at, norm.eps
             )
@@ -140,7 +140,7 @@ class SelfAttention(nn.Module):
         self, x: mx.array, norm: nn.RMSNorm, batch: int, bias: Bias, mask: mx.array | None
     ) -> mx.array:
         """All positions of a source over each other: x + attention, (B * S, d_model)."""
-        if blocks.fit(x, norm, self.qkv, self.out):
+        if fused((norm, self.qkv, self.out), x, bias.table, mask):
             y: mx.array = blocks.library.encoder_attention(
                 x, norm.weight, self.qkv.weight, self.out.weight, bias.table, mask, batch, norm.eps
             )
@@ -161,7 +161,7 @@ class CrossAttention(nn.Module):
 
     def keys_values(self, memory: mx.array, batch: int, width: int) -> KeysValues:
         """Encoder's memory (B * S, d_model) -> keys and values (B, H, width, D), zeros behind S."""
-        if blocks.fit(memory, self.kv):
+        if fused((self.kv,), memory):
             pair: KeysValues = blocks.library.keys_values(
                 memory, self.kv.weight, batch, self._num_heads, width
             )
@@ -173,7 +173,7 @@ class CrossAttention(nn.Module):
         self, x: mx.array, norm: nn.RMSNorm, cross: KeysValues, mask: mx.array | None
     ) -> mx.array:
         """New positions over the source's: x + attention, (B * L, d_model)."""
-        if blocks.fit(x, norm, self.q, self.out):
+        if fused((norm, self.q, self.out), x, *cross, mask):
             y: mx.array = blocks.library.cross_attention(
                 x, norm.weight, self.q.weight, self.out.weight, *cross, mask, norm.eps
             )
@@ -194,7 +194,7 @@ class FeedForward(nn.Module):
 
     def __call__(self, x: mx.array, norm: nn.RMSNorm) -> mx.array:
         """Give x + the layer, (N, d_model)."""
-        if blocks.fit(x, norm, self.wi, self.wo):
+        if fused((norm, self.wi, self.wo), x):
             y: mx.array = blocks.library.feed_forward(
                 x, norm.weight, self.wi.weight, self.wo.weight, self._activation, self._gated,
                 norm.eps,
@@ -221,9 +221,20 @@ class Embedding(nn.Embedding):
         return x @ transposed(self)
 
 
+FUSED = (Linear, Embedding, nn.RMSNorm)
+
+
+def fused(layers: Sequence[nn.Module], *arrays: mx.array | None) -> bool:
+    """Whether `blocks` can run these layers: none quantized, wrapped, or put in another's place."""
+    return blocks.usable(*arrays) and all(
+        type(layer) in FUSED and "bias" not in layer and layer.weight.dtype == mx.float32
+        for layer in layers
+    )
+
+
 def embed(layer: nn.Module, tokens: mx.array) -> mx.array:
-    """Ids (B, L) int32 -> (B * L, d_model)."""
-    if blocks.fit(layer.weight, layer):
+    """Ids (B, L) int32 -> (B * L, d_model). They are not checked."""
+    if fused((layer,)):
         rows: mx.array = blocks.library.embed(tokens.astype(mx.int32), layer.weight)
         return rows
     rows = layer(tokens.reshape(-1))

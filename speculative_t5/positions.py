@@ -63,7 +63,7 @@ class PositionBias(nn.Module):
             table = weight[mx.array(buckets)].T
             if not self._bidirectional:
                 table = mx.where(mx.array(relative) > 0, mx.array(-mx.inf, table.dtype), table)
-            tables.append(table)
+            tables.append(mx.contiguous(table))
         return tables
 
 

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 from . import blocks
 from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask, source_width
 from .config import Quantization, T5Config
-from .layers import Decoder, Embedding, Encoder, Linear, embed, transposed
+from .layers import Decoder, Embedding, Encoder, Linear, embed, fused, transposed
 from .positions import position_biases
 from .sampling import argmax
 from .session import Vocabulary
@@ -156,6 +156,7 @@ class T5(nn.Module):
         """
         if encoder_mask is None:
             encoder_mask = encoder_tokens != self.config.pad_token_id
+        encoder_mask = mx.broadcast_to(encoder_mask, encoder_tokens.shape)
         mask = additive(encoder_mask, self.dtype)
         sources = self.encode(encoder_tokens, mask)
         config, (batch, length) = self.config, decoder_tokens.shape
@@ -303,7 +304,7 @@ class T5(nn.Module):
         """What the last layer gives, (N, d_model) -> logits (N, V), of the first ids or all."""
         norm, layer, scale = self.decoder.norm, self._head, self._scale
         size = min(vocab_size or self.vocab_size, self.vocab_size)
-        if blocks.fit(hidden, norm, layer):
+        if fused((norm, layer), hidden):
             logits: mx.array = blocks.library.logits(
                 hidden, norm.weight, layer.weight, scale, norm.eps, size
             )
@@ -317,7 +318,7 @@ class T5(nn.Module):
     def best(self, hidden: mx.array, vocab_size: int | None = None) -> mx.array:
         """As `logits`, but the best id of each, (N,) int32."""
         norm, layer = self.decoder.norm, self._head
-        if blocks.fit(hidden, norm, layer):
+        if fused((norm, layer), hidden):
             size = min(vocab_size or self.vocab_size, self.vocab_size)
             ids: mx.array = blocks.library.best(
                 hidden, norm.weight, layer.weight, self._scale, norm.eps, size

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import backend, blocks
@@ -15,6 +16,7 @@ from speculative_t5.config import T5Config
 from speculative_t5.t5 import T5, T5Session
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_map
@@ -53,7 +55,7 @@ def level(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
     """Layers of a copy of the library that uses these instructions at most."""
     built = next(iter(sorted(Path(backend.__file__).parent.glob("_products*.so"))))
     copy = ctypes.CDLL(str(shutil.copy(built, tmp_path / "copy.so")))
-    copy.products_init(None, 40, 2, request.param)
+    copy.products_init(None, 0, 40, 2, request.param)
     copy.layers.restype = ctypes.c_void_p
     blocks.library.initialize(copy.layers())
     yield request.param
@@ -207,6 +209,8 @@ def test_what_does_not_fit_is_refused() -> None:
     for arguments, part in (
         ((x, norm, weight, weight, table, keys, keys, at, 1e-6), "3 H D"),
         ((x, norm, into, weight, mx.ones((2, 8)), keys, keys, at, 1e-6), "reach"),
+        ((x, norm, into, weight, mx.ones((1, 9)), keys, keys, at, 1e-6), "numbers of heads"),
+        ((mx.ones((18, 4)), norm, into, weight, table, keys, keys, at, 1e-6), "places"),
         ((x, norm, into, weight, table, keys, keys[:, :1], at, 1e-6), "(B, H, T, D)"),
         ((mx.ones((5, 4)), norm, into, weight, table, keys, keys, at, 1e-6), "(B * L, d)"),
         ((x, norm, into, weight, table, keys, keys, mx.zeros(3, dtype=mx.int32), 1e-6), "(B,)"),
@@ -272,10 +276,91 @@ def test_ids_beyond_the_embedding_give_no_numbers() -> None:
         blocks.library.best(x, norm, weight[:, :4], 1.0, 1e-6, 7)
 
 
-def test_other_versions_of_mlx_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_other_builds_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert blocks.load() is not None
-    monkeypatch.setattr(blocks, "version", lambda name: "0.1.2")
+
+    def without(name: str, value: Any) -> None:
+        extension = SimpleNamespace(**vars(blocks.library))
+        setattr(extension, name, value)
+        monkeypatch.setattr(blocks, "import_module", lambda *names: extension)
+        assert blocks.load() is None
+
+    def refuse(*arguments: Any) -> None:
+        raise ValueError("another version of the layers")
+
+    without("mlx_version", "0.1.2")
+    without("initialize", refuse)
+    without("feed_forward", lambda: None)  # as nanobind has it: incompatible function arguments
+    monkeypatch.undo()
+    monkeypatch.setattr(backend, "products", SimpleNamespace())  # older: without layers
     assert blocks.load() is None
+
+
+class Wrapped(nn.Module):
+    """As adapters do it: a layer in a layer."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return 2 * self.inner(x)
+
+
+def test_layers_put_in_the_place_of_ours_are_called() -> None:
+    model = random_model(CONFIGS["relu"])
+    before = decoded(model)
+    layer = model.decoder.layers[0]
+    biased = nn.Linear(24, 40)
+    biased.weight = layer.feed_forward.wi.weight
+    for parent, name, new in (
+        (layer.feed_forward, "wi", biased),
+        (layer.cross_attention, "q", Wrapped(layer.cross_attention.q)),
+        (layer.self_attention, "qkv", Wrapped(layer.self_attention.qkv)),
+    ):
+        old = parent[name]
+        setattr(parent, name, new)
+        found = decoded(model)
+        assert difference(found, before) > 1e-2
+        assert difference(found, composed(model)) < 2e-5
+        setattr(parent, name, old)
+    assert (decoded(model) == before).all()
+
+
+@pytest.mark.parametrize("name", ["position_bias", "encoder.norm", "wo", "shared"])
+def test_weights_of_another_type_are_composed(name: str) -> None:
+    model = random_model(CONFIGS["relu"])
+    for path, module in model.named_modules():
+        if path.endswith(name):
+            module.weight = module.weight.astype(mx.bfloat16)
+    assert difference(decoded(model), composed(model)) < 2e-2
+
+
+def test_positions_that_are_not_in_the_cache_are_refused() -> None:
+    x, norm, weight, into = mx.ones((4, 4)), mx.ones(4), mx.ones((4, 4)), mx.ones((12, 4))
+    keys, table = mx.ones((1, 2, 8, 2)), mx.ones((2, 9))
+    for at in (5, -1):
+        start = mx.array([at], dtype=mx.int32)
+        made = blocks.library.decoder_attention(
+            x, norm, into, weight, table, keys, keys, start, 1e-6
+        )
+        with pytest.raises(RuntimeError, match="not in the cache"):
+            mx.eval(made)
+
+
+def test_one_mask_serves_all_rows() -> None:
+    model = random_model(CONFIGS["relu"])
+    source, target = mx.array([SOURCES[1]] * 2), mx.array(TARGET[:2])
+    mask = mx.arange(source.shape[1])[None] < 20
+    logits = model(source, target, encoder_mask=mask)
+    expected = model(source[:, :20], target)
+    assert difference(np.array(logits), np.array(expected)) < 2e-5
+
+
+def test_what_is_not_a_number_stays_none() -> None:
+    x, weight = mx.array([[mx.nan, 1.0]]), mx.eye(2)
+    found = blocks.library.feed_forward(x, mx.ones(2), weight, weight, "relu", False, 1e-6)
+    assert np.isnan(np.array(found)).all()
 
 
 def test_models_of_other_types_are_made_of_mlx_operations() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -38,7 +39,7 @@ def own_copy(folder: Path, *, rows: int = 10**6, threads: int = 2, level: int = 
         pytest.skip("built without a C compiler")
     copy = shutil.copy(built, folder / f"copy{rows}-{threads}-{level}.so")
     library = ctypes.CDLL(str(copy))
-    library.products_init(None, rows, threads, level)
+    library.products_init(None, 0, rows, threads, level)
     array, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
     library.cblas_sgemm.argtypes = [
         *[number] * 6, real, array, number, array, number, real, array, number,
@@ -142,10 +143,46 @@ def test_many_rows_go_to_the_library_given(tmp_path: Path) -> None:
     )  # fmt: skip
     other = kind(lambda *args: called.append(args[3]))
     library = product.library  # type: ignore[attr-defined]
-    library.products_init(ctypes.cast(other, ctypes.c_void_p), 4, 2, 2)
+    library.products_init(ctypes.cast(other, ctypes.c_void_p), 1, 4, 2, 2)
     for m in (4, 5):
         product(random(m, 16), random(8, 16))
     assert called == [5]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("m", "n"), [(90, 300), (300, 90), (200, 200)])
+def test_many_rows_are_shared_only_where_the_library_allows_it(
+    tmp_path: Path, shared: bool, m: int, n: int
+) -> None:
+    """Some builds of OpenBLAS give wrong numbers when two threads call them at once."""
+    library, name = None, ""
+    for name in backend.OPENBLAS_NAMES:
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(name)
+            break
+    if library is None:
+        pytest.skip("no OpenBLAS")
+    product = own_copy(tmp_path)
+    calls: list[tuple[int, int]] = []
+    kind = ctypes.CFUNCTYPE(
+        None, *[ctypes.c_int] * 6, ctypes.c_float, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p,
+        ctypes.c_int, ctypes.c_float, ctypes.c_void_p, ctypes.c_int,
+    )  # fmt: skip
+
+    def call(*arguments: Any) -> None:
+        calls.append(arguments[3:5])
+        function(*arguments)
+
+    function = kind(ctypes.cast(library.cblas_sgemm, ctypes.c_void_p).value)
+    given = kind(call)
+    product.library.products_init(  # type: ignore[attr-defined]
+        ctypes.cast(given, ctypes.c_void_p), shared, 4, 2, 2
+    )
+    x, w = random(m, 200), random(n, 200, seed=1)
+    for transposed, b in ((True, w), (False, np.ascontiguousarray(w.T))):
+        calls.clear()
+        assert close(product(x, b, transposed=transposed), x, w.T)
+        assert len(calls) > 1 if shared else calls == [(m, n)]
 
 
 def test_threads_that_call_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:

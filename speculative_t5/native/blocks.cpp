@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -42,10 +43,43 @@ void check(bool right, const char* what) {
     refuse(what);
 }
 
-void done(int status) {
-  if (status)
-    throw std::bad_alloc();
-}
+// Memory that a layer works in. The last is kept for the next: what is fresh from the system costs
+// a tenth of a long source's encoding, a page at a time.
+class Workspace {
+ public:
+  explicit Workspace(size_t count) : size_(count) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (kept_size >= count) {
+        memory_ = std::move(kept);
+        size_ = std::exchange(kept_size, 0);
+      }
+    }
+    if (!memory_)
+      memory_.reset(new float[count]);
+  }
+
+  ~Workspace() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (size_ > kept_size && size_ <= MOST_KEPT) {
+      kept.swap(memory_);
+      kept_size = size_;
+    }
+  }
+
+  Workspace(const Workspace&) = delete;
+
+  operator float*() { return memory_.get(); }
+
+ private:
+  static constexpr size_t MOST_KEPT = 1 << 24;  // floats
+  static inline std::mutex mutex;
+  static inline std::unique_ptr<float[]> kept;
+  static inline size_t kept_size = 0;
+
+  std::unique_ptr<float[]> memory_;
+  size_t size_;
+};
 
 // An array in row-major order: as it is, where that is known already.
 mx::array in_order(const mx::array& a) {
@@ -94,13 +128,11 @@ class Layer : public mx::Primitive {
   float epsilon_;
 };
 
-enum class Kind { encoder, decoder, cross };
-
 // Inputs: x, norm, into, out; then encoder: bias, mask; decoder: bias, keys, values, at;
 // cross: keys, values, mask. A mask need not be there.
 class Attention : public Layer {
  public:
-  Attention(mx::Stream stream, int batch, float epsilon, Kind kind, int num_heads)
+  Attention(mx::Stream stream, int batch, float epsilon, layer_kind kind, int num_heads)
       : Layer(stream, batch, epsilon), kind_(kind), num_heads_(num_heads) {}
 
   const char* name() const override { return "Attention"; }
@@ -108,17 +140,19 @@ class Attention : public Layer {
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
     layer_attention a{};
     a.io = io(inputs, outputs);
+    a.kind = kind_;
     a.num_heads = num_heads_;
     a.head_dim = inputs[3].shape(1) / num_heads_;
     a.into = inputs[2].data<float>();
     a.out = inputs[3].data<float>();
     a.num_keys = a.io.length;
-    if (kind_ != Kind::cross) {
+    if (kind_ != LAYER_CROSS) {
+      check(inputs[4].flags().row_contiguous, "the bias has to be in row-major order");
       a.bias = inputs[4].data<float>();
       a.reach = inputs[4].shape(1) / 2;
     }
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    if (kind_ == Kind::decoder) {
+    if (kind_ == LAYER_DECODER) {
       const auto &keys = inputs[5], &values = inputs[6], &at = inputs[7];
       auto old_keys = source(keys), old_values = source(values);
       bool new_keys = take_place(keys, outputs[1]), new_values = take_place(values, outputs[2]);
@@ -126,18 +160,19 @@ class Attention : public Layer {
       a.values = heads(outputs[2].data<float>(), outputs[2]);
       a.num_keys = keys.shape(2);
       a.at = at.data<int>();
-      a.at_step = at.size() == 1 ? 0 : 1;
+      a.at_step = at.size() == 1 ? 0 : (int)at.strides(0);
       encoder.dispatch([=, shape = keys.shape(), f = functions] {
         if (new_keys)
           copy_heads(old_keys, a.keys.data, shape);
         if (new_values)
           copy_heads(old_values, a.values.data, shape);
-        done(f->attend(&a));
+        if (f->attend(&a, Workspace(f->attend_memory(&a))))
+          refuse("a position is not in the cache");
       });
       return;
     }
     size_t next = 5;
-    if (kind_ == Kind::cross) {
+    if (kind_ == LAYER_CROSS) {
       a.keys = source(inputs[4]);
       a.values = source(inputs[5]);
       a.num_keys = inputs[4].shape(2);
@@ -147,7 +182,7 @@ class Attention : public Layer {
       check(inputs[next].flags().row_contiguous, "the mask has to be in row-major order");
       a.mask = inputs[next].data<float>();
     }
-    encoder.dispatch([a, f = functions] { done(f->attend(&a)); });
+    encoder.dispatch([a, f = functions] { f->attend(&a, Workspace(f->attend_memory(&a))); });
   }
 
  private:
@@ -156,7 +191,7 @@ class Attention : public Layer {
     return heads(const_cast<float*>(a.data<float>()), a);
   }
 
-  Kind kind_;
+  layer_kind kind_;
   int num_heads_;
 };
 
@@ -171,8 +206,9 @@ class FeedForward : public Layer {
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
     layer_feed_forward layer{io(inputs, outputs), inputs[3].shape(1), inputs[2].data<float>(),
                              inputs[3].data<float>(), gated_, activation_};
-    mx::cpu::get_command_encoder(stream()).dispatch(
-        [layer, f = functions] { done(f->feed_forward(&layer)); });
+    mx::cpu::get_command_encoder(stream()).dispatch([layer, f = functions] {
+      f->feed_forward(&layer, Workspace(f->feed_forward_memory(&layer)));
+    });
   }
 
  private:
@@ -180,7 +216,7 @@ class FeedForward : public Layer {
   layer_activation activation_;
 };
 
-// Inputs: the encoder's output, and a weight.
+// Inputs: the encoder's output, and a weight. Keys and values are as wide as the outputs say.
 class KeysValues : public mx::Primitive {
  public:
   using Primitive::Primitive;
@@ -198,8 +234,9 @@ class KeysValues : public mx::Primitive {
     layer_source s{x.data<float>(), keys.shape(0), x.shape(0) / keys.shape(0), x.shape(1),
                    keys.shape(1), keys.shape(3), inputs[1].data<float>(), keys.data<float>(),
                    values.data<float>(), keys.shape(2)};
-    mx::cpu::get_command_encoder(stream()).dispatch(
-        [s, f = functions] { done(f->keys_values(&s)); });
+    mx::cpu::get_command_encoder(stream()).dispatch([s, f = functions] {
+      f->keys_values(&s, Workspace(f->keys_values_memory(&s)));
+    });
   }
 };
 
@@ -222,7 +259,8 @@ class Head : public mx::Primitive {
     layer_head h{x.data<float>(), inputs[1].data<float>(), epsilon_, scale_, x.shape(0),
                  x.shape(1), num_ids_, inputs[2].data<float>(),
                  best ? nullptr : out.data<float>(), best ? out.data<int>() : nullptr};
-    mx::cpu::get_command_encoder(stream()).dispatch([h, f = functions] { done(f->head(&h)); });
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [h, f = functions] { f->head(&h, Workspace(f->head_memory(&h))); });
   }
 
  private:
@@ -277,7 +315,8 @@ Arrays inputs_of(const mx::array& x, const mx::array& norm, const mx::array& int
 }
 
 void check_bias(const mx::array& bias, const Arrays& inputs) {
-  check(bias.dtype() == mx::float32 && bias.ndim() == 2 && bias.shape(1) % 2 == 1,
+  check(bias.dtype() == mx::float32 && bias.ndim() == 2 && bias.shape(1) % 2 == 1 &&
+            bias.shape(0) > 0,
         "the bias is (H, 2 * reach + 1), float32");
   int inner = inputs[3].shape(1);
   check(inner % bias.shape(0) == 0 && inputs[2].shape(0) == 3 * inner,
@@ -308,10 +347,10 @@ mx::array encoder_attention(const mx::array& x, const mx::array& norm, const mx:
   Arrays inputs = inputs_of(x, norm, into, out);
   check_bias(bias, inputs);
   check_rows(x, batch);
-  inputs.push_back(in_order(bias));
+  inputs.push_back(bias);
   add_mask(inputs, mask, batch, x.shape(0) / batch);
   return mx::array(x.shape(), mx::float32,
-                   std::make_shared<Attention>(here(), batch, epsilon, Kind::encoder,
+                   std::make_shared<Attention>(here(), batch, epsilon, LAYER_ENCODER,
                                                bias.shape(0)),
                    std::move(inputs));
 }
@@ -324,12 +363,14 @@ std::tuple<mx::array, mx::array, mx::array> decoder_attention(
   check_bias(bias, inputs);
   check_heads(keys, values, out.shape(1));
   check_rows(x, keys.shape(0));
-  check(at.dtype() == mx::int32 && (at.size() == 1 || at.size() == (size_t)keys.shape(0)),
+  check(bias.shape(0) == keys.shape(1), "bias and keys have different numbers of heads");
+  check(x.shape(0) / keys.shape(0) <= keys.shape(2), "there are more positions than places");
+  check(at.dtype() == mx::int32 && at.ndim() == 1 && (at.size() == 1 || at.size() == (size_t)keys.shape(0)),
         "at is (B,) or (1,), int32");
-  inputs.insert(inputs.end(), {in_order(bias), keys, values, at});
+  inputs.insert(inputs.end(), {bias, keys, values, at});
   auto made = mx::array::make_arrays(
       {x.shape(), keys.shape(), values.shape()}, {mx::float32, mx::float32, mx::float32},
-      std::make_shared<Attention>(here(), keys.shape(0), epsilon, Kind::decoder, keys.shape(1)),
+      std::make_shared<Attention>(here(), keys.shape(0), epsilon, LAYER_DECODER, keys.shape(1)),
       inputs);
   return {made[0], made[1], made[2]};
 }
@@ -344,7 +385,7 @@ mx::array cross_attention(const mx::array& x, const mx::array& norm, const mx::a
   inputs.insert(inputs.end(), {keys, values});
   add_mask(inputs, mask, keys.shape(0), keys.shape(2));
   return mx::array(x.shape(), mx::float32,
-                   std::make_shared<Attention>(here(), keys.shape(0), epsilon, Kind::cross,
+                   std::make_shared<Attention>(here(), keys.shape(0), epsilon, LAYER_CROSS,
                                                keys.shape(1)),
                    std::move(inputs));
 }
@@ -385,7 +426,7 @@ mx::array head_of(const mx::array& x, const mx::array& norm, const mx::array& we
   check(functions, "not initialized");
   for (const auto* a : {&x, &norm, &weight})
     check(a->dtype() == mx::float32, "arrays have to be float32");
-  check(x.ndim() == 2 && x.shape(0) && norm.ndim() == 1 && norm.shape(0) == x.shape(1) &&
+  check(x.ndim() == 2 && norm.ndim() == 1 && norm.shape(0) == x.shape(1) &&
             weight.ndim() == 2 && weight.shape(1) == x.shape(1),
         "x is (N, d), the norm (d,), the weight (V, d)");
   check(num_ids > 0 && num_ids <= weight.shape(0), "there are not so many ids");

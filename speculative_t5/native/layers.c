@@ -3,7 +3,7 @@
 #include "layers.h"
 
 #include <math.h>
-#include <stdlib.h>
+#include <stdint.h>
 #include <string.h>
 
 #include "products.h"
@@ -106,7 +106,7 @@ typedef struct {
 static void add_bias(const attention_job *j, float *scores, int b, int h, int at, int count)
 {
     const layer_attention *a = j->a;
-    if (a->bias) {
+    if (a->kind != LAYER_CROSS) {
         int reach = a->reach, near = at - reach, far = at + reach;
         const float *bias = a->bias + (size_t)h * (size_t)(2 * reach + 1);
         int i = 0;
@@ -133,8 +133,8 @@ static void attend_part(const void *context, int part)
     int first = block * QUERIES, count = a->io.length - first;
     if (count > QUERIES)
         count = QUERIES;
-    int at = a->at ? a->at[b * a->at_step] : 0;
-    int num_keys = a->at ? at + a->io.length : a->num_keys; /* those behind are not there yet */
+    int is_decoder = a->kind == LAYER_DECODER, at = is_decoder ? a->at[b * a->at_step] : 0;
+    int num_keys = is_decoder ? at + a->io.length : a->num_keys; /* others are not there yet */
     int stride = (num_keys + PAD - 1) / PAD * PAD;
     float *scores = j->scores + j->scores_step * products_thread();
     const float *q = j->queries.data + b * j->queries.batch + h * j->queries.head +
@@ -150,7 +150,7 @@ static void attend_part(const void *context, int part)
     float totals[QUERIES];
     for (int i = 0; i < count; i++) {
         float *row = scores + (size_t)i * (size_t)stride;
-        int seen = a->at ? at + first + i + 1 : num_keys;
+        int seen = is_decoder ? at + first + i + 1 : num_keys;
         add_bias(j, row, b, h, at + first + i, seen);
         for (int t = seen; t < stride; t++)
             row[t] = -INFINITY;
@@ -182,50 +182,83 @@ static void write_heads(const layer_attention *a, const layer_heads *cache, cons
                        sizeof(float) * (size_t)a->head_dim);
 }
 
-/* Memory for one layer, kept for the next: new memory would have to be mapped every time. */
-static float *working(size_t count)
-{
-    static __thread float *memory;
-    static __thread size_t size;
-    if (count > size) {
-        free(memory);
-        size = count + count / 2;
-        memory = aligned_alloc(64, (sizeof(float) * size + 63) / 64 * 64);
-        if (!memory)
-            size = 0;
-    }
-    return memory;
-}
-
 static size_t rounded(size_t count)
 {
     return (count + PAD - 1) / PAD * PAD;
 }
 
-static int attend(const layer_attention *a)
-{
-    const layer_io *io = &a->io;
-    int count = io->batch * io->length, inner = a->num_heads * a->head_dim;
-    int is_cross = !a->bias, width = is_cross ? inner : 3 * inner;
-    int blocks = (io->length + QUERIES - 1) / QUERIES, parts = io->batch * a->num_heads * blocks;
-    size_t num_normed = rounded((size_t)count * (size_t)io->d_model);
-    size_t num_made = rounded((size_t)count * (size_t)width);
-    size_t num_out = rounded((size_t)count * (size_t)inner);
-    size_t step = rounded((size_t)a->num_keys) * QUERIES;
-    size_t num_scores = (size_t)products_threads() * step;
-    float *normed = working(num_normed + num_made + num_out + num_scores);
-    if (!normed)
-        return -1;
-    float *made = normed + num_normed, *out = made + num_made;
+/* The next part of the memory that a layer works in; only parts that are asked for are counted. */
+typedef struct {
+    float *memory; /* NULL: only count */
+    size_t taken;
+} workspace;
 
-    begin(io, normed);
-    linear(normed, a->into, count, width, io->d_model, 0, made);
-    attention_job j = {a, heads_of(made, a, width), a->keys, a->values, out, out + num_out, (long)step,
-                       blocks};
-    if (!is_cross) {
-        layer_heads keys = heads_of(made + inner, a, width);
-        layer_heads values = heads_of(made + 2 * inner, a, width);
-        if (a->at) {
+static workspace workspace_in(float *memory)
+{
+    workspace w = {memory, 0};
+    if (memory) /* vectors of it are not to straddle cache lines */
+        w.memory = (float *)(((uintptr_t)memory + 63) / 64 * 64);
+    return w;
+}
+
+static float *take(workspace *w, size_t rows, size_t columns)
+{
+    float *part = w->memory ? w->memory + w->taken : NULL;
+    w->taken += rounded(rows * columns);
+    return part;
+}
+
+static size_t counted(const workspace *w)
+{
+    return w->taken + PAD;
+}
+
+typedef struct {
+    float *normed, *made, *out, *scores;
+    size_t scores_step;
+    int count, inner, width; /* of x's rows, of the heads together, of what is made of x */
+} attention_space;
+
+static attention_space attention_space_in(workspace *w, const layer_attention *a)
+{
+    attention_space s;
+    s.count = a->io.batch * a->io.length;
+    s.inner = a->num_heads * a->head_dim;
+    s.width = a->kind == LAYER_CROSS ? s.inner : 3 * s.inner;
+    s.scores_step = rounded((size_t)a->num_keys) * QUERIES;
+    s.normed = take(w, (size_t)s.count, (size_t)a->io.d_model);
+    s.made = take(w, (size_t)s.count, (size_t)s.width);
+    s.out = take(w, (size_t)s.count, (size_t)s.inner);
+    s.scores = take(w, (size_t)products_threads(), s.scores_step);
+    return s;
+}
+
+static size_t attend_memory(const layer_attention *a)
+{
+    workspace w = workspace_in(NULL);
+    attention_space_in(&w, a);
+    return counted(&w);
+}
+
+static int attend(const layer_attention *a, float *memory)
+{
+    workspace w = workspace_in(memory);
+    attention_space s = attention_space_in(&w, a);
+    int blocks = (a->io.length + QUERIES - 1) / QUERIES;
+    if (a->kind == LAYER_DECODER)
+        for (int b = 0; b < a->io.batch; b++) {
+            int at = a->at[b * a->at_step];
+            if (at < 0 || at > a->num_keys - a->io.length)
+                return -1;
+        }
+    begin(&a->io, s.normed);
+    linear(s.normed, a->into, s.count, s.width, a->io.d_model, 0, s.made);
+    attention_job j = {a, heads_of(s.made, a, s.width), a->keys, a->values, s.out, s.scores,
+                       (long)s.scores_step, blocks};
+    if (a->kind != LAYER_CROSS) {
+        layer_heads keys = heads_of(s.made + s.inner, a, s.width);
+        layer_heads values = heads_of(s.made + 2 * s.inner, a, s.width);
+        if (a->kind == LAYER_DECODER) {
             write_heads(a, &a->keys, &keys);
             write_heads(a, &a->values, &values);
         } else {
@@ -233,8 +266,8 @@ static int attend(const layer_attention *a)
             j.values = values;
         }
     }
-    products_share(attend_part, &j, parts);
-    linear(out, a->out, count, io->d_model, inner, 1, io->y);
+    products_share(attend_part, &j, a->io.batch * a->num_heads * blocks);
+    linear(s.out, a->out, s.count, a->io.d_model, s.inner, 1, a->io.y);
     return 0;
 }
 
@@ -257,23 +290,39 @@ static void activation_part(const void *context, int i)
     }
 }
 
-static int feed_forward(const layer_feed_forward *f)
+typedef struct {
+    float *normed, *hidden;
+    int count, width;
+} feed_forward_space;
+
+static feed_forward_space feed_forward_space_in(workspace *w, const layer_feed_forward *f)
 {
-    const layer_io *io = &f->io;
-    int count = io->batch * io->length, width = f->d_ff * (f->gated ? 2 : 1);
-    size_t num_normed = rounded((size_t)count * (size_t)io->d_model);
-    float *normed = working(num_normed + (size_t)count * (size_t)width);
-    if (!normed)
-        return -1;
-    float *hidden = normed + num_normed;
-    begin(io, normed);
-    linear(normed, f->into, count, width, io->d_model, 0, hidden);
-    activation_job j = {f, hidden};
-    products_share(activation_part, &j, (count + ACTIVATION_ROWS - 1) / ACTIVATION_ROWS);
-    product p = {count, io->d_model, f->d_ff, width, f->d_ff, io->d_model, 1, 1.0f, 1.0f, hidden,
-                 f->out, io->y};
+    feed_forward_space s;
+    s.count = f->io.batch * f->io.length;
+    s.width = f->d_ff * (f->gated ? 2 : 1);
+    s.normed = take(w, (size_t)s.count, (size_t)f->io.d_model);
+    s.hidden = take(w, (size_t)s.count, (size_t)s.width);
+    return s;
+}
+
+static size_t feed_forward_memory(const layer_feed_forward *f)
+{
+    workspace w = workspace_in(NULL);
+    feed_forward_space_in(&w, f);
+    return counted(&w);
+}
+
+static void feed_forward(const layer_feed_forward *f, float *memory)
+{
+    workspace w = workspace_in(memory);
+    feed_forward_space s = feed_forward_space_in(&w, f);
+    begin(&f->io, s.normed);
+    linear(s.normed, f->into, s.count, s.width, f->io.d_model, 0, s.hidden);
+    activation_job j = {f, s.hidden};
+    products_share(activation_part, &j, (s.count + ACTIVATION_ROWS - 1) / ACTIVATION_ROWS);
+    product p = {s.count, f->io.d_model, f->d_ff, s.width, f->d_ff, f->io.d_model, 1, 1.0f, 1.0f,
+                 s.hidden, f->out, f->io.y};
     products_multiply(&p);
-    return 0;
 }
 
 typedef struct {
@@ -299,16 +348,17 @@ static void source_part(const void *context, int i)
     }
 }
 
-static int keys_values(const layer_source *s)
+static size_t keys_values_memory(const layer_source *s)
+{
+    return (size_t)s->batch * (size_t)s->length * 2 * (size_t)s->num_heads * (size_t)s->head_dim;
+}
+
+static void keys_values(const layer_source *s, float *memory)
 {
     int count = s->batch * s->length, width = 2 * s->num_heads * s->head_dim;
-    float *made = working((size_t)count * (size_t)width);
-    if (!made)
-        return -1;
-    linear(s->x, s->into, count, width, s->d_model, 0, made);
-    source_job j = {s, made};
+    linear(s->x, s->into, count, width, s->d_model, 0, memory);
+    source_job j = {s, memory};
     products_share(source_part, &j, s->batch * s->num_heads);
-    return 0;
 }
 
 typedef struct {
@@ -322,29 +372,44 @@ static void best_part(const void *context, int i)
     j->best[i] = rows()->best(j->logits + (size_t)i * (size_t)j->num_ids, j->num_ids);
 }
 
-static int head(const layer_head *h)
+typedef struct {
+    float *normed, *logits;
+} head_space;
+
+static head_space head_space_in(workspace *w, const layer_head *h)
 {
-    size_t num_normed = rounded((size_t)h->count * (size_t)h->d_model);
-    size_t num_logits = h->logits ? 0 : (size_t)h->count * (size_t)h->num_ids;
-    float *normed = working(num_normed + num_logits);
-    if (!normed)
-        return -1;
+    head_space s;
+    s.normed = take(w, (size_t)h->count, (size_t)h->d_model);
+    s.logits = h->logits ? h->logits : take(w, (size_t)h->count, (size_t)h->num_ids);
+    return s;
+}
+
+static size_t head_memory(const layer_head *h)
+{
+    workspace w = workspace_in(NULL);
+    head_space_in(&w, h);
+    return counted(&w);
+}
+
+static void head(const layer_head *h, float *memory)
+{
+    workspace w = workspace_in(memory);
+    head_space s = head_space_in(&w, h);
     layer_io io = {h->x, NULL, h->norm, h->epsilon, 1, h->count, h->d_model};
-    normalize(&io, normed);
-    float *logits = h->logits ? h->logits : normed + num_normed;
+    normalize(&io, s.normed);
     product p = {h->count, h->num_ids, h->d_model, h->d_model, h->d_model, h->num_ids, 1, h->scale,
-                 0.0f, normed, h->weight, logits};
+                 0.0f, s.normed, h->weight, s.logits};
     products_multiply(&p);
     if (!h->logits) {
-        best_job j = {logits, h->num_ids, h->best};
+        best_job j = {s.logits, h->num_ids, h->best};
         products_share(best_part, &j, h->count);
     }
-    return 0;
 }
 
 EXPORTED const layer_functions *layers(void)
 {
-    static const layer_functions functions = {LAYERS_VERSION, attend, feed_forward,
-                                               keys_values, head};
+    static const layer_functions functions = {
+        LAYERS_VERSION, attend_memory, attend, feed_forward_memory, feed_forward,
+        keys_values_memory, keys_values, head_memory, head};
     return &functions;
 }

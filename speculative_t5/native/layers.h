@@ -7,11 +7,13 @@
 #ifndef LAYERS_H
 #define LAYERS_H
 
+#include <stddef.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define LAYERS_VERSION 3 /* of this interface */
+#define LAYERS_VERSION 4 /* of this interface */
 
 typedef struct {
     const float *x;    /* (N, d) */
@@ -27,16 +29,19 @@ typedef struct {
     long batch, head, place;
 } layer_heads;
 
+enum layer_kind { LAYER_ENCODER, LAYER_DECODER, LAYER_CROSS };
+
 typedef struct {
     layer_io io;
+    enum layer_kind kind;
     int num_heads, head_dim;
     const float *into; /* self-attention: (3 H D, d), queries, keys, values; cross: (H D, d) */
     const float *out;  /* (d, H D) */
-    layer_heads keys, values; /* (B, H, T, D); NULL: self-attention without a cache */
-    int num_keys;      /* T: of the memory for cross-attention, the capacity of a cache */
-    const int *at;     /* a cache's rows' first new positions, (B,) or, with at_step 0, (1,) */
+    layer_heads keys, values; /* (B, H, T, D): the decoder's cache, or of the source */
+    int num_keys;      /* T; in the encoder the length */
+    const int *at;     /* decoder: rows' first new positions, (B,) or, with at_step 0, (1,) */
     int at_step;
-    const float *bias; /* (H, 2 * reach + 1) by relative position, or NULL: cross-attention */
+    const float *bias; /* by relative position, (H, 2 * reach + 1); none in cross-attention */
     int reach;
     const float *mask; /* additive, of keys, (B, T) or NULL */
 } layer_attention;
@@ -72,13 +77,17 @@ typedef struct {
     int *best;           /* (N,), the first of equals */
 } layer_head;
 
-/* 0, or -1 where memory was not to be had. */
+/* Each layer comes with how many floats of memory it works in. */
 typedef struct {
     int version;
-    int (*attend)(const layer_attention *);
-    int (*feed_forward)(const layer_feed_forward *);
-    int (*keys_values)(const layer_source *);
-    int (*head)(const layer_head *);
+    size_t (*attend_memory)(const layer_attention *);
+    int (*attend)(const layer_attention *, float *memory); /* -1: a position is not in the cache */
+    size_t (*feed_forward_memory)(const layer_feed_forward *);
+    void (*feed_forward)(const layer_feed_forward *, float *memory);
+    size_t (*keys_values_memory)(const layer_source *);
+    void (*keys_values)(const layer_source *, float *memory);
+    size_t (*head_memory)(const layer_head *);
+    void (*head)(const layer_head *, float *memory);
 } layer_functions;
 
 const layer_functions *layers(void);

@@ -81,26 +81,27 @@ typedef void (*sgemm)(int, int, int, int, int, int, float, const float *, int, c
 #define TARGET
 #include "kernel.h"
 
-static sgemm other;
+static sgemm other_sgemm;
+static int other_is_shared;
+static pthread_mutex_t other_busy = PTHREAD_MUTEX_INITIALIZER;
 static int max_rows, num_threads = 1, num_workers, instructions;
-static __thread int thread;
+static __thread int thread_index;
 static void (*do_columns)(const product *, int, int) = columns_plain;
 
 /* The job at hand, and which of its parts are taken. */
 static part do_part;
 static const void *job;
-static int num_parts;
 static _Atomic uint64_t claims;   /* number of the job << 32 | next part */
-static atomic_uint number;        /* of the job; what idle workers wait on */
-static atomic_int num_done, num_asleep;
+static atomic_uint job_number;    /* what idle workers wait on */
+static atomic_int num_parts, num_done, num_asleep;
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
 
-static void take_parts(uint32_t job_number)
+static void take_parts(uint32_t number)
 {
     for (;;) {
         uint64_t claim = atomic_load(&claims);
         uint32_t i = (uint32_t)claim;
-        if (claim >> 32 != job_number || i >= (uint32_t)num_parts)
+        if (claim >> 32 != number || i >= (uint32_t)atomic_load(&num_parts))
             return;
         if (!atomic_compare_exchange_weak(&claims, &claim, claim + 1))
             continue;
@@ -139,14 +140,14 @@ static uint32_t wait_for_job(uint32_t last)
             }
         } while (seconds() < until);
         atomic_fetch_add(&num_asleep, 1);
-        syscall(SYS_futex, &number, FUTEX_WAIT_PRIVATE, last, NULL, NULL, 0);
+        syscall(SYS_futex, &job_number, FUTEX_WAIT_PRIVATE, last, NULL, NULL, 0);
         atomic_fetch_sub(&num_asleep, 1);
     }
 }
 
 static void *work(void *index)
 {
-    thread = (int)(intptr_t)index;
+    thread_index = (int)(intptr_t)index;
     for (uint32_t last = 0;;) {
         last = wait_for_job(last);
         take_parts(last);
@@ -174,20 +175,23 @@ static void forget_workers(void)
 {
     num_workers = 0;
     atomic_store(&num_asleep, 0);
-    atomic_store(&claims, (uint64_t)atomic_load(&number) << 32 | INT_MAX);
+    atomic_store(&claims, (uint64_t)atomic_load(&job_number) << 32 | INT_MAX);
     pthread_mutex_init(&busy, NULL);
+    pthread_mutex_init(&other_busy, NULL);
 }
 
 /* Prepare; to be called once, before the first product.
  *
  * library: the cblas_sgemm for products of many rows, or NULL to do all here.
+ * shared: whether it uses one thread, and may be called by several at once, each for a part.
  * rows: do products of up to so many rows.
  * threads: to use, the caller's among them; 0 is as many as there are processors for this process.
  * level: 2 for AVX-512 where there is, 1 for at most AVX2, 0 for neither.
  */
-EXPORTED void products_init(void *library, int rows, int threads, int level)
+EXPORTED void products_init(void *library, int shared, int rows, int threads, int level)
 {
-    other = (sgemm)library;
+    other_sgemm = (sgemm)library;
+    other_is_shared = shared;
     max_rows = rows;
     cpu_set_t available;
     if (threads < 1)
@@ -215,7 +219,7 @@ int products_threads(void)
 
 int products_thread(void)
 {
-    return thread;
+    return thread_index;
 }
 
 int products_level(void)
@@ -229,13 +233,13 @@ static void share(part f, const void *context, int count)
     start_workers();
     do_part = f;
     job = context;
-    num_parts = count;
+    atomic_store(&num_parts, count);
     atomic_store(&num_done, 0);
-    uint32_t next = atomic_load(&number) + 1;
-    atomic_store(&number, next);
+    uint32_t next = atomic_load(&job_number) + 1;
+    atomic_store(&job_number, next);
     atomic_store(&claims, (uint64_t)next << 32);
     if (atomic_load(&num_asleep))
-        syscall(SYS_futex, &number, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+        syscall(SYS_futex, &job_number, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
     take_parts(next);
     while (atomic_load(&num_done) < count)
         pause_briefly();
@@ -254,7 +258,7 @@ void products_share(part f, const void *context, int count)
     pthread_mutex_unlock(&busy);
 }
 
-/* A product, a chunk of columns for each part. */
+/* A product, a chunk of columns, or of rows, for each part. */
 typedef struct {
     product p;
     int chunk;
@@ -300,35 +304,68 @@ static void multiply(const product *p)
     pthread_mutex_unlock(&busy);
 }
 
-static void do_other(const void *context, int i)
+static void do_other(const product *p)
+{
+    other_sgemm(ROW_MAJOR, NO_TRANSPOSE, p->b_transposed ? TRANSPOSE : NO_TRANSPOSE, p->m, p->n,
+                p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->beta, p->c, p->ldc);
+}
+
+static int at_most(int limit, int count)
+{
+    return count < limit ? count : limit;
+}
+
+static void do_other_columns(const void *context, int i)
 {
     const columns_job *j = context;
-    const product *p = &j->p;
-    int first = i * j->chunk, left = p->n - first;
-    other(ROW_MAJOR, NO_TRANSPOSE, p->b_transposed ? TRANSPOSE : NO_TRANSPOSE, p->m,
-          left < j->chunk ? left : j->chunk, p->k, p->alpha, p->a, p->lda,
-          p->b + first * (p->b_transposed ? (size_t)p->ldb : 1), p->ldb, p->beta, p->c + first,
-          p->ldc);
+    product p = j->p;
+    int first = i * j->chunk;
+    p.n = at_most(j->chunk, p.n - first);
+    p.b += (size_t)first * (p.b_transposed ? (size_t)p.ldb : 1);
+    p.c += first;
+    do_other(&p);
+}
+
+static void do_other_rows(const void *context, int i)
+{
+    const columns_job *j = context;
+    product p = j->p;
+    size_t first = (size_t)i * (size_t)j->chunk;
+    p.m = at_most(j->chunk, p.m - (int)first);
+    p.a += first * (size_t)p.lda;
+    p.c += first * (size_t)p.ldc;
+    do_other(&p);
 }
 
 void products_multiply(const product *p)
 {
-    if (!other || p->m <= max_rows) {
+    if (!other_sgemm || p->m <= max_rows) {
         multiply(p);
         return;
     }
-    /* The library is told to use one thread: its own would have to wait for ours to sleep. */
-    columns_job j = {*p, p->n};
-    if ((double)p->m * p->n * p->k > MIN_OTHER)
-        j.chunk = ((p->n + 2 * num_threads - 1) / (2 * num_threads) + 63) / 64 * 64;
-    products_share(do_other, &j, (p->n + j.chunk - 1) / j.chunk);
+    if (!other_is_shared) {
+        pthread_mutex_lock(&other_busy);
+        do_other(p);
+        pthread_mutex_unlock(&other_busy);
+        return;
+    }
+    if ((double)p->m * p->n * p->k < MIN_OTHER) {
+        do_other(p);
+        return;
+    }
+    /* The longer side in parts. Its own threads would have to wait for ours to fall asleep. */
+    int by_rows = p->m > p->n, count = by_rows ? p->m : p->n;
+    columns_job j = {*p, ((count + 2 * num_threads - 1) / (2 * num_threads) + 63) / 64 * 64};
+    products_share(by_rows ? do_other_rows : do_other_columns, &j, (count + j.chunk - 1) / j.chunk);
 }
 
 EXPORTED void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
                  const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc)
 {
-    if (other && (order != ROW_MAJOR || transpose_a != NO_TRANSPOSE)) {
-        other(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    if (other_sgemm && (order != ROW_MAJOR || transpose_a != NO_TRANSPOSE)) {
+        pthread_mutex_lock(&other_busy);
+        other_sgemm(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        pthread_mutex_unlock(&other_busy);
         return;
     }
     if (order == COLUMN_MAJOR) { /* the transposes are in row-major order */

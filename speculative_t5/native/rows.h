@@ -101,7 +101,7 @@ INLINE VEC NAME(activated)(VEC x, enum layer_activation activation)
 {
     switch (activation) {
     case LAYER_RELU:
-        return NAME(choose)(x > 0, x, NAME(all)(0));
+        return NAME(choose)(x < 0, NAME(all)(0), x);
     case LAYER_GELU:
         for (int i = 0; i < WIDTH; i++)
             x[i] *= 0.5f * (1.0f + erff(x[i] * 0.70710678f));
