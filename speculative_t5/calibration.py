@@ -93,7 +93,7 @@ def measure(rehearse: Rehearsal, num_prompts: int) -> Calibration:
     return Calibration(
         _line(rotation.draft_seconds),
         _steps(rotation.verify_seconds),
-        tuple(map(tuple, rotation.counts.values.tolist())),
+        tuple(map(tuple, rotation.counts.values)),
         num_prompts,
     )
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 MAX_DRAFT = 16  # the most that an adaptive schedule asks for
 
 TYPICAL_RATE = 0.8  # of accepted tokens, for a draft that is worth having
@@ -91,34 +89,41 @@ class Counts:
     """How far drafts came, by place: sums over rounds and rows, older rounds weighing less.
 
     Attributes:
-        values: (4, MAX_DRAFT + 1) float64. By place i: rows whose draft reached it (asked for i
+        values: Four lists of MAX_DRAFT + 1. By place i: rows whose draft reached it (asked for i
             tokens, i - 1 accepted), rows that accepted it, rows asked for it, rows that had it.
             Place 0 is about what a drafter adds after the tokens asked for: rows that accepted
             all of those, extra tokens accepted by them, rows at all, extra tokens drafted.
     """
 
+    # Plain numbers: the device waits while they are looked at, and arrays so short take longer.
     def __init__(self, values: Sequence[Sequence[float]] | None = None) -> None:
-        self.values = np.zeros((4, MAX_DRAFT + 1)) if values is None else np.array(values)
+        self.values = [list(row) for row in values or [[0.0] * (MAX_DRAFT + 1)] * 4]
 
     def add(self, outcome: Outcome) -> None:
         """Count a round of at least one token asked for."""
         num_draft = outcome.num_draft
-        places = np.arange(1, num_draft + 1)
+        reached, passed, asked, had = self.values
         for drafted, accepted in zip(outcome.num_drafted, outcome.num_accepted, strict=True):
-            reached, passed, asked, had = self.values[:, 1 : num_draft + 1]
-            reached += accepted >= places - 1
-            passed += accepted >= places
-            asked += 1
-            had += drafted >= places
-            extra = (accepted >= num_draft, max(accepted - num_draft, 0))
-            self.values[:, 0] += (*extra, 1, max(drafted - num_draft, 0))
+            for place in range(1, num_draft + 1):
+                reached[place] += accepted >= place - 1
+                passed[place] += accepted >= place
+                asked[place] += 1
+                had[place] += drafted >= place
+            reached[0] += accepted >= num_draft
+            passed[0] += max(accepted - num_draft, 0)
+            asked[0] += 1
+            had[0] += max(drafted - num_draft, 0)
+
+    def scale(self, factor: float) -> None:
+        """Make all weigh less, or more."""
+        self.values = [[value * factor for value in row] for row in self.values]
 
     def pooled(self) -> float:
         """Rate of acceptance over all places."""
-        reached, passed, _, _ = self.values[:, 1:].sum(axis=1)
-        return float((passed + 0.5) / (reached + 1))
+        reached, passed, _, _ = self.values
+        return (sum(passed[1:]) + 0.5) / (sum(reached[1:]) + 1)
 
-    def expected(self, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    def expected(self, rate: float) -> tuple[list[float], list[float]]:
         """Tokens that a round is expected to accept and to draft if asked for 0 to MAX_DRAFT.
 
         A place with few counts of its own borrows the rate of all places, to which `rate` adds
@@ -126,16 +131,19 @@ class Counts:
         next one likelier (the predictive rate of a Beta distribution).
         """
         reached, passed, asked, had = self.values
-        before = np.arange(MAX_DRAFT)
-        known = PRIOR_TOKENS + reached[1:].sum()
-        borrowed = (PRIOR_TOKENS * rate + passed[1:].sum() + before) / (known + before)
-        rates = (passed[1:] + SMOOTHING * borrowed) / (reached[1:] + SMOOTHING)
-        survival = np.cumprod(rates)
-        drafted = (had[1:] + 1) / (asked[1:] + 1)
-        extra = survival * passed[0] / (reached[0] + 1)
-        none = np.zeros(1)
-        accepts = np.concatenate([none, np.cumsum(survival) + extra])
-        drafts = np.concatenate([none, np.cumsum(drafted) + had[0] / (asked[0] + 1)])
+        known = PRIOR_TOKENS + sum(reached[1:])
+        likely = PRIOR_TOKENS * rate + sum(passed[1:])
+        extra_accepted = passed[0] / (reached[0] + 1)
+        extra_drafted = had[0] / (asked[0] + 1)
+        accepts, drafts = [0.0], [0.0]
+        survival, accepted, drafted = 1.0, 0.0, 0.0
+        for place in range(1, MAX_DRAFT + 1):
+            borrowed = (likely + place - 1) / (known + place - 1)
+            survival *= (passed[place] + SMOOTHING * borrowed) / (reached[place] + SMOOTHING)
+            accepted += survival
+            drafted += (had[place] + 1) / (asked[place] + 1)
+            accepts.append(accepted + survival * extra_accepted)
+            drafts.append(drafted + extra_drafted)
         return accepts, drafts
 
 
@@ -156,13 +164,19 @@ def rate_of_others(calibration: Calibration) -> float:
 def counts_for_others(calibration: Calibration) -> Counts:
     """The calibration's counts, weighing as much as they tell of other prompts."""
     counts = Counts(calibration.counts)
-    values = counts.values
-    rounds, tokens = max(values[2, 0], 1.0), max(values[0, 1:].sum(), 1.0)
+    reached, passed, asked, had = counts.values
+    rounds, tokens = max(asked[0], 1.0), max(sum(reached[1:]), 1.0)
     # What the first prompt tells is all in `rate_of_others`.
     worth = min(tokens, PROMPT_TOKENS * (calibration.num_prompts - 1), MOST_TOKENS)
-    values[:2, 1:] *= worth / tokens
-    values[2:, 1:] *= min(1.0, PRIOR_ROUNDS / rounds)
-    values[:, 0] *= min(1.0, PRIOR_ROUNDS / rounds)
+    share = min(1.0, PRIOR_ROUNDS / rounds)
+    for row, factor in (
+        (reached, worth / tokens),
+        (passed, worth / tokens),
+        (asked, share),
+        (had, share),
+    ):
+        row[0] *= share
+        row[1:] = [value * factor for value in row[1:]]
     return counts
 
 
@@ -204,13 +218,19 @@ class AdaptiveSchedule:
             patience = self._patience * (1 / 8 if any(outcome.num_accepted) else 2)
             self._patience = min(max(1.0, patience), self._most_patience)
         self._idle = 0
-        self._counts.values *= MEMORY
+        self._counts.scale(MEMORY)
         self._counts.add(outcome)
         self._best = self._choose()
 
     def _choose(self) -> int:
         accepts, drafts = self._counts.expected(self._rate)
+        costs = zip(self._calibration.draft_seconds, accepts, drafts, strict=True)
+        speeds = [(1 + a) / (seconds + self._verifying(1 + d)) for seconds, a, d in costs]
+        return speeds.index(max(speeds))
+
+    def _verifying(self, tokens: float) -> float:
+        """Seconds of a pass over so many tokens, on a line between whole numbers of them."""
         verify = self._calibration.verify_seconds
-        lengths = np.arange(1, len(verify) + 1)
-        seconds = self._calibration.draft_seconds + np.interp(1 + drafts, lengths, verify)
-        return int(np.argmax((1 + accepts) / seconds))
+        below = min(int(tokens), len(verify) - 1)
+        share = min(tokens - below, 1.0)
+        return verify[below - 1] + share * (verify[below] - verify[below - 1])

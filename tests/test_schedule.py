@@ -40,7 +40,7 @@ def calibration(
     return Calibration(
         tuple(draft * k for k in range(MAX_DRAFT + 1)),
         tuple(1 + verify * k for k in range(2 * MAX_DRAFT + 1)),
-        tuple(map(tuple, counts.values.tolist())),
+        tuple(map(tuple, counts.values)),
         num_prompts,
     )
 
@@ -118,7 +118,7 @@ def test_one_prompt_tells_little_but_whether_a_draft_is_any_good() -> None:
 def test_a_step_in_the_costs_is_seen() -> None:
     """Passes over up to 6 tokens cost the same, and longer ones three times as much."""
     costs = tuple(1.0 if length <= 6 else 3.0 for length in range(1, 2 * MAX_DRAFT + 2))
-    counts = tuple(map(tuple, counted(0.9).values.tolist()))
+    counts = tuple(map(tuple, counted(0.9).values))
     schedule = AdaptiveSchedule(Calibration((0.0,) * (MAX_DRAFT + 1), costs, counts, 1000))
     assert schedule.next(1000) == 5
 
