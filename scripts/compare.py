@@ -301,7 +301,7 @@ def ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[s
     model = read_back(place / "target")
     about = {
         "versions": versions("speculative_t5", "mlx"),
-        "threads": num_threads() or os.cpu_count(),
+        "threads": num_threads(),
         "note": advice(),
     }
     if name == "naive":

@@ -18,6 +18,8 @@ from pathlib import Path
 OPENBLAS_NAMES = ("libopenblasp.so.0", "libopenblas.so.0")  # with threads of its own first
 PTHREADS = 1  # the kind of OpenBLAS that several threads may call at once
 FEW_ROWS = 128  # beyond that OpenBLAS is faster than our own products
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+CPU_CFS = Path("/sys/fs/cgroup/cpu")
 TIPS = {
     "no products": "the package's C part was not built, so decoding on this CPU takes about three "
     "times as long; install a compiler (`apt-get install g++ python3-dev`) and the package again",
@@ -63,12 +65,34 @@ def load_products(mode: int) -> ctypes.CDLL | None:
 
 
 def num_threads() -> int:
-    """Threads that the environment allows, as OpenBLAS reads it; 0 if it does not say."""
+    """Threads to compute with: what the environment says, as OpenBLAS reads it, else processors.
+
+    Those are the ones that this process may run on, and no more than its share of time allows: in
+    a container limited to two processors of many, threads for all would wait for each other.
+    """
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         value = os.environ.get(name, "")
         if value.isdecimal() and int(value):
             return int(value)
-    return 0
+    if not hasattr(os, "sched_getaffinity"):  # not Linux, where nothing asks
+        return os.cpu_count() or 1
+    return max(1, min(len(os.sched_getaffinity(0)), _share_of_time()))
+
+
+def _share_of_time() -> int:
+    """Processors' worth of time that a container's control group may use, rounded up."""
+    try:
+        if CPU_MAX.exists():  # version 2: "200000 100000", or "max 100000"
+            quota, period = CPU_MAX.read_text(encoding="ascii").split()
+        else:
+            quota, period = (
+                (CPU_CFS / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip()
+                for name in ("quota", "period")
+            )
+        limited = quota != "max" and int(quota) > 0
+        return -(-int(quota) // int(period)) if limited else sys.maxsize
+    except (OSError, ValueError, ZeroDivisionError):  # no control groups, or of another kind
+        return sys.maxsize
 
 
 def _first(names: Sequence[str], mode: int) -> ctypes.CDLL | None:

@@ -45,9 +45,8 @@ def calibrate(rehearse: Rehearsal, num_prompts: int, *settings: object) -> Calib
         num_prompts: How many they are.
         settings: What the measurements hang on, models and options; their `repr` is the key.
     """
-    threads = {name: value for name, value in os.environ.items() if name.endswith("NUM_THREADS")}
-    code = (__version__, version("mlx"))
-    machine = (code, backend.tips, mx.default_device(), platform.node(), os.cpu_count(), threads)
+    code, threads = (__version__, version("mlx")), backend.num_threads()
+    machine = (code, backend.tips, mx.default_device(), platform.node(), threads)
     digest = hashlib.sha256(repr((machine, settings)).encode()).hexdigest()
     path = cache_folder() / f"{digest[:32]}.json"
     found = _read(path)

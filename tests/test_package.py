@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from speculative_t5 import backend
 
@@ -90,4 +92,37 @@ def test_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert backend.num_threads() == 1
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "many")
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert backend.num_threads() == 0
+    assert 1 <= backend.num_threads() <= (os.cpu_count() or 1)
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("version_2", "quota", "threads"),
+    [
+        (True, "200000 100000", 2),
+        (True, "150000 100000", 2),
+        (True, "max 100000", 64),
+        (True, "nonsense", 64),
+        (False, "300000", 3),
+        (False, "-1", 64),
+        (False, None, 64),
+    ],
+)
+def test_threads_are_no_more_than_a_container_may_use(
+    version_2: bool,
+    quota: str | None,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(backend, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(backend, "CPU_CFS", tmp_path)
+    if version_2:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    elif quota:
+        (tmp_path / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
+    assert backend.num_threads() == threads
