@@ -17,7 +17,7 @@ class Bias(NamedTuple):
 
     Attributes:
         table: By relative position, (H, R); one of `PositionBias.tables()`.
-        scores: For each query and key, (B or 1, H, L, T).
+        scores: For each query and key, (B or 1, H, L, T); evaluated only where it is used.
     """
 
     table: mx.array

@@ -167,8 +167,24 @@ class T5(nn.Module):
         return self.step(None, decoder_tokens, start, cache, sources, mask, tables)[0]
 
     def step(
+        self, vocab_size: int | None, tokens: mx.array, *others: Any
+    ) -> tuple[mx.array, list[KeysValues]]:
+        """`decode`, and the logits (B, L, V) of what follows each token; of the first ids or all.
+
+        As `decode` and `choose` it is a pure function of arrays.
+        """
+        hidden, cache = self.decode(tokens, *others)
+        return self.logits(hidden, vocab_size).reshape(*tokens.shape, -1), cache
+
+    def choose(
+        self, vocab_size: int | None, tokens: mx.array, *others: Any
+    ) -> tuple[mx.array, list[KeysValues]]:
+        """As `step`, with the best id in the place of logits, (B, L) int32."""
+        hidden, cache = self.decode(tokens, *others)
+        return self.best(hidden, vocab_size).reshape(tokens.shape), cache
+
+    def decode(
         self,
-        vocab_size: int | None,
         tokens: mx.array,
         at: mx.array,
         cache: list[KeysValues],
@@ -176,10 +192,9 @@ class T5(nn.Module):
         mask: mx.array | None,
         tables: list[mx.array],
     ) -> tuple[mx.array, list[KeysValues]]:
-        """The decoder over new positions of every row; a pure function of arrays.
+        """The decoder's layers over new positions of every row.
 
         Args:
-            vocab_size: Compute the logits of so many ids, the first ones; None is all.
             tokens: (B, L) int32.
             at: Position of each row's first, (B,) int32, or (1,) if all are the same.
             cache: Keys and values of positions so far, (B, H, C, D) for each layer; there must be
@@ -189,28 +204,8 @@ class T5(nn.Module):
             tables: `PositionBias.tables()` of the decoder.
 
         Returns:
-            Logits (B, L, V) of what follows each token, and the cache with the new positions.
+            What the last layer gives, (B * L, d_model), and the cache with the new positions.
         """
-        hidden, cache = self._decoded(tokens, at, cache, sources, mask, tables)
-        return self.logits(hidden, vocab_size).reshape(*tokens.shape, -1), cache
-
-    def choose(
-        self, vocab_size: int | None, tokens: mx.array, *others: Any
-    ) -> tuple[mx.array, list[KeysValues]]:
-        """As `step`, with the best id in the place of logits, (B, L) int32."""
-        hidden, cache = self._decoded(tokens, *others)
-        return self.best(hidden, vocab_size).reshape(tokens.shape), cache
-
-    def _decoded(
-        self,
-        tokens: mx.array,
-        at: mx.array,
-        cache: list[KeysValues],
-        sources: list[KeysValues],
-        mask: mx.array | None,
-        tables: list[mx.array],
-    ) -> tuple[mx.array, list[KeysValues]]:
-        """What the last layer gives, (B * L, d_model), and the cache."""
         biases = position_biases(tables, at, tokens.shape[1], cache[0][0].shape[2])
         hidden = embed(self.shared, tokens)
         written: list[KeysValues] = []
@@ -302,8 +297,12 @@ class T5(nn.Module):
 
     def logits(self, hidden: mx.array, vocab_size: int | None = None) -> mx.array:
         """What the last layer gives, (N, d_model) -> logits (N, V), of the first ids or all."""
-        norm, layer, scale = self.decoder.norm, self._head, self._scale
-        size = min(vocab_size or self.vocab_size, self.vocab_size)
+        norm, layer, scale, size = (
+            self.decoder.norm,
+            self._head,
+            self._scale,
+            self._size(vocab_size),
+        )
         if fused((norm, layer), hidden):
             logits: mx.array = blocks.library.logits(
                 hidden, norm.weight, layer.weight, scale, norm.eps, size
@@ -319,12 +318,14 @@ class T5(nn.Module):
         """As `logits`, but the best id of each, (N,) int32."""
         norm, layer = self.decoder.norm, self._head
         if fused((norm, layer), hidden):
-            size = min(vocab_size or self.vocab_size, self.vocab_size)
             ids: mx.array = blocks.library.best(
-                hidden, norm.weight, layer.weight, self._scale, norm.eps, size
+                hidden, norm.weight, layer.weight, self._scale, norm.eps, self._size(vocab_size)
             )
             return ids
         return argmax(self.logits(hidden, vocab_size))
+
+    def _size(self, vocab_size: int | None) -> int:
+        return min(vocab_size or self.vocab_size, self.vocab_size)
 
     @property
     def _head(self) -> nn.Module:

@@ -161,7 +161,7 @@ def test_many_rows_are_shared_only_where_the_library_allows_it(
             library = ctypes.CDLL(name)
             break
     if library is None:
-        pytest.skip("no OpenBLAS")
+        pytest.skip("no OpenBLAS")  # without one there is nothing to hand products over to
     product = own_copy(tmp_path)
     calls: list[tuple[int, int]] = []
     kind = ctypes.CFUNCTYPE(

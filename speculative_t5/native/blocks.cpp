@@ -107,20 +107,32 @@ void copy_heads(const layer_heads& from, float* to, const mx::Shape& shape) {
         std::copy_n(from.data + b * from.batch + h * from.head + t * from.place, shape[3], to);
 }
 
-// y = x + f(norm(x)): inputs x, the norm's weight and others; y is the first output.
-class Layer : public mx::Primitive {
+const float* data_in_order(const mx::array& a, const char* refusal) {
+  check(a.flags().row_contiguous, refusal);
+  return a.data<float>();
+}
+
+const char* const X_ORDER = "x has to be in row-major order";
+
+class Operation : public mx::Primitive {
  public:
-  Layer(mx::Stream stream, int batch, float epsilon)
-      : Primitive(stream), batch_(batch), epsilon_(epsilon) {}
+  using Primitive::Primitive;
 
   void eval_gpu(const Arrays&, Arrays&) override { refuse("they run on the CPU alone"); }
+};
+
+// y = x + f(norm(x)): inputs x, the norm's weight and others; y is the first output.
+class Layer : public Operation {
+ public:
+  Layer(mx::Stream stream, int batch, float epsilon)
+      : Operation(stream), batch_(batch), epsilon_(epsilon) {}
 
  protected:
   layer_io io(const Arrays& inputs, Arrays& outputs) {
     const auto& x = inputs[0];
-    check(x.flags().row_contiguous, "x has to be in row-major order");
+    const float* data = data_in_order(x, X_ORDER);
     take_place(x, outputs[0]);
-    return {x.data<float>(), outputs[0].data<float>(), inputs[1].data<float>(), epsilon_,
+    return {data, outputs[0].data<float>(), inputs[1].data<float>(), epsilon_,
             batch_, x.shape(0) / batch_, x.shape(1)};
   }
 
@@ -147,8 +159,7 @@ class Attention : public Layer {
     a.out = inputs[3].data<float>();
     a.num_keys = a.io.length;
     if (kind_ != LAYER_CROSS) {
-      check(inputs[4].flags().row_contiguous, "the bias has to be in row-major order");
-      a.bias = inputs[4].data<float>();
+      a.bias = data_in_order(inputs[4], "the bias has to be in row-major order");
       a.reach = inputs[4].shape(1) / 2;
     }
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -178,10 +189,8 @@ class Attention : public Layer {
       a.num_keys = inputs[4].shape(2);
       next = 6;
     }
-    if (inputs.size() > next) {
-      check(inputs[next].flags().row_contiguous, "the mask has to be in row-major order");
-      a.mask = inputs[next].data<float>();
-    }
+    if (inputs.size() > next)
+      a.mask = data_in_order(inputs[next], "the mask has to be in row-major order");
     encoder.dispatch([a, f = functions] { f->attend(&a, Workspace(f->attend_memory(&a))); });
   }
 
@@ -217,21 +226,18 @@ class FeedForward : public Layer {
 };
 
 // Inputs: the encoder's output, and a weight. Keys and values are as wide as the outputs say.
-class KeysValues : public mx::Primitive {
+class KeysValues : public Operation {
  public:
-  using Primitive::Primitive;
+  using Operation::Operation;
 
   const char* name() const override { return "KeysValues"; }
-
-  void eval_gpu(const Arrays&, Arrays&) override { refuse("they run on the CPU alone"); }
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
     const auto& x = inputs[0];
     auto &keys = outputs[0], &values = outputs[1];
-    check(x.flags().row_contiguous, "x has to be in row-major order");
     keys.set_data(mx::allocator::malloc(keys.nbytes()));
     values.set_data(mx::allocator::malloc(values.nbytes()));
-    layer_source s{x.data<float>(), keys.shape(0), x.shape(0) / keys.shape(0), x.shape(1),
+    layer_source s{data_in_order(x, X_ORDER), keys.shape(0), x.shape(0) / keys.shape(0), x.shape(1),
                    keys.shape(1), keys.shape(3), inputs[1].data<float>(), keys.data<float>(),
                    values.data<float>(), keys.shape(2)};
     mx::cpu::get_command_encoder(stream()).dispatch([s, f = functions] {
@@ -240,23 +246,21 @@ class KeysValues : public mx::Primitive {
   }
 };
 
-// Inputs: x, the norm's weight, the head's, of which the first rows are used. The output is logits, or the best ids.
-class Head : public mx::Primitive {
+// Inputs: x, the norm's weight, the head's, of which the first rows are used. The output is logits,
+// or the best ids.
+class Head : public Operation {
  public:
   Head(mx::Stream stream, float epsilon, float scale, int num_ids)
-      : Primitive(stream), epsilon_(epsilon), scale_(scale), num_ids_(num_ids) {}
+      : Operation(stream), epsilon_(epsilon), scale_(scale), num_ids_(num_ids) {}
 
   const char* name() const override { return "Head"; }
-
-  void eval_gpu(const Arrays&, Arrays&) override { refuse("they run on the CPU alone"); }
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
     const auto& x = inputs[0];
     auto& out = outputs[0];
-    check(x.flags().row_contiguous, "x has to be in row-major order");
     out.set_data(mx::allocator::malloc(out.nbytes()));
     bool best = out.dtype() == mx::int32;
-    layer_head h{x.data<float>(), inputs[1].data<float>(), epsilon_, scale_, x.shape(0),
+    layer_head h{data_in_order(x, X_ORDER), inputs[1].data<float>(), epsilon_, scale_, x.shape(0),
                  x.shape(1), num_ids_, inputs[2].data<float>(),
                  best ? nullptr : out.data<float>(), best ? out.data<int>() : nullptr};
     mx::cpu::get_command_encoder(stream()).dispatch(
@@ -269,13 +273,11 @@ class Head : public mx::Primitive {
 };
 
 // Inputs: ids and an embedding. There is no row for an id that is out of range: it gives NaN.
-class Embed : public mx::Primitive {
+class Embed : public Operation {
  public:
-  using Primitive::Primitive;
+  using Operation::Operation;
 
   const char* name() const override { return "Embed"; }
-
-  void eval_gpu(const Arrays&, Arrays&) override { refuse("they run on the CPU alone"); }
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
     const auto &ids = inputs[0], &weight = inputs[1];
@@ -365,7 +367,8 @@ std::tuple<mx::array, mx::array, mx::array> decoder_attention(
   check_rows(x, keys.shape(0));
   check(bias.shape(0) == keys.shape(1), "bias and keys have different numbers of heads");
   check(x.shape(0) / keys.shape(0) <= keys.shape(2), "there are more positions than places");
-  check(at.dtype() == mx::int32 && at.ndim() == 1 && (at.size() == 1 || at.size() == (size_t)keys.shape(0)),
+  check(at.dtype() == mx::int32 && at.ndim() == 1 &&
+            (at.size() == 1 || at.size() == (size_t)keys.shape(0)),
         "at is (B,) or (1,), int32");
   inputs.insert(inputs.end(), {bias, keys, values, at});
   auto made = mx::array::make_arrays(
@@ -409,10 +412,10 @@ mx::array feed_forward(const mx::array& x, const mx::array& norm, const mx::arra
 std::tuple<mx::array, mx::array> keys_values(const mx::array& x, const mx::array& into, int batch,
                                              int num_heads, int num_keys) {
   check(functions, "not initialized");
-  check_rows(x, batch);
   check(x.dtype() == mx::float32 && into.dtype() == mx::float32 && x.ndim() == 2 &&
             into.ndim() == 2 && into.shape(1) == x.shape(1),
         "x is (B * L, d) and the weight (2 H D, d), float32");
+  check_rows(x, batch);
   check(num_heads > 0 && into.shape(0) % (2 * num_heads) == 0, "the weight is (2 H D, d)");
   check(num_keys >= x.shape(0) / batch, "there have to be as many keys as positions");
   mx::Shape shape{batch, num_heads, num_keys, into.shape(0) / (2 * num_heads)};
@@ -431,7 +434,8 @@ mx::array head_of(const mx::array& x, const mx::array& norm, const mx::array& we
         "x is (N, d), the norm (d,), the weight (V, d)");
   check(num_ids > 0 && num_ids <= weight.shape(0), "there are not so many ids");
   return mx::array(best ? mx::Shape{x.shape(0)} : mx::Shape{x.shape(0), num_ids},
-                   best ? mx::int32 : mx::float32, std::make_shared<Head>(here(), epsilon, scale, num_ids),
+                   best ? mx::int32 : mx::float32,
+                   std::make_shared<Head>(here(), epsilon, scale, num_ids),
                    {x, in_order(norm), in_order(weight)});
 }
 

@@ -174,25 +174,30 @@ INLINE void NAME(axpy_tile)(const product *p, int row, int column, int rows, int
     }
 }
 
-/* The number of rows must be a constant, for the sums to stay in registers. */
+#define AXPYS(rows)                                                                         \
+    static __attribute__((noinline)) TARGET void NAME(axpys##rows)(                         \
+        const product *p, int row, int column, int vectors)                                 \
+    {                                                                                       \
+        if (vectors == COLUMNS)                                                             \
+            NAME(axpy_tile)(p, row, column, rows, COLUMNS);                                 \
+        else                                                                                \
+            NAME(axpy_tile)(p, row, column, rows, 1);                                       \
+    }
+AXPYS(1)
+AXPYS(2)
+AXPYS(3)
+AXPYS(4)
+AXPYS(5)
+AXPYS(6)
+#undef AXPYS
+
 static TARGET void NAME(axpy_tiles)(const product *p, int column, int vectors)
 {
+    static void (*const axpys[])(const product *, int, int, int) = {
+        NAME(axpys1), NAME(axpys2), NAME(axpys3), NAME(axpys4), NAME(axpys5), NAME(axpys6)};
     for (int row = 0, rows; row < p->m; row += rows) {
         rows = NAME(height)(p->m - row);
-        switch (rows * 2 + (vectors == COLUMNS)) {
-        case 2: NAME(axpy_tile)(p, row, column, 1, 1); break;
-        case 3: NAME(axpy_tile)(p, row, column, 1, COLUMNS); break;
-        case 4: NAME(axpy_tile)(p, row, column, 2, 1); break;
-        case 5: NAME(axpy_tile)(p, row, column, 2, COLUMNS); break;
-        case 6: NAME(axpy_tile)(p, row, column, 3, 1); break;
-        case 7: NAME(axpy_tile)(p, row, column, 3, COLUMNS); break;
-        case 8: NAME(axpy_tile)(p, row, column, 4, 1); break;
-        case 9: NAME(axpy_tile)(p, row, column, 4, COLUMNS); break;
-        case 10: NAME(axpy_tile)(p, row, column, 5, 1); break;
-        case 11: NAME(axpy_tile)(p, row, column, 5, COLUMNS); break;
-        case 12: NAME(axpy_tile)(p, row, column, 6, 1); break;
-        default: NAME(axpy_tile)(p, row, column, 6, COLUMNS);
-        }
+        axpys[rows - 1](p, row, column, vectors);
     }
 }
 

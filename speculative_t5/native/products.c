@@ -359,8 +359,9 @@ void products_multiply(const product *p)
     products_share(by_rows ? do_other_rows : do_other_columns, &j, (count + j.chunk - 1) / j.chunk);
 }
 
-EXPORTED void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
-                 const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc)
+EXPORTED void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k,
+                          float alpha, const float *a, int lda, const float *b, int ldb,
+                          float beta, float *c, int ldc)
 {
     if (other_sgemm && (order != ROW_MAJOR || transpose_a != NO_TRANSPOSE)) {
         pthread_mutex_lock(&other_busy);

@@ -52,7 +52,8 @@ INLINE VEC NAME(exp)(VEC x)
 }
 
 /* y = weight * x / sqrt(mean(x^2) + epsilon) */
-static TARGET void NAME(norm)(const float *x, const float *weight, float epsilon, int count, float *y)
+static TARGET void NAME(norm)(const float *x, const float *weight, float epsilon, int count,
+                              float *y)
 {
     VEC squares = {0};
     float total = 0;
@@ -131,7 +132,8 @@ INLINE void NAME(activate_as)(float *x, const float *gated, int count, enum laye
 }
 
 /* x becomes act(x), or act(x) * gated */
-static TARGET void NAME(activate)(float *x, const float *gated, int count, enum layer_activation how)
+static TARGET void NAME(activate)(float *x, const float *gated, int count,
+                                  enum layer_activation how)
 {
     switch (how) { /* a constant for each, which takes the choice out of the loop */
     case LAYER_RELU: NAME(activate_as)(x, gated, count, LAYER_RELU); break;
@@ -159,7 +161,8 @@ static TARGET int NAME(best)(const float *x, int count)
     return 0;
 }
 
-static const row_functions NAME(rows) = {NAME(norm), NAME(exponentials), NAME(activate), NAME(best)};
+static const row_functions NAME(rows) = {NAME(norm), NAME(exponentials), NAME(activate),
+                                         NAME(best)};
 
 #undef VEC
 #undef INTS
