@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
@@ -14,11 +15,13 @@ from .calibration import Padded, calibrate
 from .draft import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .engine import WINDOW, Plan, Request, decode, in_order_of_length
 from .lookup import check_ngrams
+from .progress import with_bar
 from .results import Chunk, Generation, Round
 from .sampling import Sampler
 from .schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from .scoring import token_probabilities
 from .session import LanguageModel
-from .tokenizer import Detokenizer, Tokenizer
+from .tokenizer import Detokenizer, Tokenizer, pieces
 from .verify import Verifier
 from .weights import load
 
@@ -152,6 +155,8 @@ class SpeculativeDecoder:
         top_p: float = 1.0,
         seed: int = 0,
         speculative: bool = True,
+        probabilities: bool = False,
+        progress: bool = False,
     ) -> Generation:
         """Generate the output for one prompt.
 
@@ -164,19 +169,32 @@ class SpeculativeDecoder:
             seed: Of the draws; the same seed, options and machine give the same tokens. With
                 num_draft "auto" that is as long as the calibration is kept, see `calibration`.
             speculative: False decodes with the target alone.
+            probabilities: Tell for each token how probable it was to the target and to the draft
+                model, see `Token`. That takes one more pass over the output by each of them.
+            progress: Show a bar on standard error.
 
         Raises:
             ValueError: If the prompt is empty or an option is out of its range.
         """
-        return self.generate_batch(
-            [prompt],
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            speculative=speculative,
-        )[0]
+        source, sampler = self.encode(prompt), Sampler(temperature, top_k, top_p)
+        rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
+        ((_, done),) = self._generations(with_bar(rounds, max_tokens) if progress else rounds)
+        if probabilities:
+            odds = self._probabilities(source, done.tokens, sampler)
+            done = replace(done, probabilities=tuple(odds))
+        return done
+
+    def _probabilities(
+        self, source: Sequence[int], tokens: Sequence[int], sampler: Sampler
+    ) -> Iterator[tuple[float, float | None]]:
+        """For `Generation.probabilities`: p and q of each token."""
+        size = self.model.vocab_size
+        p = token_probabilities(self.model, source, tokens, sampler, size)
+        if self.draft is None:
+            return ((each, None) for each in p)
+        size = min(size, self._draft_vocab or size)
+        q = token_probabilities(self.draft, source, tokens, sampler, size)
+        return zip(p, q, strict=True)
 
     def generate_batch(
         self,
@@ -273,8 +291,14 @@ class SpeculativeDecoder:
     def _generations(self, rounds: Iterator[Round]) -> Iterator[tuple[int, Generation]]:
         for done in rounds:
             if done.finish_reason:
-                text = self.tokenizer.decode(done.output) if self.tokenizer else ""
-                yield done.index, Generation(text, done.output, done.finish_reason, done.stats)
+                parts: tuple[str, ...] = ()
+                if self.tokenizer:
+                    parts = pieces(done.output, Detokenizer(self.tokenizer), end=True)
+                text = "".join(parts)
+                yield (
+                    done.index,
+                    Generation(text, done.output, done.finish_reason, done.stats, parts),
+                )
 
     def stream(
         self,
@@ -296,10 +320,13 @@ class SpeculativeDecoder:
     def _chunks(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
         detokenizer = Detokenizer(self.tokenizer) if self.tokenizer else None
         for done in rounds:
-            text = detokenizer.add(done.tokens) if detokenizer else ""
-            if detokenizer and done.finish_reason:
-                text += detokenizer.finish()
-            yield Chunk(text, done.tokens, done.num_accepted, done.stats, done.finish_reason)
+            parts: tuple[str, ...] = ()
+            if detokenizer:
+                parts = pieces(done.tokens, detokenizer, end=done.finish_reason is not None)
+            yield Chunk(
+                "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason,
+                parts,
+            )  # fmt: skip
 
     def _rounds(
         self,

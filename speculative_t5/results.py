@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from .html_view import as_html
+from .origin import Origin, Token, origins_of_round
 
 FinishReason = Literal["eos", "length"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stats:
     """What one generation cost.
 
@@ -40,6 +44,12 @@ class Stats:
             num_drafted=(*self.num_drafted, num_drafted),
             num_accepted=(*self.num_accepted, num_accepted),
             emitted=self.emitted + emitted,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Stats(rounds={self.rounds}, drafted={self.drafted}, accepted={self.accepted}, "
+            f"emitted={self.emitted}, seconds={self.seconds:.3f})"
         )
 
     @property
@@ -80,6 +90,33 @@ class Stats:
     def tokens_per_second(self) -> float:
         return self.emitted / self.seconds if self.seconds else 0.0
 
+    def summary(self, speedup: float | None = None) -> str:
+        """One line for people.
+
+        Args:
+            speedup: Over regular decoding, as estimated; None leaves it out.
+        """
+        parts = [f"{self.tokens_per_second:.0f} tok/s", f"{self.emitted} tokens"]
+        if self.drafted:
+            parts.append(f"{self.acceptance_rate:.0%} of drafts accepted".replace("%", " %"))
+            parts.append(f"{self.tokens_per_round:.1f} tokens per round")
+        else:
+            parts.append("no draft")
+        if speedup is not None:
+            parts.append(f"{speedup:.1f}x regular (estimated)")
+        return " - ".join(parts)
+
+    def origins(self) -> Iterator[tuple[int, Origin]]:
+        """Round, from 1, and origin of each emitted token in turn, EOS included."""
+        left = self.emitted
+        counts = zip(self.num_drafted, self.num_accepted, strict=True)
+        for number, (drafted, accepted) in enumerate(counts, start=1):
+            # Only the last round may have been cut.
+            emitted = min(accepted + 1, left)
+            left -= emitted
+            for origin in origins_of_round(drafted, accepted, emitted):
+                yield number, origin
+
 
 @dataclass(frozen=True)
 class Round:
@@ -104,20 +141,72 @@ class Round:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A round as a stream shows it: `text` continues the text of the chunks before it."""
+    """A round as a stream shows it: `text` continues the text of the chunks before it.
+
+    `pieces` are its parts by token: empty where a character is not complete yet, and none at all
+    without a tokenizer.
+    """
 
     text: str
     tokens: list[int]
     num_accepted: int
     stats: Stats
     finish_reason: FinishReason | None = None
+    pieces: tuple[str, ...] = ()
+
+    @property
+    def origins(self) -> list[Origin]:
+        """Where each of `tokens` came from."""
+        own = len(self.tokens) + (self.finish_reason == "eos")
+        stats = self.stats
+        whole = origins_of_round(stats.num_drafted[-1], stats.num_accepted[-1], own)
+        return whole[: len(self.tokens)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Generation:
-    """A finished output; `tokens` are ids without EOS."""
+    """A finished output. A notebook shows it as `_repr_html_` draws it.
+
+    Attributes:
+        text: The output.
+        tokens: Its ids, without EOS.
+        finish_reason: "eos" or "length".
+        stats: What it cost.
+        pieces: The text by token, joined the same; none without a tokenizer.
+        probabilities: p and q of each token, if they were asked for, see `Token`.
+    """
 
     text: str
     tokens: list[int]
     finish_reason: FinishReason
     stats: Stats
+    pieces: tuple[str, ...] = ()
+    probabilities: tuple[tuple[float, float | None], ...] | None = None
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return f"Generation({text!r}, {self.finish_reason!r}, {self.stats!r})"
+
+    @property
+    def trace(self) -> list[Token]:
+        """Each token with where it came from."""
+        nothing = [None] * len(self.tokens)
+        return [
+            Token(token, piece or "", origin, number, *(odds or (None, None)))
+            for token, piece, odds, (number, origin) in zip(
+                self.tokens,
+                self.pieces or nothing,
+                self.probabilities or nothing,
+                self.stats.origins(),
+                strict=False,  # origins have EOS, too
+            )
+        ]
+
+    def _repr_html_(self) -> str:
+        """Text shaded by where it came from, accepted tokens by round, and the totals."""
+        stats = self.stats
+        return as_html(
+            self.trace,
+            list(zip(stats.num_drafted, stats.num_accepted, strict=True)),
+            stats.summary(),
+        )

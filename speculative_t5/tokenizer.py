@@ -282,31 +282,38 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._window = 0  # the ids decoded again begin here,
-        self._shown = 0  # and their text up to here is out already
+        self._ids: list[int] = []  # those decoded again: some that are out already,
+        self._shown = 0  # so many of them,
+        self._before = ""  # with this text; and those held back
 
-    def add(self, ids: Sequence[int]) -> str:
-        """Text that these ids add."""
-        self._ids += ids
-        before, text = self._texts()
+    def add(self, token: int) -> str:
+        """Text that this id adds."""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
-        # Decoding strips leading spaces, so the window must begin with something to see.
-        if self._tokenizer.decode(self._ids[self._shown :]).strip():
-            self._window = self._shown
-        self._shown = len(self._ids)
-        return text[len(before) :]
+        added = text[len(self._before) :]
+        last = self._tokenizer.decode(self._ids[self._shown :])
+        # Decoding strips leading spaces, so what is decoded again must begin with something to see.
+        if last.strip():
+            self._ids, text = self._ids[self._shown :], last
+        self._shown, self._before = len(self._ids), text
+        return added
 
     def finish(self) -> str:
         """Text still held back."""
-        before, text = self._texts()
-        self._shown = len(self._ids)
-        return text[len(before) :]
+        text = self._tokenizer.decode(self._ids)
+        added = text[len(self._before) :]
+        self._shown, self._before = len(self._ids), text
+        return added
 
-    def _texts(self) -> tuple[str, str]:
-        before = self._tokenizer.decode(self._ids[self._window : self._shown])
-        return before, self._tokenizer.decode(self._ids[self._window :])
+
+def pieces(tokens: Sequence[int], detokenizer: Detokenizer, *, end: bool) -> tuple[str, ...]:
+    """What each of these ids adds to a text; at its end with what was still held back."""
+    texts = [detokenizer.add(token) for token in tokens]
+    if end and (rest := detokenizer.finish()):
+        texts = [*texts[:-1], "".join(texts[-1:]) + rest]
+    return tuple(texts)
 
 
 def _content(token: Any) -> str | None:

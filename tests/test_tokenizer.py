@@ -3,7 +3,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from speculative_t5.tokenizer import Detokenizer, load_tokenizer
+from speculative_t5.tokenizer import Detokenizer, load_tokenizer, pieces
 
 import numpy as np
 import pytest
@@ -92,12 +92,10 @@ def test_what_is_decoded_in_parts_is_the_whole(folder: Path) -> None:
     texts = [tokenizer.encode(text) for text in TEXT]
     noise = [rng.integers(0, 135, 30).tolist() for _ in range(200)]
     for ids in texts + noise:
-        stream, parts, at = Detokenizer(tokenizer), [], 0
-        while at < len(ids):
-            step = int(rng.integers(0, 4))
-            parts.append(stream.add(ids[at : at + step]))
-            at += step
+        stream = Detokenizer(tokenizer)
+        parts = [stream.add(token) for token in ids]
         assert "".join([*parts, stream.finish()]) == tokenizer.decode(ids)
+        assert "".join(pieces(ids, Detokenizer(tokenizer), end=True)) == tokenizer.decode(ids)
 
 
 def test_characters_are_shown_whole(json_folder: Path) -> None:
@@ -105,11 +103,13 @@ def test_characters_are_shown_whole(json_folder: Path) -> None:
     ids = tokenizer.encode("né ☃!")
     assert ids[-1] == 1 and len(ids) == 9
     stream = Detokenizer(tokenizer)
-    parts = [stream.add([token]) for token in ids[:-1]]
+    parts = [stream.add(token) for token in ids[:-1]]
     assert parts == ["n", "", "é", " ", "", "", "☃", "!"]
     cut = Detokenizer(tokenizer)
-    assert cut.add(ids[:2]) == ""
-    assert cut.finish() == "n\N{REPLACEMENT CHARACTER}"
+    assert [cut.add(token) for token in ids[:2]] == ["n", ""]
+    assert cut.finish() == "\N{REPLACEMENT CHARACTER}"
+    assert pieces(ids[:2], Detokenizer(tokenizer), end=True) == ("n", "\N{REPLACEMENT CHARACTER}")
+    assert pieces([], cut, end=True) == ()
 
 
 def test_vocabularies_tell_tokenizers_apart(
@@ -171,7 +171,7 @@ def test_bytes_are_shown_as_whole_characters(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "bytes")
     tokenizer = load_tokenizer(tmp_path)
     stream = Detokenizer(tokenizer)
-    parts = [stream.add([token]) for token in tokenizer.encode("né ☃!")]
+    parts = [stream.add(token) for token in tokenizer.encode("né ☃!")]
     assert parts == ["n", "", "é", " ", "", "", "☃", "!", ""]
 
 

@@ -1,0 +1,51 @@
+"""Where each emitted token came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Origin = Literal["accepted", "recovered", "bonus", "regular"]
+
+MEANINGS: dict[Origin, str] = {
+    "accepted": "drafted, and accepted by the target",
+    "recovered": "the target's own, in the place of a rejected draft",
+    "bonus": "the target's own, after a draft that was accepted whole",
+    "regular": "the target's own, with nothing drafted",
+}
+
+
+@dataclass(frozen=True)
+class Token:
+    """One emitted token.
+
+    Attributes:
+        id: Its id.
+        text: What it adds to the output's text; empty where a character is not complete yet, and
+            without a tokenizer.
+        origin: Where it came from, see `MEANINGS`.
+        round: Its round, from 1.
+        p: The target's probability of it, given all before it; None if that was not asked for.
+        q: The draft model's; None also without a draft model.
+    """
+
+    id: int
+    text: str
+    origin: Origin
+    round: int
+    p: float | None = None
+    q: float | None = None
+
+
+def origins_of_round(num_drafted: int, num_accepted: int, emitted: int) -> list[Origin]:
+    """Where each token came from that a round emitted, EOS included.
+
+    Example: five drafted, three accepted and the target's own after them, (5, 3, 4), are
+    ["accepted", "accepted", "accepted", "recovered"]. A round that ends by an accepted EOS or at
+    max_tokens, as (5, 3, 3), has no token of the target's own.
+    """
+    origins: list[Origin] = ["accepted"] * num_accepted
+    if emitted > num_accepted:
+        own: Origin = "recovered" if num_accepted < num_drafted else "bonus"
+        origins.append(own if num_drafted else "regular")
+    return origins

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pickle
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.origin import origins_of_round
+from speculative_t5.results import Chunk, Generation, Stats
+
+import pytest
+from conftest import tiny_draft, tiny_model
+
+# Three rounds: a rejection, a whole draft, a draft that is cut at the end.
+STATS = Stats((3, 3, 3), (3, 3, 3), (1, 3, 2), emitted=8, seconds=0.5)
+
+
+def test_each_emitted_token_has_a_round_and_an_origin() -> None:
+    assert list(STATS.origins()) == [
+        (1, "accepted"), (1, "recovered"),
+        (2, "accepted"), (2, "accepted"), (2, "accepted"), (2, "bonus"),
+        (3, "accepted"), (3, "accepted"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("counts", "last"),
+    [((0, 0, 1), "regular"), ((2, 0, 1), "recovered"), ((2, 1, 2), "recovered"),
+     ((2, 2, 3), "bonus"), ((2, 2, 2), "accepted"), ((2, 1, 1), "accepted")],
+)  # fmt: skip
+def test_the_last_token_of_a_round(counts: tuple[int, int, int], last: str) -> None:
+    origins = origins_of_round(*counts)
+    assert len(origins) == counts[2]
+    assert origins[-1] == last
+    assert all(origin == "accepted" for origin in origins[:-1])
+
+
+@pytest.mark.parametrize("num_draft", [1, 3, None])
+@pytest.mark.parametrize("max_tokens", [1, 7, 40])
+def test_origins_are_those_of_the_stream(num_draft: int | None, max_tokens: int) -> None:
+    kinds = set()
+    for seed in range(6):
+        model = tiny_model(vocab_size=12, seed=seed)
+        draft = tiny_draft(model, noise=0.3) if num_draft else None
+        decoder = SpeculativeDecoder(model, draft, num_draft=num_draft or 1)
+        chunks = list(decoder.stream([4, 5, 1], max_tokens=max_tokens, temperature=1.0))
+        done = decoder.generate([4, 5, 1], max_tokens=max_tokens, temperature=1.0)
+        streamed = [
+            (number, origin)
+            for number, chunk in enumerate(chunks, start=1)
+            for origin in chunk.origins
+        ]
+        assert [(token.round, token.origin) for token in done.trace] == streamed
+        assert [token.id for token in done.trace] == done.tokens
+        assert len(list(done.stats.origins())) == done.stats.emitted
+        for chunk in chunks:
+            assert chunk.origins.count("accepted") <= chunk.num_accepted
+        kinds |= {origin for _, origin in streamed}
+    if num_draft and max_tokens > 1:
+        assert kinds >= {"accepted", "recovered", "bonus"}
+    else:  # nothing is drafted where there is room for no more than one token
+        assert kinds == {"regular"}
+
+
+def test_the_summary_is_a_line_for_people() -> None:
+    assert STATS.summary(2.14) == (
+        "16 tok/s - 8 tokens - 67 % of drafts accepted - 2.7 tokens per round - "
+        "2.1x regular (estimated)"
+    )
+    regular = Stats((0, 0), (0, 0), (0, 0), emitted=2, seconds=0.1)
+    assert regular.summary() == "20 tok/s - 2 tokens - no draft"
+
+
+def test_repr_stays_short_however_long_the_output() -> None:
+    many = tuple(itertools.repeat(5, 1000))
+    stats = Stats(many, many, many, emitted=6000, seconds=1.0)
+    done = Generation("word " * 5000, list(range(5000)), "length", stats)
+    assert len(repr(done)) < 200
+    assert "'length'" in repr(done) and "rounds=1000" in repr(done)
+    assert len(repr(stats)) < 120
+
+
+def test_a_generation_is_plain_data() -> None:
+    done = Generation("ab", [5, 6], "eos", STATS, ("a", "b"), ((0.5, None), (1.0, 0.25)))
+    assert pickle.loads(pickle.dumps(done)) == done
+    assert json.loads(json.dumps(dataclasses.asdict(done)))["pieces"] == ["a", "b"]
+    assert [(t.text, t.p, t.q) for t in done.trace] == [("a", 0.5, None), ("b", 1.0, 0.25)]
+
+
+def test_without_a_tokenizer_tokens_have_no_text() -> None:
+    done = Generation("", [5, 6], "eos", STATS)
+    assert [(t.id, t.text) for t in done.trace] == [(5, ""), (6, "")]
+
+
+def test_a_chunk_cut_at_its_end_has_no_token_of_the_target() -> None:
+    stats = Stats((4,), (4,), (2,), emitted=2)
+    assert Chunk("ab", [5, 6], 2, stats, "length").origins == ["accepted", "accepted"]
+    assert Chunk("a", [5], 2, stats, "eos").origins == ["accepted"]
+    stats = Stats((4,), (4,), (2,), emitted=3)
+    assert Chunk("ab", [5, 6], 2, stats, "eos").origins == ["accepted", "accepted"]
+    assert Chunk("abc", [5, 6, 7], 2, stats).origins == ["accepted", "accepted", "recovered"]

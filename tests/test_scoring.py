@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.sampling import Sampler
+from speculative_t5.scoring import PASS, token_probabilities
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import tiny_draft, tiny_model
+
+SOURCE = [4, 5, 6, 1]
+SAMPLERS = [Sampler(1.0), Sampler(0.7, top_k=4), Sampler(1.3, top_p=0.8)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("count", [1, 5, PASS, PASS + 1, 3 * PASS - 2])
+def test_they_are_those_of_a_pass_over_the_whole_output(sampler: Sampler, count: int) -> None:
+    model = tiny_model(vocab_size=12, layers=2)
+    tokens = np.random.default_rng(0).integers(2, 12, count).tolist()
+    logits = model(mx.array([SOURCE]), mx.array([[0, *tokens[:-1]]]))[0]
+    probs = np.array(sampler.probs(logits))
+    found = token_probabilities(model, SOURCE, tokens, sampler, 12)
+    np.testing.assert_allclose(found, probs[np.arange(count), tokens], atol=1e-5)
+
+
+def test_at_temperature_0_they_are_those_of_temperature_1() -> None:
+    model = tiny_model(vocab_size=12)
+    tokens = [3, 4, 5]
+    greedy = token_probabilities(model, SOURCE, tokens, Sampler(), 12)
+    assert greedy == token_probabilities(model, SOURCE, tokens, Sampler(1.0), 12)
+    assert all(0 < p < 1 for p in greedy)
+
+
+def test_a_draft_gives_nothing_to_ids_that_it_lacks_or_may_not_propose() -> None:
+    model = tiny_model(vocab_size=12)
+    small = tiny_draft(model, vocab_size=8)
+    tokens = [3, 11, 5]
+    for draft, size in ((small, 12), (model, 8)):
+        found = token_probabilities(draft, SOURCE, tokens, Sampler(1.0), size)
+        assert found[1] == 0 and found[0] > 0 and found[2] > 0
+
+
+def test_generations_have_them_if_they_are_asked_for() -> None:
+    model = tiny_model(vocab_size=12, seed=3)
+    decoder = SpeculativeDecoder(model, tiny_draft(model), num_draft=3, draft_vocab=10)
+    plain = decoder.generate(SOURCE, max_tokens=20)
+    done = decoder.generate(SOURCE, max_tokens=20, probabilities=True)
+    assert plain.probabilities is None and plain.trace[0].p is None
+    assert done.tokens == plain.tokens
+    for token in done.trace:
+        assert token.p is not None and token.q is not None
+        assert token.p > 1 / 12, "a greedy choice is at least as probable as the average"
+        assert token.id < 10 or token.q == 0
+    alone = SpeculativeDecoder(model, "lookup").generate(SOURCE, max_tokens=20, probabilities=True)
+    np.testing.assert_allclose([t.p for t in alone.trace], [t.p for t in done.trace], atol=1e-6)
+    assert {t.q for t in alone.trace} == {None}
+
+
+def test_an_empty_output_has_none() -> None:
+    assert token_probabilities(tiny_model(), [3, 1], [], Sampler(), 5) == []
