@@ -58,16 +58,13 @@ def batch(
         str | None,
         typer.Option(
             "--format",
-            help=f"Of INPUT: text or jsonl. [default: jsonl with --field or if its name ends in "
-            f"{', '.join(JSON_SUFFIXES)}; else text]",
-            show_default=False,
+            help="Of INPUT: text or jsonl.",
+            show_default=f"jsonl with --field or if INPUT ends in {', '.join(JSON_SUFFIXES)}",
         ),
     ] = None,
     field: Annotated[
         str | None,
-        typer.Option(
-            help="Where the prompt is in a JSON object. [default: text]", show_default=False
-        ),
+        typer.Option(help="Where the prompt is in a JSON object.", show_default="text"),
     ] = None,
     prefix: Annotated[
         str, typer.Option(help="Put before each prompt, for example 'summarize: '.")
@@ -85,17 +82,16 @@ def batch(
     max_source: Annotated[
         int | None,
         typer.Option(
-            help="Longest prompt, in tokens. [default: n_positions in the model's config.json, "
-            "else 512]",
-            show_default=False,
+            help="Longest prompt, in tokens.",
+            show_default="n_positions in the model's config.json, else 512",
         ),
     ] = None,
     model: Model = DEFAULT_MODEL,
     draft_model: DraftModel = None,
+    num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
     max_ngram: MaxNgram = 8,
-    num_draft: DraftLength = "5",
     delta: Delta = 0.0,
     verify: Verify = "auto",
     temperature: Temperature = 0.0,

@@ -43,10 +43,7 @@ def bench(
     draft_model: DraftModel = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="Text file, a prompt a line. [default: six sentences to correct]",
-            show_default=False,
-        ),
+        typer.Option(help="Text file, a prompt a line.", show_default="six sentences to correct"),
     ] = None,
     num_draft: Annotated[
         str, typer.Option(help="Tokens to draft: numbers and ranges, as 1-8 or 2,4,8.")
@@ -71,9 +68,7 @@ def bench(
     count: Annotated[int, typer.Option(help="With --random: prompts.")] = 3,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="float32, bfloat16 or float16. [default: as generate has it]", show_default=False
-        ),
+        typer.Option(help="float32, bfloat16 or float16.", show_default="the device's own"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the table.")

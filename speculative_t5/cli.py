@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,12 +16,17 @@ import typer
 from tqdm import tqdm
 
 from . import backend
+from ._version import __version__
 from .batch_command import batch
 from .bench_command import bench
 from .conversion import DTYPES, convert
+from .estimate import regular_seconds
 from .inspection import as_lines, inspect
+from .models_command import models
 from .options import (
     DEFAULT_MODEL,
+    MODELS,
+    OUTPUT,
     Delta,
     DraftLength,
     DraftModel,
@@ -31,6 +37,7 @@ from .options import (
     MinNgram,
     Model,
     RegularDecode,
+    Seed,
     Temperature,
     TopK,
     TopP,
@@ -38,13 +45,28 @@ from .options import (
     check_utf8,
     make_decoder,
 )
-from .results import Generation, Stats
+from .repl import repl
+from .results import Generation
 from .terminal import new_app, note, run
+from .terminal_view import show
 
 DEFAULT_PROMPT = (
     "correct: my sister have never been too paris. She wants to to go their next summer, but its "
     "very expensive"
 )
+
+
+EXAMPLES = """Examples:
+
+{name} --prompt "correct: He go home" --show-drafts
+
+{name} batch prompts.txt --output out.jsonl"""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}")
+        raise typer.Exit
 
 
 def generate(
@@ -54,32 +76,53 @@ def generate(
     prompt: Annotated[
         str | None,
         typer.Option(
-            help="Text to give the model; - reads standard input, as does a pipe. "
-            "[default: a sentence to correct]",
-            show_default=False,
+            help="Text to give the model; - reads standard input, as does a pipe.",
+            show_default="a sentence to correct",
+            rich_help_panel=MODELS,
         ),
     ] = None,
+    num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
     max_ngram: MaxNgram = 8,
-    num_draft: DraftLength = "5",
     delta: Delta = 0.0,
     verify: Verify = "auto",
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     max_tokens: MaxTokens = 256,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    seed: Seed = 0,
     draft_vocab: DraftVocab = None,
     regular_decode: RegularDecode = False,
+    show_drafts: Annotated[
+        bool,
+        typer.Option(
+            "--show-drafts",
+            help="On a terminal, colour tokens by where they came from.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of the stream.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object instead of the stream.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the versions of this program and of MLX, and leave.",
+            is_eager=True,
+            callback=_print_version,
+        ),
     ] = False,
 ) -> None:
     """Generate text with a T5 model, faster by speculative decoding.
 
-    Standard output gets the text; standard error gets a line of statistics. For a file of prompts
-    see the command batch.
+    Standard output gets the text; standard error gets a line of statistics.
     """
     if ctx.invoked_subcommand:
         _refuse_options_before(ctx, ctx.invoked_subcommand)
@@ -101,15 +144,19 @@ def generate(
         )  # fmt: skip
         print(json.dumps(_as_dict(done), ensure_ascii=False))
     else:
-        stats = Stats()
-        for chunk in decoder.stream(
+        chunks = decoder.stream(
             prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
             seed=seed,
-        ):  # fmt: skip
-            print(chunk.text, end="", flush=True)
-            stats = chunk.stats
-        print()
-        note(_footer(stats))
+        )  # fmt: skip
+        stats = show(chunks, drafts=show_drafts)
+        speedup = None
+        if stats.drafted and sys.stderr.isatty():  # nobody waits for it elsewhere
+            seconds = regular_seconds(
+                decoder, prompt, stats.emitted, temperature=temperature, top_k=top_k,
+                top_p=top_p, seed=seed,
+            )  # fmt: skip
+            speedup = seconds and seconds / stats.seconds
+        note(stats.summary(speedup))
     if tip := backend.advice():
         note(tip)
 
@@ -122,7 +169,8 @@ def convert_command(
         ),
     ],
     dtype: Annotated[
-        str | None, typer.Option(help=f"Type to store: {', '.join(DTYPES)}. [default: as it is]")
+        str | None,
+        typer.Option(help=f"Type to store: {', '.join(DTYPES)}.", show_default="as it is"),
     ] = None,
     quantize: Annotated[
         int | None, typer.Option(help="Quantize matrices to 4 or 8 bits.", show_default=False)
@@ -134,12 +182,12 @@ def convert_command(
         bool | None,
         typer.Option(
             "--keep-wo/--no-keep-wo",
-            help="Leave the feed-forward's second matrix unquantized. [default: in gated models]",
-            show_default=False,
+            help="Leave the feed-forward's second matrix unquantized.",
+            show_default="in gated models",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder to write. [default: weights/<name>]")
+        Path | None, typer.Option(help="Folder to write.", show_default="weights/<name>")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     force: Annotated[
@@ -177,12 +225,17 @@ def convert_command(
 
 
 def main() -> NoReturn:
-    """Entry point of `python -m speculative_t5`."""
-    app = new_app()
-    app.callback(invoke_without_command=True)(generate)
+    """Entry point of `speculative-t5`, and of `python -m speculative_t5`."""
+    installed = Path(sys.argv[0]).name != "__main__.py"
+    name = "speculative-t5" if installed else "python -m speculative_t5"
+    app = new_app(completion=installed)  # shells complete names of programs
+    app.callback(invoke_without_command=True, epilog=EXAMPLES.format(name=name))(generate)
+    app.command(short_help="Try prompts and options one after another.")(repl)
     app.command(short_help="Generate for every line of a file of prompts.")(batch)
+    app.command(short_help="List the models that are here, and which pairs fit.")(models)
+    app.command("convert", short_help="Convert a Hugging Face checkpoint.")(convert_command)
     app.command(short_help="Measure how fast decoding is here.")(bench)
-    run(app, "python -m speculative_t5")
+    run(app, name)
 
 
 def convert_main() -> NoReturn:
@@ -220,14 +273,6 @@ def _read_prompt(asked: bool) -> str:
             f"the prompt on standard input is not UTF-8: byte {error.object[error.start]:#04x} "
             f"at offset {error.start}"
         ) from error
-
-
-def _footer(stats: Stats) -> str:
-    acceptance = f"acceptance {stats.acceptance_rate:.0%}" if stats.drafted else "no draft"
-    return (
-        f"[{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {acceptance}, "
-        f"{stats.rounds} rounds, {stats.tokens_per_round:.1f} tokens per round]"
-    )
 
 
 def _as_dict(done: Generation) -> dict[str, object]:

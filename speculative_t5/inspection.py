@@ -92,6 +92,49 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
     )
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A model folder, as far as it can be read.
+
+    Attributes:
+        folder: Where it is.
+        family: Of the T5 family; None if the folder cannot be loaded.
+        num_parameters: Each counted once.
+        stored: The types of its tensors; bits, where it is quantized.
+        size: Of its files, in bytes.
+        drafts: Names of the folders that can draft for it, the smallest first.
+        error: Why it cannot be loaded.
+    """
+
+    folder: Path
+    family: str | None = None
+    num_parameters: int = 0
+    stored: tuple[str, ...] = ()
+    size: int = 0
+    drafts: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def list_models() -> list[Listed]:
+    """The model folders under weights/, the largest first, then those that cannot be loaded."""
+    found = [_listed(folder) for folder in model_folders()]
+    return sorted(found, key=lambda model: (-model.num_parameters, model.folder.name))
+
+
+def _listed(folder: Path) -> Listed:
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    try:
+        known = inspect(str(folder))
+    except (OSError, ValueError) as error:
+        return Listed(folder, size=size, error=str(error))
+    bits = known.config.quantization
+    return Listed(
+        folder, known.family, known.num_parameters,
+        (f"{bits.bits} bits",) if bits else known.stored,
+        size, tuple(path.name for path, _ in known.drafts),
+    )  # fmt: skip
+
+
 def family(config: T5Config, tokenizer: Tokenizer) -> str:
     """What a model is called in the family; its fine-tunes look the same."""
     if config.bias_per_layer:

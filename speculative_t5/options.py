@@ -2,55 +2,124 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from .decoder import NumDraft, SpeculativeDecoder, VerifyRule
+from .weights import model_folders
 
 DEFAULT_MODEL, DEFAULT_DRAFT = "correct-base", "correct-small"
+MODELS, DRAFTING, SAMPLING, OUTPUT = "Models", "Drafting", "Sampling", "Output"  # groups of --help
 
-Model = Annotated[str, typer.Option(help="Target: a folder, or a name under weights/.")]
+
+def known_models(incomplete: str) -> Iterator[str]:
+    """Names under weights/, for a shell that completes them."""
+    return (f.name for f in model_folders() if f.name.startswith(incomplete))
+
+
+def known_drafts(incomplete: str) -> Iterator[str]:
+    """What --draft-model takes by name."""
+    yield from known_models(incomplete)
+    if "lookup".startswith(incomplete):
+        yield "lookup"
+
+
+def known_rules(incomplete: str) -> Iterator[str]:
+    """What --verify takes."""
+    return (rule for rule in ("auto", "token", "block") if rule.startswith(incomplete))
+
+
+Model = Annotated[
+    str,
+    typer.Option(
+        help="Target: a folder, or a name under weights/.",
+        rich_help_panel=MODELS,
+        autocompletion=known_models,
+    ),
+]
 DraftModel = Annotated[
     str | None,
     typer.Option(
-        help=f"Draft: a folder or a name, with the target's tokenizer; or lookup, to copy from "
-        f"the prompt with no model. [default: {DEFAULT_DRAFT} for {DEFAULT_MODEL}, else none]",
-        show_default=False,
+        help="Draft: a folder or a name, with the target's tokenizer; or lookup, to copy from "
+        "the prompt with no model.",
+        show_default=f"{DEFAULT_DRAFT} for {DEFAULT_MODEL}, else none",
+        rich_help_panel=MODELS,
+        autocompletion=known_drafts,
     ),
 ]
-Lookup = Annotated[
-    bool, typer.Option("--lookup", help="Lookups after the draft model's tokens, too.")
-]
-MinNgram = Annotated[int, typer.Option(help="Fewest last tokens that a lookup must find again.")]
-MaxNgram = Annotated[
-    int, typer.Option(help="Longest match that a lookup tells from a shorter one.")
-]
-DraftLength = Annotated[str, typer.Option(help="Tokens to draft for each target pass; or auto.")]
-Delta = Annotated[
-    float,
-    typer.Option(help="Lenience from 0 to 1; above 0 the output is no longer the target's."),
-]
-Verify = Annotated[
-    str,
-    typer.Option(help="Rule for drafts when drawing: token, block (accepts more), or auto."),
-]
-Temperature = Annotated[float, typer.Option(help="0 is greedy; above it, draw.")]
-TopK = Annotated[int, typer.Option(help="Draw from the k most probable tokens; 0 is all.")]
-TopP = Annotated[
-    float, typer.Option(help="Then from the most probable that reach this sum; 1 is all.")
-]
-MaxTokens = Annotated[int, typer.Option(help="Upper bound on tokens, EOS included.")]
 DraftVocab = Annotated[
     int | None,
     typer.Option(
-        help="Let the draft propose the first so many ids only, which costs less. [default: all]",
-        show_default=False,
+        help="Let the draft propose the first so many ids only, which costs less.",
+        show_default="all",
+        rich_help_panel=DRAFTING,
+    ),
+]
+DraftLength = Annotated[
+    str,
+    typer.Option(help="Tokens to draft for each target pass; or auto.", rich_help_panel=DRAFTING),
+]
+Lookup = Annotated[
+    bool,
+    typer.Option(
+        "--lookup",
+        help="Lookups after the draft model's tokens, too.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+MinNgram = Annotated[
+    int,
+    typer.Option(
+        help="Fewest last tokens that a lookup must find again.", rich_help_panel=DRAFTING
+    ),
+]
+MaxNgram = Annotated[
+    int,
+    typer.Option(
+        help="Longest match that a lookup tells from a shorter one.", rich_help_panel=DRAFTING
+    ),
+]
+Delta = Annotated[
+    float,
+    typer.Option(
+        help="Lenience from 0 to 1; above 0 the output is no longer the target's.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+Verify = Annotated[
+    str,
+    typer.Option(
+        help="Rule for drafts when drawing: token, block (accepts more), or auto.",
+        rich_help_panel=DRAFTING,
+        autocompletion=known_rules,
     ),
 ]
 RegularDecode = Annotated[
-    bool, typer.Option("--regular-decode", help="Decode with the target alone.")
+    bool,
+    typer.Option(
+        "--regular-decode", help="Decode with the target alone.", rich_help_panel=DRAFTING
+    ),
+]
+Temperature = Annotated[
+    float, typer.Option(help="0 is greedy; above it, draw.", rich_help_panel=SAMPLING)
+]
+TopK = Annotated[
+    int,
+    typer.Option(help="Draw from the k most probable tokens; 0 is all.", rich_help_panel=SAMPLING),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        help="Then from the most probable that reach this sum; 1 is all.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the draws.", rich_help_panel=SAMPLING)]
+MaxTokens = Annotated[
+    int, typer.Option(help="Upper bound on tokens, EOS included.", rich_help_panel=OUTPUT)
 ]
 
 
@@ -72,7 +141,7 @@ def make_decoder(
     if regular_decode:
         draft_model, lookup = None, False
     return SpeculativeDecoder.from_pretrained(
-        model, draft_model, num_draft=_num_draft(num_draft), delta=delta,
+        model, draft_model, num_draft=draft_length(num_draft), delta=delta,
         verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         draft_vocab=draft_vocab,
     )  # fmt: skip
@@ -85,14 +154,15 @@ def draft_of(model: str, draft_model: str | None) -> str | None:
     return draft_model
 
 
-def _num_draft(text: str) -> NumDraft:
+def draft_length(text: str, option: str = "--num-draft") -> NumDraft:
+    """A number of tokens to draft, or "auto"."""
     if text == "auto":
         return "auto"
     try:
         return int(text)
     except ValueError:
         raise ValueError(
-            f"--num-draft must be an integer of at least 1 or auto, got {text!r}"
+            f"{option} must be an integer of at least 1 or auto, got {text!r}"
         ) from None
 
 

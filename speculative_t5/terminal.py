@@ -18,9 +18,11 @@ FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
 ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
 
-def new_app() -> typer.Typer:
-    """An application without commands yet."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+def new_app(*, completion: bool = False) -> typer.Typer:
+    """An application without commands yet; completion adds options that set up a shell's."""
+    return typer.Typer(
+        add_completion=completion, rich_markup_mode="rich", pretty_exceptions_enable=False
+    )
 
 
 def run(app: typer.Typer, name: str) -> NoReturn:
@@ -87,10 +89,16 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def visible(text: str) -> str:
+    """The text without what a terminal would obey, lines and tabs excepted."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
 def printable(text: str) -> str:
-    """One line without what a terminal would obey: texts from files may hold that."""
-    line = " ".join(text.split())
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    """One line of it that a terminal can show: texts from files may hold anything."""
+    return visible(" ".join(text.split()))
 
 
 def fail(message: str, code: int) -> NoReturn:

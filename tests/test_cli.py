@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from speculative_t5 import __version__, models_command
 
 import pytest
 from conftest import REPOSITORY, run
@@ -27,8 +32,131 @@ def test_the_text_streams_and_a_footer_follows(place: Path) -> None:
     out = json.loads(run(place, *PAIR, "--prompt", "The old man.", "--json").stdout)
     assert done.stdout.decode() == out["text"] + "\n"
     footer = done.stderr.decode().splitlines()[0]
-    for part in ("tokens/s", "acceptance", "rounds", "tokens per round"):
-        assert part in footer
+    assert re.fullmatch(
+        r"\d+ tok/s - 12 tokens - \d+ % of drafts accepted - \d\.\d tokens per round", footer
+    )
+
+
+def on_a_terminal(place: Path, *arguments: str, **environment: str) -> str:
+    """What a person sees of a command."""
+    screen, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    bare = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "speculative_t5", *arguments],
+        cwd=place, stdin=subprocess.DEVNULL, stdout=end, stderr=end,
+        env=bare | {"PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"} | environment,
+    )  # fmt: skip
+    os.close(end)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux tells that the other end is closed
+        while part := os.read(screen, 10_000):
+            shown += part
+    os.close(screen)
+    assert process.wait() == 0, shown
+    return shown.decode().replace("\r\n", "\n")
+
+
+ACCEPTED, BONUS = "\x1b[32m", "\x1b[4;36m"
+
+
+def test_drafts_are_shown_on_a_terminal(place: Path) -> None:
+    shown = on_a_terminal(place, *PAIR, "--prompt", "The old man.", "--show-drafts")
+    meanings, *text, footer = shown.splitlines()
+    assert f"{ACCEPTED}accepted" in meanings and f"{BONUS}bonus" in meanings
+    assert any(ACCEPTED in line for line in text) and any(BONUS in line for line in text)
+    plain = run(place, *PAIR, "--prompt", "The old man.").stdout.decode()
+    assert re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(text)) + "\n" == plain
+    assert re.search(r" tokens per round - \d+\.\dx regular \(estimated\)$", footer)
+
+
+def test_no_color_is_respected(place: Path) -> None:
+    shown = on_a_terminal(place, *PAIR, "--prompt", "The old man.", "--show-drafts", NO_COLOR="1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown)
+    assert "accepted drafted" in shown
+
+
+def test_a_terminal_gets_no_colours_unless_asked(place: Path) -> None:
+    shown = on_a_terminal(place, *PAIR, "--prompt", "The old man.")
+    assert "\x1b" not in shown and "accepted drafted" not in shown
+
+
+def test_a_pipe_is_quiet(place: Path) -> None:
+    done = run(place, *PAIR, "--prompt", "The old man.", "--show-drafts")
+    assert done.stdout == run(place, *PAIR, "--prompt", "The old man.").stdout
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert b"estimated" not in done.stderr, "nobody waits for an estimate"
+
+
+def test_the_version_is_told(place: Path) -> None:
+    done = run(place, "--version")
+    assert done.returncode == 0
+    expected = f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}\n"
+    assert done.stdout.decode() == expected
+
+
+def test_models_are_listed(place: Path) -> None:
+    (place / "weights" / "torn").mkdir(exist_ok=True)
+    (place / "weights" / "torn" / "weights.npz").write_bytes(b"no archive")
+    (place / "weights" / "torn" / "config.json").write_text("{}")
+    try:
+        records = [json.loads(line) for line in run(place, "models", "--json").stdout.splitlines()]
+        lines = run(place, "models").stdout.decode().splitlines()
+    finally:
+        shutil.rmtree(place / "weights" / "torn")
+    found = {Path(record["folder"]).name: record for record in records}
+    assert found["target"]["family"] == "T5 v1.0" and found["target"]["stored"] == ["float32"]
+    assert found["correct-base"]["drafts"] == ["correct-small"]
+    assert "cannot" not in found["target"] and found["torn"]["error"]
+    (row,) = [line for line in lines if line.startswith("correct-base")]
+    assert row.split() == (
+        ["correct-base", "T5", "v1.0", "26.0", "M", "float16"]
+        + [f"{found['correct-base']['size'] / 1e6:.1f}", "MB", "correct-small,", "lookup"]
+    )
+    assert any(line.startswith("torn") and "cannot be loaded: " in line for line in lines)
+
+
+def test_a_folder_without_models_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(models_command, "list_models", list)
+    models_command.models()
+    captured = capsys.readouterr()
+    assert captured.out == "" and "python convert.py --model" in captured.err
+
+
+def installed(place: Path, *arguments: str, **environment: str) -> str:
+    """What the program that an installation makes prints."""
+    code = "import sys; sys.argv[0] = 'speculative-t5'; from speculative_t5.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=place, check=True, capture_output=True,
+        text=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | environment,
+    ).stdout  # fmt: skip
+
+
+def test_the_installed_program_goes_by_its_name(place: Path) -> None:
+    assert "Usage: speculative-t5 [OPTIONS]" in installed(place, "--help")
+    assert "--install-completion" in installed(place, "--help")
+    assert "--install-completion" not in run(place, "--help").stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("speculative-t5 --mo", {"--model"}),
+        ("speculative-t5 --model corr", {"correct-base", "correct-small"}),
+        ("speculative-t5 --draft-model l", {"lookup"}),
+        ("speculative-t5 --verify ", {"auto", "token", "block"}),
+        ("speculative-t5 mod", {"models"}),
+        ("speculative-t5 batch --draft-model tar", {"target"}),
+    ],
+)
+def test_a_shell_completes(place: Path, typed: str, offered: set[str]) -> None:
+    words = installed(
+        place, **{"_SPECULATIVE_T5_COMPLETE": "complete_bash", "COMP_WORDS": typed,
+                  "COMP_CWORD": str(len(typed.split(" ")) - 1)},
+    )  # fmt: skip
+    assert set(words.split()) == offered
 
 
 def test_json_is_one_object_of_the_whole_result(place: Path) -> None:
@@ -205,10 +333,34 @@ def test_an_unwritable_output_is_told(place: Path) -> None:
     )
 
 
-def test_help_names_the_defaults(place: Path) -> None:
+def test_help_groups_options_and_names_defaults(place: Path) -> None:
     text = run(place, "--help").stdout.decode()
     for name in ("--num-draft", "--delta", "correct-base", "correct-small", "[default: 256]"):
         assert name in text
+    groups = re.split(r"─ (\w+) ─", text)
+    options = {name: part for name, part in zip(groups[1::2], groups[2::2], strict=True)}
+    for group, option in (
+        ("Models", "--draft-model"), ("Drafting", "--delta"), ("Sampling", "--top-p"),
+        ("Output", "--show-drafts"), ("Commands", "repl"), ("Options", "--version"),
+    ):  # fmt: skip
+        assert option in options[group]
+    examples = re.findall(r"python -m speculative_t5 .*", text.partition("Examples:")[2])
+    assert len(examples) == 2
+
+
+@pytest.mark.parametrize("command", ["repl", "batch", "models", "convert", "bench"])
+def test_every_command_has_help(place: Path, command: str) -> None:
+    done = run(place, command, "--help")
+    assert done.returncode == 0 and b"Usage: python -m speculative_t5 " in done.stdout
+
+
+def test_the_command_convert_is_convert_py(place: Path) -> None:
+    done = run(place, "convert", "--model", "checkpoint", "--output", "by-command")
+    assert done.returncode == 0, done.stderr
+    run(place, "--model", "checkpoint", "--output", "by-script", script=True)
+    for name in ("weights.npz", "config.json", "spiece.model"):
+        one, other = (place / folder / name for folder in ("by-command", "by-script"))
+        assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_terminal_is_shown_bytes_rate_and_time_left(place: Path) -> None:

@@ -1,0 +1,71 @@
+"""Outputs as a terminal shows them: tokens coloured by where they came from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from .origin import Origin
+from .results import Chunk, Generation, Stats
+from .terminal import visible
+
+# Weight and lines tell them apart, too, where there is no colour.
+STYLES: dict[Origin, str] = {
+    "accepted": "green",
+    "recovered": "bold yellow",
+    "bonus": "underline cyan",
+    "regular": "",
+}
+LEGEND: dict[Origin, str] = {
+    "accepted": "drafted",
+    "recovered": "the target's, for a rejected draft",
+    "bonus": "the target's, after a whole draft",
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Of standard output or error: plain where that is no terminal, or NO_COLOR is set."""
+    return Console(file=sys.stderr if stderr else sys.stdout, highlight=False, soft_wrap=True)
+
+
+def show(chunks: Iterable[Chunk], *, drafts: bool) -> Stats:
+    """Print a stream as it comes: text alone, or on a terminal with its drafts."""
+    out, stats = console(), Stats()
+    drafts = drafts and out.is_terminal
+    if drafts:
+        console(stderr=True).print(legend())
+    try:
+        for chunk in chunks:
+            stats = chunk.stats
+            if out.is_terminal:
+                out.print(shaded(chunk) if drafts else Text(visible(chunk.text)), end="")
+            else:
+                print(chunk.text, end="", flush=True)
+    finally:
+        out.print()
+    return stats
+
+
+def shaded(shown: Chunk | Generation) -> Text:
+    """The text of an output, or of a part of it."""
+    if isinstance(shown, Chunk):
+        origins: Sequence[Origin] = shown.origins
+    else:
+        origins = [token.origin for token in shown.trace]
+    text = Text()
+    for place, piece in enumerate(shown.pieces):
+        # A character that was held back may end an output after its last token.
+        style = STYLES[origins[place]] if place < len(origins) else ""
+        text.append(visible(piece), style)
+    return text
+
+
+def legend() -> Text:
+    """What the colours mean, in one line."""
+    text = Text()
+    for kind, meaning in LEGEND.items():
+        text.append("   " if text else "").append(kind, STYLES[kind]).append(f" {meaning}")
+    return text

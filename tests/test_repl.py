@@ -1,0 +1,279 @@
+"""The prompt loop: what it shows, and what it makes of each line."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder, load, repl, terminal_view
+from speculative_t5.decoder import VerifyRule
+from speculative_t5.options import draft_length
+from speculative_t5.repl import Repl, Settings, together
+from speculative_t5.results import Stats
+
+import pytest
+from conftest import REPOSITORY, run
+from rich.console import Console
+
+PROMPT = "The old man."
+
+
+class Screen:
+    """A session on tiny models, and what it has shown."""
+
+    def __init__(self, place: Path, **settings: Any) -> None:
+        self.console = Console(
+            record=True, file=io.StringIO(), force_terminal=True, color_system="standard",
+            width=100, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        model, tokenizer = load(place / "weights" / "target")
+        draft, _ = load(place / "weights" / "draft")
+        self.loaded: list[Settings] = []
+
+        def made(wanted: Settings) -> SpeculativeDecoder:
+            self.loaded.append(wanted)
+            rule: VerifyRule = wanted.verify  # type: ignore[assignment]
+            return SpeculativeDecoder(
+                model, draft, tokenizer, num_draft=draft_length(wanted.num_draft, "num_draft"),
+                delta=wanted.delta, verify=rule,
+            )  # fmt: skip
+
+        self.repl = Repl(made, Settings(max_tokens=12, **settings))
+
+    def say(self, line: str) -> list[str]:
+        assert self.repl.handle(line)
+        return self.console.export_text(styles=False).splitlines()
+
+
+@pytest.fixture
+def screen(place: Path, monkeypatch: pytest.MonkeyPatch) -> Screen:
+    shown = Screen(place)
+    for module in (repl, terminal_view):
+        monkeypatch.setattr(module, "console", lambda stderr=False: shown.console)
+    return shown
+
+
+def test_a_line_is_a_prompt(screen: Screen, capsys: pytest.CaptureFixture[str]) -> None:
+    meanings, *text = screen.say(PROMPT)
+    done = screen.repl.decoder.generate(PROMPT, max_tokens=12)
+    assert meanings.startswith("accepted drafted")
+    assert "\n".join(text) == done.text
+    assert "tok/s - 12 tokens" in capsys.readouterr().err
+
+
+def test_colours_are_those_of_the_drafts(screen: Screen) -> None:
+    screen.repl.handle(PROMPT)
+    styled = screen.console.export_text(styles=True)
+    # The draft is the target itself: all is accepted but the bonus tokens.
+    assert "\x1b[32m" in styled and "\x1b[4;36m" in styled
+    screen.say("/set show_drafts off")
+    screen.repl.handle(PROMPT)
+    assert "\x1b" not in screen.console.export_text(styles=True)
+
+
+def test_options_are_set_by_name(screen: Screen) -> None:
+    assert screen.say("/set num_draft 8") == ["num_draft = 8"]
+    assert screen.say("/set --delta 0.2") == ["delta = 0.2"]
+    assert screen.say("/set top-k 5") == ["top_k = 5"]
+    screen.say("/set num_draft auto")
+    screen.say("/set num_draft 2")
+    assert screen.loaded[-1].num_draft == "2" and screen.loaded[-1].delta == 0.2
+    screen.say(PROMPT)
+    assert max(screen.repl.done[-1].num_draft) == 2
+    lines = screen.say("/set")
+    assert "num_draft = 2" in lines and "top_k = 5" in lines and "prefix = ''" in lines
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/set num_draft 0", "num_draft must be an integer of at least 1 or 'auto', got 0"),
+        ("/set num_draft x", "num_draft must be an integer of at least 1 or auto, got 'x'"),
+        ("/set delta 2", "delta must be between 0 and 1, got 2.0"),
+        ("/set delta much", "delta must be a number, got 'much'"),
+        ("/set top_k 1.5", "top_k must be an integer, got '1.5'"),
+        ("/set top_p 0", "top_p must be above 0"),
+        ("/set temperature -1", "temperature must be 0 or at least"),
+        ("/set max_tokens 0", "max_tokens must be at least 1, got 0"),
+        ("/set seed -1", "seed must be from 0 to"),
+        ("/set verify all", "verify must be 'auto', 'token' or 'block', got 'all'"),
+        ("/set show_drafts maybe", "show_drafts must be on or off, got 'maybe'"),
+        ("/set colour red", "there is nothing to set named 'colour': choose from num_draft"),
+        ("/set prefix x", "use /prefix TEXT"),
+        ("/set num_draft", "/set takes a name and a value, got 'num_draft'"),
+        ("/frobnicate", "there is no command '/frobnicate': choose from /set"),
+        ("/stats", "there are no statistics yet: give a prompt first"),
+        ("/compare", "there is nothing to compare yet: give a prompt"),
+    ],
+)
+def test_what_cannot_be_done_changes_nothing(screen: Screen, line: str, message: str) -> None:
+    before, decoder = screen.repl.settings, screen.repl.decoder
+    with pytest.raises(ValueError) as error:
+        screen.repl.handle(line)
+    assert message in str(error.value)
+    assert screen.repl.settings == before and screen.repl.decoder is decoder
+
+
+def test_the_prefix_goes_before_each_prompt(screen: Screen) -> None:
+    screen.say("/set show_drafts off")
+    bare = screen.say(PROMPT)
+    assert screen.say("/prefix summarize:") == ["prefix = 'summarize: '"]
+    with_prefix = screen.say(PROMPT)
+    expected = screen.repl.decoder.generate(f"summarize: {PROMPT}", max_tokens=12).text
+    assert "\n".join(with_prefix) == expected != "\n".join(bare)
+    assert screen.say("/prefix") == ["prefix = ''"]
+    assert screen.say(PROMPT) == bare
+
+
+def test_two_slashes_begin_a_text_with_one(screen: Screen) -> None:
+    screen.say("/set show_drafts off")
+    text = screen.say("//set the sun")
+    expected = screen.repl.decoder.generate("/set the sun", max_tokens=12).text
+    assert "\n".join(text) == expected
+
+
+def test_compare_shows_both_ways_on_the_last_prompt(screen: Screen) -> None:
+    screen.say(PROMPT)
+    lines = screen.say("/compare")
+    text = screen.repl.decoder.generate(PROMPT, max_tokens=12).text
+    assert lines[0].startswith("regular: ") and lines[0].endswith("- no draft")
+    assert lines[1] == text
+    assert lines[2].startswith("speculative: ") and "of drafts accepted" in lines[2]
+    assert lines[3] == text
+    assert lines[4].startswith("speculative is ")
+    assert lines[4].endswith("x regular; the outputs are the same")
+    assert len(screen.repl.done) == 1, "a comparison is no output of its own"
+    screen.say("/compare Another text.")
+    assert screen.repl.prompt == "Another text."
+
+
+def test_compare_says_why_outputs_differ(screen: Screen) -> None:
+    screen.say("/set temperature 1.5")
+    lines = screen.say(f"/compare {PROMPT}")
+    assert lines[-1].endswith("the outputs differ, as draws do")
+
+
+def test_stats_are_of_the_last_output_and_of_all(screen: Screen) -> None:
+    screen.say(PROMPT)
+    screen.say("/set num_draft 3")
+    screen.say("The new man.")
+    first, places, everything = screen.say("/stats")
+    last, both = screen.repl.done[-1], together(screen.repl.done)
+    assert first == f"last: {last.summary()}"
+    assert places.count("%") == 3
+    assert everything == f"all 2: {both.summary()}"
+    assert both.emitted == sum(stats.emitted for stats in screen.repl.done)
+
+
+def test_totals_are_sums() -> None:
+    one, other = Stats((3,), (3,), (1,), 2, 0.5), Stats((3, 3), (3, 2), (2, 2), 6, 0.25)
+    assert together([one, other]) == Stats((3, 3, 3), (3, 3, 2), (1, 2, 2), 8, 0.75)
+
+
+def test_help_lists_every_command(screen: Screen) -> None:
+    text = "\n".join(screen.say("/help"))
+    for command in ("/set", "/prefix", "/stats", "/compare", "/help", "/quit"):
+        assert command in text
+    assert not screen.repl.handle("/quit") and not screen.repl.handle("/exit")
+
+
+def test_an_interrupted_output_leaves_the_session_as_it_was(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Stats:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repl, "show", interrupted)
+        assert screen.repl.handle(PROMPT)
+        patch.setattr(SpeculativeDecoder, "generate", interrupted)
+        assert screen.repl.handle("/compare")
+    assert capsys.readouterr().err == "stopped\nstopped\n"
+    assert screen.repl.done == []
+    screen.say(PROMPT)
+    assert len(screen.repl.done) == 1
+
+
+MODELS = ("--model", "target", "--draft-model", "draft")
+
+
+def test_a_pipe_of_lines_is_answered_line_by_line(place: Path) -> None:
+    lines = b"The old man.\n\n/set num_draft 2\n/stats\nThe new man.\n/quit\nnever read\n"
+    done = run(place, "repl", *MODELS, "--max-tokens", "8", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout.decode()
+    assert "\x1b" not in out and not out.startswith("> ") and "\n> " not in out
+    text = run(place, *MODELS, "--max-tokens", "8", "--prompt", "The old man.").stdout.decode()
+    assert out.startswith(text + "num_draft = 2\nlast: ")
+    assert not (place / "cache" / "speculative_t5" / "history").exists()
+
+
+def test_errors_on_a_pipe_are_told_and_change_the_exit_code(place: Path) -> None:
+    done = run(place, "repl", *MODELS, "--max-tokens", "8", stdin=b"/set delta 9\nHello.\n")
+    assert done.returncode == 3
+    assert done.stderr.decode().startswith("error: delta must be between 0 and 1, got 9.0")
+    assert done.stdout.strip()
+
+
+class Terminal:
+    """A person at a terminal."""
+
+    def __init__(self, place: Path, *arguments: str) -> None:
+        self.screen, end = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "speculative_t5", "repl", *MODELS, *arguments],
+            cwd=place, stdin=end, stdout=end, stderr=end, start_new_session=True,
+            env=os.environ
+            | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": "typed", "TERM": "xterm"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+        os.close(end)
+        self.seen = ""
+
+    def wait_for(self, text: str, seconds: float = 60) -> str:
+        """What is shown until this text comes."""
+        deadline = time.monotonic() + seconds
+        while text not in self.seen:
+            assert time.monotonic() < deadline, f"no {text!r} in {self.seen!r}"
+            self.seen += os.read(self.screen, 10_000).decode(errors="replace")
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def type(self, keys: str) -> None:
+        os.write(self.screen, keys.encode())
+
+
+def test_a_person_types_stops_and_finds_lines_again(place: Path) -> None:
+    """Prompts, Ctrl-C in an output and at the prompt, the arrow keys, Ctrl-D."""
+    person = Terminal(place, "--max-tokens", "100000")
+    greeting = person.wait_for("> ")
+    assert "target, draft drafts" in greeting and "/help" in greeting
+    person.type("The old man.\n")
+    person.wait_for("bonus")  # the legend: the output has begun
+    time.sleep(0.5)
+    person.process.send_signal(signal.SIGINT)
+    person.wait_for("stopped")
+    person.wait_for("> ")
+    person.type("half a li")
+    person.wait_for("half a li")
+    person.process.send_signal(signal.SIGINT)
+    person.wait_for("> ")
+    person.type("/set max_tokens 8\n")
+    person.wait_for("max_tokens = 8")
+    person.wait_for("> ")
+    person.type("\x1b[A\x1b[A\n")  # two lines up
+    shown = person.wait_for("tok/s - 8 tokens")
+    assert "The old man." in shown and "\x1b[32m" in shown
+    person.wait_for("> ")
+    person.type("\x04")
+    assert person.process.wait(20) == 0
+    kept = (place / "typed" / "speculative_t5" / "history").read_text().splitlines()
+    assert "The old man." in kept and "/set max_tokens 8" in kept
+    os.close(person.screen)

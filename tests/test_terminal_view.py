@@ -1,0 +1,129 @@
+"""What a terminal shows, recorded as text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from speculative_t5 import terminal_view
+from speculative_t5.inspection import Listed
+from speculative_t5.models_command import table
+from speculative_t5.results import Chunk, Generation, Stats
+from speculative_t5.terminal_view import legend, shaded, show
+
+import pytest
+from rich.console import Console
+
+GREEN, YELLOW, CYAN, END = "\x1b[32m", "\x1b[1;33m", "\x1b[4;36m", "\x1b[0m"
+FIRST = Stats((3,), (3,), (1,), 2, 0.1)
+SECOND = Stats((3, 3), (3, 3), (1, 3), 6, 0.2)
+THIRD = Stats((3, 3, 0), (3, 3, 0), (1, 3, 0), 7, 0.25)
+CHUNKS = [
+    Chunk("He goes", [5, 6], 1, FIRST, None, ("He", " goes")),
+    Chunk(" to the sea", [7, 8, 9, 10], 3, SECOND, None, (" to", " the", " ", "sea")),
+    Chunk(".", [11], 0, THIRD, "length", (".",)),
+]
+SHADED = (
+    f"{GREEN}He{END}{YELLOW} goes{END}{GREEN} to{END}{GREEN} the{END}{GREEN} {END}{CYAN}sea{END}."
+)
+
+
+def recording(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, colour: bool = True) -> Console:
+    console = Console(
+        record=True, file=io.StringIO(), force_terminal=terminal, highlight=False, soft_wrap=True,
+        color_system="standard" if colour else None, width=80,
+    )  # fmt: skip
+    monkeypatch.setattr(terminal_view, "console", lambda stderr=False: console)
+    return console
+
+
+def test_tokens_are_coloured_as_they_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = recording(monkeypatch, terminal=True)
+    seen: list[str] = []
+
+    def arriving() -> Iterator[Chunk]:
+        for chunk in CHUNKS:
+            yield chunk
+            seen.append(console.export_text(clear=False))
+
+    assert show(arriving(), drafts=True) == THIRD
+    meanings, text = console.export_text(styles=True).splitlines()
+    assert text == SHADED
+    assert meanings == (
+        f"{GREEN}accepted{END} drafted   "
+        f"{YELLOW}recovered{END} the target's, for a rejected draft   "
+        f"{CYAN}bonus{END} the target's, after a whole draft"
+    )
+    shown = [each.splitlines()[1] for each in seen]
+    assert shown == ["He goes", "He goes to the sea", "He goes to the sea."]
+
+
+def test_a_finished_output_looks_as_its_stream_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = recording(monkeypatch, terminal=True)
+    pieces = tuple(piece for chunk in CHUNKS for piece in chunk.pieces)
+    ids = [token for chunk in CHUNKS for token in chunk.tokens]
+    console.print(shaded(Generation("He goes to the sea.", ids, "length", THIRD, pieces)))
+    assert console.export_text(styles=True) == SHADED + "\n"
+
+
+def test_without_drafts_a_terminal_gets_the_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = recording(monkeypatch, terminal=True)
+    show(CHUNKS, drafts=False)
+    assert console.export_text(styles=True) == "He goes to the sea.\n"
+
+
+def test_a_pipe_gets_the_text_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    show(CHUNKS, drafts=True)
+    captured = capsys.readouterr()
+    assert captured.out == "He goes to the sea.\n"
+    assert captured.err == ""
+
+
+def test_no_color_leaves_weight_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    console = Console(
+        file=(file := io.StringIO()), force_terminal=True, color_system="standard", width=80,
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    console.print(shaded(CHUNKS[0]), legend())
+    text = file.getvalue()
+    assert not any(code in text for code in ("32m", "33m", "36m"))
+    assert "\x1b[1m goes\x1b[0m" in text and "\x1b[4mbonus\x1b[0m" in text
+
+
+def test_outputs_cannot_command_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for drafts in (True, False):
+        console = recording(monkeypatch, terminal=True, colour=False)
+        evil = Chunk("a\x1b[2Jb\r\n\tc", [5], 1, FIRST, "length", ("a\x1b[2Jb\r\n\tc",))
+        show([evil], drafts=drafts)
+        text = console.export_text()
+        assert "\x1b" not in text and "\r" not in text
+        mark = "\N{REPLACEMENT CHARACTER}"
+        assert text.splitlines()[-2:] == [f"a{mark}[2Jb{mark}", "        c"]
+
+
+def test_the_list_of_models_is_a_table() -> None:
+    console = Console(record=True, file=io.StringIO(), width=88, highlight=False)
+    console.print(
+        table(
+            [
+                Listed(
+                    Path("weights/big"), "T5 v1.1", 248e6, ("bfloat16",), 496_000_000, ("tiny",)
+                ),
+                Listed(Path("weights/tiny"), "T5 v1.1", 3_000_000, ("8 bits",), 3_500_000),
+                Listed(Path("weights/torn"), size=12, error="torn: convert it again"),
+            ]
+        )
+    )
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert lines == [
+        "model   family    parameters   stored as    on disk   drafts that fit",
+        "big     T5 v1.1      248.0 M   bfloat16    496.0 MB   tiny, lookup",
+        "tiny    T5 v1.1        3.0 M   8 bits        3.5 MB   lookup",
+        "torn    -                  -   -             0.0 MB   cannot be loaded: torn: convert it",
+        "                                                      again",
+    ]
