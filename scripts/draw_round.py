@@ -100,10 +100,10 @@ def to_draw(rounds: Sequence[Judged], eos: int) -> tuple[Judged, Judged]:
         ValueError: If there are none.
     """
     for one, other in pairwise(rounds):
-        ends = eos in one.emitted + other.emitted
-        if one.num_accepted < len(one.drafted) and not ends:  # noqa: SIM102
-            if other.num_accepted == len(other.drafted) > 0:
-                return one, other
+        rejects = one.num_accepted < len(one.drafted)
+        accepts = other.num_accepted == len(other.drafted)
+        if rejects and accepts and eos not in one.emitted + other.emitted:
+            return one, other
     raise ValueError(
         "this prompt has no round with a rejection before one that accepts all: take another"
     )
