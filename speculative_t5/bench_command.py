@@ -93,7 +93,7 @@ def bench(
     if not 0 <= acceptance <= 1:
         raise ValueError(f"--acceptance must be from 0 to 1, got {acceptance}")
     if plot:  # checked before minutes of measuring
-        _pyplot()
+        pyplot()
         if not plot.absolute().parent.is_dir():
             raise ValueError(f"--plot: there is no folder {plot.absolute().parent}")
     if random_weights:
@@ -256,11 +256,11 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
 
 def draw(reports: Sequence[Report], path: Path) -> None:
     """Plot speed-up and theory against the number of drafted tokens."""
-    pyplot = _pyplot()
+    plt = pyplot()
     fixed = [(int(r.name.removeprefix("K = ")), r) for r in reports if r.name.startswith("K = ")]
     if not fixed:
         raise ValueError("there is nothing to plot without a draft model")
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     ks = [k for k, _ in fixed]
     axes.plot(ks, [r.theory for _, r in fixed], "o--", color="0.55", label="theory")
     axes.plot(ks, [r.speedup for _, r in fixed], "o-", color="C0", label="measured")
@@ -272,18 +272,18 @@ def draw(reports: Sequence[Report], path: Path) -> None:
              xticks=ks, ylim=(0, None))  # fmt: skip
     axes.legend()
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    plt.close(figure)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
         raise ValueError('--plot needs matplotlib: pip install ".[plot]"') from None
     matplotlib.use("Agg")
-    import matplotlib.pyplot as pyplot
+    from matplotlib import pyplot as plt
 
-    return pyplot
+    return plt
 
 
 def _lengths(text: str) -> list[int]:

@@ -8,10 +8,10 @@ from typing import Literal
 Origin = Literal["accepted", "recovered", "bonus", "regular"]
 
 MEANINGS: dict[Origin, str] = {
-    "accepted": "drafted, and accepted by the target",
-    "recovered": "the target's own, in the place of a rejected draft",
-    "bonus": "the target's own, after a draft that was accepted whole",
-    "regular": "the target's own, with nothing drafted",
+    "accepted": "drafted",
+    "recovered": "the target's, for a rejected draft",
+    "bonus": "the target's, after a whole draft",
+    "regular": "the target's, with nothing drafted",
 }
 
 

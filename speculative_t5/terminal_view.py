@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from .origin import Origin
+from .origin import MEANINGS, Origin
 from .results import Chunk, Generation, Stats
 from .terminal import visible
 
@@ -18,11 +18,6 @@ STYLES: dict[Origin, str] = {
     "recovered": "bold yellow",
     "bonus": "underline cyan",
     "regular": "",
-}
-LEGEND: dict[Origin, str] = {
-    "accepted": "drafted",
-    "recovered": "the target's, for a rejected draft",
-    "bonus": "the target's, after a whole draft",
 }
 
 
@@ -59,13 +54,15 @@ def shaded(shown: Chunk | Generation) -> Text:
     for place, piece in enumerate(shown.pieces):
         # A character that was held back may end an output after its last token.
         style = STYLES[origins[place]] if place < len(origins) else ""
-        text.append(visible(piece), style)
+        word = visible(piece).lstrip(" ")
+        text.append(" " * (len(piece) - len(word)))  # lines go under words
+        text.append(word, style)
     return text
 
 
 def legend() -> Text:
     """What the colours mean, in one line."""
     text = Text()
-    for kind, meaning in LEGEND.items():
-        text.append("   " if text else "").append(kind, STYLES[kind]).append(f" {meaning}")
+    for kind in ("accepted", "recovered", "bonus"):
+        text.append("   " if text else "").append(kind, STYLES[kind]).append(f" {MEANINGS[kind]}")
     return text

@@ -1,19 +1,14 @@
-"""Downloads from a local server that speaks the few endpoints of the Hub that are used."""
+"""Downloads, from a local server in the place of the Hub."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 from speculative_t5 import hub as hub_module
 from speculative_t5 import load
@@ -23,99 +18,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY, edit_json
 from families import write_family
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Hub:
-    """Repositories as folders, served as the Hub does; `requests` are the paths asked for."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.requests: list[str] = []
-        self.wrong_digest: set[str] = set()
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                hub.answer(self)
-
-            def do_GET(self) -> None:
-                hub.answer(self)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}"
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        path = request.path.split("?")[0]
-        self.requests.append(f"{request.command} {path}")
-        api = re.fullmatch(r"/api/models/(\w[^/]*/[^/]+)(/revision/|/tree/)([^/]+)", path)
-        file = re.fullmatch(r"/(\w[^/]*/[^/]+)/resolve/([^/]+)/(.+)", path)
-        found = api or file
-        if not found or not (self.root / found[1]).is_dir():
-            self.refuse(request, "RepoNotFound")
-        elif (file and file[2] not in ("main", COMMIT)) or (api and api[3] not in ("main", COMMIT)):
-            self.refuse(request, "RevisionNotFound")
-        elif api:
-            body = self.tree(api[1]) if api[2] == "/tree/" else self.info(api[1])
-            self.send(request, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        elif file and (self.root / file[1] / file[3]).is_file():
-            stored = (self.root / file[1] / file[3]).read_bytes()
-            headers = {"ETag": f'"{self.digest(file[3], stored)}"', "X-Repo-Commit": COMMIT}
-            self.send(request, stored, headers)
-        else:
-            self.refuse(request, "EntryNotFound")
-
-    def digest(self, name: str, stored: bytes) -> str:
-        if name in self.wrong_digest:
-            return "0" * 64
-        return hashlib.sha256(stored).hexdigest()
-
-    def files(self, name: str) -> list[str]:
-        return sorted(path.name for path in (self.root / name).iterdir())
-
-    def info(self, name: str) -> dict[str, Any]:
-        files = [{"rfilename": file} for file in self.files(name)]
-        return {"id": name, "modelId": name, "sha": COMMIT, "siblings": files, "tags": []}
-
-    def tree(self, name: str) -> list[dict[str, Any]]:
-        entries = []
-        for file in self.files(name):
-            stored = (self.root / name / file).read_bytes()
-            lfs = {"oid": self.digest(file, stored), "size": len(stored), "pointerSize": 1}
-            entry = {"type": "file", "path": file, "size": len(stored), "oid": "0" * 40}
-            entries.append(entry | {"lfs": lfs})
-        return entries
-
-    def refuse(self, request: BaseHTTPRequestHandler, code: str) -> None:
-        self.send(request, b"", {"X-Error-Code": code, "X-Error-Message": "no"}, status=404)
-
-    def send(
-        self,
-        request: BaseHTTPRequestHandler,
-        body: bytes,
-        headers: dict[str, str],
-        status: int = 200,
-    ) -> None:
-        request.send_response(status)
-        for name, value in headers.items():
-            request.send_header(name, value)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        if request.command == "GET":
-            request.wfile.write(body)
-
-    def downloads(self) -> list[str]:
-        """Names of the files that were sent."""
-        sent = [r.rsplit("/", 1)[-1] for r in self.requests if r.startswith("GET /some")]
-        return sorted(sent)
+from local_hub import COMMIT, Hub
 
 
 @pytest.fixture

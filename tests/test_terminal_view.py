@@ -24,9 +24,7 @@ CHUNKS = [
     Chunk(" to the sea", [7, 8, 9, 10], 3, SECOND, None, (" to", " the", " ", "sea")),
     Chunk(".", [11], 0, THIRD, "length", (".",)),
 ]
-SHADED = (
-    f"{GREEN}He{END}{YELLOW} goes{END}{GREEN} to{END}{GREEN} the{END}{GREEN} {END}{CYAN}sea{END}."
-)
+SHADED = f"{GREEN}He{END} {YELLOW}goes{END} {GREEN}to{END} {GREEN}the{END} {CYAN}sea{END}."
 
 
 def recording(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, colour: bool = True) -> Console:
@@ -92,7 +90,7 @@ def test_no_color_leaves_weight_and_lines(monkeypatch: pytest.MonkeyPatch) -> No
     console.print(shaded(CHUNKS[0]), legend())
     text = file.getvalue()
     assert not any(code in text for code in ("32m", "33m", "36m"))
-    assert "\x1b[1m goes\x1b[0m" in text and "\x1b[4mbonus\x1b[0m" in text
+    assert "\x1b[1mgoes\x1b[0m" in text and "\x1b[4mbonus\x1b[0m" in text
 
 
 def test_outputs_cannot_command_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

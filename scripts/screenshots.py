@@ -1,0 +1,79 @@
+"""Make the pictures of the views: what a notebook and a terminal show of a real output.
+
+    python scripts/screenshots.py
+
+Writes docs/images/notebook.png and docs/images/terminal.png. Needs Chromium or Chrome.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from speculative_t5 import Generation, SpeculativeDecoder
+from speculative_t5.terminal_view import legend, shaded
+
+import typer
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PROMPT = (
+    "correct: my sister have never been too paris. Its very expensive and she dont has many money."
+)
+COMMAND = (
+    f'$ python -m speculative_t5 --show-drafts --temperature 1.5 --seed 6 --prompt \\\n  "{PROMPT}"'
+)
+SVG = """<svg viewBox="0 0 {terminal_width} {terminal_height}" width="100%"
+ xmlns="http://www.w3.org/2000/svg"><style>
+.{unique_id}-matrix {{font-family: 'DejaVu Sans Mono', monospace; font-size: {char_height}px;
+ line-height: {line_height}px}} {styles}</style>
+<rect fill="#0c0c0c" width="{terminal_width}" height="{terminal_height}"/>
+{backgrounds}<g class="{unique_id}-matrix">{matrix}</g></svg>"""
+
+
+def main(
+    folder: Annotated[Path, typer.Option(help="Where the pictures go.")] = Path("docs/images"),
+) -> None:
+    decoder = SpeculativeDecoder.from_pretrained("correct-base", "correct-small", num_draft=5)
+    for _ in range(2):  # the first use of everything is slower
+        done = decoder.generate(PROMPT, temperature=1.5, seed=6, probabilities=True)
+    capture(notebook(done), folder / "notebook.png", 780, 230)
+    capture(terminal(done), folder / "terminal.png", 1000, 132)
+
+
+def notebook(done: Generation) -> str:
+    return f'<body style="background:#fff;font-family:sans-serif">{done._repr_html_()}</body>'
+
+
+def terminal(done: Generation) -> str:
+    console = Console(
+        record=True, file=io.StringIO(), force_terminal=True, width=100, highlight=False
+    )
+    console.print(COMMAND, legend(), shaded(done), done.stats.summary(), sep="\n", markup=False)
+    picture = console.export_svg(theme=MONOKAI, code_format=SVG)
+    return f'<body style="margin:0;background:#0c0c0c">{picture}</body>'
+
+
+def capture(page: str, path: Path, width: int, height: int) -> None:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise typer.BadParameter(f"no browser found: install one of {', '.join(BROWSERS)}")
+    with tempfile.TemporaryDirectory() as work:
+        source = Path(work) / "page.html"
+        source.write_text(f'<meta charset="utf-8">{page}', encoding="utf-8")
+        subprocess.run(
+            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+             f"--user-data-dir={work}/home", f"--window-size={width},{height}",
+             "--force-device-scale-factor=1.5", f"--screenshot={path.absolute()}",
+             source.as_uri()],
+            check=True, capture_output=True,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    typer.run(main)

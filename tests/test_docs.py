@@ -1,0 +1,224 @@
+"""Every code block of the README and the docs is run.
+
+Blocks of Python are run page by page, from the first to the last, and what their comments say they
+print is compared with what they print. Shell commands are run line by line, in a folder that has
+tiny models under the names used. What takes long is run for less (`LESS`), or looked at
+(`LOOKED_AT`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from speculative_t5.conversion import convert
+
+import pytest
+from conftest import REPOSITORY, V1_1, write_checkpoint
+from local_hub import Hub
+
+PAGES = [
+    REPOSITORY / "README.md", REPOSITORY / "weights" / "README.md",
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+]  # fmt: skip
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+LESS = {  # what a command is given more, for it takes minutes otherwise
+    "bench": "--turns 1 --max-tokens 48 --num-draft 2",
+    "bench --random": "--turns 1 --max-tokens 6 --num-draft 2 --source 16 --count 1",
+}
+LOOKED_AT = {  # only that they are there, and what is asked of them
+    "scripts/demo.sh": "makes an environment of its own",
+    "scripts/test.sh": "runs these tests",
+    "python scripts/": "measure for minutes to hours, with data that is not here",
+    "python -m pytest": "those tests are run with these",
+}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [
+        "".join(line.removeprefix(indent) for line in text.splitlines(keepends=True))
+        for indent, found, text in BLOCK.findall(page.read_text(encoding="utf-8"))
+        if found == language
+    ]
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line.split("  #")[0].strip() for line in lines if line.split("  #")[0].strip()]
+
+
+COMMANDS = [
+    pytest.param(command, id=f"{page.relative_to(REPOSITORY)}: {command}")
+    for page in PAGES
+    for command in dict.fromkeys(commands(page))
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_block_says_what_it_is(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    kinds = [kind for _, kind, _ in BLOCK.findall(text)]
+    assert set(kinds) <= {"python", "sh", "text"}
+    assert text.count("```") == 2 * len(kinds)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def promised(code: str) -> Iterator[str]:
+    """What comments say is printed: behind a print, or in the lines below it."""
+    below = False
+    for line in code.splitlines():
+        statement, _, comment = line.partition("  # ")
+        if line.startswith("# ") and below:
+            yield line.removeprefix("# ")
+            continue
+        below = "print(" in statement and line.rstrip().endswith(")") or (below and line == ")")
+        if comment and statement.lstrip().startswith("print("):
+            yield comment
+
+
+def test_promises_are_found() -> None:
+    code = (
+        'x = 1  # one\nprint(x)  # 1\n# why\nprint(x)\n# 1\n# 2\n\n# no\n    print(f"{x}")  # 3\n'
+    )
+    assert list(promised(code)) == ["1", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks(page, "python")],
+    ids=lambda page: str(page.relative_to(REPOSITORY)),
+)
+def test_python_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+    code = "\n".join(blocks(page, "python"))
+    done = subprocess.run(
+        [sys.executable, "-"], input=code, cwd=REPOSITORY, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path)},
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for line in promised(code):
+        assert line in done.stdout.splitlines(), f"{line!r} is not in {done.stdout!r}"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Hub]:
+    root = tmp_path_factory.mktemp("hub")
+    for name in ("google/flan-t5-small", "google/flan-t5-xxl"):
+        shutil.copytree(checkpoint, root / name)
+    server = Hub(root)
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
+    """A checkpoint with matrices wide enough to be quantized."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    wide = {"d_model": 64, "d_kv": 32, "num_heads": 4, "d_ff": 128}
+    write_checkpoint(folder, V1_1 | wide, spiece)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
+    """A folder with all that the commands name."""
+    folder = tmp_path_factory.mktemp("workplace")
+    for name in ("convert.py", "scripts", "tests", "pyproject.toml"):
+        (folder / name).symlink_to(REPOSITORY / name)
+    (folder / "weights").mkdir()
+    for name in ("correct-base", "correct-small"):
+        (folder / "weights" / name).symlink_to(REPOSITORY / "weights" / name)
+    for name in ("flan-t5-large", "flan-t5-small", "M", "D"):
+        convert(str(checkpoint), folder / "weights" / name)
+    for name in ("t5-11b", "path/to/checkpoint"):
+        shutil.copytree(checkpoint, folder / name)
+    lines = "The old man.\nThe new man.\nHe walks.\n"
+    for name in ("prompts.txt", "in.txt"):
+        (folder / name).write_text(lines)
+    (folder / "prompts.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder / "articles.jsonl").write_text('{"body": "The old man."}\n{"body": "A text."}\n')
+    return folder
+
+
+def less(command: str) -> str:
+    for name, more in sorted(LESS.items(), key=lambda item: -len(item[0])):
+        if all(f" {word}" in command for word in name.split()):
+            return f"{command} {more}"
+    return command
+
+
+@cache
+def helps(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command, "--help"], cwd=REPOSITORY, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def look_at(command: str) -> None:
+    words = shlex.split(command)
+    if command.startswith("scripts/"):
+        assert os.access(REPOSITORY / words[0], os.X_OK)
+        subprocess.run(["bash", "-n", words[0]], cwd=REPOSITORY, check=True)
+    elif command.startswith("python -m pytest"):
+        done = subprocess.run(
+            [sys.executable, *words[1:], "--collect-only"], cwd=REPOSITORY, capture_output=True,
+            text=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"it selects nothing, or cannot run: {done.stdout}"
+    else:
+        subcommand = [word for word in words[2:3] if not word.startswith("-")]
+        options = {word for word in words if word.startswith("--")}
+        assert options <= set(re.findall(r"--[\w-]+", helps(words[1], *subcommand))), options
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m pytest -q tests/test_cache.py -k nothing_of_that_name",
+        "python scripts/draw_round.py --no-such-option 1",
+        "scripts/no_such_script.sh",
+    ],
+)
+def test_looking_can_fail(command: str) -> None:
+    with pytest.raises(AssertionError):
+        look_at(command)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command: str, workplace: Path, hub: Hub) -> None:
+    if command.startswith(tuple(LOOKED_AT)):
+        look_at(command)
+        return
+    first = re.split(r"[ |]", command)[0]
+    assert first in ("python", "echo", "zcat", "paste", "mlx.launch"), f"nothing runs {command!r}"
+    (workplace / "out.jsonl").unlink(missing_ok=True)  # each line stands for itself
+    if written := re.match(r"python convert.py --model google/(\S+)$", command):
+        shutil.rmtree(workplace / "weights" / written[1], ignore_errors=True)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", less(command)],
+        cwd=workplace, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+        env=os.environ | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY), "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(workplace / "hf"), "XDG_CACHE_HOME": str(workplace / "cache"),
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
