@@ -95,8 +95,8 @@ def process(
                 excess = len(ids) - max_source
                 if excess > 0 and not truncate:
                     raise ValueError(
-                        f"{len(ids)} tokens, more than {max_source}: --truncate cuts it, "
-                        "--max-source N allows more"
+                        f"{len(ids)} tokens, more than {max_source}: use --truncate to cut it, or "
+                        "--max-source N to allow more"
                     )
             except ValueError as error:
                 settle(line.number, Record(line, error=str(error)))
@@ -146,9 +146,11 @@ class Output:
         self, name: str, stream: BinaryIO, *, resume: bool = False, force: bool = False
     ) -> None:
         if not name:
-            raise ValueError("the output has no name: give one, or - for standard output")
+            raise ValueError(f"the output must be the name of a file, or -, got {name!r}")
         if name == "-" and sys.stdout is None:
-            raise ValueError("the records were to go to standard output, which is closed")
+            raise ValueError(
+                "the records were to go to standard output, which is closed: give an --output"
+            )
         self._name = name
         self._keep, self._force = resume, force
         self._file = 1
@@ -162,15 +164,18 @@ class Output:
             raise ValueError(f"the output {name} is the input itself: give another --output")
         self.regular = regular and name != "-"
         if resume and not self.regular:
-            raise ValueError("--resume needs an --output that is a file")
+            raise ValueError(
+                f"--resume needs an --output that is a file, which {name} is not: "
+                "give one, or leave --resume out"
+            )
         if self.regular:
             self._check_size(found.st_size)
 
     def _check_size(self, size: int) -> None:
         if size and not (self._keep or self._force):
             raise ValueError(
-                f"the output {self._name} has something in it: --resume goes on with it, --force "
-                "starts anew"
+                f"the output {self._name} has something in it: use --resume to go on with it, or "
+                "--force to start anew"
             )
 
     def __enter__(self) -> Output:
@@ -184,7 +189,10 @@ class Output:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(f"another process is writing to {self._name}") from None
+                raise ValueError(
+                    f"another process is writing to {self._name}: "
+                    "wait for it to end, or give another --output"
+                ) from None
             self._check_size(os.fstat(self._file).st_size)  # it may have been written to meanwhile
             if not self._keep:
                 os.truncate(self._file, 0)

@@ -35,7 +35,7 @@ from .options import (
     make_decoder,
 )
 from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
-from .terminal import SOME_FAILED, note, printable, signals_held
+from .terminal import SOME_FAILED, Failure, note, printable, signals_held
 
 MOST_TOLD = 10  # errors of single lines, on standard error
 
@@ -147,9 +147,9 @@ def batch(
                     truncate=truncate, max_source=max_source or decoder.model.max_source,
                 )  # fmt: skip
     if expected is not None and progress.written < expected:
-        raise RuntimeError(
+        raise Failure(
             f"{source} had {expected} lines to do when the run began but {progress.written} when "
-            "it was read: it has been changed meanwhile"
+            "it was read: run this again once nothing changes it any more"
         )
     if tip := backend.advice():
         note(tip)
@@ -233,5 +233,8 @@ def _form(source: str, form: str | None, field: str | None) -> tuple[Format, str
     if form is None:
         form = "jsonl" if field is not None or source.endswith(JSON_SUFFIXES) else "text"
     if form == "text" and field is not None:
-        raise ValueError("--field is for --format jsonl; lines of text have no fields")
+        raise ValueError(
+            f"--field {field!r} is for --format jsonl, as lines of text have no fields: "
+            "leave out --field or --format text"
+        )
     return cast(Format, form), field or "text"

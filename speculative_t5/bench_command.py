@@ -24,7 +24,7 @@ from .decoder import NumDraft, SpeculativeDecoder
 from .engine import Plan
 from .forced import forced_plan, random_model
 from .options import DEFAULT_MODEL, DraftModel, DraftVocab, Model, draft_of
-from .terminal import note
+from .terminal import Failure, note
 
 PROMPTS = [
     "correct: my sister have never been too paris. She wants to to go their next summer, but its "
@@ -95,7 +95,10 @@ def bench(
     if plot:  # checked before minutes of measuring
         pyplot()
         if not plot.absolute().parent.is_dir():
-            raise ValueError(f"--plot: there is no folder {plot.absolute().parent}")
+            raise ValueError(
+                f"--plot is to go to {plot.absolute().parent}, which is no folder: "
+                "create it, or give another path"
+            )
     if random_weights:
         setup = _random(
             random_weights, dtype, source, count, acceptance, lengths, max_tokens, draft_vocab
@@ -145,10 +148,10 @@ def _pair(
     draft = draft_of(model, draft_model)
     first = SpeculativeDecoder.from_pretrained(model, draft, dtype=_dtype(dtype))
     target, small, tokenizer = first.model, first.draft, first.tokenizer
-    lines = prompts.read_text(encoding="utf-8").splitlines() if prompts else PROMPTS
+    lines = _read_prompts(prompts) if prompts else PROMPTS
     sources = [first.encode(line) for line in lines if line.strip()]
     if not sources:
-        raise ValueError(f"{prompts} has no prompts: expected one a line")
+        raise ValueError(f"{prompts} has no prompts: write one on each of its lines")
 
     def drafting(num_draft: NumDraft) -> SpeculativeDecoder:
         return SpeculativeDecoder(
@@ -165,6 +168,16 @@ def _pair(
     return _Setup(Bench(target, small, arms, sources, draft_vocab), model, draft, len(sources))
 
 
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}; "
+            "convert it to UTF-8"
+        ) from error
+
+
 def _random(
     shapes: str,
     dtype: str | None,
@@ -177,7 +190,7 @@ def _random(
 ) -> _Setup:
     names = shapes.split(":")
     if len(names) != 2:
-        raise ValueError(f"--random takes TARGET:DRAFT, as t5-base:t5-small, got {shapes!r}")
+        raise ValueError(f"--random must be TARGET:DRAFT, as t5-base:t5-small, got {shapes!r}")
     kind = _dtype(dtype) or backend.default_dtype()
     target, small = (random_model(name, dtype=kind) for name in names)
     ids = random.Random(0)
@@ -206,7 +219,10 @@ def _starts(model: str, draft_model: str | None) -> list[float]:
     arguments = ["--model", model, "--prompt", PROMPTS[1]]
     if draft_model:
         arguments += ["--draft-model", draft_model]
-    return [first_token_seconds(arguments) for _ in range(STARTS + 1)][1:]
+    try:
+        return [first_token_seconds(arguments) for _ in range(STARTS + 1)][1:]
+    except RuntimeError as error:
+        raise Failure(f"{error}: run it by itself to see why") from error
 
 
 def _machine() -> dict[str, Any]:
@@ -259,7 +275,10 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     plt = pyplot()
     fixed = [(int(r.name.removeprefix("K = ")), r) for r in reports if r.name.startswith("K = ")]
     if not fixed:
-        raise ValueError("there is nothing to plot without a draft model")
+        raise ValueError(
+            f"there is nothing to plot in {', '.join(r.name for r in reports)}: "
+            "give a model as --draft-model"
+        )
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     ks = [k for k, _ in fixed]
     axes.plot(ks, [r.theory for _, r in fixed], "o--", color="0.55", label="theory")
@@ -271,7 +290,12 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     axes.set(xlabel="drafted tokens a round, K", ylabel="speed-up over regular decoding",
              xticks=ks, ylim=(0, None))  # fmt: skip
     axes.legend()
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:  # it goes by the name what kind of file it is to be
+        raise ValueError(
+            f"the plot cannot be written to {path} ({error}): give a name that ends in .png"
+        ) from error
     plt.close(figure)
 
 
@@ -279,7 +303,9 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise ValueError('--plot needs matplotlib: pip install ".[plot]"') from None
+        raise ValueError(
+            '--plot needs matplotlib, which is not there: run pip install ".[plot]"'
+        ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -293,15 +319,17 @@ def _lengths(text: str) -> list[int]:
         first, dash, last = part.partition("-")
         ends = (first, last if dash else first)
         if not all(end.strip().isdecimal() for end in ends):
-            raise ValueError(f"--num-draft takes numbers and ranges, as 1-8 or 2,4,8, got {text!r}")
+            raise ValueError(
+                f"--num-draft must be numbers and ranges, as 1-8 or 2,4,8, got {text!r}"
+            )
         lengths += range(int(ends[0]), int(ends[1]) + 1)
     if not lengths or min(lengths) < 1:
-        raise ValueError(f"--num-draft must be at least 1, got {text!r}")
+        raise ValueError(f"--num-draft must be at least 1, ranges upwards, got {text!r}")
     return sorted(set(lengths))
 
 
 def _dtype(name: str | None) -> mx.Dtype | None:
     known = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
     if name is not None and name not in known:
-        raise ValueError(f"--dtype must be {', '.join(known)}, got {name!r}")
+        raise ValueError(f"--dtype must be one of {', '.join(known)}, got {name!r}")
     return known[name] if name else None

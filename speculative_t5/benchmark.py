@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -163,7 +164,7 @@ class Bench:
             if not _emitted(timed[arm.name]):
                 raise ValueError(
                     f"{arm.name}: every output ends in its first round, which leaves nothing to "
-                    "measure; take more tokens or drafts of fewer"
+                    "measure: give longer prompts, a larger --max-tokens or a smaller --num-draft"
                 )
         shapes = self._shapes(timed)
         self._costs(max(1, mean), shapes)
@@ -386,7 +387,7 @@ def first_token_seconds(arguments: Sequence[str]) -> float:
         seconds = time.perf_counter() - began
         process.communicate()
     if not first or process.returncode:
-        raise RuntimeError(f"{' '.join(command)} gave no text (exit code {process.returncode})")
+        raise RuntimeError(f"{shlex.join(command)} gave no text (exit code {process.returncode})")
     return seconds
 
 

@@ -26,6 +26,7 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+WHOLE = "download or convert the model again, with its config.json"
 # Where the embedding may be: checkpoints without the first have it under the second (madlad400).
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
@@ -100,9 +101,14 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise ValueError(
+            f"{path} is not JSON: {error}; download or convert the model again"
+        ) from error
     if not isinstance(raw, dict):
-        raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object")
+        raise ValueError(
+            f"{path} holds a {type(raw).__name__}, expected an object: "
+            "download or convert the model again"
+        )
     return raw
 
 
@@ -113,8 +119,10 @@ def read_config(folder: Path) -> T5Config:
         ValueError: If config.json is missing, is not JSON, or is not of a T5.
     """
     if not (folder / "config.json").is_file():
-        found = ", an adapter's settings" if (folder / "adapter_config.json").is_file() else ""
-        raise ValueError(f"{folder} is not a model folder: it has no config.json{found}")
+        adapter = (folder / "adapter_config.json").is_file()
+        found = ", but an adapter's settings" if adapter else ""
+        advice = "merge it into its base model" if adapter else "give the folder that has it"
+        raise ValueError(f"{folder} is not a model folder: it has no config.json{found}; {advice}")
     raw = read_json(folder / "config.json")
     try:
         return T5Config.from_dict(raw)
@@ -136,13 +144,18 @@ def check_shapes(where: Path, expected: Mapping[str, Shape], found: Mapping[str,
     """
     for name, shape in expected.items():
         if name not in found:
-            raise ValueError(f"{where} has no tensor {name}, expected one of shape {shape}")
+            raise ValueError(
+                f"{where} has no tensor {name}, expected one of shape {shape}: {WHOLE}"
+            )
         if tuple(found[name]) != tuple(shape):
-            raise ValueError(f"{where}: {name} has shape {found[name]}, expected {shape}")
+            raise ValueError(f"{where}: {name} has shape {found[name]}, expected {shape}: {WHOLE}")
     unknown = sorted(found.keys() - expected.keys())
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise ValueError(f"{where} has tensors that a T5 does not: {unknown[0]}{more}")
+        raise ValueError(
+            f"{where} has tensors that a T5 does not: {unknown[0]}{more}; "
+            "merge adapters into the model, or leave out what was added to it"
+        )
 
 
 def find_weights(folder: Path) -> Path | None:
@@ -158,10 +171,15 @@ def read_index(path: Path) -> dict[str, str]:
     """
     shards = read_json(path).get("weight_map")
     if not isinstance(shards, dict) or not shards:
-        raise ValueError(f"{path} is not an index of shards: it has no weight_map")
+        raise ValueError(
+            f"{path} is not an index of shards, as it has no weight_map: download it again"
+        )
     for shard in shards.values():
         if not isinstance(shard, str) or not re.fullmatch(r"\w[\w.-]*", shard):
-            raise ValueError(f"{path} names the shard {shard!r}, expected a file's name alone")
+            raise ValueError(
+                f"{path} names the shard {shard!r}, expected a file's name alone: "
+                "put the shards beside it, and name them so"
+            )
     return shards
 
 
@@ -174,11 +192,14 @@ def _read_folder(folder: Path) -> dict[str, StoredTensor]:
     shards = read_index(path)
     missing = sorted(shard for shard in {*shards.values()} if not (folder / shard).is_file())
     if missing:
-        raise ValueError(f"{missing[0]}, named by {path}, is missing")
+        raise ValueError(f"{missing[0]}, named by {path}, is missing: download it to that folder")
     read = {shard: _read_file(folder / shard) for shard in sorted({*shards.values()})}
     for name, shard in shards.items():
         if name not in read[shard]:
-            raise ValueError(f"{path} says that {name} is in {shard}, which does not have it")
+            raise ValueError(
+                f"{path} says that {name} is in {shard}, which does not have it: "
+                "download both again"
+            )
     return {name: read[shard][name] for name, shard in shards.items()}
 
 
@@ -191,7 +212,8 @@ def _no_weights(folder: Path) -> str:
     others = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
     return (
         f"no weights in {folder}: expected model.safetensors or pytorch_model.bin, or one of them "
-        f"in shards with its index.json, found {', '.join(others[:3]) or 'neither'}"
+        f"in shards with its index.json, found {', '.join(others[:3]) or 'neither'}; "
+        "download them, or save the model in that form"
     )
 
 
@@ -210,7 +232,10 @@ def believe_tensors(
     embeddings = [name for name in EMBEDDINGS if name in kept]
     for name in embeddings[1:]:
         if not _equal(kept[embeddings[0]], kept[name]):
-            raise ValueError(f"{name} differs from {embeddings[0]}: a T5 has one embedding")
+            raise ValueError(
+                f"{name} differs from {embeddings[0]}, and a T5 has one embedding: "
+                "save the checkpoint with the one that is meant, or choose another"
+            )
         del kept[name]
     if embeddings:
         kept[EMBEDDINGS[0]] = kept.pop(embeddings[0])

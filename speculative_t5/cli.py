@@ -131,7 +131,7 @@ def generate(
         prompt = _read_prompt(asked=prompt == "-")
     check_utf8("--prompt", prompt)
     if not prompt.strip():
-        raise ValueError("the prompt is empty")
+        raise ValueError("the prompt is empty: give some text by --prompt or on standard input")
     decoder = make_decoder(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
@@ -251,7 +251,7 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
-            raise ValueError(f"{option} goes after the word {command}")
+            raise ValueError(f"{option} stands before the word {command}: put it after that")
 
 
 def _read_prompt(asked: bool) -> str:
@@ -261,7 +261,7 @@ def _read_prompt(asked: bool) -> str:
     except (AttributeError, OSError, ValueError) as error:  # closed, or not a file at all
         if asked:
             raise ValueError(
-                "the prompt was to come from standard input, which is closed"
+                "the prompt was to come from standard input, which is closed: give it by --prompt"
             ) from error
         return DEFAULT_PROMPT
     if not asked and not stat.S_ISFIFO(mode) and not stat.S_ISREG(mode):
@@ -271,7 +271,7 @@ def _read_prompt(asked: bool) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"the prompt on standard input is not UTF-8: byte {error.object[error.start]:#04x} "
-            f"at offset {error.start}"
+            f"at offset {error.start}; convert it to UTF-8"
         ) from error
 
 

@@ -55,11 +55,14 @@ class Quantization:
 
     def __post_init__(self) -> None:
         if type(self.bits) is not int or self.bits not in (4, 8):
-            raise ValueError(f"quantization is to 4 or 8 bits, got {self.bits!r}")
+            raise ValueError(f"quantization must be to 4 or 8 bits, got {self.bits!r}")
         if type(self.group_size) is not int or self.group_size not in (32, 64, 128):
-            raise ValueError(f"a group is of 32, 64 or 128 weights, got {self.group_size!r}")
+            raise ValueError(f"a group must be of 32, 64 or 128 weights, got {self.group_size!r}")
         if type(self.keep_wo) is not bool or type(self.embeddings) is not bool:
-            raise ValueError("keep_wo and embeddings are true or false")
+            raise ValueError(
+                "keep_wo and embeddings must be true or false, "
+                f"got {self.keep_wo!r} and {self.embeddings!r}"
+            )
 
     def __str__(self) -> str:
         return f"{self.bits} bits in groups of {self.group_size}"
@@ -126,7 +129,7 @@ class T5Config:
         if activation is None:
             raise ValueError(
                 f"feed_forward_proj in config.json is {projection!r}, "
-                f"expected one of: {', '.join(ACTIVATIONS)}"
+                f"expected one of {', '.join(ACTIVATIONS)}"
             )
         tied = _flag(raw, "tie_word_embeddings", True)
         # transformers 5 writes the second for T5 alone, and the first as true for all; mt5 is never
@@ -135,7 +138,9 @@ class T5Config:
         optional = _optional(raw, sizes["vocab_size"])
         epsilon = raw.get("layer_norm_epsilon", 1e-6)
         if not isinstance(epsilon, float) or not 0 < epsilon < 1:
-            raise ValueError(f"layer_norm_epsilon in config.json is {epsilon!r}, expected a float")
+            raise ValueError(
+                f"layer_norm_epsilon in config.json is {epsilon!r}, expected a float from 0 to 1"
+            )
         return cls(
             **sizes,
             activation=activation,
@@ -194,7 +199,8 @@ def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
     if buckets < 4 or buckets % 2 or not buckets // 2 < distance <= MAX_DISTANCE:
         raise ValueError(
             f"relative attention in config.json has {buckets} buckets up to a distance of "
-            f"{distance}, expected an even number from 4 on, and a distance over half of it"
+            f"{distance}, expected an even number from 4 on, and a distance over half of it up to "
+            f"{MAX_DISTANCE}"
         )
     return found
 
@@ -205,7 +211,7 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
     if model_type not in MODEL_TYPES:
         raise ValueError(
             f"this is a {model_type or 'model of unknown type'}"
-            f" (model_type in config.json), expected one of: {', '.join(MODEL_TYPES)}"
+            f" (model_type in config.json), expected one of {', '.join(MODEL_TYPES)}"
         )
     others = [n for n in named if n not in ARCHITECTURES] if isinstance(named, list) else [named]
     if others:
@@ -228,7 +234,9 @@ def _quantization(raw: Mapping[str, Any]) -> Quantization | None:
     try:
         return Quantization(**stored)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"quantization in config.json is {stored!r}: {error}") from error
+        raise ValueError(
+            f"quantization in config.json is {stored!r}: {error}; convert the model again"
+        ) from error
 
 
 def _flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -243,7 +251,9 @@ def _size(raw: Mapping[str, Any], name: str) -> int:
     if value is None:
         raise ValueError(f"{name} in config.json is missing, expected a positive integer")
     if type(value) is not int or not 0 < value <= MAX_SIZE:
-        raise ValueError(f"{name} in config.json is {value!r}, expected a positive integer")
+        raise ValueError(
+            f"{name} in config.json is {value!r}, expected a positive integer up to {MAX_SIZE}"
+        )
     return value
 
 

@@ -83,7 +83,10 @@ def convert(
     """
     local = Path(model).is_dir()
     if local and revision is not None:
-        raise ValueError(f"a revision is of a repository on the Hub, and {model} is a folder")
+        raise ValueError(
+            f"a revision is of a repository on the Hub, and {model} is a folder: "
+            "leave --revision out"
+        )
     wanted = Quantization(quantize, group_size) if quantize is not None else None
     target = None if dtype is None else _dtype(dtype)
     output = output or Path("weights") / (Path(model).resolve().name if local else flat_name(model))
@@ -95,7 +98,9 @@ def convert(
         if not local and made.items() <= origin(output).items():
             note(f"{output} is there already, of {model}; --force converts it again")
             return output
-        raise ValueError(f"{output} exists: --force replaces it, --output names another folder")
+        raise ValueError(
+            f"{output} exists: use --force to replace it, or --output to name another folder"
+        )
     check_replaceable(output)
     source, origins = Path(model), {}
     if not local:
@@ -138,8 +143,9 @@ def quantized(config: T5Config, wanted: Quantization, keep_wo: bool | None = Non
     """
     if config.d_model % wanted.group_size and config.d_ff % wanted.group_size:
         raise ValueError(
-            f"no matrix can be quantized in groups of {wanted.group_size}: "
-            f"d_model is {config.d_model}, d_ff {config.d_ff}"
+            f"no matrix can be quantized in groups of {wanted.group_size}, as d_model is "
+            f"{config.d_model} and d_ff {config.d_ff}: "
+            "choose a --group-size that divides one of them, or leave --quantize out"
         )
     embeddings = config.vocab_size * config.d_model >= MIN_SHARE * num_parameters(config)
     how = dataclasses.replace(
@@ -232,7 +238,7 @@ class _Conversion:
                 if not finite and not self._allow_nonfinite:
                     raise ValueError(
                         f"{name} has weights that are NaN or infinite; "
-                        "--allow-nonfinite converts them all the same"
+                        "use --allow-nonfinite to convert them all the same"
                     )
                 yield self._cast(name, block, tensor.dtype, dtype, finite)
                 self._done += block.nbytes

@@ -273,18 +273,20 @@ class SpeculativeDecoder:
         """
         if isinstance(prompt, str):
             if not prompt.strip():
-                raise ValueError("the prompt is empty")
+                raise ValueError("the prompt is empty: give some text")
             if self.tokenizer is None:
-                raise ValueError("a prompt as text needs a tokenizer; this decoder has none")
+                raise ValueError(
+                    "a prompt as text needs a tokenizer, and this decoder has none: give ids"
+                )
             ids = self.tokenizer.encode(prompt)
         else:
             ids = [operator.index(i) for i in prompt]
         if not ids:
-            raise ValueError("the prompt is empty: expected source ids, EOS included")
+            raise ValueError("the prompt is empty: give source ids, EOS included")
         bad = [i for i in ids if not 0 <= i < self.model.vocab_size]
         if bad:
             raise ValueError(
-                f"prompt id {bad[0]} is out of range, expected 0 to {self.model.vocab_size - 1}"
+                f"prompt ids must be from 0 to {self.model.vocab_size - 1}, got {bad[0]}"
             )
         return ids
 
@@ -440,5 +442,5 @@ def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
     if ours and theirs and ours != theirs:
         raise ValueError(
             "target and draft must share a tokenizer: "
-            f"the target's has {ours}, the draft's has {theirs}"
+            f"the target's has {ours}, the draft's has {theirs}; choose another draft, or 'lookup'"
         )

@@ -42,7 +42,10 @@ def flat_name(name: str) -> str:
         ValueError: If it cannot be the name of a repository.
     """
     if not _NAME.fullmatch(name) or ".." in name:
-        raise ValueError(f"no checkpoint folder {name!r}, and no name that the Hub could know")
+        raise ValueError(
+            f"no checkpoint folder {name!r}, and no name that the Hub could know: "
+            "give the path of a folder, or a name as google/flan-t5-small"
+        )
     return name.rsplit("/", 1)[-1]
 
 
@@ -88,7 +91,8 @@ def download(repository: Repository, *, note: Callable[[str], None] = lambda lin
         _download_weights(repository.name, repository.commit, repository.files)
     elif find_weights(repository.folder) is None:
         raise ValueError(
-            f"the Hub cannot be reached, and the weights of {repository.name} are not in the cache"
+            f"the Hub cannot be reached, and the weights of {repository.name} are not in the "
+            "cache: check the network and HF_HUB_OFFLINE"
         )
     _verify(repository.folder, note)
     return repository.folder
@@ -103,7 +107,8 @@ def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
         others = sorted(f for f in files if f.endswith(known))
         raise ValueError(
             f"{name} on the Hub has no weights that can be read: expected {WEIGHTS[0]} or "
-            f"{WEIGHTS[2]}, whole or in shards, found {', '.join(others[:3]) or 'neither'}"
+            f"{WEIGHTS[2]}, whole or in shards, found {', '.join(others[:3]) or 'neither'}; "
+            "choose a repository that has them"
         )
     with _explained(name, commit):
         wanted = [file]
@@ -177,25 +182,42 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise ValueError(
-            f"{name} on the Hub is gated: accept its terms on its page there, then hf auth login"
+            f"{name} on the Hub is gated: accept its terms on its page there, and run hf auth login"
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise ValueError(
             f"there is no folder {name!r} and no such repository on the Hub, or it is private: "
-            "hf auth login"
+            "check the name, or run hf auth login"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise ValueError(f"{name} on the Hub has no revision {revision!r}") from error
+        raise ValueError(
+            f"{name} on the Hub has no revision {revision!r}: "
+            "choose a branch, tag or commit from its page there"
+        ) from error
     except errors.LocalEntryNotFoundError as error:
         raise ValueError(
-            f"there is no folder {name!r}, the Hub cannot be reached, and it is not in the cache"
+            f"there is no folder {name!r}, the Hub cannot be reached, and it is not in the cache: "
+            "check the path, the network and HF_HUB_OFFLINE"
         ) from error
     except errors.EntryNotFoundError as error:
-        raise ValueError(f"{name} on the Hub has no config.json: it is no model") from error
+        raise ValueError(
+            f"{name} on the Hub has no config.json, so that it is no model: choose another"
+        ) from error
+    except errors.HFValidationError as error:
+        raise ValueError(
+            f"{name!r} cannot be a name on the Hub ({_first_line(error)}): "
+            "give the path of a folder, or a name as google/flan-t5-small"
+        ) from error
     except ValueError:
         raise
     except Exception as error:  # its HTTP client's errors have no base of their own
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EDQUOT):
             raise
-        cause = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{name} could not be had from the Hub: {cause}") from error
+        raise ValueError(
+            f"{name} could not be had from the Hub: {_first_line(error)}; "
+            "check the network, or try again later"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -173,5 +173,5 @@ def check_utf8(option: str, text: str) -> None:
     except UnicodeEncodeError as error:
         byte = ord(text[error.start]) & 0xFF  # how Python passes on what it cannot decode
         raise ValueError(
-            f"{option} is not UTF-8: byte {byte:#04x} at character {error.start}"
+            f"{option} is not UTF-8: byte {byte:#04x} at character {error.start}; give it in UTF-8"
         ) from error

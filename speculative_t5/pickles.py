@@ -43,10 +43,15 @@ def read_bin(path: Path) -> dict[str, StoredTensor]:
     try:
         return _read_archive(path) if zipfile.is_zipfile(path) else _read_old(path)
     except _Refused as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(
+            f"{path}: {error}; "
+            "choose a checkpoint in safetensors, or one of plain tensors of floats"
+        ) from error
+    except PermissionError:  # no fault of the file
+        raise
     except Exception as error:  # unpicklers raise anything
         cause = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path} is truncated or damaged: {cause}") from error
+        raise ValueError(f"{path} is truncated or damaged: {cause}; download it again") from error
 
 
 class _Refused(Exception):
@@ -111,7 +116,7 @@ def _read_archive(path: Path) -> dict[str, StoredTensor]:
         root = pickled.removesuffix("data.pkl")
         order = f"{root}byteorder"
         if order in members and archive.read(order) != b"little":
-            raise _Refused("its numbers are big-endian, which is not supported")
+            raise _Refused("its numbers are big-endian, expected little-endian")
         with archive.open(pickled) as opened:
             unpickler = _Unpickler(opened)  # type: ignore[arg-type]
             held = unpickler.load()
@@ -140,7 +145,7 @@ def _read_old(path: Path) -> dict[str, StoredTensor]:
         if _Unpickler(file).load() != MAGIC or _Unpickler(file).load() != PROTOCOL:
             raise ValueError("it is no checkpoint of PyTorch")
         if not _Unpickler(file).load()["little_endian"]:
-            raise _Refused("its numbers are big-endian, which is not supported")
+            raise _Refused("its numbers are big-endian, expected little-endian")
         unpickler = _Unpickler(file)
         held = unpickler.load()
         storages = {}

@@ -15,6 +15,9 @@ from typing import BinaryIO, Literal
 
 Format = Literal["text", "jsonl"]
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+EMPTY = "empty: write a prompt there, or delete the line"
+ONE_OBJECT = "write one JSON object on each line, or use --format text"
+HALF = "half of a surrogate pair"
 MAX_LINE = 2**24  # bytes; nobody's prompt is longer, and what is no text may be one line
 
 
@@ -34,7 +37,7 @@ class Shard:
         """
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
         if not found or not 1 <= int(found[1]) <= int(found[2]):
-            raise ValueError(f"a shard is given as 1/8 to 8/8, got {text!r}")
+            raise ValueError(f"a shard must be given as 1/8 to 8/8, got {text!r}")
         return cls(int(found[1]), int(found[2]))
 
     def __contains__(self, line: int) -> bool:
@@ -71,7 +74,9 @@ def open_input(name: str) -> BinaryIO:
     """
     if name == "-":
         if sys.stdin is None:
-            raise ValueError("the prompts were to come from standard input, which is closed")
+            raise ValueError(
+                "the prompts were to come from standard input, which is closed: give a file"
+            )
         return open(0, "rb", closefd=False)
     if Path(name).is_dir():
         raise ValueError(f"{name} is a folder, expected a file of prompts")
@@ -107,7 +112,9 @@ def read_lines(stream: BinaryIO, form: Format, field: str, shard: Shard) -> Iter
 
 def _read_line(number: int, raw: bytes, form: Format, field: str) -> Line:
     if len(raw) > MAX_LINE:
-        return Line(number, number, None, f"longer than {MAX_LINE // 2**20} MiB")
+        return Line(
+            number, number, None, f"longer than {MAX_LINE // 2**20} MiB: split it into several"
+        )
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     if number == 1:
         raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
@@ -115,38 +122,43 @@ def _read_line(number: int, raw: bytes, form: Format, field: str) -> Line:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         byte, place = error.object[error.start], error.start
-        return Line(number, number, None, f"not UTF-8: byte {byte:#04x} at offset {place}")
+        wrong = f"not UTF-8: byte {byte:#04x} at offset {place}; convert it to UTF-8"
+        return Line(number, number, None, wrong)
     if form == "text":
-        return Line(number, number, text, None if text.strip() else "empty")
+        return Line(number, number, text, None if text.strip() else EMPTY)
     return _read_json(number, text, field)
 
 
 def _read_json(number: int, text: str, field: str) -> Line:
     if not text.strip():
-        return Line(number, number, None, "empty")
+        return Line(number, number, None, EMPTY)
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Line(number, number, None, f"not JSON: {error}")
+        return Line(number, number, None, f"not JSON: {error}; {ONE_OBJECT}")
     if not isinstance(record, dict):
-        return Line(number, number, None, f"not a JSON object but {_kind(record)}")
+        return Line(number, number, None, f"not a JSON object but {_kind(record)}; {ONE_OBJECT}")
     own = record.get("id")
     if own is None:
         name: str | int = number
     elif type(own) is int or (isinstance(own, str) and _encodable(own)):
         name = own
     else:
-        kind = _kind(own) if not isinstance(own, str) else "half of a surrogate pair"
-        return Line(number, number, None, f"'id' is not a string or an integer but {kind}")
+        kind = _kind(own) if not isinstance(own, str) else HALF
+        wrong = f"'id' is {kind}, expected a string or an integer"
+        return Line(number, number, None, wrong)
     if field not in record:
         names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
-        return Line(number, name, None, f"no field {field!r}, it has {names}")
+        wrong = f"no field {field!r}, it has {names}: name the prompt's by --field"
+        return Line(number, name, None, wrong)
     prompt = record[field]
     if not isinstance(prompt, str):
-        return Line(number, name, None, f"{field!r} is not a string but {_kind(prompt)}")
+        return Line(number, name, None, f"{field!r} is {_kind(prompt)}, expected a string")
     if not _encodable(prompt):
-        return Line(number, name, None, f"{field!r} holds half of a surrogate pair")
-    return Line(number, name, prompt, None if prompt.strip() else f"{field!r} is empty")
+        return Line(number, name, None, f"{field!r} holds {HALF}, expected text")
+    return Line(
+        number, name, prompt, None if prompt.strip() else f"{field!r} is empty, expected a prompt"
+    )
 
 
 def _encodable(text: str) -> bool:

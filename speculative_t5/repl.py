@@ -135,8 +135,8 @@ class Repl:
             return False
         if name not in commands:
             raise ValueError(
-                f"there is no command {name!r}: choose from {', '.join(commands)}, /quit; "
-                "begin a text with // to give it a slash"
+                f"there is no command {name!r}: use {', '.join(commands)} or /quit, "
+                "or // before a text that begins with a slash"
             )
         commands[name](rest.strip())
         return True
@@ -167,7 +167,7 @@ class Repl:
         name, _, text = rest.partition(" ")
         name = name.lstrip("-").replace("-", "_")
         if name and not text:
-            raise ValueError(f"/set takes a name and a value, got {rest!r}: as /set num_draft 8")
+            raise ValueError(f"/set takes a name and a value, got {rest!r}: use /set num_draft 8")
         if name:
             settings = self.settings.changed(name, text.strip())
             self.decoder, self.settings = self._checked(settings), settings

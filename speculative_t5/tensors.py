@@ -83,14 +83,15 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is truncated or damaged: {error}") from error
+        raise ValueError(f"{path} is truncated or damaged: {error}; download it again") from error
     tensors = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         if entry["dtype"] not in SAFETENSORS:
             raise ValueError(
-                f"{path}: {name} is of type {entry['dtype']}, expected {', '.join(SAFETENSORS)}"
+                f"{path}: {name} is of type {entry['dtype']}, expected {', '.join(SAFETENSORS)}; "
+                "save the model in one of these"
             )
         dtype, shape = SAFETENSORS[entry["dtype"]], tuple(entry["shape"])
         offset = 8 + length + entry["data_offsets"][0]
@@ -117,6 +118,8 @@ def read_npz(path: Path) -> dict[str, StoredTensor]:
             for member in archive.infolist():
                 name = member.filename.removesuffix(".npy")
                 tensors[name] = _read_member(path, archive, member)
+    except PermissionError:  # no fault of the file
+        raise
     except Exception as error:  # zip entries and npy headers that make no sense raise anything
         raise _damaged(path, error) from error
     return tensors

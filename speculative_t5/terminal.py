@@ -9,13 +9,32 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import typer
 
 FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
 # typer exports one kind of its errors in arguments; this is the base of them all.
 ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
+
+AFTER_FAILURE = "run it again, with a smaller model or batch if memory was short"
+# What to do about errors that are the system's, by their number.
+ADVICE = {
+    errno.ENOENT: "check the path, or create its folder if it is to be written",
+    errno.EACCES: "choose another path, or change its permissions",
+    errno.EISDIR: "give the path of a file",
+    errno.ENOTDIR: "choose another path",
+    errno.EROFS: "choose another path",
+    errno.ENOSPC: "free some, or write elsewhere",
+    errno.EDQUOT: "free some, or write elsewhere",
+    errno.EFBIG: "raise the limit on files' sizes (ulimit -f), or write elsewhere",
+    errno.EIO: "check the disk, or use another",
+}
+OTHERWISE = "check the path and what it leads to"
+
+
+class Failure(RuntimeError):
+    """A failure while running that says what to do."""
 
 
 def new_app(*, completion: bool = False) -> typer.Typer:
@@ -43,7 +62,9 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", INTERRUPTED)
     except ArgumentError as error:
-        fail(f"{error.format_message().rstrip('.')}; see {name} --help", BAD_INPUT)
+        context = getattr(error, "ctx", None)  # of the command that was given the argument
+        asked = context.command_path if context else name
+        fail(f"{_argument_error(error)}; see {asked} --help", BAD_INPUT)
     except BrokenPipeError:
         # The reader went away, as `head` does; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,9 +74,12 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
         where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or error}", FAILED if full else BAD_INPUT)
+        fail(f"{where}{_with_advice(error)}", FAILED if full else BAD_INPUT)
+    except Failure as error:
+        fail(f"failed while running: {error}", FAILED)
     except (RuntimeError, MemoryError) as error:
-        fail(f"failed while running: {str(error) or type(error).__name__}", FAILED)
+        cause = str(error) or type(error).__name__
+        fail(f"failed while running: {cause}; {AFTER_FAILURE}", FAILED)
 
 
 @contextlib.contextmanager
@@ -105,6 +129,21 @@ def fail(message: str, code: int) -> NoReturn:
     """Say what was wrong, in one line, and leave."""
     note("error: " + printable(message))
     sys.exit(code)
+
+
+def _argument_error(error: Any) -> str:
+    """What typer says of an argument, and what was given, which its newer versions leave out."""
+    text = str(error.format_message()).rstrip(".")
+    checked = getattr(error.__cause__, "errors", None)  # pydantic's
+    return f"{text}, got {checked()[0]['input']!r}" if callable(checked) else text
+
+
+def _with_advice(error: OSError) -> str:
+    """What it says, and what to do unless it says that: texts of the system's own do not."""
+    text = error.strerror or str(error)
+    if error.errno is not None and not text.endswith(os.strerror(error.errno)):
+        return text
+    return f"{text}; {ADVICE.get(error.errno or 0, OTHERWISE)}"
 
 
 def _open_what_is_closed() -> None:

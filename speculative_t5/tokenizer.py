@@ -23,6 +23,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
+AGAIN = "download or copy it again"
+FITTING = "copy there the tokenizer that belongs to the model"
 _EXTRA_ID = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")
 MAX_EXTRA = 10_000  # sentinels: more than any model has, and few enough to be listed
 
@@ -61,14 +63,14 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> Tokenizer:
     if end != config.eos_token_id:
         raise ValueError(
             f"the tokenizer in {folder} ends a text by {end}, the model by {config.eos_token_id} "
-            "(eos_token_id in config.json)"
+            f"(eos_token_id in config.json): {FITTING}"
         )
     # Sentinels may go beyond the embedding, and then cannot be used.
     beyond = sum(token >= config.vocab_size for token in vocabulary.special)
     if vocabulary.size - beyond > config.vocab_size:
         raise ValueError(
             f"the tokenizer in {folder} has {vocabulary.size} pieces, "
-            f"the model {config.vocab_size} rows for them (vocab_size in config.json)"
+            f"the model {config.vocab_size} rows for them (vocab_size in config.json): {FITTING}"
         )
     return tokenizer
 
@@ -94,7 +96,7 @@ class SentencePieceTokenizer:
         try:
             self._pieces = spm.SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError) as error:
-            raise ValueError(f"{path} is not a SentencePiece model: {error}") from error
+            raise ValueError(f"{path} is not a SentencePiece model: {error}; {AGAIN}") from error
         self._num_pieces: int = self._pieces.get_piece_size()
         self._added = self._find_added(folder)
         self._texts = {token: text for text, token in self._added.items()}
@@ -171,12 +173,15 @@ class JSONTokenizer:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # nothing narrower is raised, and panics are no Exceptions
-            raise ValueError(f"{path} is not a tokenizer: {error}") from error
+            raise ValueError(f"{path} is not a tokenizer: {error}; {AGAIN}") from error
         self._backend.no_truncation()
         self._backend.no_padding()
         found = {role: self._backend.token_to_id(name) for role, name in names.items()}
         if found["eos"] is None:
-            raise ValueError(f"{path} has no piece for the end of a text, such as </s>")
+            raise ValueError(
+                f"{path} has no piece {names['eos']} for the end of a text: "
+                "name the one it has as eos_token in tokenizer_config.json"
+            )
         self._eos: int = found["eos"]
         self._control = {token for token in found.values() if token is not None}
 
@@ -331,7 +336,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise ValueError(f"{path} is not JSON: {error}; {AGAIN}") from error
     return read if isinstance(read, dict) else {}
 
 

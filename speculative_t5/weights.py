@@ -86,7 +86,7 @@ def find_folder(name_or_path: str | Path) -> Path:
     raise ValueError(
         f"no model folder {str(name_or_path)!r}, and none of that name under weights/ "
         f"(there: {', '.join(names) or 'none'}); "
-        f"to convert one: python convert.py --model {name_or_path}"
+        f"choose one that is there, or run python convert.py --model {name_or_path}"
     )
 
 
@@ -151,7 +151,8 @@ def write_folder(
         free = shutil.disk_usage(new).free
         if free < num_bytes:
             lack = f"it takes {num_bytes / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free"
-            raise OSError(errno.ENOSPC, f"No space left on device: {lack}")
+            advice = "free some, or choose another --output"
+            raise OSError(errno.ENOSPC, f"No space left on device: {lack}; {advice}")
         write_npz(new / "weights.npz", tensors)
         for path in tokenizer_files:
             shutil.copyfile(path, new / path.name)
@@ -189,7 +190,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
                 if old.exists() and not folder.exists():
                     os.rename(old, folder)
         except OSError as error:
-            if error.filename and workplace not in Path(error.filename).parents:
+            if error.filename and not Path(error.filename).is_relative_to(workplace):
                 raise  # it was about a file to read
             raise OSError(
                 error.errno, f"cannot be written: {error.strerror}", str(folder)
@@ -210,5 +211,8 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise OSError(error.errno, "another conversion is at work on it") from error
+            busy = (
+                "another conversion is at work on it: wait for its end, or choose another --output"
+            )
+            raise OSError(error.errno, busy) from error
         yield

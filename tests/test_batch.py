@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.batch import Output, Record, process
-from speculative_t5.prompts import Line, Shard, open_input, read_lines
+from speculative_t5.prompts import EMPTY, Line, Shard, open_input, read_lines
 from speculative_t5.results import Generation, Stats
 
 import pytest
@@ -35,7 +35,7 @@ def shout(
 
 def encode(text: str) -> list[int]:
     if "<bad>" in text:
-        raise ValueError("prompt id 9 is out of range")
+        raise ValueError("prompt ids must be from 0 to 8, got 9")
     return [*text.encode(), 0]
 
 
@@ -49,14 +49,14 @@ def test_records_come_in_the_order_of_lines() -> None:
     found = records(b"a\nb\n\nc\nd\n\ne\nf\ng\n\n")
     assert [record["id"] for record in found] == list(range(1, 11))
     texts = [record.get("text", record.get("error")) for record in found]
-    assert texts == ["A", "B", "line 3: empty", "C", "D", "line 6: empty", "E", "F", "G",
-                     "line 10: empty"]  # fmt: skip
+    assert texts == ["A", "B", f"line 3: {EMPTY}", "C", "D", f"line 6: {EMPTY}", "E", "F", "G",
+                     f"line 10: {EMPTY}"]  # fmt: skip
     stats = {"tokens": 2, "rounds": 0, "drafted": 0, "accepted": 0, "acceptance_rate": 0.0,
              "tokens_per_round": 0.0}  # fmt: skip
     assert found[0] == {
         "id": 1, "prompt": "a", "text": "A", "finish_reason": "eos", "stats": stats,
     }  # fmt: skip
-    assert found[2] == {"id": 3, "prompt": "", "error": "line 3: empty"}
+    assert found[2] == {"id": 3, "prompt": "", "error": f"line 3: {EMPTY}"}
 
 
 def test_records_are_emitted_as_soon_as_their_turn_has_come() -> None:
@@ -87,7 +87,7 @@ def test_a_long_prompt_is_an_error_or_cut() -> None:
     long = b"x" * 30
     (found,) = records(long)
     assert found["error"] == (
-        "line 1: 31 tokens, more than 20: --truncate cuts it, --max-source N allows more"
+        "line 1: 31 tokens, more than 20: use --truncate to cut it, or --max-source N to allow more"
     )
     assert found["prompt"] == "x" * 30
     (found,) = records(long, truncate=True)
@@ -104,7 +104,7 @@ def test_a_prefix_goes_before_prompts_and_not_into_records() -> None:
 def test_what_cannot_be_encoded_is_the_lines_own_error() -> None:
     found = records(b"a\n<bad>\nb")
     assert [record.get("error") for record in found] == [
-        None, "line 2: prompt id 9 is out of range", None,
+        None, "line 2: prompt ids must be from 0 to 8, got 9", None,
     ]  # fmt: skip
 
 
@@ -206,7 +206,9 @@ def test_a_file_that_is_not_this_runs_is_left_alone(job: Job) -> None:
 
 def test_what_is_there_is_kept_unless_asked(job: Job) -> None:
     job.target.write_bytes(b"precious")
-    with pytest.raises(ValueError, match="has something in it: --resume .* --force"):
+    with pytest.raises(
+        ValueError, match="has something in it: use --resume .* --force to start anew"
+    ):
         job.run()
     assert job.target.read_bytes() == b"precious"
     job.run(force=True)

@@ -18,8 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.prompts import EMPTY
+
 import pytest
 from conftest import REPOSITORY, edit_json, run
+from messages import check_message
 
 MODELS = ("--model", "target", "--draft-model", "draft")
 BATCH = ("batch", "in.txt", "--output", "out.jsonl", *MODELS)
@@ -62,14 +65,14 @@ def test_every_line_gets_its_record(here: Path) -> None:
     done = run(here, *BATCH, *SHORT)
     assert done.returncode == 3 and done.stdout == b""
     told, summary = done.stderr.decode().splitlines()
-    assert told == "line 12: empty"
+    assert told == f"line 12: {EMPTY}"
     parts = ("40 prompts", "1 with errors", "tokens/s", "acceptance", "tokens per round", "peak")
     assert all(part in summary for part in parts), summary
     prompts = (here / "in.txt").read_text().splitlines()
     records = read(here / "out.jsonl")
     assert [record["id"] for record in records] == list(range(1, 41))
     assert [record["prompt"] for record in records] == prompts
-    assert records[11] == {"id": 12, "prompt": "", "error": "line 12: empty"}
+    assert records[11] == {"id": 12, "prompt": "", "error": f"line 12: {EMPTY}"}
     for record in records[:3]:
         alone = json.loads(
             run(here, *MODELS, *SHORT, "--prompt", record["prompt"], "--json").stdout
@@ -113,7 +116,8 @@ def test_prompts_longer_than_the_model_was_made_for_are_errors_unless_cut(here: 
     fits, long = read(here / "out.jsonl")
     assert "text" in fits
     assert re.fullmatch(
-        r"line 2: \d+ tokens, more than 8: --truncate cuts it, --max-source N allows more",
+        r"line 2: \d+ tokens, more than 8: use --truncate to cut it, or --max-source N to allow "
+        "more",
         long["error"],
     )
     assert run(here, *arguments, "--force", "--truncate").returncode == 0
@@ -212,7 +216,7 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
         (("batch", "absent.txt", "--output", "x"), "absent.txt: No such file or directory"),
         (("batch", "weights", "--output", "x"), "weights is a folder, expected a file of prompts"),
         (("batch", "in.txt", "--output", "in.txt"), "in.txt is the input itself"),
-        (("batch", "in.txt", "--output", "old"), "old has something in it: --resume goes on"),
+        (("batch", "in.txt", "--output", "old"), "old has something in it: use --resume"),
         (
             ("batch", "in.txt", "--output", "old", "--resume"),
             "old, line 1, is no record of a batch",
@@ -221,11 +225,14 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
         (("batch", "in.txt", "--output", "absent/x"), "absent/x: No such file or directory"),
         (("batch", "in.txt", "--resume"), "--resume needs an --output that is a file"),
         (("batch", "in.txt", "--output", "x", "--resume", "--force"), "give one of them"),
-        (("batch", "in.txt", "--output", "x", "--shard", "9/8"), "a shard is given as 1/8 to 8/8"),
+        (
+            ("batch", "in.txt", "--output", "x", "--shard", "9/8"),
+            "a shard must be given as 1/8 to 8/8",
+        ),
         (("batch", "in.txt", "--output", "x", "--format", "csv"), "--format must be text or jsonl"),
         (
             ("batch", "in.txt", "--output", "x", "--format", "text", "--field", "a"),
-            "--field is for --format jsonl",
+            "--field 'a' is for --format jsonl",
         ),
         (
             ("batch", "in.txt", "--output", "x", "--max-source", "1"),
@@ -236,7 +243,7 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
             "batch_size must be an integer from 1 to 65536, got 0",
         ),
         (("batch", "in.txt", "--output", "x", "--batch-size", "9" * 20), "batch_size must be an"),
-        (("batch", "in.txt", "--output", ""), "the output has no name"),
+        (("batch", "in.txt", "--output", ""), "the output must be the name of a file, or -"),
         (("batch", "in.txt", "--output", "/dev/null", "--resume"), "an --output that is a file"),
         (("batch", "in.txt", "--output", "x", "--prefix", b"\xff"), "--prefix is not UTF-8: byte"),
         (("batch", "in.txt", "--output", "x", "--temperature", "-1"), "temperature must be 0 or"),
@@ -245,7 +252,7 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
             "max_tokens must be at least 1",
         ),
         (("batch", "in.txt", "--output", "x", "--model", "absent"), "no model folder 'absent'"),
-        (("--seed", "3", "batch", "in.txt"), "--seed goes after the word batch"),
+        (("--seed", "3", "batch", "in.txt"), "--seed stands before the word batch"),
         (("in.txt",), "No such command 'in.txt'"),
     ],
 )
@@ -259,6 +266,7 @@ def test_bad_arguments_get_one_line_and_leave_nothing(
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith("error: ") and message in line, line
+    check_message(line.removeprefix("error: "))
     assert done.stdout == b"" and not (here / "x").exists()
     assert (here / "old").read_text() == "precious\nthings\n"
     assert (here / "in.txt").read_bytes() == before
@@ -278,7 +286,7 @@ def test_what_others_wrote_to_standard_output_is_never_cut(here: Path) -> None:
     (here / "all").write_bytes(b"x" * 2**20)
     done = shell(here, f"ulimit -f 1024; $B in.txt {' '.join(MODELS)} >> all")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == b"error: standard output: File too large"
+    assert done.stderr.splitlines()[-1].startswith(b"error: standard output: File too large; ")
     assert (here / "all").read_bytes() == b"x" * 2**20
 
 
@@ -310,7 +318,7 @@ def test_only_the_first_errors_are_shown(here: Path) -> None:
     done = run(here, *BATCH)
     assert done.returncode == 3
     lines = done.stderr.decode().splitlines()
-    assert lines[0] == "line 1: not UTF-8: byte 0xff at offset 5"
+    assert lines[0] == "line 1: not UTF-8: byte 0xff at offset 5; convert it to UTF-8"
     assert lines[10] == "further errors are in the output only" and len(lines) == 12
     assert len(read(here / "out.jsonl")) == 300
     (here / "in.txt").write_bytes(b"\xff\n" * 10)

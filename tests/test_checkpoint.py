@@ -99,7 +99,7 @@ def test_weights_of_other_programs_are_named(sharded: Path) -> None:
 
 def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="it has no config.json, an adapter's settings"):
+    with pytest.raises(ValueError, match="it has no config.json, but an adapter's settings"):
         open_checkpoint(tmp_path)
 
 
@@ -119,14 +119,14 @@ def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
         ({"relative_attention_num_buckets": 1}, "has 1 buckets up to a distance of 128"),
         ({"relative_attention_num_buckets": 33}, "has 33 buckets up to a distance of 128"),
         ({"relative_attention_max_distance": 16}, "has 32 buckets up to a distance of 16"),
-        ({"quantization": {"bits": 8.0}}, "quantization is to 4 or 8 bits, got 8.0"),
+        ({"quantization": {"bits": 8.0}}, "quantization must be to 4 or 8 bits, got 8.0"),
         (
             {"quantization": {"bits": 8, "keep_wo": "no"}},
-            "keep_wo and embeddings are true or false",
+            "keep_wo and embeddings must be true or false, got 'no' and True",
         ),
         ({"num_heads": "12"}, "num_heads in config.json is '12', expected a positive integer"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings in config.json is 'no', expected"),
-        ({"quantization": {"bits": 3}}, "quantization is to 4 or 8 bits, got 3"),
+        ({"quantization": {"bits": 3}}, "quantization must be to 4 or 8 bits, got 3"),
         ({"quantization": {"bits": 4, "group_size": 7}}, "32, 64 or 128 weights, got 7"),
         ({"quantization": {"bites": 4}}, "quantization in config.json is {'bites': 4}"),
         ({"quantization": [4]}, r"quantization in config.json is \[4\]"),

@@ -22,6 +22,7 @@ from speculative_t5 import __version__, models_command
 
 import pytest
 from conftest import REPOSITORY, run
+from messages import check_message
 
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
 
@@ -239,6 +240,7 @@ def test_bad_input_gets_one_line_and_code_2(
     assert done.stdout == b""
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith("error: ") and message in line, line
+    check_message(line.removeprefix("error: "))
 
 
 def test_convert_writes_under_weights_and_says_so(place: Path) -> None:
@@ -267,6 +269,7 @@ def test_convert_refuses_in_one_line(place: Path) -> None:
         assert done.returncode == 2, done.stderr
         (line,) = done.stderr.decode().splitlines()
         assert line.startswith("error: ") and message in line
+        check_message(line.removeprefix("error: "))
     assert (place / "file").read_text() == "in the way"
 
 
@@ -321,6 +324,7 @@ def test_a_hub_out_of_reach_is_told(place: Path) -> None:
     assert done.returncode == 2
     line = done.stderr.decode().splitlines()[-1]
     assert line.startswith("error: there is no folder 'someone/some-t5', the Hub cannot be reached")
+    check_message(line.removeprefix("error: "))
     assert b"Traceback" not in done.stderr
 
 

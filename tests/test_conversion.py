@@ -325,7 +325,7 @@ def test_a_folder_of_something_else_is_not_replaced(source: Path, tmp_path: Path
 
 def test_an_existing_folder_is_replaced_when_forced(source: Path, tmp_path: Path) -> None:
     convert(str(source), tmp_path / "out")
-    with pytest.raises(ValueError, match="out exists: --force replaces it, --output names another"):
+    with pytest.raises(ValueError, match="out exists: use --force to replace it, or --output to"):
         convert(str(source), tmp_path / "out", dtype="float16")
     assert load(tmp_path / "out", dtype=None)
     convert(str(source), tmp_path / "out", dtype="float16", force=True)
@@ -347,7 +347,9 @@ def test_weights_that_are_no_numbers_are_named(
 ) -> None:
     name = "encoder.block.1.layer.0.SelfAttention.k.weight"
     change(source, name, value)
-    with pytest.raises(ValueError, match=f"{name} has weights that are NaN or infinite; --allow-"):
+    with pytest.raises(
+        ValueError, match=f"{name} has weights that are NaN or infinite; use --allow-"
+    ):
         convert(str(source), tmp_path / "out", dtype=dtype)
     assert left(tmp_path) == ["source"]
     folder = convert(str(source), tmp_path / "out", dtype=dtype, allow_nonfinite=True)

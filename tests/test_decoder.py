@@ -377,7 +377,7 @@ def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -
         ([1], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ([], {}, "the prompt is empty"),
         (" \n", {}, "the prompt is empty"),
-        ([3, 5], {}, "prompt id 5 is out of range, expected 0 to 4"),
+        ([3, 5], {}, "prompt ids must be from 0 to 4, got 5"),
         ("text", {}, "needs a tokenizer"),
     ],
 )

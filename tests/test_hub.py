@@ -19,6 +19,7 @@ import pytest
 from conftest import REPOSITORY, edit_json
 from families import write_family
 from local_hub import COMMIT, Hub
+from messages import check_message
 
 
 @pytest.fixture
@@ -52,6 +53,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
     lines = done.stderr.splitlines()
     assert done.returncode == 2 and not done.stdout, done
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    check_message(lines[0].removeprefix("error: "))
     return lines[0]
 
 
@@ -76,7 +78,7 @@ def test_a_name_is_downloaded_once_and_converted_to_a_flat_folder(hub: Hub) -> N
     assert again.returncode == 0 and "is there already, of someone/tiny-t5" in again.stderr
     assert hub.requests == []
     other = convert_py(hub, "--dtype", "float16")
-    assert "weights/tiny-t5 exists: --force replaces it" in refusal(other)
+    assert "weights/tiny-t5 exists: use --force to replace it" in refusal(other)
     forced = convert_py(hub, "--dtype", "float16", "--force")
     assert forced.returncode == 0
     assert hub.downloads() == []  # the cache has it

@@ -7,7 +7,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.prompts import MAX_LINE, Line, Shard, count_lines, open_input, read_lines
+from speculative_t5.prompts import (
+    EMPTY,
+    MAX_LINE,
+    ONE_OBJECT,
+    Line,
+    Shard,
+    count_lines,
+    open_input,
+    read_lines,
+)
 
 import pytest
 
@@ -30,7 +39,7 @@ def test_text_is_a_prompt_a_line() -> None:
         (3, 3, ""),
         (4, 4, "last"),
     ]
-    assert [line.error for line in found] == [None, None, "empty", None]
+    assert [line.error for line in found] == [None, None, EMPTY, None]
     assert lines(b"") == []
 
 
@@ -47,28 +56,28 @@ def test_json_lines_have_a_field_and_perhaps_an_id() -> None:
 
 def test_what_cannot_be_used_is_told() -> None:
     assert errors(b'x\n\n[1]\n"s"\n3\nnull\ntrue\n') == [
-        "not JSON: Expecting value: line 1 column 1 (char 0)",
-        "empty",
-        "not a JSON object but an array",
-        "not a JSON object but a string",
-        "not a JSON object but a number",
-        "not a JSON object but null",
-        "not a JSON object but a boolean",
+        f"not JSON: Expecting value: line 1 column 1 (char 0); {ONE_OBJECT}",
+        EMPTY,
+        f"not a JSON object but an array; {ONE_OBJECT}",
+        f"not a JSON object but a string; {ONE_OBJECT}",
+        f"not a JSON object but a number; {ONE_OBJECT}",
+        f"not a JSON object but null; {ONE_OBJECT}",
+        f"not a JSON object but a boolean; {ONE_OBJECT}",
     ]
     assert errors(b'{}\n{"a": 1, "b": 2}\n{"text": null}\n{"text": {}}\n{"text": " "}') == [
-        "no field 'text', it has nothing",
-        "no field 'text', it has 'a', 'b'",
-        "'text' is not a string but null",
-        "'text' is not a string but an object",
-        "'text' is empty",
+        "no field 'text', it has nothing: name the prompt's by --field",
+        "no field 'text', it has 'a', 'b': name the prompt's by --field",
+        "'text' is null, expected a string",
+        "'text' is an object, expected a string",
+        "'text' is empty, expected a prompt",
     ]
     (error,) = errors(b'{"text": "\\ud800"}')
-    assert error == "'text' holds half of a surrogate pair"
+    assert error == "'text' holds half of a surrogate pair, expected text"
     (error,) = errors(b'{"text": "a", "id": "\\ud800"}')
-    assert error == "'id' is not a string or an integer but half of a surrogate pair"
+    assert error == "'id' is half of a surrogate pair, expected a string or an integer"
     assert errors(b"ab\xff\n\xfe\xff\n", "text") == [
-        "not UTF-8: byte 0xff at offset 2",
-        "not UTF-8: byte 0xfe at offset 0",
+        "not UTF-8: byte 0xff at offset 2; convert it to UTF-8",
+        "not UTF-8: byte 0xfe at offset 0; convert it to UTF-8",
     ]
     (error,) = errors(b"[" * 100_000)
     assert error is not None and error.startswith("not JSON: ")
@@ -79,7 +88,7 @@ def test_ids_that_are_none_are_told() -> None:
     found += lines(b'{"id": true}', "jsonl")
     kinds = ("a number", "an array", "a boolean", "a boolean")
     assert [line.error for line in found] == [
-        f"'id' is not a string or an integer but {kind}" for kind in kinds
+        f"'id' is {kind}, expected a string or an integer" for kind in kinds
     ]
     assert [line.id for line in found] == [1, 2, 3, 1]
 
@@ -105,7 +114,7 @@ def test_a_line_without_end_is_not_held_in_memory() -> None:
             return size
 
     found = list(read_lines(io.BufferedReader(Endless()), "text", "text", Shard()))
-    assert [line.error for line in found] == ["longer than 16 MiB"]
+    assert [line.error for line in found] == ["longer than 16 MiB: split it into several"]
     around = b"a\n" + b"x" * (2 * MAX_LINE + 5) + b"\nb\n"
     assert [line.prompt for line in lines(around)] == ["a", None, "b"]
 
@@ -124,7 +133,7 @@ def test_shards_part_the_lines() -> None:
 
 @pytest.mark.parametrize("text", ["", "2", "0/3", "4/3", "1/0", "-1/3", "1/3/5", "a/b", "1.5/3"])
 def test_what_is_no_shard_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"a shard is given as 1/8 to 8/8, got {text!r}"):
+    with pytest.raises(ValueError, match=f"a shard must be given as 1/8 to 8/8, got {text!r}"):
         Shard.parse(text)
 
 

@@ -121,7 +121,7 @@ def test_matrices_without_whole_groups_are_left_alone(tmp_path: Path, spiece: by
     assert "encoder.layers.0.feed_forward.wo" not in names
     write_checkpoint(tmp_path / "narrow", V1_0, spiece)
     with pytest.raises(
-        ValueError, match="no matrix can be quantized in groups of 64: d_model is 24"
+        ValueError, match="no matrix can be quantized in groups of 64, as d_model is 24"
     ):
         convert(str(tmp_path / "narrow"), tmp_path / "refused", quantize=8)
     assert not (tmp_path / "refused").exists()
@@ -130,8 +130,8 @@ def test_matrices_without_whole_groups_are_left_alone(tmp_path: Path, spiece: by
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantize": 3}, "quantization is to 4 or 8 bits, got 3"),
-        ({"quantize": 4, "group_size": 48}, "a group is of 32, 64 or 128 weights, got 48"),
+        ({"quantize": 3}, "quantization must be to 4 or 8 bits, got 3"),
+        ({"quantize": 4, "group_size": 48}, "a group must be of 32, 64 or 128 weights, got 48"),
     ],
 )
 def test_options_out_of_range_are_refused(

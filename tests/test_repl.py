@@ -108,7 +108,7 @@ def test_options_are_set_by_name(screen: Screen) -> None:
         ("/set colour red", "there is nothing to set named 'colour': choose from num_draft"),
         ("/set prefix x", "use /prefix TEXT"),
         ("/set num_draft", "/set takes a name and a value, got 'num_draft'"),
-        ("/frobnicate", "there is no command '/frobnicate': choose from /set"),
+        ("/frobnicate", "there is no command '/frobnicate': use /set"),
         ("/stats", "there are no statistics yet: give a prompt first"),
         ("/compare", "there is nothing to compare yet: give a prompt"),
     ],
