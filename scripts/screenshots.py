@@ -2,7 +2,8 @@
 
     python scripts/screenshots.py
 
-Writes docs/images/notebook.png and docs/images/terminal.png. Needs Chromium or Chrome.
+Writes docs/images/notebook.png and docs/images/terminal.png. Needs Chromium or
+Chrome, and the extra `plot`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from typing import Annotated
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.terminal_view import legend, shaded
 
+import numpy as np
 import typer
+from matplotlib.image import imread, imsave
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+MARGIN = 12  # pixels below what is drawn
 PROMPT = (
     "correct: my sister have never been too paris. Its very expensive and she dont has many money."
 )
@@ -42,8 +46,8 @@ def main(
     decoder = SpeculativeDecoder.from_pretrained("correct-base", "correct-small", num_draft=5)
     for _ in range(2):  # the first use of everything is slower
         done = decoder.generate(PROMPT, temperature=1.5, seed=6, probabilities=True)
-    capture(notebook(done), folder / "notebook.png", 780, 230)
-    capture(terminal(done), folder / "terminal.png", 1000, 132)
+    capture(notebook(done), folder / "notebook.png", width=780)
+    capture(terminal(done), folder / "terminal.png", width=1000)
 
 
 def notebook(done: Generation) -> str:
@@ -59,20 +63,23 @@ def terminal(done: Generation) -> str:
     return f'<body style="margin:0;background:#0c0c0c">{picture}</body>'
 
 
-def capture(page: str, path: Path, width: int, height: int) -> None:
+def capture(page: str, path: Path, *, width: int) -> None:
+    """Have a browser draw a page, and cut off what is empty below it."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise typer.BadParameter(f"no browser found: install one of {', '.join(BROWSERS)}")
     with tempfile.TemporaryDirectory() as work:
-        source = Path(work) / "page.html"
+        source, picture = Path(work) / "page.html", Path(work) / "page.png"
         source.write_text(f'<meta charset="utf-8">{page}', encoding="utf-8")
         subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-             f"--user-data-dir={work}/home", f"--window-size={width},{height}",
-             "--force-device-scale-factor=1.5", f"--screenshot={path.absolute()}",
-             source.as_uri()],
+             f"--user-data-dir={work}/home", f"--window-size={width},600",
+             "--force-device-scale-factor=1.5", f"--screenshot={picture}", source.as_uri()],
             check=True, capture_output=True,
         )  # fmt: skip
+        pixels = imread(picture)
+    drawn = np.flatnonzero((pixels != pixels[-1, -1]).any(axis=(1, 2)))
+    imsave(path, pixels[: drawn[-1] + MARGIN])
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -45,10 +46,9 @@ from .options import (
     check_utf8,
     make_decoder,
 )
-from .repl import repl
-from .results import Generation
-from .terminal import new_app, note, run
-from .terminal_view import show
+from .repl_command import repl
+from .results import Chunk, Generation, Stats
+from .terminal import new_app, note, print_stream, run
 
 DEFAULT_PROMPT = (
     "correct: my sister have never been too paris. She wants to to go their next summer, but its "
@@ -148,7 +148,7 @@ def generate(
             prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
             seed=seed,
         )  # fmt: skip
-        stats = show(chunks, drafts=show_drafts)
+        stats = _show(chunks, drafts=show_drafts)
         speedup = None
         if stats.drafted and sys.stderr.isatty():  # nobody waits for it elsewhere
             seconds = regular_seconds(
@@ -252,6 +252,15 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
         if source is not None and source.name == "COMMANDLINE":
             option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
             raise ValueError(f"{option} stands before the word {command}: put it after that")
+
+
+def _show(chunks: Iterable[Chunk], *, drafts: bool) -> Stats:
+    """Print a stream as it comes; rich, which takes time to import, is for who can see it."""
+    if not sys.stdout.isatty() and "FORCE_COLOR" not in os.environ:
+        return print_stream(chunks)
+    from .terminal_view import show
+
+    return show(chunks, drafts=drafts)
 
 
 def _read_prompt(asked: bool) -> str:

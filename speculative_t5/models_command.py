@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from .inspection import Listed, list_models
 from .options import OUTPUT
 from .terminal import note, printable
-from .terminal_view import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def models(
@@ -28,6 +29,8 @@ def models(
         for model in found:
             print(json.dumps(dataclasses.asdict(model) | {"folder": str(model.folder)}))
     elif found:
+        from .terminal_view import console  # rich takes time to import
+
         out = console()
         if not out.is_terminal:  # a row is a line there, however long
             out.width = 1000
@@ -38,6 +41,8 @@ def models(
 
 def table(found: Sequence[Listed]) -> Table:
     """A row for each model."""
+    from rich.table import Table
+
     shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for name in ("model", "family", "parameters", "stored as", "on disk", "drafts that fit"):
         right = name in ("parameters", "on disk")

@@ -1,4 +1,4 @@
-"""The command line's `repl`: prompts and options, one after another, on models loaded once."""
+"""Prompts and options, one after another, on models that are loaded once."""
 
 from __future__ import annotations
 
@@ -6,45 +6,18 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, cast
-
-import typer
+from typing import Any
 
 from .calibration import cache_folder
-from .decoder import SpeculativeDecoder, VerifyRule
-from .options import (
-    DEFAULT_MODEL,
-    MODELS,
-    Delta,
-    DraftLength,
-    DraftModel,
-    DraftVocab,
-    Lookup,
-    MaxNgram,
-    MaxTokens,
-    MinNgram,
-    Model,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    Verify,
-    check_utf8,
-    draft_length,
-    draft_of,
-    make_decoder,
-)
+from .decoder import SpeculativeDecoder
 from .results import Generation, Stats
 from .sampling import Sampler
-from .terminal import SOME_FAILED, note, printable
+from .terminal import note
 from .terminal_view import console, legend, shaded, show
 
 HISTORY = 1000  # lines kept
 COMPARE_SECONDS, COMPARE_TURNS = 1.0, 5  # /compare goes on until either
-
-DEFAULT_PREFIX = "correct: "  # of the shipped model, which knows one task
 COMMANDS = {
     "/set NAME VALUE": "change an option; /set alone shows them all",
     "/prefix TEXT": "put before each prompt; /prefix alone takes it away",
@@ -258,72 +231,6 @@ def together(done: list[Stats]) -> Stats:
         sum(stats.emitted for stats in done),
         sum(stats.seconds for stats in done),
     )
-
-
-def repl(
-    model: Model = DEFAULT_MODEL,
-    draft_model: DraftModel = None,
-    prefix: Annotated[
-        str | None,
-        typer.Option(
-            help="Put before each prompt, for example 'summarize: '.",
-            show_default=f"'{DEFAULT_PREFIX}' for {DEFAULT_MODEL}, else none",
-            rich_help_panel=MODELS,
-        ),
-    ] = None,
-    num_draft: DraftLength = "5",
-    lookup: Lookup = False,
-    min_ngram: MinNgram = 1,
-    max_ngram: MaxNgram = 8,
-    delta: Delta = 0.0,
-    verify: Verify = "auto",
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    max_tokens: MaxTokens = 256,
-    seed: Seed = 0,
-    draft_vocab: DraftVocab = None,
-) -> None:
-    """Try prompts and options one after another, on models that are loaded once.
-
-    Each line is a prompt, or a command that begins with a slash; /help lists them.
-    """
-    if prefix is None:
-        prefix = DEFAULT_PREFIX if Path(model).name == DEFAULT_MODEL else ""
-    check_utf8("--prefix", prefix)
-    settings = Settings(
-        num_draft, delta, verify, temperature, top_k, top_p, max_tokens, seed, prefix=prefix
-    )
-    first = make_decoder(
-        model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
-        num_draft=num_draft, delta=delta, verify=verify, regular_decode=False,
-        draft_vocab=draft_vocab,
-    )  # fmt: skip
-    lookup = lookup or draft_model == "lookup"
-
-    def load(wanted: Settings) -> SpeculativeDecoder:
-        return SpeculativeDecoder(
-            first.model, first.draft, first.tokenizer,
-            num_draft=draft_length(wanted.num_draft, "num_draft"), delta=wanted.delta,
-            verify=cast(VerifyRule, wanted.verify), lookup=lookup, min_ngram=min_ngram,
-            max_ngram=max_ngram, draft_vocab=draft_vocab,
-        )  # fmt: skip
-
-    session = Repl(load, settings)
-    if sys.stdin.isatty():
-        draft = draft_of(model, draft_model)
-        note(f"{model}{f', {draft} drafts' if draft else ''}; prefix {prefix!r}; /help lists "
-             "the commands, Ctrl-D leaves")  # fmt: skip
-    failed = False
-    for line in read_lines():
-        try:
-            if not session.handle(line):
-                break
-        except ValueError as error:
-            failed = True
-            note(f"error: {printable(str(error))}")
-    if failed and not sys.stdin.isatty():  # a person has seen it
-        raise typer.Exit(SOME_FAILED)
 
 
 def read_lines() -> Iterator[str]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from .html_view import as_html
 from .origin import Origin, Token, origins_of_round
 
 FinishReason = Literal["eos", "length"]
@@ -204,6 +203,8 @@ class Generation:
 
     def _repr_html_(self) -> str:
         """Text shaded by where it came from, accepted tokens by round, and the totals."""
+        from .html_view import as_html  # for notebooks only
+
         stats = self.stats
         return as_html(
             self.trace,

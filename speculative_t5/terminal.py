@@ -7,11 +7,13 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, cast
 
 import typer
+
+from .results import Chunk, Stats
 
 FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
 # typer exports one kind of its errors in arguments; this is the base of them all.
@@ -111,6 +113,16 @@ def signals_held() -> Iterator[None]:
 def note(line: str) -> None:
     """Say something beside the output: on standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+def print_stream(chunks: Iterable[Chunk]) -> Stats:
+    """Print the text alone, as it comes; returns what it cost."""
+    stats = Stats()
+    for chunk in chunks:
+        print(chunk.text, end="", flush=True)
+        stats = chunk.stats
+    print()
+    return stats
 
 
 def visible(text: str) -> str:

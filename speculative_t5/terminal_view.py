@@ -10,7 +10,7 @@ from rich.text import Text
 
 from .origin import MEANINGS, Origin
 from .results import Chunk, Generation, Stats
-from .terminal import visible
+from .terminal import print_stream, visible
 
 # Weight and lines tell them apart, too, where there is no colour.
 STYLES: dict[Origin, str] = {
@@ -27,18 +27,16 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(chunks: Iterable[Chunk], *, drafts: bool) -> Stats:
-    """Print a stream as it comes: text alone, or on a terminal with its drafts."""
+    """Print a stream as it comes: the text alone, or on a terminal with its drafts."""
     out, stats = console(), Stats()
-    drafts = drafts and out.is_terminal
+    if not out.is_terminal:
+        return print_stream(chunks)
     if drafts:
         console(stderr=True).print(legend())
     try:
         for chunk in chunks:
             stats = chunk.stats
-            if out.is_terminal:
-                out.print(shaded(chunk) if drafts else Text(visible(chunk.text)), end="")
-            else:
-                print(chunk.text, end="", flush=True)
+            out.print(shaded(chunk) if drafts else Text(visible(chunk.text)), end="")
     finally:
         out.print()
     return stats
