@@ -141,6 +141,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Pat
     for name in ("convert.py", "scripts", "tests", "pyproject.toml"):
         (folder / name).symlink_to(REPOSITORY / name)
     (folder / "weights").mkdir()
+    (folder / "docs" / "images").mkdir(parents=True)
     for name in ("correct-base", "correct-small"):
         (folder / "weights" / name).symlink_to(REPOSITORY / "weights" / name)
     for name in ("flan-t5-large", "flan-t5-small", "M", "D"):
