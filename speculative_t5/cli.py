@@ -21,7 +21,7 @@ from ._version import __version__
 from .batch_command import batch
 from .bench_command import bench
 from .conversion import DTYPES, convert
-from .estimate import regular_seconds
+from .estimate import speedup
 from .inspection import as_lines, inspect
 from .models_command import models
 from .options import (
@@ -149,14 +149,13 @@ def generate(
             seed=seed,
         )  # fmt: skip
         stats = _show(chunks, drafts=show_drafts)
-        speedup = None
+        estimated = None
         if stats.drafted and sys.stderr.isatty():  # nobody waits for it elsewhere
-            seconds = regular_seconds(
-                decoder, prompt, stats.emitted, temperature=temperature, top_k=top_k,
-                top_p=top_p, seed=seed,
+            estimated = speedup(
+                decoder, prompt, stats, max_tokens=max_tokens, temperature=temperature,
+                top_k=top_k, top_p=top_p, seed=seed,
             )  # fmt: skip
-            speedup = seconds and seconds / stats.seconds
-        note(stats.summary(speedup))
+        note(stats.summary(estimated))
     if tip := backend.advice():
         note(tip)
 
