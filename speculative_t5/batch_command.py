@@ -31,11 +31,11 @@ from .options import (
     TopK,
     TopP,
     Verify,
-    check_utf8,
     make_decoder,
 )
 from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
 from .terminal import SOME_FAILED, Failure, note, printable, signals_held
+from .text import check_utf8
 
 MOST_TOLD = 10  # errors of single lines, on standard error
 

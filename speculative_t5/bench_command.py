@@ -24,7 +24,8 @@ from .decoder import NumDraft, SpeculativeDecoder
 from .engine import Plan
 from .forced import forced_plan, random_model
 from .options import DEFAULT_MODEL, DraftModel, DraftVocab, Model, draft_of
-from .terminal import Failure, note
+from .terminal import Failure, columns, note
+from .text import not_utf8
 
 PROMPTS = [
     "correct: my sister have never been too paris. She wants to to go their next summer, but its "
@@ -172,10 +173,7 @@ def _read_prompts(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}; "
-            "convert it to UTF-8"
-        ) from error
+        raise ValueError(f"{path} is {not_utf8(error)}") from error
 
 
 def _random(
@@ -238,7 +236,7 @@ def _machine() -> dict[str, Any]:
 
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
     draft = f", {result['draft']} drafts" if result["draft"] else ""
-    columns = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
+    names = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
                "tokens/round", "speed-up", "theory", "efficiency", "same output")  # fmt: skip
     rows = [
         (
@@ -249,14 +247,9 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
         )
         for r in reports
     ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     lines = [f"{result['target']}{draft}; {result['prompts']} prompts, greedy, "
              f"{result['turns']} turns, {result['machine']['device']}"]  # fmt: skip
-    for row in (columns, *rows):
-        first, *cells = row
-        lines.append("  ".join(
-            [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True))]
-        ))  # fmt: skip
+    lines += columns([names, *rows], right=range(1, len(names)))
     lines.append(
         "speed-up: per token over regular, of rounds without the first ones, which encode\n"
         "theory: what tokens/round and bare passes would give; efficiency: one over the other\n"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from tqdm import tqdm
@@ -43,12 +43,12 @@ from .options import (
     TopK,
     TopP,
     Verify,
-    check_utf8,
     make_decoder,
 )
 from .repl_command import repl
 from .results import Chunk, Generation, Stats
-from .terminal import new_app, note, print_stream, run
+from .terminal import is_terminal, new_app, note, print_stream, run
+from .text import check_utf8, not_utf8
 
 DEFAULT_PROMPT = (
     "correct: my sister have never been too paris. She wants to to go their next summer, but its "
@@ -148,9 +148,9 @@ def generate(
             prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
             seed=seed,
         )  # fmt: skip
-        stats = _show(chunks, drafts=show_drafts)
+        stats = _show(chunks, drafts=show_drafts and decoder.drafts)
         estimated = None
-        if stats.drafted and sys.stderr.isatty():  # nobody waits for it elsewhere
+        if stats.drafted and is_terminal(sys.stderr):  # nobody waits for it elsewhere
             estimated = speedup(
                 decoder, prompt, stats, max_tokens=max_tokens, temperature=temperature,
                 top_k=top_k, top_p=top_p, seed=seed,
@@ -200,7 +200,7 @@ def convert_command(
     ] = False,
 ) -> None:
     """Convert a Hugging Face T5 checkpoint to a model folder."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if only_inspect:
         print("\n".join(as_lines(inspect(model, revision=revision))))
@@ -246,16 +246,19 @@ def convert_main() -> NoReturn:
 
 def _refuse_options_before(ctx: typer.Context, command: str) -> None:
     """They would be this command's own, and have no effect."""
+    commands = cast(Any, ctx.command).commands
     for name in ctx.params:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
-            raise ValueError(f"{option} stands before the word {command}: put it after that")
+            if name in {each.name for each in commands[command].params}:
+                raise ValueError(f"{option} stands before the word {command}: put it after that")
+            raise ValueError(f"{option} is no option of {command}: leave it out")
 
 
 def _show(chunks: Iterable[Chunk], *, drafts: bool) -> Stats:
     """Print a stream as it comes; rich, which takes time to import, is for who can see it."""
-    if not sys.stdout.isatty() and "FORCE_COLOR" not in os.environ:
+    if sys.stdout is None or not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
         return print_stream(chunks)
     from .terminal_view import show
 
@@ -277,10 +280,7 @@ def _read_prompt(asked: bool) -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8").strip()
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"the prompt on standard input is not UTF-8: byte {error.object[error.start]:#04x} "
-            f"at offset {error.start}; convert it to UTF-8"
-        ) from error
+        raise ValueError(f"the prompt on standard input is {not_utf8(error)}") from error
 
 
 def _as_dict(done: Generation) -> dict[str, object]:

@@ -21,6 +21,7 @@ from .sampling import Sampler
 from .schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from .scoring import token_probabilities
 from .session import LanguageModel
+from .text import check_utf8
 from .tokenizer import Detokenizer, Tokenizer, pieces
 from .verify import Verifier
 from .weights import load
@@ -265,6 +266,11 @@ class SpeculativeDecoder:
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
         return self._generations(rounds)
 
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted, by a model or by lookups."""
+        return self.draft is not None or self._lookup
+
     def encode(self, prompt: Prompt) -> list[int]:
         """The source ids of a prompt, EOS included, as the model gets them.
 
@@ -274,6 +280,7 @@ class SpeculativeDecoder:
         if isinstance(prompt, str):
             if not prompt.strip():
                 raise ValueError("the prompt is empty: give some text")
+            check_utf8("the prompt", prompt)
             if self.tokenizer is None:
                 raise ValueError(
                     "a prompt as text needs a tokenizer, and this decoder has none: give ids"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
@@ -15,6 +15,9 @@ STYLES: dict[Origin, str] = {
     "bonus": "background:rgba(56,139,253,.30);border-bottom:2px dotted #388bfd",
     "regular": "",
 }
+SHEET = "".join(
+    f".speculative-t5 .{kind}{{{style};border-radius:3px}}" for kind, style in STYLES.items()
+)
 BAR, HEIGHT, MOST_WIDE = 14, 64, 640  # pixels: of a round's bar, of the chart, of all bars
 
 
@@ -31,36 +34,30 @@ def as_html(tokens: Sequence[Token], rounds: Sequence[tuple[int, int]], summary:
     text = "".join(map(_token, tokens))
     kinds = [kind for kind in STYLES if any(token.origin == kind for token in tokens)]
     legend = "".join(
-        f'<span style="{STYLES[kind]};border-radius:3px;padding:0 4px;margin-right:6px">{kind}'
-        f'</span><span style="margin-right:14px">{escape(MEANINGS[kind])}</span>'
+        f'<span class="{kind}" style="padding:0 4px;margin-right:6px">{kind}</span>'
+        f'<span style="margin-right:14px">{escape(MEANINGS[kind])}</span>'
         for kind in kinds
     )
+    hint = "hover over a token for its round"
+    if all(token.p is None for token in tokens):
+        hint += "; generate(..., probabilities=True) tells p and q, too"
     return (
+        f"<style>{SHEET}</style>"
         '<div class="speculative-t5" style="max-width:60em;line-height:1.7">'
         f'<div style="white-space:pre-wrap;font-size:1.1em">{text}</div>'
         f"{_chart(rounds)}"
         f'<div style="font-size:.85em;opacity:.85;margin-top:6px">{legend}</div>'
-        f'<div style="font-size:.85em;opacity:.85">{escape(summary)}</div>'
+        f'<div style="font-size:.85em;opacity:.85">{escape(summary)} - {hint}</div>'
         "</div>"
     )
 
 
 def _token(token: Token) -> str:
-    text = escape(token.text)
-    hover = escape("\n".join(_hover(token)), quote=True).replace("\n", "&#10;")
-    style = f"{STYLES[token.origin]};border-radius:3px"
-    return f'<span class="{token.origin}" style="{style}" title="{hover}">{text}</span>'
-
-
-def _hover(token: Token) -> Iterator[str]:
-    yield f"round {token.round}: {token.origin}"
-    yield MEANINGS[token.origin]
-    if token.p is None:
-        yield "p, q: generate(..., probabilities=True)"
-    else:
+    hover = f"round {token.round}: {token.origin}&#10;id {token.id}"
+    if token.p is not None:
         q = "" if token.q is None else f", q = {token.q:.3g}"
-        yield f"p = {token.p:.3g}{q}"
-    yield f"id {token.id}"
+        hover += f"&#10;p = {token.p:.3g}{q}"
+    return f'<span class="{token.origin}" title="{hover}">{escape(token.text)}</span>'
 
 
 def _chart(rounds: Sequence[tuple[int, int]]) -> str:

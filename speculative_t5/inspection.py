@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -116,23 +116,40 @@ class Listed:
 
 
 def list_models() -> list[Listed]:
-    """The model folders under weights/, the largest first, then those that cannot be loaded."""
-    found = [_listed(folder) for folder in model_folders()]
-    return sorted(found, key=lambda model: (-model.num_parameters, model.folder.name))
+    """The model folders under weights/, the largest first, then those that cannot be loaded.
+
+    Where two have the same name the first is meant, as it is by `load`.
+    """
+    folders: dict[str, Path] = {}
+    for folder in model_folders():
+        folders.setdefault(folder.name, folder)
+    found: list[tuple[Listed, Vocabulary | None]] = []
+    for folder in folders.values():
+        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        try:
+            checkpoint = open_checkpoint(folder)
+            config = checkpoint.config
+            tokenizer = load_tokenizer(folder, config)
+        except (OSError, ValueError) as error:
+            found.append((Listed(folder, size=size, error=str(error)), None))
+            continue
+        kinds = {_name(checkpoint.dtype(p)) for p in checkpoint.parameters}
+        stored = (f"{config.quantization.bits} bits",) if config.quantization else (*sorted(kinds),)
+        model = Listed(folder, family(config, tokenizer), num_parameters(config), stored, size)
+        found.append((model, tokenizer.vocabulary))
+    found.sort(key=lambda item: (-item[0].num_parameters, item[0].folder.name))
+    return [replace(model, drafts=_drafts_for(model, known, found)) for model, known in found]
 
 
-def _listed(folder: Path) -> Listed:
-    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    try:
-        known = inspect(str(folder))
-    except (OSError, ValueError) as error:
-        return Listed(folder, size=size, error=str(error))
-    bits = known.config.quantization
-    return Listed(
-        folder, known.family, known.num_parameters,
-        (f"{bits.bits} bits",) if bits else known.stored,
-        size, tuple(path.name for path, _ in known.drafts),
-    )  # fmt: skip
+def _drafts_for(
+    target: Listed, vocabulary: Vocabulary | None, found: Sequence[tuple[Listed, Vocabulary | None]]
+) -> tuple[str, ...]:
+    """Names of those that are smaller and have the same tokenizer, the smallest first."""
+    return tuple(
+        model.folder.name
+        for model, other in reversed(found)
+        if other and other == vocabulary and model.num_parameters < target.num_parameters
+    )
 
 
 def family(config: T5Config, tokenizer: Tokenizer) -> str:
@@ -189,7 +206,7 @@ def find_drafts(vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int
         try:
             same = load_tokenizer(folder).vocabulary == vocabulary
             count = num_parameters(read_config(folder)) if same else num_target
-        except ValueError:  # what cannot be loaded drafts for none
+        except (OSError, ValueError):  # what cannot be read drafts for none
             continue
         if count < num_target:
             found.append((folder, count))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import typer
 
 from .inspection import Listed, list_models
 from .options import OUTPUT
-from .terminal import note, printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from .terminal import columns, note, printable
 
 
 def models(
@@ -29,31 +26,27 @@ def models(
         for model in found:
             print(json.dumps(dataclasses.asdict(model) | {"folder": str(model.folder)}))
     elif found:
-        from .terminal_view import console  # rich takes time to import
-
-        out = console()
-        if not out.is_terminal:  # a row is a line there, however long
-            out.width = 1000
-        out.print(table(found))
+        print("\n".join(as_lines(found)))
     else:
         note("no models under weights/; to convert one: python convert.py --model NAME_OR_PATH")
 
 
-def table(found: Sequence[Listed]) -> Table:
-    """A row for each model."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for name in ("model", "family", "parameters", "stored as", "on disk", "drafts that fit"):
-        right = name in ("parameters", "on disk")
-        shown.add_column(name, justify="right" if right else "left")
+def as_lines(found: Sequence[Listed]) -> Iterator[str]:
+    """A line for each model that can be loaded, then one for each that cannot."""
+    rows = [("model", "family", "parameters", "stored as", "on disk", "drafts that fit")]
     for model in found:
-        name, size = printable(model.folder.name), f"{model.size / 1e6:,.1f} MB"
+        if model.family:
+            rows.append(
+                (
+                    printable(model.folder.name),
+                    model.family,
+                    f"{model.num_parameters / 1e6:,.1f} M",
+                    ", ".join(model.stored),
+                    f"{model.size / 1e6:,.1f} MB",
+                    ", ".join(map(printable, (*model.drafts, "lookup"))),
+                )
+            )
+    yield from columns(rows, right=(2, 4))
+    for model in found:
         if model.error:
-            shown.add_row(name, "-", "-", "-", size, f"cannot be loaded: {printable(model.error)}")
-            continue
-        shown.add_row(
-            name, model.family, f"{model.num_parameters / 1e6:,.1f} M", ", ".join(model.stored),
-            size, ", ".join(map(printable, (*model.drafts, "lookup"))),
-        )  # fmt: skip
-    return shown
+            yield f"{printable(model.folder.name)} cannot be loaded: {printable(model.error)}"

@@ -164,14 +164,3 @@ def draft_length(text: str, option: str = "--num-draft") -> NumDraft:
         raise ValueError(
             f"{option} must be an integer of at least 1 or auto, got {text!r}"
         ) from None
-
-
-def check_utf8(option: str, text: str) -> None:
-    """Refuse an argument that holds bytes of no text."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        byte = ord(text[error.start]) & 0xFF  # how Python passes on what it cannot decode
-        raise ValueError(
-            f"{option} is not UTF-8: byte {byte:#04x} at character {error.start}; give it in UTF-8"
-        ) from error

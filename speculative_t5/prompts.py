@@ -13,6 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from .text import not_utf8
+
 Format = Literal["text", "jsonl"]
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 EMPTY = "empty: write a prompt there, or delete the line"
@@ -121,9 +123,7 @@ def _read_line(number: int, raw: bytes, form: Format, field: str) -> Line:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        byte, place = error.object[error.start], error.start
-        wrong = f"not UTF-8: byte {byte:#04x} at offset {place}; convert it to UTF-8"
-        return Line(number, number, None, wrong)
+        return Line(number, number, None, not_utf8(error))
     if form == "text":
         return Line(number, number, text, None if text.strip() else EMPTY)
     return _read_json(number, text, field)

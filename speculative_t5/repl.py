@@ -20,7 +20,7 @@ HISTORY = 1000  # lines kept
 COMPARE_SECONDS, COMPARE_TURNS = 1.0, 5  # /compare goes on until either
 COMMANDS = {
     "/set NAME VALUE": "change an option; /set alone shows them all",
-    "/prefix TEXT": "put before each prompt; /prefix alone takes it away",
+    "/prefix TEXT": "put before each prompt, with a space; /prefix alone takes it away",
     "/stats": "what the last output cost, and all of them together",
     "/compare [TEXT]": "regular and speculative decoding of this prompt, or of the last one",
     "/help": "these lines",
@@ -93,6 +93,7 @@ class Repl:
 
         Raises:
             ValueError: If it cannot be done. Nothing has changed then.
+            KeyboardInterrupt: If it is stopped. The session can go on.
         """
         line = line.strip()
         if not line.startswith("/") or line.startswith("//"):  # the second is for texts with one
@@ -128,16 +129,12 @@ class Repl:
             top_p=s.top_p, seed=s.seed,
         )  # fmt: skip
         self.prompt = prompt
-        try:
-            stats = show(chunks, drafts=s.show_drafts)
-        except KeyboardInterrupt:
-            note("stopped")
-            return
+        stats = show(chunks, drafts=s.show_drafts and self.decoder.drafts)
         self.done.append(stats)
         note(stats.summary())
 
     def _set(self, rest: str) -> None:
-        name, _, text = rest.partition(" ")
+        name, _, text = rest.replace("=", " ", 1).partition(" ")
         name = name.lstrip("-").replace("-", "_")
         if name and not text:
             raise ValueError(f"/set takes a name and a value, got {rest!r}: use /set num_draft 8")
@@ -174,12 +171,7 @@ class Repl:
         if prompt is None:
             raise ValueError("there is nothing to compare yet: give a prompt, or /compare TEXT")
         self.prompt = prompt
-        try:
-            runs = self._runs(prompt)
-        except KeyboardInterrupt:
-            note("stopped")
-            return
-        out = console()
+        runs, out = self._runs(prompt), console()
         for speculative, generations in runs.items():
             last = generations[-1]
             seconds = median(run.stats.seconds for run in generations)
@@ -233,8 +225,14 @@ def together(done: list[Stats]) -> Stats:
     )
 
 
-def read_lines() -> Iterator[str]:
-    """Lines of standard input: with an editor and a history if it is a terminal."""
+def typed_lines() -> Iterator[str]:
+    """Lines of standard input: with an editor and a history if it is a terminal.
+
+    Raises:
+        ValueError: If it is closed.
+    """
+    if sys.stdin is None:
+        raise ValueError("the prompts come from standard input, which is closed: give it lines")
     if not sys.stdin.isatty():
         for line in sys.stdin:
             yield line.rstrip("\n")

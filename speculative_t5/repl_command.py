@@ -12,6 +12,7 @@ from .decoder import SpeculativeDecoder, VerifyRule
 from .options import (
     DEFAULT_MODEL,
     MODELS,
+    OUTPUT,
     Delta,
     DraftLength,
     DraftModel,
@@ -26,12 +27,12 @@ from .options import (
     TopK,
     TopP,
     Verify,
-    check_utf8,
     draft_length,
     draft_of,
     make_decoder,
 )
-from .terminal import SOME_FAILED, note, printable
+from .terminal import SOME_FAILED, failure, is_terminal, note, printable
+from .text import check_utf8
 
 DEFAULT_PREFIX = "correct: "  # of the shipped model, which knows one task
 
@@ -59,18 +60,24 @@ def repl(
     max_tokens: MaxTokens = 256,
     seed: Seed = 0,
     draft_vocab: DraftVocab = None,
+    show_drafts: Annotated[
+        bool,
+        typer.Option(
+            help="On a terminal, colour tokens by where they came from.", rich_help_panel=OUTPUT
+        ),
+    ] = True,
 ) -> None:
     """Try prompts and options one after another, on models that are loaded once.
 
     Each line is a prompt, or a command that begins with a slash; /help lists them.
     """
-    from .repl import Repl, Settings, read_lines  # rich takes time to import
+    from .repl import Repl, Settings, typed_lines  # rich takes time to import
 
     if prefix is None:
         prefix = DEFAULT_PREFIX if Path(model).name == DEFAULT_MODEL else ""
     check_utf8("--prefix", prefix)
     settings = Settings(
-        num_draft, delta, verify, temperature, top_k, top_p, max_tokens, seed, prefix=prefix
+        num_draft, delta, verify, temperature, top_k, top_p, max_tokens, seed, show_drafts, prefix
     )
     first = make_decoder(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
@@ -87,18 +94,24 @@ def repl(
             max_ngram=max_ngram, draft_vocab=draft_vocab,
         )  # fmt: skip
 
-    session = Repl(load, settings)
-    if sys.stdin.isatty():
+    session, interactive, failed = Repl(load, settings), is_terminal(sys.stdin), False
+    if interactive:
         draft = draft_of(model, draft_model)
         note(f"{model}{f', {draft} drafts' if draft else ''}; prefix {prefix!r}; /help lists "
              "the commands, Ctrl-D leaves")  # fmt: skip
-    failed = False
-    for line in read_lines():
+    for line in typed_lines():
         try:
             if not session.handle(line):
                 break
         except ValueError as error:
             failed = True
             note(f"error: {printable(str(error))}")
-    if failed and not sys.stdin.isatty():  # a person has seen it
+        except (RuntimeError, MemoryError) as error:
+            failed = True
+            note(f"error: {printable(failure(error))}")
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            note("stopped")
+    if failed and not interactive:  # a person has seen it
         raise typer.Exit(SOME_FAILED)

@@ -95,7 +95,8 @@ class Stats:
         Args:
             speedup: Over regular decoding, as estimated; None leaves it out.
         """
-        parts = [f"{self.tokens_per_second:.0f} tok/s", f"{self.emitted} tokens"]
+        tokens = f"{self.emitted} token{'s' if self.emitted != 1 else ''}"
+        parts = [f"{self.tokens_per_second:.0f} tok/s", tokens]
         if self.drafted:
             parts.append(f"{self.acceptance_rate:.0%} of drafts accepted".replace("%", " %"))
             parts.append(f"{self.tokens_per_round:.1f} tokens per round")

@@ -7,9 +7,9 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TextIO, cast
 
 import typer
 
@@ -22,7 +22,7 @@ ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 AFTER_FAILURE = "run it again, with a smaller model or batch if memory was short"
 # What to do about errors that are the system's, by their number.
 ADVICE = {
-    errno.ENOENT: "check the path, or create its folder if it is to be written",
+    errno.ENOENT: "check the path and its folder",
     errno.EACCES: "choose another path, or change its permissions",
     errno.EISDIR: "give the path of a file",
     errno.ENOTDIR: "choose another path",
@@ -77,11 +77,8 @@ def run(app: typer.Typer, name: str) -> NoReturn:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{_with_advice(error)}", FAILED if full else BAD_INPUT)
-    except Failure as error:
-        fail(f"failed while running: {error}", FAILED)
     except (RuntimeError, MemoryError) as error:
-        cause = str(error) or type(error).__name__
-        fail(f"failed while running: {cause}; {AFTER_FAILURE}", FAILED)
+        fail(failure(error), FAILED)
 
 
 @contextlib.contextmanager
@@ -115,6 +112,11 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person sees it; None is a stream that is closed."""
+    return stream is not None and stream.isatty()
+
+
 def print_stream(chunks: Iterable[Chunk]) -> Stats:
     """Print the text alone, as it comes; returns what it cost."""
     stats = Stats()
@@ -141,6 +143,25 @@ def fail(message: str, code: int) -> NoReturn:
     """Say what was wrong, in one line, and leave."""
     note("error: " + printable(message))
     sys.exit(code)
+
+
+def failure(error: RuntimeError | MemoryError) -> str:
+    """What to say of a failure while running."""
+    if isinstance(error, Failure):
+        return f"failed while running: {error}"
+    return f"failed while running: {str(error) or type(error).__name__}; {AFTER_FAILURE}"
+
+
+def columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
+    """Lines of a table, columns two spaces apart; those in `right` go to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _argument_error(error: Any) -> str:

@@ -23,7 +23,9 @@ STYLES: dict[Origin, str] = {
 
 def console(*, stderr: bool = False) -> Console:
     """Of standard output or error: plain where that is no terminal, or NO_COLOR is set."""
-    return Console(file=sys.stderr if stderr else sys.stdout, highlight=False, soft_wrap=True)
+    return Console(
+        file=sys.stderr if stderr else sys.stdout, highlight=False, emoji=False, soft_wrap=True
+    )
 
 
 def show(chunks: Iterable[Chunk], *, drafts: bool) -> Stats:

@@ -95,7 +95,7 @@ class SentencePieceTokenizer:
         path = folder / "spiece.model"
         try:
             self._pieces = spm.SentencePieceProcessor(model_file=str(path))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, TypeError) as error:  # the last for a name that is no text
             raise ValueError(f"{path} is not a SentencePiece model: {error}; {AGAIN}") from error
         self._num_pieces: int = self._pieces.get_piece_size()
         self._added = self._find_added(folder)

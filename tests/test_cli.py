@@ -18,10 +18,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import __version__, models_command
+from speculative_t5 import __version__, inspection, models_command
+from speculative_t5 import weights as weights_module
 
 import pytest
-from conftest import REPOSITORY, run
+from conftest import REPOSITORY, edit_json, run
 from messages import check_message
 
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
@@ -94,6 +95,26 @@ def test_the_version_is_told(place: Path) -> None:
     assert done.returncode == 0
     expected = f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}\n"
     assert done.stdout.decode() == expected
+
+
+def test_models_that_cannot_be_read_harm_no_others(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders without weights, of another tokenizer, and of the same name as another."""
+    weights, again = tmp_path / "weights", tmp_path / "again"
+    shutil.copytree(place / "weights" / "target", weights / "target")
+    shutil.copytree(place / "weights" / "target", again / "target")
+    shutil.copytree(place / "weights" / "target", weights / "empty")
+    (weights / "empty" / "weights.npz").write_bytes(b"")
+    shutil.copytree(place / "weights" / "target", weights / "wide")
+    edit_json(weights / "wide" / "config.json", feed_forward_proj="[/relu]")
+    monkeypatch.setattr(weights_module, "WEIGHTS_DIRS", [weights, again])
+    found = {model.folder.name: model for model in inspection.list_models()}
+    assert found.keys() == {"target", "empty", "wide"}
+    assert found["target"].folder == weights / "target" and found["target"].drafts == ()
+    assert found["target"].error is None
+    for name in ("empty", "wide"):
+        assert found[name].error and found[name].family is None
 
 
 def test_models_are_listed(place: Path) -> None:
@@ -229,6 +250,8 @@ def test_the_prompt_also_comes_from_standard_input(place: Path) -> None:
         ((*PAIR, "--prompt", b"caf\xe9"), None, "--prompt is not UTF-8: byte 0xe9"),
         ((*PAIR, "--seed", "-1"), None, "seed must be from 0 to"),
         (("--nonsense",), None, "No such option"),
+        (("--seed", "1", "batch", "x"), None, "--seed stands before the word batch: put it after"),
+        (("--seed", "1", "models"), None, "--seed is no option of models: leave it out"),
     ],
 )
 def test_bad_input_gets_one_line_and_code_2(
@@ -302,6 +325,16 @@ def test_ctrl_c_ends_with_130(place: Path) -> None:
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
     assert errors.decode() == "error: interrupted\n"
+
+
+def test_a_closed_standard_output_is_nobodys_business(place: Path) -> None:
+    for more in ("", " --show-drafts"):
+        command = f'"$0" -m speculative_t5 --model target --prompt Hello. --max-tokens 4{more} >&-'
+        done = subprocess.run(
+            ["bash", "-c", command, sys.executable], cwd=place, capture_output=True, check=False,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FORCE_COLOR": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0 and b"4 tokens" in done.stderr
 
 
 def test_a_closed_standard_input_is_told(place: Path) -> None:

@@ -51,6 +51,7 @@ NOTHING_FOUND = {
     "empty: write a prompt there, or delete the line": "it is empty",
     "there are no statistics yet: give a prompt first": "nothing was done",
     "there is nothing to compare yet: give a prompt, or /compare TEXT": "nothing was done",
+    "the prompts come from standard input, which is closed: give it lines": "no more",
     "another conversion is at work on it: wait for its end, or choose another --output": (
         "what it is comes before it, as with every OSError"
     ),
@@ -89,6 +90,8 @@ PASSED_ON = {
 # What to do about errors of the system.
 ADVICE = (*terminal.ADVICE.values(), terminal.OTHERWISE)
 
+# Makes parts of messages for several files.
+TEXT = ast.parse((REPOSITORY / "speculative_t5" / "text.py").read_text(encoding="utf-8"))
 RAISED = {"ValueError": 0, "RuntimeError": 0, "Failure": 0, "_Refused": 0, "OSError": 1}
 NO_MESSAGE = ("KeyboardInterrupt", "Exit")
 
@@ -163,12 +166,12 @@ class Walker(ast.NodeVisitor):
             self.sites.append(Site(self.file, ".".join(self._names), node.lineno, raised, texts))
 
     def _made_by(self, function: str) -> ast.Call | None:
-        """The error that a function of this file makes, if that is all it does."""
+        """The error that a function makes, if that is all it does."""
         returned = self._returned(function)
         return returned[0] if len(returned) == 1 and isinstance(returned[0], ast.Call) else None
 
     def _returned(self, function: str) -> list[ast.expr]:
-        for node in self._tree.body:
+        for node in (*self._tree.body, *TEXT.body):
             if isinstance(node, ast.FunctionDef) and node.name == function:
                 return [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value]
         return []
@@ -187,8 +190,9 @@ class Walker(ast.NodeVisitor):
             return [*self._texts(node.body, line), *self._texts(node.orelse, line)]
         if isinstance(node, ast.Name) and (value := self._assigned(node.id, line)):
             return self._texts(value, line)
-        if isinstance(node, ast.Call) and whole and (made := self._returned(name_of(node.func))):
-            return [text for value in made for text in self._texts(value, line, whole=True)]
+        if isinstance(node, ast.Call) and (whole or name_of(node.func) == "not_utf8"):
+            made = self._returned(name_of(node.func))
+            return [t for value in made for t in self._texts(value, line, whole=True)] or [HOLE]
         return [HOLE]
 
     def _assigned(self, name: str, line: int) -> ast.expr | None:

@@ -50,7 +50,7 @@ class Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         tag, kind = self.open[-1]
-        if tag == "span" and kind:
+        if tag == "span" and kind and not self.tokens[-1][1]:
             self.tokens[-1] = (kind, data)
         if tag == "title":
             self.titles.append(data)
@@ -75,11 +75,18 @@ def test_each_token_is_shaded_by_its_origin() -> None:
 
 def test_the_hover_tells_round_and_probabilities() -> None:
     hovers = read(DONE).hovers
-    assert hovers[1].startswith("round 1: recovered\n")
-    assert "p = 0.5, q = 0.25" in hovers[1]
-    assert "id 6" in hovers[1]
+    assert hovers[1] == "round 1: recovered\nid 6\np = 0.5, q = 0.25"
+    assert "probabilities=True" not in DONE._repr_html_()
     bare = Generation(DONE.text, DONE.tokens, "eos", DONE.stats, DONE.pieces)
-    assert all("probabilities=True" in hover for hover in read(bare).hovers)
+    assert read(bare).hovers[1] == "round 1: recovered\nid 6"
+    assert "probabilities=True" in bare._repr_html_()
+
+
+def test_long_outputs_make_no_long_pages() -> None:
+    count = 10_000
+    stats = Stats((4,) * 2000, (4,) * 2000, (4,) * 2000, emitted=count, seconds=9.0)
+    long = Generation("a" * count, [5] * count, "length", stats, ("a",) * count)
+    assert len(long._repr_html_()) < 110 * count
 
 
 def test_the_chart_has_a_bar_for_each_round() -> None:

@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, load, repl, terminal_view
+from speculative_t5 import SpeculativeDecoder, load, repl, repl_command, terminal_view
 from speculative_t5.decoder import VerifyRule
 from speculative_t5.options import draft_length
 from speculative_t5.repl import Repl, Settings, together
 from speculative_t5.results import Stats
 
 import pytest
+import typer
 from conftest import REPOSITORY, run
 from rich.console import Console
 
@@ -82,7 +83,7 @@ def test_colours_are_those_of_the_drafts(screen: Screen) -> None:
 def test_options_are_set_by_name(screen: Screen) -> None:
     assert screen.say("/set num_draft 8") == ["num_draft = 8"]
     assert screen.say("/set --delta 0.2") == ["delta = 0.2"]
-    assert screen.say("/set top-k 5") == ["top_k = 5"]
+    assert screen.say("/set top-k=5") == ["top_k = 5"]
     screen.say("/set num_draft auto")
     screen.say("/set num_draft 2")
     assert screen.loaded[-1].num_draft == "2" and screen.loaded[-1].delta == 0.2
@@ -186,17 +187,19 @@ def test_help_lists_every_command(screen: Screen) -> None:
 
 
 def test_an_interrupted_output_leaves_the_session_as_it_was(
-    screen: Screen, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> Stats:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(repl, "show", interrupted)
-        assert screen.repl.handle(PROMPT)
-        patch.setattr(SpeculativeDecoder, "generate", interrupted)
-        assert screen.repl.handle("/compare")
-    assert capsys.readouterr().err == "stopped\nstopped\n"
+    # While an output is shown, while "auto" is calibrated before it, and while two are compared.
+    for module, name, line in (
+        (repl, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
+        (SpeculativeDecoder, "generate", f"/compare {PROMPT}"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(module, name, interrupted)
+            screen.repl.handle(line)
     assert screen.repl.done == []
     screen.say(PROMPT)
     assert len(screen.repl.done) == 1
@@ -214,6 +217,46 @@ def test_a_pipe_of_lines_is_answered_line_by_line(place: Path) -> None:
     text = run(place, *MODELS, "--max-tokens", "8", "--prompt", "The old man.").stdout.decode()
     assert out.startswith(text + "num_draft = 2\nlast: ")
     assert not (place / "cache" / "speculative_t5" / "history").exists()
+
+
+def test_lines_that_are_no_text_are_told(place: Path) -> None:
+    lines = b"Hello.\ncaf\xe9\nHello.\n"
+    done = run(place, "repl", *MODELS, "--max-tokens", "8", stdin=lines)
+    assert done.returncode == 3
+    assert b"error: the prompt is not UTF-8: byte 0xe9 at character 3; give it" in done.stderr
+    first, second = done.stdout.decode().splitlines()
+    assert first == second
+
+
+def test_a_failure_costs_one_line_only(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def handle(self: Repl, line: str) -> bool:
+        seen.append(line)
+        if line == "fail":
+            raise MemoryError
+        return True
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(Repl, "handle", handle)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\nfail\ntwo\n"))
+    with pytest.raises(typer.Exit) as ended:
+        repl_command.repl(model="target", draft_model="draft")
+    assert ended.value.exit_code == 3
+    assert seen == ["one", "fail", "two"]
+    assert capsys.readouterr().err.startswith("error: failed while running: MemoryError; run it")
+
+
+def test_a_closed_standard_input_is_told(place: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -m speculative_t5 repl --model target <&-', sys.executable],
+        cwd=place, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.decode().startswith("error: the prompts come from standard input, which is")
 
 
 def test_errors_on_a_pipe_are_told_and_change_the_exit_code(place: Path) -> None:

@@ -1,0 +1,24 @@
+"""Text that is none: bytes of another encoding, where they are found."""
+
+from __future__ import annotations
+
+
+def check_utf8(name: str, text: str) -> None:
+    """Refuse a string that holds bytes of no text, as Python passes them on from the system.
+
+    Raises:
+        ValueError: If it does; `name` says what the string is.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF
+        raise ValueError(
+            f"{name} is not UTF-8: byte {byte:#04x} at character {error.start}; give it in UTF-8"
+        ) from error
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """What is wrong with bytes that were to be text, and what to do."""
+    byte = error.object[error.start]
+    return f"not UTF-8: byte {byte:#04x} at offset {error.start}; convert it to UTF-8"
