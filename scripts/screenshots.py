@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder
+from speculative_t5.estimate import speedup
 from speculative_t5.terminal_view import legend, shaded
 
 import numpy as np
@@ -29,9 +30,7 @@ MARGIN = 12  # pixels below what is drawn
 PROMPT = (
     "correct: my sister have never been too paris. Its very expensive and she dont has many money."
 )
-COMMAND = (
-    f'$ python -m speculative_t5 --show-drafts --temperature 1.5 --seed 6 --prompt \\\n  "{PROMPT}"'
-)
+COMMAND = f'$ python -m speculative_t5 --show-drafts --prompt \\\n  "{PROMPT}"'
 SVG = """<svg viewBox="0 0 {terminal_width} {terminal_height}" width="100%"
  xmlns="http://www.w3.org/2000/svg"><style>
 .{unique_id}-matrix {{font-family: 'DejaVu Sans Mono', monospace; font-size: {char_height}px;
@@ -45,20 +44,23 @@ def main(
 ) -> None:
     decoder = SpeculativeDecoder.from_pretrained("correct-base", "correct-small", num_draft=5)
     for _ in range(2):  # the first use of everything is slower
-        done = decoder.generate(PROMPT, temperature=1.5, seed=6, probabilities=True)
+        done = decoder.generate(PROMPT, probabilities=True)
+    estimated = speedup(decoder, PROMPT, done.stats)
     capture(notebook(done), folder / "notebook.png", width=780)
-    capture(terminal(done), folder / "terminal.png", width=1000)
+    capture(terminal(done, estimated), folder / "terminal.png", width=1050)
 
 
 def notebook(done: Generation) -> str:
     return f'<body style="background:#fff;font-family:sans-serif">{done._repr_html_()}</body>'
 
 
-def terminal(done: Generation) -> str:
+def terminal(done: Generation, estimated: float | None) -> str:
     console = Console(
-        record=True, file=io.StringIO(), force_terminal=True, width=100, highlight=False
+        record=True, file=io.StringIO(), force_terminal=True, width=110, highlight=False
     )
-    console.print(COMMAND, legend(), shaded(done), done.stats.summary(), sep="\n", markup=False)
+    console.print(
+        COMMAND, legend(), shaded(done), done.stats.summary(estimated), sep="\n", markup=False
+    )
     picture = console.export_svg(theme=MONOKAI, code_format=SVG)
     return f'<body style="margin:0;background:#0c0c0c">{picture}</body>'
 

@@ -25,8 +25,10 @@ class Token:
             without a tokenizer.
         origin: Where it came from, see `MEANINGS`.
         round: Its round, from 1.
-        p: The target's probability of it, given all before it; None if that was not asked for.
-        q: The draft model's; None also without a draft model.
+        p: The target's probability of it, given all before it, after temperature, top-k and top-p;
+            at temperature 0 that of temperature 1. None if it was not asked for.
+        q: The draft model's, in the same way, even where a lookup proposed the token; None also
+            without a draft model.
     """
 
     id: int
