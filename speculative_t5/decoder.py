@@ -15,14 +15,15 @@ from .calibration import Padded, calibrate
 from .draft import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .engine import WINDOW, Plan, Request, decode, in_order_of_length
 from .lookup import check_ngrams
+from .outputs import as_chunks, as_generations
 from .progress import with_bar
 from .results import Chunk, Generation, Round
 from .sampling import Sampler
 from .schedule import AdaptiveSchedule, FixedSchedule, Schedule
-from .scoring import token_probabilities
+from .scoring import pair_probabilities
 from .session import LanguageModel
 from .text import check_utf8
-from .tokenizer import Detokenizer, Tokenizer, pieces
+from .tokenizer import Tokenizer
 from .verify import Verifier
 from .weights import load
 
@@ -179,23 +180,15 @@ class SpeculativeDecoder:
         """
         source, sampler = self.encode(prompt), Sampler(temperature, top_k, top_p)
         rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
-        ((_, done),) = self._generations(with_bar(rounds, max_tokens) if progress else rounds)
+        ((_, done),) = as_generations(
+            with_bar(rounds, max_tokens) if progress else rounds, self.tokenizer
+        )
         if probabilities:
-            odds = self._probabilities(source, done.tokens, sampler)
-            done = replace(done, probabilities=tuple(odds))
+            odds = pair_probabilities(
+                self.model, self.draft, source, done.tokens, sampler, self._draft_vocab
+            )
+            done = replace(done, probabilities=odds)
         return done
-
-    def _probabilities(
-        self, source: Sequence[int], tokens: Sequence[int], sampler: Sampler
-    ) -> Iterator[tuple[float, float | None]]:
-        """For `Generation.probabilities`: p and q of each token."""
-        size = self.model.vocab_size
-        p = token_probabilities(self.model, source, tokens, sampler, size)
-        if self.draft is None:
-            return ((each, None) for each in p)
-        size = min(size, self._draft_vocab or size)
-        q = token_probabilities(self.draft, source, tokens, sampler, size)
-        return zip(p, q, strict=True)
 
     def generate_batch(
         self,
@@ -219,7 +212,7 @@ class SpeculativeDecoder:
         # Rows of like length together pad less, and those that end last are short.
         requests = in_order_of_length(enumerate(sources), max(len(sources), 1))
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
-        done = dict(self._generations(rounds))
+        done = dict(as_generations(rounds, self.tokenizer))
         return [done[index] for index in range(len(sources))]
 
     def iter_batch(
@@ -264,7 +257,7 @@ class SpeculativeDecoder:
         if by_length and batch_size > 1:
             requests = in_order_of_length(requests, WINDOW * batch_size)
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
-        return self._generations(rounds)
+        return as_generations(rounds, self.tokenizer)
 
     @property
     def drafts(self) -> bool:
@@ -297,18 +290,6 @@ class SpeculativeDecoder:
             )
         return ids
 
-    def _generations(self, rounds: Iterator[Round]) -> Iterator[tuple[int, Generation]]:
-        for done in rounds:
-            if done.finish_reason:
-                parts: tuple[str, ...] = ()
-                if self.tokenizer:
-                    parts = pieces(done.output, Detokenizer(self.tokenizer), end=True)
-                text = "".join(parts)
-                yield (
-                    done.index,
-                    Generation(text, done.output, done.finish_reason, done.stats, parts),
-                )
-
     def stream(
         self,
         prompt: Prompt,
@@ -324,18 +305,7 @@ class SpeculativeDecoder:
         source = self.encode(prompt)
         sampler = Sampler(temperature, top_k, top_p)
         rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
-        return self._chunks(rounds)
-
-    def _chunks(self, rounds: Iterator[Round]) -> Iterator[Chunk]:
-        detokenizer = Detokenizer(self.tokenizer) if self.tokenizer else None
-        for done in rounds:
-            parts: tuple[str, ...] = ()
-            if detokenizer:
-                parts = pieces(done.tokens, detokenizer, end=done.finish_reason is not None)
-            yield Chunk(
-                "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason,
-                parts,
-            )  # fmt: skip
+        return as_chunks(rounds, self.tokenizer)
 
     def _rounds(
         self,

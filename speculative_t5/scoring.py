@@ -13,6 +13,26 @@ from .session import LanguageModel
 PASS = 32  # tokens at a time: little memory for logits of large vocabularies, and one shape
 
 
+def pair_probabilities(
+    model: LanguageModel,
+    draft: LanguageModel | None,
+    source: Sequence[int],
+    tokens: Sequence[int],
+    sampler: Sampler,
+    draft_vocab: int | None = None,
+) -> tuple[tuple[float, float | None], ...]:
+    """What the target and its draft, if there is one, give to each token: (p, q).
+
+    Args are those of `token_probabilities`; a draft proposes the first `draft_vocab` ids only.
+    """
+    size = model.vocab_size
+    p = token_probabilities(model, source, tokens, sampler, size)
+    if draft is None:
+        return tuple((each, None) for each in p)
+    q = token_probabilities(draft, source, tokens, sampler, min(size, draft_vocab or size))
+    return tuple(zip(p, q, strict=True))
+
+
 def token_probabilities(
     model: LanguageModel,
     source: Sequence[int],
