@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import mlx.core as mx
@@ -14,6 +15,24 @@ SOURCE_STEP = 32  # what a source takes is a multiple of this: few shapes, each 
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
 
 
+@dataclass(frozen=True)
+class LayerShape:
+    """Of one layer's keys and values: heads, sizes of a key and of a value, type."""
+
+    num_heads: int
+    key_size: int
+    value_size: int
+    dtype: mx.Dtype
+
+    def zeros(self, batch: int, capacity: int) -> KeysValues:
+        """Room for so many positions of so many rows, (B, H, C, D) each."""
+        k, v = (
+            mx.zeros((batch, self.num_heads, capacity, size), self.dtype)
+            for size in (self.key_size, self.value_size)
+        )
+        return k, v
+
+
 class KVCache:
     """Self-attention keys and values of all layers, for a batch of rows of different lengths.
 
@@ -23,14 +42,14 @@ class KVCache:
     Attributes:
         layers: Keys and values of each layer, (B, H, C, D), C being the capacity.
         lengths: Positions of each row that count.
+
+    Args:
+        shapes: Of each layer.
+        batch: Number of rows, which are empty.
     """
 
-    def __init__(
-        self, num_layers: int, num_heads: int, head_dim: int, batch: int, dtype: mx.Dtype
-    ) -> None:
-        shape = (batch, num_heads, SMALLEST, head_dim)
-        zeros = partial(mx.zeros, shape, dtype)
-        self.layers: list[KeysValues] = [(zeros(), zeros()) for _ in range(num_layers)]
+    def __init__(self, shapes: Sequence[LayerShape], batch: int) -> None:
+        self.layers: list[KeysValues] = [shape.zeros(batch, SMALLEST) for shape in shapes]
         self.lengths = [0] * batch
 
     @property
@@ -66,6 +85,18 @@ class KVCache:
         assert len(lengths) == len(self.lengths)
         assert all(0 <= n <= old for n, old in zip(lengths, self.lengths, strict=True)), lengths
         self.lengths = list(lengths)
+
+    def replace(self, rows: Sequence[int], new: KVCache, first: int) -> None:
+        """Give these rows to those of another cache, from its row `first` on."""
+        taken = new.lengths[first : first + len(rows)]
+        for row, length in zip(rows, taken, strict=True):
+            self.lengths[row] = length
+        self.reserve(0)
+        at, end = mx.array(list(rows), dtype=mx.int32), max(taken)
+        part = slice(first, first + len(rows))
+        for (keys, values), (new_keys, new_values) in zip(self.layers, new.layers, strict=True):
+            keys[at, :, :end] = new_keys[part, :, :end]
+            values[at, :, :end] = new_values[part, :, :end]
 
     def clear(self, rows: Sequence[int]) -> None:
         """Make these rows empty."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,17 @@ class Vocabulary:
 
     def __str__(self) -> str:
         return f"{self.size} pieces, digest {self.digest[:8]}"
+
+
+def fingerprint(description: str, parameters: Any) -> str:
+    """Hexadecimal digest of a description and of a sample of every weight in a tree of them."""
+    digest = hashlib.sha256(description.encode())
+    weights = cast(list[tuple[str, mx.array]], tree_flatten(parameters))
+    samples = {name: w.reshape(-1)[:8].astype(mx.float32) for name, w in weights}
+    mx.eval(samples)
+    for name, sample in sorted(samples.items()):
+        digest.update(f"{name} {sample.tolist()}".encode())
+    return digest.hexdigest()
 
 
 class Session(Protocol):

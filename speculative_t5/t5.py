@@ -5,23 +5,29 @@ Shapes: B batch, S source length, L query length, T cached length, H heads, D he
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from . import blocks
-from .cache import KeysValues, KVCache, SourceCache, additive, padding_mask, source_width
+from .cache import (
+    KeysValues,
+    KVCache,
+    LayerShape,
+    SourceCache,
+    additive,
+    padding_mask,
+    source_width,
+)
 from .config import Quantization, T5Config
 from .layers import Decoder, Embedding, Encoder, Linear, embed, fused, transposed
 from .positions import position_biases
 from .sampling import argmax
-from .session import Vocabulary
+from .session import Vocabulary, fingerprint
 
 ENCODED_TOKENS = 512  # of a pass of the encoder, padding included, unless one prompt has more
 
@@ -125,13 +131,7 @@ class T5(nn.Module):
     @property
     def fingerprint(self) -> str:
         """Hexadecimal digest of the configuration and of a sample of every weight."""
-        digest = hashlib.sha256(repr(self.config).encode())
-        weights = cast(list[tuple[str, mx.array]], tree_flatten(self.parameters()))
-        samples = {name: w.reshape(-1)[:8].astype(mx.float32) for name, w in weights}
-        mx.eval(samples)
-        for name, sample in sorted(samples.items()):
-            digest.update(f"{name} {sample.tolist()}".encode())
-        return f"{digest.hexdigest()} {self.dtype}"
+        return f"{fingerprint(repr(self.config), self.parameters())} {self.dtype}"
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -374,9 +374,8 @@ class T5Session:
         self._num_ahead = 0  # its last rows that are not taken yet
         self._prepared = prepared
         self._bias_tables = model.decoder.position_bias.tables()
-        self._cache = KVCache(
-            config.num_decoder_layers, config.num_heads, config.d_kv, batch, model.dtype
-        )
+        shape = LayerShape(config.num_heads, config.d_kv, config.d_kv, model.dtype)
+        self._cache = KVCache([shape] * config.num_decoder_layers, batch)
 
     @property
     def lengths(self) -> list[int]:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.causal import CausalModel
 from speculative_t5.config import T5Config
 from speculative_t5.conversion import convert
 from speculative_t5.t5 import T5
@@ -94,10 +95,61 @@ def tiny_model(*, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes
     return model
 
 
-def tiny_draft(target: T5, *, noise: float = 0.1, vocab_size: int | None = None) -> T5:
+def tiny_causal(
+    kind: str = "gpt2", *, vocab_size: int = 5, seed: int = 0, layers: int = 1
+) -> CausalModel:
+    """A random decoder-only model of mlx-lm over a few tokens, float32, which ends by id 1."""
+    from mlx_lm.models import gpt2, llama, qwen3
+
+    shared: dict[str, Any] = {
+        "hidden_size": 16, "num_hidden_layers": layers, "intermediate_size": 16,
+        "num_attention_heads": 2, "rms_norm_eps": 1e-6, "vocab_size": vocab_size, "head_dim": 8,
+    }  # fmt: skip
+    if kind == "gpt2":
+        model: Any = gpt2.Model(
+            gpt2.ModelArgs("gpt2", POSITIONS, 16, 2, layers, POSITIONS, 1e-5, vocab_size)
+        )
+    elif kind == "qwen3":
+        more = {"max_position_embeddings": POSITIONS, "rope_theta": 1e4, "num_key_value_heads": 1}
+        args = {"model_type": kind, "tie_word_embeddings": True}
+        model = qwen3.Model(qwen3.ModelArgs(**shared, **more, **args))
+    else:
+        more = {"num_key_value_heads": 1, "tie_word_embeddings": False}
+        model = llama.Model(llama.ModelArgs(model_type=kind, **shared, **more))
+    mx.random.seed(seed)
+    # Heavier than usual, so that outputs hang on everything before them and do not just repeat.
+    model.update(
+        tree_map(
+            lambda x: mx.random.normal(x.shape) * (0.7 if x.ndim > 1 else 0.2) + (x.ndim == 1),
+            model.parameters(),
+        )
+    )
+    mx.eval(model.parameters())
+    return CausalModel(model, eos_token_id=1, max_positions=POSITIONS)
+
+
+POSITIONS = 256
+KINDS = ("t5", "gpt2", "qwen3", "llama")
+# Of two layers over 20 tokens: outputs that vary, some ending by EOS and some at a limit.
+VARIED = {"t5": 3, "gpt2": 4, "qwen3": 9, "llama": 6}
+
+
+def tiny(kind: str = "t5", **options: Any) -> T5 | CausalModel:
+    """A tiny random model of any kind, see `KINDS`."""
+    return tiny_model(**options) if kind == "t5" else tiny_causal(kind, **options)
+
+
+def next_logits(model: Any, prompt: list[int], outputs: list[tuple[int, ...]]) -> mx.array:
+    """Logits (N, V) of what follows each of some outputs of the same length."""
+    if isinstance(model, CausalModel):
+        return model(mx.array([[*prompt, *output] for output in outputs]))[:, -1]
+    sources = mx.array([prompt] * len(outputs))
+    return model(sources, mx.array([[0, *output] for output in outputs]))[:, -1]
+
+
+def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None) -> Any:
     """A draft that often agrees with its target: the target with noise on its weights."""
     size = vocab_size or target.vocab_size
-    draft = T5(dataclasses.replace(target.config, vocab_size=size))
     mx.random.seed(99)
 
     def resized(weight: mx.array) -> mx.array:
@@ -106,6 +158,13 @@ def tiny_draft(target: T5, *, noise: float = 0.1, vocab_size: int | None = None)
             weight = mx.concatenate([kept, mx.zeros((size - len(kept), weight.shape[1]))])
         return weight + noise * mx.random.normal(weight.shape)
 
+    if isinstance(target, CausalModel):
+        args = dataclasses.replace(target.model.args, vocab_size=size)
+        model = type(target.model)(args)
+        model.update(tree_map(resized, target.model.parameters()))
+        mx.eval(model.parameters())
+        return CausalModel(model, eos_token_id=1, max_positions=target.max_positions)
+    draft = T5(dataclasses.replace(target.config, vocab_size=size))
     draft.update(tree_map(resized, target.parameters()))
     mx.eval(draft.parameters())
     return draft

@@ -1,6 +1,15 @@
 from __future__ import annotations
 
-from speculative_t5.cache import GROWTH, SMALLEST, SOURCE_STEP, KVCache, SourceCache, fitting, write
+from speculative_t5.cache import (
+    GROWTH,
+    SMALLEST,
+    SOURCE_STEP,
+    KVCache,
+    LayerShape,
+    SourceCache,
+    fitting,
+    write,
+)
 from speculative_t5.schedule import FixedSchedule
 
 import mlx.core as mx
@@ -24,7 +33,7 @@ def append(cache: KVCache, new: mx.array) -> list[list[float]]:
 
 
 def test_rows_of_different_lengths_are_written_in_their_places() -> None:
-    cache = KVCache(1, 1, 1, batch=2, dtype=mx.float32)
+    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=2)
     append(cache, written(2, 3, 0))
     cache.truncate([3, 1])
     keys = append(cache, written(2, 2, 50))
@@ -36,7 +45,7 @@ def test_rows_of_different_lengths_are_written_in_their_places() -> None:
 
 
 def test_selected_rows_keep_their_contents() -> None:
-    cache = KVCache(1, 1, 1, batch=3, dtype=mx.float32)
+    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=3)
     append(cache, written(3, 2, 0))
     cache.truncate([2, 1, 2])
     cache.select([2, 1])
@@ -46,7 +55,7 @@ def test_selected_rows_keep_their_contents() -> None:
 
 
 def test_growing_keeps_what_was_written() -> None:
-    cache = KVCache(1, 1, 1, batch=2, dtype=mx.float32)
+    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=2)
     rows = append(cache, written(2, SMALLEST - 1, 0))
     grown = append(cache, written(2, 3, 1000))
     assert cache.capacity >= SMALLEST + 2
@@ -55,7 +64,7 @@ def test_growing_keeps_what_was_written() -> None:
 
 
 def test_there_is_room_for_whatever_was_reserved() -> None:
-    cache = KVCache(1, 1, 1, batch=2, dtype=mx.float32)
+    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=2)
     for count in (1, 40, 30, 100, 200):
         at = cache.reserve(count)
         assert max(cache.lengths) + count <= cache.capacity
@@ -67,7 +76,7 @@ def test_there_is_room_for_whatever_was_reserved() -> None:
 
 def test_buffers_are_written_in_place() -> None:
     """Where nothing else holds them: a copy of all layers in each step would cost more than it."""
-    cache = KVCache(1, 8, 64, batch=1, dtype=mx.float32)
+    cache = KVCache([LayerShape(8, 64, 64, mx.float32)] * 1, batch=1)
     cache.reserve(4096)
     new = mx.ones((1, 8, 1, 64))
     mx.eval(cache.layers, new)
@@ -82,13 +91,13 @@ def test_buffers_are_written_in_place() -> None:
 
 
 def test_rewinding_forward_is_caught() -> None:
-    cache = KVCache(1, 1, 1, batch=1, dtype=mx.float32)
+    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=1)
     with pytest.raises(AssertionError):
         cache.truncate([1])
 
 
 def test_what_a_long_row_took_is_given_back() -> None:
-    cache = KVCache(1, 1, 1, batch=2, dtype=mx.float32)
+    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=2)
     append(cache, written(2, 5 * GROWTH, 0))
     assert cache.capacity == 5 * GROWTH
     cache.truncate([5 * GROWTH, 3])

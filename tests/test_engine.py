@@ -12,12 +12,11 @@ from speculative_t5.draft import Draft, ModelDrafter
 from speculative_t5.engine import Plan, decode, in_order_of_length
 from speculative_t5.sampling import Sampler
 from speculative_t5.schedule import FixedSchedule, Outcome
-from speculative_t5.t5 import T5
 from speculative_t5.verify import Verifier
 
 import numpy as np
 import pytest
-from conftest import tiny_draft, tiny_model
+from conftest import VARIED, tiny, tiny_draft
 
 EOS = 1
 SAMPLED = {"temperature": 1.0, "seed": 7}
@@ -28,10 +27,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target() -> T5:
+@pytest.fixture(scope="module", params=["t5", "gpt2", "qwen3"])
+def target(request: Any) -> Any:
     """Its outputs vary; some end by EOS, some at the limit."""
-    return tiny_model(vocab_size=20, layers=2, seed=3)
+    return tiny(request.param, vocab_size=20, layers=2, seed=VARIED[request.param])
 
 
 def prompts(count: int = 64, longest: int = 40) -> list[list[int]]:
@@ -42,7 +41,7 @@ def prompts(count: int = 64, longest: int = 40) -> list[list[int]]:
     return found
 
 
-def engine(target: T5, drafter: str, **options: Any) -> SpeculativeDecoder:
+def engine(target: Any, drafter: str, **options: Any) -> SpeculativeDecoder:
     draft = tiny_draft(target, noise=0.2) if drafter in ("model", "both") else None
     lookup = drafter in ("lookup", "both")
     return SpeculativeDecoder(target, draft, num_draft=4, lookup=lookup, **options)
@@ -62,7 +61,7 @@ def told(outputs: list[Generation]) -> list[tuple[Any, ...]]:
     [("greedy", "auto"), ("sampled", "token"), ("sampled", "block"), ("filtered", "block")],
 )
 def test_outputs_do_not_hang_on_the_batch_size(
-    target: T5, drafter: str, way: str, rule: Any
+    target: Any, drafter: str, way: str, rule: Any
 ) -> None:
     decoder = engine(target, drafter, verify=rule)
     options = OPTIONS[way] | {"max_tokens": 13}
@@ -101,7 +100,7 @@ def with_the_neighbours_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bug", [with_keys_by_place, with_the_neighbours_limit])
 def test_the_check_fails_for_planted_bugs(
-    target: T5, bug: Any, monkeypatch: pytest.MonkeyPatch
+    target: Any, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = engine(target, "model")
     options = OPTIONS["sampled"] | {"max_tokens": 13}
@@ -110,14 +109,14 @@ def test_the_check_fails_for_planted_bugs(
     assert told(decoder.generate_batch(prompts(), batch_size=8, **options)) != told(alone)
 
 
-def test_the_first_of_a_batch_is_what_generate_gives(target: T5) -> None:
+def test_the_first_of_a_batch_is_what_generate_gives(target: Any) -> None:
     decoder = engine(target, "model")
     for options in OPTIONS.values():
         batch = decoder.generate_batch(prompts(5), **options)
         assert told([decoder.generate(prompts()[0], **options)]) == told(batch[:1])
 
 
-def test_a_row_hangs_on_the_index_that_it_is_given(target: T5) -> None:
+def test_a_row_hangs_on_the_index_that_it_is_given(target: Any) -> None:
     decoder = engine(target, "model")
     options = OPTIONS["sampled"]
     batch = decoder.generate_batch(prompts(12), **options)
@@ -128,7 +127,7 @@ def test_a_row_hangs_on_the_index_that_it_is_given(target: T5) -> None:
     assert len({tuple(o.tokens) for o in same}) > 1, "the same prompt, other draws"
 
 
-def test_prompts_are_taken_when_there_is_room_and_outputs_given_as_they_end(target: T5) -> None:
+def test_prompts_are_taken_when_there_is_room_and_outputs_given_as_they_end(target: Any) -> None:
     taken = 0
 
     def asked() -> Iterator[list[int]]:
@@ -148,7 +147,7 @@ def test_prompts_are_taken_when_there_is_room_and_outputs_given_as_they_end(targ
 
 @pytest.mark.parametrize("drafter", ["model", "lookup", "none"])
 def test_auto_in_batches_keeps_greedy_outputs(
-    target: T5, drafter: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    target: Any, drafter: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     alone = engine(target, drafter).generate_batch(prompts(40), batch_size=1, max_tokens=24)
@@ -169,13 +168,13 @@ def test_prompts_begin_by_length_some_at_a_time() -> None:
     assert list(in_order_of_length(requests, 1)) == requests
 
 
-def test_nothing_gives_nothing(target: T5) -> None:
+def test_nothing_gives_nothing(target: Any) -> None:
     for num_draft in (4, "auto"):
         decoder = SpeculativeDecoder(target, "lookup", num_draft=num_draft)  # type: ignore
         assert decoder.generate_batch([]) == []
 
 
-def test_seconds_are_those_of_a_row(target: T5) -> None:
+def test_seconds_are_those_of_a_row(target: Any) -> None:
     began = time.perf_counter()
     outputs = engine(target, "model").generate_batch(prompts(12), batch_size=4, max_tokens=13)
     total = time.perf_counter() - began
@@ -184,18 +183,18 @@ def test_seconds_are_those_of_a_row(target: T5) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, 2**70])
-def test_a_batch_size_out_of_range_is_refused(target: T5, size: Any) -> None:
+def test_a_batch_size_out_of_range_is_refused(target: Any, size: Any) -> None:
     with pytest.raises(ValueError, match=f"batch_size must be an integer .*, got {size}"):
         engine(target, "none").generate_batch(prompts(2), batch_size=size)
 
 
 @pytest.mark.parametrize("index", [-1, "a", 1.5, None])
-def test_an_index_that_is_none_is_refused(target: T5, index: Any) -> None:
+def test_an_index_that_is_none_is_refused(target: Any, index: Any) -> None:
     with pytest.raises(ValueError, match=f"index must be an integer of at least 0, got {index!r}"):
         list(engine(target, "none").iter_batch([(index, [3, 1])]))
 
 
-def test_prompts_may_share_an_index(target: T5) -> None:
+def test_prompts_may_share_an_index(target: Any) -> None:
     decoder = engine(target, "model")
     alone = [decoder.generate(p, max_tokens=13).tokens for p in prompts(6)]
     same = decoder.iter_batch(((0, p) for p in prompts(6)), batch_size=3, max_tokens=13)
@@ -203,17 +202,16 @@ def test_prompts_may_share_an_index(target: T5) -> None:
 
 
 def test_prompts_are_encoded_ahead_until_they_are_many_tokens(
-    target: T5, monkeypatch: pytest.MonkeyPatch
+    target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from speculative_t5.t5 import T5Session
+    kind, sizes = type(target.start([[3, 1]])[0]), []
+    expect = kind.expect
 
-    expect, sizes = T5Session.expect, []
-
-    def counted(self: T5Session, sources: Any) -> None:
+    def counted(self: Any, sources: Any) -> None:
         sizes.append(len(sources))
         expect(self, sources)
 
-    monkeypatch.setattr(T5Session, "expect", counted)
+    monkeypatch.setattr(kind, "expect", counted)
     decoder = engine(target, "lookup")
     for tokens, largest in ((10_000, 5), (1, 1)):
         monkeypatch.setattr("speculative_t5.engine.AHEAD_TOKENS", tokens)
@@ -222,7 +220,7 @@ def test_prompts_are_encoded_ahead_until_they_are_many_tokens(
         assert (sum(sizes), max(sizes)) == (15, largest)
 
 
-def test_a_schedule_is_told_of_rows_that_were_drafted_for_in_full(target: T5) -> None:
+def test_a_schedule_is_told_of_rows_that_were_drafted_for_in_full(target: Any) -> None:
     told: list[Outcome] = []
 
     class Told(FixedSchedule):
