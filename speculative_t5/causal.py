@@ -28,7 +28,7 @@ class CausalModel:
     Args:
         model: Called with tokens (B, L) and a cache for each layer; gives logits (B, L, V).
         eos_token_id: What ends an output.
-        max_positions: Tokens of prompt and output together, at most.
+        max_context: Tokens of prompt and output that it can read, at most.
         vocabulary: Of its tokenizer; None if unknown.
 
     Raises:
@@ -40,13 +40,14 @@ class CausalModel:
         model: nn.Module,
         *,
         eos_token_id: int,
-        max_positions: int,
+        max_context: int,
         vocabulary: Vocabulary | None = None,
     ) -> None:
         check_cache(model)
+        _bound_positions(model)
         self.model = model
         self.eos_token_id = eos_token_id
-        self.max_positions = max_positions
+        self.max_context = max_context
         self.vocabulary = vocabulary
         self.shapes, self.vocab_size = _shapes(model)
 
@@ -57,7 +58,7 @@ class CausalModel:
 
     @property
     def max_source(self) -> int:
-        return self.max_positions - 1  # and one token of output
+        return self.max_context
 
     @property
     def special_tokens(self) -> frozenset[int]:
@@ -65,7 +66,16 @@ class CausalModel:
         return known | {self.eos_token_id}
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[CausalSession, list[list[int]]]:
-        """Read the prompts but for their last tokens, with which decoding begins."""
+        """Read the prompts but for their last tokens, with which decoding begins.
+
+        Raises:
+            ValueError: If one is longer than the model can read.
+        """
+        longest = max(map(len, prompts))
+        if longest > self.max_context:
+            raise ValueError(
+                f"a prompt has {longest} tokens, the model reads {self.max_context}: split it"
+            )
         session = CausalSession(self, len(prompts))
         session.read(prompts)
         return session, [list(prompt) for prompt in prompts]
@@ -189,6 +199,27 @@ def check_cache(model: nn.Module) -> None:
             f"the model keeps its context in {', '.join(others)}, which cannot be rewound row by "
             "row: use a model with plain keys and values"
         )
+
+
+def _bound_positions(model: nn.Module) -> None:
+    """Have the last row of a table of learned positions, as GPT-2's, stand for all beyond it.
+
+    Rows near their end are fed as many tokens as their neighbours. What comes of these is not
+    looked at, but they must not be read from outside of the table: MLX does not check.
+    """
+    table = getattr(getattr(model, "model", None), "wpe", None)
+    if table is None or hasattr(table, "bounded"):
+        return
+    kind, last = type(table), table.weight.shape[0] - 1
+
+    class Bounded(kind):  # type: ignore[valid-type, misc]
+        bounded = True
+
+        def __call__(self, positions: mx.array) -> mx.array:
+            rows: mx.array = super().__call__(mx.minimum(positions, last))
+            return rows
+
+    table.__class__ = Bounded
 
 
 class _Probe:

@@ -116,10 +116,10 @@ class T5Config:
             ValueError: If the model is not a T5, or a size is missing or not a positive integer.
         """
         _check_kind(raw)
-        sizes = {name: _size(raw, name) for name in ("d_model", "d_kv", "d_ff", "num_heads",
-                                                     "num_layers", "vocab_size")}  # fmt: skip
+        sizes = {name: read_size(raw, name) for name in ("d_model", "d_kv", "d_ff", "num_heads",
+                                                         "num_layers", "vocab_size")}  # fmt: skip
         sizes["num_decoder_layers"] = (
-            _size(raw, "num_decoder_layers")
+            read_size(raw, "num_decoder_layers")
             if raw.get("num_decoder_layers") is not None
             else sizes["num_layers"]
         )
@@ -131,10 +131,10 @@ class T5Config:
                 f"feed_forward_proj in config.json is {projection!r}, "
                 f"expected one of {', '.join(ACTIVATIONS)}"
             )
-        tied = _flag(raw, "tie_word_embeddings", True)
+        tied = read_flag(raw, "tie_word_embeddings", True)
         # transformers 5 writes the second for T5 alone, and the first as true for all; mt5 is never
         # scaled.
-        scaled = _flag(raw, "scale_decoder_outputs", tied and raw["model_type"] != "mt5")
+        scaled = read_flag(raw, "scale_decoder_outputs", tied and raw["model_type"] != "mt5")
         optional = _optional(raw, sizes["vocab_size"])
         epsilon = raw.get("layer_norm_epsilon", 1e-6)
         if not isinstance(epsilon, float) or not 0 < epsilon < 1:
@@ -148,7 +148,7 @@ class T5Config:
             own_head=not tied,
             scale_decoder_outputs=scaled,
             layer_norm_epsilon=epsilon,
-            bias_per_layer=_flag(raw, "bias_per_layer", raw["model_type"] == "umt5"),
+            bias_per_layer=read_flag(raw, "bias_per_layer", raw["model_type"] == "umt5"),
             quantization=_quantization(raw),
             **optional,
         )
@@ -189,7 +189,7 @@ def _check_proportions(sizes: Mapping[str, int]) -> None:
 
 def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
     found = {
-        name: _token(raw, name, vocab_size) if name.endswith("_token_id") else _size(raw, name)
+        name: _token(raw, name, vocab_size) if name.endswith("_token_id") else read_size(raw, name)
         for name in _OPTIONAL
         if raw.get(name) is not None
     }
@@ -239,14 +239,16 @@ def _quantization(raw: Mapping[str, Any]) -> Quantization | None:
         ) from error
 
 
-def _flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
+def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
+    """A config.json's `name`, true or false; `default` if it is missing or null."""
     value = raw.get(name)
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{name} in config.json is {value!r}, expected true or false")
     return default if value is None else value
 
 
-def _size(raw: Mapping[str, Any], name: str) -> int:
+def read_size(raw: Mapping[str, Any], name: str) -> int:
+    """A config.json's `name`, a positive integer that MLX's shapes can hold."""
     value = raw.get(name)
     if value is None:
         raise ValueError(f"{name} in config.json is missing, expected a positive integer")

@@ -88,6 +88,7 @@ class _Batch:
     def __init__(self, model: LanguageModel, requests: Sequence[Request], plan: Plan) -> None:
         self.clock = _Clock()
         self._plan = plan
+        self._model = model
         self._eos = model.eos_token_id
         self._ahead: deque[Request] = deque()  # what the session expects
         began = self.clock.read()
@@ -161,9 +162,14 @@ class _Batch:
         self, requests: Sequence[Request], contexts: Sequence[list[int]], began: float
     ) -> list[_Row]:
         return [
-            _Row(index, context, self._plan.max_tokens, began)
+            _Row(index, context, self._room(context), began)
             for (index, _), context in zip(requests, contexts, strict=True)
         ]
+
+    def _room(self, context: Sequence[int]) -> int:
+        """Tokens that a row may emit: what is left of the model's context, and one never read."""
+        asked, limit = self._plan.max_tokens, self._model.max_context
+        return asked if limit is None else min(asked, limit - len(context) + 1)
 
     def _keys(self) -> tuple[mx.array | None, mx.array | None]:
         """This round's keys for drafting and for verdicts, (B, 2) uint32 each."""

@@ -89,6 +89,10 @@ class LanguageModel(Protocol):
         """Tokens of a source, at most, that it was made for."""
 
     @property
+    def max_context(self) -> int | None:
+        """Tokens that its decoder can read, at most; None for any number."""
+
+    @property
     def special_tokens(self) -> frozenset[int]:
         """Ids that are no text, EOS among them."""
 

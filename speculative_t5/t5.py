@@ -123,6 +123,10 @@ class T5(nn.Module):
         return self.config.n_positions
 
     @property
+    def max_context(self) -> None:
+        return None  # positions are relative
+
+    @property
     def special_tokens(self) -> frozenset[int]:
         config = self.config
         named = self.vocabulary.special if self.vocabulary else frozenset()

@@ -125,11 +125,11 @@ def tiny_causal(
         )
     )
     mx.eval(model.parameters())
-    return CausalModel(model, eos_token_id=1, max_positions=POSITIONS)
+    return CausalModel(model, eos_token_id=1, max_context=POSITIONS)
 
 
 POSITIONS = 256
-KINDS = ("t5", "gpt2", "qwen3", "llama")
+KINDS = ("t5", "qwen3")  # that tests of the loop go through; test_causal.py has the others
 # Of two layers over 20 tokens: outputs that vary, some ending by EOS and some at a limit.
 VARIED = {"t5": 3, "gpt2": 4, "qwen3": 9, "llama": 6}
 
@@ -163,7 +163,7 @@ def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None
         model = type(target.model)(args)
         model.update(tree_map(resized, target.model.parameters()))
         mx.eval(model.parameters())
-        return CausalModel(model, eos_token_id=1, max_positions=target.max_positions)
+        return CausalModel(model, eos_token_id=1, max_context=target.max_context)
     draft = T5(dataclasses.replace(target.config, vocab_size=size))
     draft.update(tree_map(resized, target.parameters()))
     mx.eval(draft.parameters())

@@ -16,7 +16,7 @@ from speculative_t5.verify import Verifier
 
 import numpy as np
 import pytest
-from conftest import VARIED, tiny, tiny_draft
+from conftest import KINDS, VARIED, tiny, tiny_draft
 
 EOS = 1
 SAMPLED = {"temperature": 1.0, "seed": 7}
@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["t5", "gpt2", "qwen3"])
+@pytest.fixture(scope="module", params=KINDS)
 def target(request: Any) -> Any:
     """Its outputs vary; some end by EOS, some at the limit."""
     return tiny(request.param, vocab_size=20, layers=2, seed=VARIED[request.param])

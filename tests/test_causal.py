@@ -1,0 +1,131 @@
+"""Decoder-only models: against mlx-lm's own decoding, and what is theirs alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.causal import CausalModel
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import POSITIONS, VARIED, tiny_causal, tiny_draft
+from messages import check_message
+
+CAUSAL = [kind for kind in VARIED if kind != "t5"]
+
+
+@pytest.fixture(scope="module", params=CAUSAL)
+def target(request: Any) -> CausalModel:
+    return tiny_causal(request.param, vocab_size=20, layers=2, seed=VARIED[request.param])
+
+
+def prompts(count: int, longest: int = 30) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(2, 20, rng.integers(1, longest)).tolist() for _ in range(count)]
+
+
+def test_greedy_outputs_are_those_of_mlx_lm(target: CausalModel) -> None:
+    from mlx_lm.generate import generate_step
+
+    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=4)
+    for prompt in prompts(8):
+        expected = []
+        for token, _ in generate_step(mx.array(prompt), target.model, max_tokens=30):
+            if int(token) == target.eos_token_id:
+                break
+            expected.append(int(token))
+        assert decoder.generate(prompt, max_tokens=30).tokens == expected
+        regular = decoder.generate(prompt, max_tokens=30, speculative=False)
+        assert regular.tokens == expected
+
+
+def test_steps_of_ragged_rows_give_the_logits_of_whole_sequences(target: CausalModel) -> None:
+    sequences = prompts(5, longest=20)
+    session, contexts = target.start(sequences)
+    assert contexts == sequences
+    assert session.lengths == [len(s) - 1 for s in sequences]
+    rng = np.random.default_rng(1)
+    for width in (1, 4, 3):
+        new = rng.integers(2, 20, (5, width)).tolist()
+        fed = mx.array([[s[-1], *row[:-1]] for s, row in zip(sequences, new, strict=True)])
+        logits = np.array(session.step(fed))
+        for i, row in enumerate(new):
+            whole = target(mx.array([[*sequences[i], *row[:-1]]]))[0, -width:]
+            np.testing.assert_allclose(logits[i], np.array(whole), atol=2e-4)
+            kept = int(rng.integers(0, width + 1))  # the rest is rejected
+            sequences[i] = [*sequences[i], *row[:kept]]
+        session.truncate([len(s) - 1 for s in sequences])
+
+
+def test_rows_are_given_to_waiting_prompts_and_dropped(target: CausalModel) -> None:
+    first, waiting = prompts(9)[:3], prompts(9)[3:6]
+    session, _ = target.start(first)
+    session.expect(waiting)
+    assert session.replace([1]) == waiting[:1]
+    assert session.replace([2, 0]) == waiting[1:]
+    rows = [waiting[2], waiting[0], waiting[1]]
+    session.select([2, 0])
+    rows = [rows[2], rows[0]]
+    logits = np.array(session.step(mx.array([row[-1:] for row in rows])))[:, 0]
+    for row, found in zip(rows, logits, strict=True):
+        np.testing.assert_allclose(found, np.array(target(mx.array([row])))[0, -1], atol=2e-4)
+
+
+def test_long_prompts_are_read_in_parts(
+    target: CausalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences = prompts(3, longest=60)
+    whole = np.array(target.start(sequences)[0].step(mx.array([s[-1:] for s in sequences])))
+    monkeypatch.setattr("speculative_t5.causal.PREFILL", 7)
+    parts = np.array(target.start(sequences)[0].step(mx.array([s[-1:] for s in sequences])))
+    np.testing.assert_allclose(parts, whole, atol=2e-4)
+
+
+@pytest.mark.parametrize("draft", ["model", "lookup", None])
+def test_outputs_end_where_the_context_does(target: CausalModel, draft: str | None) -> None:
+    """A row near its end has neighbours that are drafted for in full."""
+    small = tiny_draft(target) if draft == "model" else draft
+    decoder = SpeculativeDecoder(target, small, num_draft=7)  # type: ignore[arg-type]
+    long = np.random.default_rng(2).integers(2, 20, POSITIONS - 3).tolist()
+    alone = decoder.generate(long, max_tokens=50)
+    assert alone.stats.emitted <= 4
+    if alone.finish_reason == "length":
+        assert alone.stats.emitted == 4
+    batch = decoder.generate_batch([long, [3, 4], [5]], max_tokens=20)
+    assert batch[0].tokens == alone.tokens
+
+
+def test_a_prompt_beyond_the_context_is_refused(target: CausalModel) -> None:
+    with pytest.raises(ValueError, match=f"{POSITIONS + 1} tokens, the model reads") as error:
+        SpeculativeDecoder(target).generate([3] * (POSITIONS + 1))
+    check_message(str(error.value), str(POSITIONS))
+
+
+def test_a_cache_that_cannot_be_rewound_is_refused_by_name() -> None:
+    from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+    model = tiny_causal("llama").model
+    model.make_cache = lambda: [KVCache(), RotatingKVCache(8)]  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="in RotatingKVCache, which cannot be rewound") as error:
+        CausalModel(model, eos_token_id=1, max_context=8)
+    check_message(str(error.value), "RotatingKVCache")
+
+
+def test_opt_runs_in_the_same_sessions() -> None:
+    """Ours, which mlx-lm lacks: post-norm and with a projection, as opt-350m."""
+    from speculative_t5 import opt
+
+    config = {
+        "model_type": "opt", "hidden_size": 16, "num_hidden_layers": 2, "ffn_dim": 24,
+        "num_attention_heads": 2, "vocab_size": 20, "max_position_embeddings": 64,
+        "word_embed_proj_dim": 8, "do_layer_norm_before": False,
+    }  # fmt: skip
+    model = opt.Model(opt.ModelArgs.from_dict(config))
+    mx.eval(model.parameters())
+    target = CausalModel(model, eos_token_id=1, max_context=64)
+    decoder = SpeculativeDecoder(target, "lookup", num_draft=3)
+    sequences = prompts(4, longest=20)
+    alone = [decoder.generate(p, max_tokens=60, speculative=False).tokens for p in sequences]
+    assert [o.tokens for o in decoder.generate_batch(sequences, max_tokens=60)] == alone
