@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -214,12 +215,12 @@ class Repl:
         console().print(legend())
 
 
-def together(done: list[Stats]) -> Stats:
+def together(done: Sequence[Stats]) -> Stats:
     """The totals of several outputs."""
     return Stats(
-        sum((stats.num_draft for stats in done), ()),
-        sum((stats.num_drafted for stats in done), ()),
-        sum((stats.num_accepted for stats in done), ()),
+        tuple(chain.from_iterable(stats.num_draft for stats in done)),
+        tuple(chain.from_iterable(stats.num_drafted for stats in done)),
+        tuple(chain.from_iterable(stats.num_accepted for stats in done)),
         sum(stats.emitted for stats in done),
         sum(stats.seconds for stats in done),
     )
