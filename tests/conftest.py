@@ -150,7 +150,6 @@ def next_logits(model: Any, prompt: list[int], outputs: list[tuple[int, ...]]) -
 def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None) -> Any:
     """A draft that often agrees with its target: the target with noise on its weights."""
     size = vocab_size or target.vocab_size
-    mx.random.seed(99)
 
     def resized(weight: mx.array) -> mx.array:
         if weight.shape[0] == target.vocab_size:
@@ -161,10 +160,12 @@ def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None
     if isinstance(target, CausalModel):
         args = dataclasses.replace(target.model.args, vocab_size=size)
         model = type(target.model)(args)
+        mx.random.seed(99)
         model.update(tree_map(resized, target.model.parameters()))
         mx.eval(model.parameters())
         return CausalModel(model, eos_token_id=1, max_context=target.max_context)
     draft = T5(dataclasses.replace(target.config, vocab_size=size))
+    mx.random.seed(99)  # after what making a model draws
     draft.update(tree_map(resized, target.parameters()))
     mx.eval(draft.parameters())
     return draft
