@@ -56,12 +56,12 @@ def token_probabilities(
         sampler = Sampler(1.0)
     width, last = min(vocab_size, model.vocab_size), model.vocab_size - 1
     session, (context,) = model.start([[min(token, last) for token in source]])
-    assert len(context) == 1
+    fed = [context[-1], *tokens]  # the session has read what comes before
     found: list[float] = []
     for start in range(0, len(tokens), PASS):
         asked = list(tokens[start : start + PASS])
         # Logits are about the token after the one fed; what pads the last pass is not looked at.
-        feed = [*context, *tokens][start : start + PASS]
+        feed = fed[start : start + PASS]
         padded = [[min(token, last) for token in feed] + [0] * (PASS - len(feed))]
         probs = sampler.probs(session.step(mx.array(padded, dtype=mx.int32), width)[0])
         known = mx.array([min(token, width - 1) for token in asked])[:, None]

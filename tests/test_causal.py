@@ -97,6 +97,17 @@ def test_outputs_end_where_the_context_does(target: CausalModel, draft: str | No
     assert batch[0].tokens == alone.tokens
 
 
+def test_probabilities_are_those_of_whole_sequences(target: CausalModel) -> None:
+    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
+    prompt = prompts(3)[2]
+    done = decoder.generate(prompt, max_tokens=40, temperature=1.0, probabilities=True)
+    assert done.tokens
+    logits = target(mx.array([[*prompt, *done.tokens[:-1]]]))[0, -len(done.tokens) :]
+    probs = np.array(mx.softmax(logits, axis=-1))
+    expected = probs[np.arange(len(done.tokens)), done.tokens]
+    np.testing.assert_allclose([token.p for token in done.trace], expected, atol=1e-4)
+
+
 def test_a_prompt_beyond_the_context_is_refused(target: CausalModel) -> None:
     with pytest.raises(ValueError, match=f"{POSITIONS + 1} tokens, the model reads") as error:
         SpeculativeDecoder(target).generate([3] * (POSITIONS + 1))
