@@ -120,6 +120,22 @@ def list_models() -> list[Listed]:
 
     Where two have the same name the first is meant, as it is by `load`.
     """
+    found = _look_around()
+    listed = []
+    for model, vocabulary in found:
+        drafts = _drafts(vocabulary, model.num_parameters, found)
+        listed.append(replace(model, drafts=tuple(draft.folder.name for draft in drafts)))
+    return listed
+
+
+def find_drafts(vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int]]:
+    """Model folders that share a tokenizer and have fewer parameters, the smallest first."""
+    found = _drafts(vocabulary, num_target, _look_around())
+    return [(model.folder, model.num_parameters) for model in found]
+
+
+def _look_around() -> list[tuple[Listed, Vocabulary | None]]:
+    """What is under weights/, without drafts yet, with the tokenizer's vocabulary of each."""
     folders: dict[str, Path] = {}
     for folder in model_folders():
         folders.setdefault(folder.name, folder)
@@ -137,19 +153,20 @@ def list_models() -> list[Listed]:
         stored = (f"{config.quantization.bits} bits",) if config.quantization else (*sorted(kinds),)
         model = Listed(folder, family(config, tokenizer), num_parameters(config), stored, size)
         found.append((model, tokenizer.vocabulary))
-    found.sort(key=lambda item: (-item[0].num_parameters, item[0].folder.name))
-    return [replace(model, drafts=_drafts_for(model, known, found)) for model, known in found]
+    return sorted(found, key=lambda item: (-item[0].num_parameters, item[0].folder.name))
 
 
-def _drafts_for(
-    target: Listed, vocabulary: Vocabulary | None, found: Sequence[tuple[Listed, Vocabulary | None]]
-) -> tuple[str, ...]:
-    """Names of those that are smaller and have the same tokenizer, the smallest first."""
-    return tuple(
-        model.folder.name
+def _drafts(
+    vocabulary: Vocabulary | None,
+    num_target: int,
+    found: Sequence[tuple[Listed, Vocabulary | None]],
+) -> list[Listed]:
+    """Those of the same tokenizer that are smaller, the smallest first."""
+    return [
+        model
         for model, other in reversed(found)
-        if other and other == vocabulary and model.num_parameters < target.num_parameters
-    )
+        if other and other == vocabulary and model.num_parameters < num_target
+    ]
 
 
 def family(config: T5Config, tokenizer: Tokenizer) -> str:
@@ -197,20 +214,6 @@ def cache_bytes(config: T5Config, dtype: mx.Dtype) -> int:
     """Keys and values of one prompt of `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`."""
     inner = config.num_heads * config.d_kv
     return 2 * config.num_decoder_layers * inner * (SOURCE_TOKENS + OUTPUT_TOKENS) * dtype.size
-
-
-def find_drafts(vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int]]:
-    """Model folders that share a tokenizer and have fewer parameters, the smallest first."""
-    found = []
-    for folder in model_folders():
-        try:
-            same = load_tokenizer(folder).vocabulary == vocabulary
-            count = num_parameters(read_config(folder)) if same else num_target
-        except (OSError, ValueError):  # what cannot be read drafts for none
-            continue
-        if count < num_target:
-            found.append((folder, count))
-    return sorted(found, key=lambda item: item[1])
 
 
 def _name(dtype: mx.Dtype) -> str:
