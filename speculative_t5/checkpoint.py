@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,18 +14,10 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from .config import T5Config
-from .pickles import read_bin
+from .folder import check_shapes, read_json, read_tensors
 from .t5 import T5
-from .tensors import Shape, StoredTensor, read_npz, read_safetensors
+from .tensors import Shape, StoredTensor, read_npz
 
-# What a Hugging Face checkpoint's weights may be called, the first choice first.
-WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-WHOLE = "download or convert the model again, with its config.json"
 # Where the embedding may be: checkpoints without the first have it under the second (madlad400).
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
@@ -84,32 +75,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         parameters = [Parameter(name, {name: shapes[name]}) for name in names]
     else:
         path = folder
-        tensors = _read_folder(folder)
+        tensors = read_tensors(folder)
         config, tensors = believe_tensors(config, tensors)
         parameters = list(plan(config))
     expected = {name: shape for p in parameters for name, shape in p.sources.items()}
-    check_shapes(path, expected, {name: tensor.shape for name, tensor in tensors.items()})
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    check_shapes(path, expected, shapes, "T5")
     return Checkpoint(folder, config, tensors, parameters)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        ValueError: If it is not JSON, or not an object.
-    """
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not JSON: {error}; download or convert the model again"
-        ) from error
-    if not isinstance(raw, dict):
-        raise ValueError(
-            f"{path} holds a {type(raw).__name__}, expected an object: "
-            "download or convert the model again"
-        )
-    return raw
 
 
 def read_config(folder: Path) -> T5Config:
@@ -134,87 +106,6 @@ def parameter_shapes(config: T5Config) -> dict[str, Shape]:
     """Names and shapes of all parameters of a model, as the model itself has them."""
     arrays = cast(list[tuple[str, mx.array]], tree_flatten(T5(config).parameters()))
     return {name: tuple(array.shape) for name, array in arrays}
-
-
-def check_shapes(where: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
-    """Check the names and shapes of tensors.
-
-    Raises:
-        ValueError: Naming the first tensor that is missing, misshapen or unknown.
-    """
-    for name, shape in expected.items():
-        if name not in found:
-            raise ValueError(
-                f"{where} has no tensor {name}, expected one of shape {shape}: {WHOLE}"
-            )
-        if tuple(found[name]) != tuple(shape):
-            raise ValueError(f"{where}: {name} has shape {found[name]}, expected {shape}: {WHOLE}")
-    unknown = sorted(found.keys() - expected.keys())
-    if unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise ValueError(
-            f"{where} has tensors that a T5 does not: {unknown[0]}{more}; "
-            "merge adapters into the model, or leave out what was added to it"
-        )
-
-
-def find_weights(folder: Path) -> Path | None:
-    """The single file of a Hugging Face checkpoint's weights, or their index, if it has any."""
-    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-
-
-def read_index(path: Path) -> dict[str, str]:
-    """The weight map of an index: names of tensors -> names of files beside it.
-
-    Raises:
-        ValueError: If it is no such index, or a file's name leads elsewhere.
-    """
-    shards = read_json(path).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        raise ValueError(
-            f"{path} is not an index of shards, as it has no weight_map: download it again"
-        )
-    for shard in shards.values():
-        if not isinstance(shard, str) or not re.fullmatch(r"\w[\w.-]*", shard):
-            raise ValueError(
-                f"{path} names the shard {shard!r}, expected a file's name alone: "
-                "put the shards beside it, and name them so"
-            )
-    return shards
-
-
-def _read_folder(folder: Path) -> dict[str, StoredTensor]:
-    path = find_weights(folder)
-    if path is None:
-        raise ValueError(_no_weights(folder))
-    if path.suffix != ".json":
-        return _read_file(path)
-    shards = read_index(path)
-    missing = sorted(shard for shard in {*shards.values()} if not (folder / shard).is_file())
-    if missing:
-        raise ValueError(f"{missing[0]}, named by {path}, is missing: download it to that folder")
-    read = {shard: _read_file(folder / shard) for shard in sorted({*shards.values()})}
-    for name, shard in shards.items():
-        if name not in read[shard]:
-            raise ValueError(
-                f"{path} says that {name} is in {shard}, which does not have it: "
-                "download both again"
-            )
-    return {name: read[shard][name] for name, shard in shards.items()}
-
-
-def _read_file(path: Path) -> dict[str, StoredTensor]:
-    return read_bin(path) if path.suffix == ".bin" else read_safetensors(path)
-
-
-def _no_weights(folder: Path) -> str:
-    suffixes = (".safetensors", ".bin", ".npz", ".h5", ".msgpack", ".gguf", ".pt", ".ckpt")
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in suffixes)
-    return (
-        f"no weights in {folder}: expected model.safetensors or pytorch_model.bin, or one of them "
-        f"in shards with its index.json, found {', '.join(others[:3]) or 'neither'}; "
-        "download them, or save the model in that form"
-    )
 
 
 def believe_tensors(

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checkpoint import WEIGHTS, find_weights, read_config, read_index
+from .checkpoint import read_config
+from .folder import WEIGHTS, find_weights, read_index
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
 SILENT_BYTES = 10**9  # more takes seconds to compare with their digests, which is then told

@@ -16,7 +16,8 @@ from typing import Any
 import mlx.core as mx
 
 from .backend import default_dtype
-from .checkpoint import Checkpoint, Parameter, open_checkpoint, read_json
+from .checkpoint import Checkpoint, Parameter, open_checkpoint
+from .folder import read_json
 from .npz import NewTensor, write_npz
 from .t5 import T5
 from .tensors import as_mlx
