@@ -7,7 +7,8 @@ they have come.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -28,7 +29,8 @@ class CausalModel:
     Args:
         model: Called with tokens (B, L) and a cache for each layer; gives logits (B, L, V).
         eos_token_id: What ends an output.
-        max_context: Tokens of prompt and output that it can read, at most.
+        more_ends: Other ids that end one, too.
+        max_context: Tokens of prompt and output that it can read, at most; None for any number.
         vocabulary: Of its tokenizer; None if unknown.
 
     Raises:
@@ -40,13 +42,15 @@ class CausalModel:
         model: nn.Module,
         *,
         eos_token_id: int,
-        max_context: int,
+        max_context: int | None,
+        more_ends: Iterable[int] = (),
         vocabulary: Vocabulary | None = None,
     ) -> None:
         check_cache(model)
         _bound_positions(model)
         self.model = model
         self.eos_token_id = eos_token_id
+        self.end_tokens = frozenset({eos_token_id, *more_ends})
         self.max_context = max_context
         self.vocabulary = vocabulary
         self.shapes, self.vocab_size = _shapes(model)
@@ -58,24 +62,19 @@ class CausalModel:
 
     @property
     def max_source(self) -> int:
-        return self.max_context
+        return self.max_context or sys.maxsize
+
+    @property
+    def prompt_in_context(self) -> bool:
+        return True
 
     @property
     def special_tokens(self) -> frozenset[int]:
         known = self.vocabulary.special if self.vocabulary else frozenset()
-        return known | {self.eos_token_id}
+        return known | self.end_tokens
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[CausalSession, list[list[int]]]:
-        """Read the prompts but for their last tokens, with which decoding begins.
-
-        Raises:
-            ValueError: If one is longer than the model can read.
-        """
-        longest = max(map(len, prompts))
-        if longest > self.max_context:
-            raise ValueError(
-                f"a prompt has {longest} tokens, the model reads {self.max_context}: split it"
-            )
+        """Read the prompts but for their last tokens, with which decoding begins."""
         session = CausalSession(self, len(prompts))
         session.read(prompts)
         return session, [list(prompt) for prompt in prompts]

@@ -288,6 +288,12 @@ class SpeculativeDecoder:
             raise ValueError(
                 f"prompt ids must be from 0 to {self.model.vocab_size - 1}, got {bad[0]}"
             )
+        limit = self.model.max_context
+        if limit is not None and len(ids) > limit:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens, the model reads {limit} with what it "
+                "generates: split it"
+            )
         return ids
 
     def stream(
@@ -398,12 +404,13 @@ class SpeculativeDecoder:
         if not self._lookup:
             return model
         lookup = LookupDrafter(
-            target.eos_token_id,
+            target.end_tokens,
             target.special_tokens,
             min_ngram=min_ngram,
             max_ngram=max_ngram,
+            prompt_in_context=target.prompt_in_context,
         )
-        return CombinedDrafter(model, lookup, target.eos_token_id) if model else lookup
+        return CombinedDrafter(model, lookup, target.end_tokens) if model else lookup
 
 
 def check_index(index: int) -> int:
@@ -415,6 +422,12 @@ def check_index(index: int) -> int:
 
 def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
     """Refuse a target and a draft whose tokens do not mean the same."""
+    if model.prompt_in_context != draft.prompt_in_context:
+        kinds = {True: "decoder-only", False: "an encoder-decoder"}
+        raise ValueError(
+            f"the target is {kinds[model.prompt_in_context]}, the draft is "
+            f"{kinds[draft.prompt_in_context]}: choose another draft, or 'lookup'"
+        )
     ours, theirs = model.vocabulary, draft.vocabulary
     if ours and theirs and ours != theirs:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -130,6 +131,8 @@ class ModelDrafter:
         self._new = set()
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
+        rooms = [self._room(c) for c in context]
+        num_draft = min(num_draft, max(rooms))
         if num_draft == 0:
             if self._session is not None:
                 # Rejected tokens must not pass for the context once that has grown over them.
@@ -138,12 +141,17 @@ class ModelDrafter:
         session = self._session = self._encoded()
         lengths = [num_draft] * len(context)
         if keys is None:
-            return Draft(self._best(session, context, num_draft), lengths)
+            return Draft(self._best(session, context, num_draft), lengths).limited(rooms)
         tokens, probs = self._drawn(session, context, place_keys(keys, num_draft))
         missing = self._vocab_size - probs.shape[-1]
         if missing:
             probs = mx.pad(probs, [(0, 0), (0, 0), (0, missing)])
-        return Draft(tokens, lengths, probs)
+        return Draft(tokens, lengths, probs).limited(rooms)
+
+    def _room(self, context: Sequence[int]) -> int:
+        """Tokens that the model can draft after a context: it reads that and all but the last."""
+        limit = self._model.max_context
+        return sys.maxsize if limit is None else max(0, limit - len(context) + 1)
 
     def _best(self, session: Session, context: list[list[int]], num_draft: int) -> mx.array:
         """The greedy continuation, (B, K) int32."""
@@ -236,16 +244,17 @@ class ModelDrafter:
 
 
 class LookupDrafter:
-    """Drafts what followed the output's last tokens in the source, or earlier in the output.
+    """Drafts what followed the output's last tokens in the prompt, or earlier in the output.
 
     No model is needed: where outputs copy from their sources, as in correcting or summarising,
     the text at hand is a draft. See `look_up` for the rule.
 
     Args:
-        eos_token_id: Proposed, as the last token, where the source's own end is reached.
+        end_tokens: Proposed, as the last token, where the source's own end is reached.
         special_tokens: Ids never proposed otherwise.
         min_ngram: Shortest match to trust, in tokens, at least 1.
         max_ngram: Matches longer than this count as this long.
+        prompt_in_context: Contexts begin with the prompt: prompt and output are one text.
 
     Raises:
         ValueError: If an n-gram size is out of its range.
@@ -253,20 +262,22 @@ class LookupDrafter:
 
     def __init__(
         self,
-        eos_token_id: int,
+        end_tokens: frozenset[int],
         special_tokens: frozenset[int],
         *,
         min_ngram: int = 1,
         max_ngram: int = 8,
+        prompt_in_context: bool = False,
     ) -> None:
         check_ngrams(min_ngram, max_ngram)
-        self._eos = eos_token_id
+        self._ends = end_tokens
+        self._prompt_in_context = prompt_in_context
         self._special = special_tokens
         self._sizes = (min_ngram, max_ngram)
         self._sources: list[list[int]] = []
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._sources = [list(prompt) for prompt in prompts]
+        self._sources = [self._apart(prompt) for prompt in prompts]
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
         return self.as_draft(self.find(context, num_draft))
@@ -287,16 +298,20 @@ class LookupDrafter:
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         for row, prompt in zip(rows, prompts, strict=True):
-            self._sources[row] = list(prompt)
+            self._sources[row] = self._apart(prompt)
 
     def select(self, rows: Sequence[int]) -> None:
         self._sources = [self._sources[row] for row in rows]
+
+    def _apart(self, prompt: Sequence[int]) -> list[int]:
+        """What there is to look in beside the context."""
+        return [] if self._prompt_in_context else list(prompt)
 
     def _textual(self, tokens: list[int]) -> list[int]:
         """The tokens before the first special one, with it if it is EOS."""
         for i, token in enumerate(tokens):
             if token in self._special:
-                return tokens[: i + 1] if token == self._eos else tokens[:i]
+                return tokens[: i + 1] if token in self._ends else tokens[:i]
         return tokens
 
 
@@ -307,10 +322,12 @@ class CombinedDrafter:
     nothing, or the model's draft has ended by EOS, the draft is the model's alone.
     """
 
-    def __init__(self, model: ModelDrafter, lookup: LookupDrafter, eos_token_id: int) -> None:
+    def __init__(
+        self, model: ModelDrafter, lookup: LookupDrafter, end_tokens: frozenset[int]
+    ) -> None:
         self._model = model
         self._lookup = lookup
-        self._eos = eos_token_id
+        self._ends = end_tokens
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         self._model.start(prompts)
@@ -325,7 +342,7 @@ class CombinedDrafter:
         assumed = [c + d for c, d in zip(context, drafted, strict=True)]
         more = self._lookup.find(assumed, num_draft)
         second = self._lookup.as_draft(
-            [[] if self._eos in d else m for d, m in zip(drafted, more, strict=True)]
+            [m if self._ends.isdisjoint(d) else [] for d, m in zip(drafted, more, strict=True)]
         )
         both = Draft(
             mx.concatenate([first.tokens, second.tokens], axis=1),

@@ -89,7 +89,7 @@ class _Batch:
         self.clock = _Clock()
         self._plan = plan
         self._model = model
-        self._eos = model.eos_token_id
+        self._ends = model.end_tokens
         self._ahead: deque[Request] = deque()  # what the session expects
         began = self.clock.read()
         sources = [source for _, source in requests]
@@ -113,7 +113,7 @@ class _Batch:
         ended = time.perf_counter()
         asked = [min(num_draft, row.remaining - 1) for row in self.rows]
         for row, proposal, count in zip(self.rows, proposals, asked, strict=True):
-            row.take(proposal, self._eos, count)
+            row.take(proposal, self._ends, count)
         whole = [row.stats for row, n in zip(self.rows, asked, strict=True) if n == num_draft]
         plan.schedule.observe(
             Outcome(
@@ -250,10 +250,10 @@ class _Row:
     finish_reason: FinishReason | None = None
     emitted: list[int] = field(default_factory=list)  # in the last round
 
-    def take(self, proposal: Proposal, eos: int, num_draft: int) -> None:
+    def take(self, proposal: Proposal, ends: frozenset[int], num_draft: int) -> None:
         """Emit what stands of a proposal; a cut may leave fewer tokens than were accepted."""
         tokens = [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
-        self.emitted, self.finish_reason = cut(tokens, eos, self.remaining)
+        self.emitted, self.finish_reason = cut(tokens, ends, self.remaining)
         self.context += self.emitted
         self.remaining -= len(self.emitted)
         self.stats = self.stats.after_round(
@@ -275,9 +275,12 @@ class _Row:
         return Round(self.index, shown, accepted, self.stats, self.finish_reason, output)
 
 
-def cut(tokens: list[int], eos: int, limit: int) -> tuple[list[int], FinishReason | None]:
+def cut(
+    tokens: list[int], ends: frozenset[int], limit: int
+) -> tuple[list[int], FinishReason | None]:
     """End `tokens` after the first EOS or after `limit` tokens, and say which, if either."""
     tokens = tokens[:limit]
-    if eos in tokens:
-        return tokens[: tokens.index(eos) + 1], "eos"
+    if not ends.isdisjoint(tokens):
+        end = next(place for place, token in enumerate(tokens) if token in ends)
+        return tokens[: end + 1], "eos"
     return tokens, "length" if len(tokens) == limit else None

@@ -81,6 +81,10 @@ class LanguageModel(Protocol):
         """The id that ends an output."""
 
     @property
+    def end_tokens(self) -> frozenset[int]:
+        """All ids that end an output, that one among them."""
+
+    @property
     def fingerprint(self) -> str:
         """What tells this model from others: what is measured of it is kept under this."""
 
@@ -95,6 +99,10 @@ class LanguageModel(Protocol):
     @property
     def special_tokens(self) -> frozenset[int]:
         """Ids that are no text, EOS among them."""
+
+    @property
+    def prompt_in_context(self) -> bool:
+        """Whether contexts begin with the prompt, as those of decoder-only models do."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:

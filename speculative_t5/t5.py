@@ -119,12 +119,20 @@ class T5(nn.Module):
         return self.config.eos_token_id
 
     @property
+    def end_tokens(self) -> frozenset[int]:
+        return frozenset({self.eos_token_id})
+
+    @property
     def max_source(self) -> int:
         return self.config.n_positions
 
     @property
     def max_context(self) -> None:
         return None  # positions are relative
+
+    @property
+    def prompt_in_context(self) -> bool:
+        return False  # the encoder has it
 
     @property
     def special_tokens(self) -> frozenset[int]:

@@ -6,11 +6,12 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.causal import CausalModel
+from speculative_t5.sampling import Sampler
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import POSITIONS, VARIED, tiny_causal, tiny_draft
+from conftest import POSITIONS, VARIED, tiny_causal, tiny_draft, tiny_model
 from messages import check_message
 
 CAUSAL = [kind for kind in VARIED if kind != "t5"]
@@ -95,6 +96,53 @@ def test_outputs_end_where_the_context_does(target: CausalModel, draft: str | No
         assert alone.stats.emitted == 4
     batch = decoder.generate_batch([long, [3, 4], [5]], max_tokens=20)
     assert batch[0].tokens == alone.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_of_a_shorter_context_drafts_as_far_as_that(
+    target: CausalModel, temperature: float
+) -> None:
+    limit = 30
+    draft = CausalModel(target.model, eos_token_id=1, max_context=limit)
+    endless = CausalModel(target.model, eos_token_id=0, max_context=POSITIONS)
+    decoder = SpeculativeDecoder(endless, draft, num_draft=7)
+    long, short = [3] * (limit + 5), prompts(3)[2][:5]
+    outputs = decoder.generate_batch([long, short], max_tokens=60, temperature=temperature)
+    for prompt, out in zip((long, short), outputs, strict=True):
+        length = len(prompt)
+        for drafted, accepted in zip(out.stats.num_drafted, out.stats.num_accepted, strict=True):
+            assert drafted <= max(0, limit - length + 1)
+            length += accepted + 1
+    assert outputs[0].stats.drafted == 0 < outputs[1].stats.drafted
+    if temperature == 0:
+        alone = [decoder.generate(p, max_tokens=60, speculative=False) for p in (long, short)]
+        assert [o.tokens for o in outputs] == [o.tokens for o in alone]
+
+
+def test_an_encoder_decoder_is_no_draft_for_a_decoder_only_model() -> None:
+    with pytest.raises(ValueError, match="decoder-only, the draft is an encoder") as error:
+        SpeculativeDecoder(tiny_causal(), tiny_model())
+    check_message(str(error.value))
+
+
+def test_any_of_several_ends_ends_an_output(target: CausalModel) -> None:
+    prompt = prompts(3)[2]
+    alone = SpeculativeDecoder(target).generate(prompt, max_tokens=40)
+    end = alone.tokens[-1]
+    both = CausalModel(target.model, eos_token_id=1, more_ends=[end], max_context=POSITIONS)
+    assert both.end_tokens == {1, end}
+    out = SpeculativeDecoder(both, tiny_draft(target)).generate(prompt, max_tokens=40)
+    assert out.finish_reason == "eos"
+    assert out.tokens == alone.tokens[: alone.tokens.index(end)]
+
+
+def test_lookups_look_in_prompt_and_output_as_one_text(target: CausalModel) -> None:
+    decoder = SpeculativeDecoder(target, "lookup", num_draft=3)
+    drafter = decoder.plan([], Sampler(), 9).drafter
+    drafter.start([[2, 3, 4, 5, 6, 3]])
+    assert drafter.propose([[2, 3, 4, 5, 6, 3]], 3, None).tokens.tolist() == [[4, 5, 6]]
+    # The latest of the longest matches, wherever it is.
+    assert drafter.propose([[2, 3, 4, 5, 6, 3, 7, 3]], 3, None).tokens.tolist() == [[7, 3]]
 
 
 def test_probabilities_are_those_of_whole_sequences(target: CausalModel) -> None:

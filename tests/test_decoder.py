@@ -275,11 +275,13 @@ def test_top_k_one_is_greedy(target: Any) -> None:
 
 
 def test_cut_at_eos_and_at_the_limit() -> None:
-    assert cut([5, 6, 7], EOS, 9) == ([5, 6, 7], None)
-    assert cut([5, EOS, 7], EOS, 9) == ([5, EOS], "eos")
-    assert cut([5, 6, 7], EOS, 2) == ([5, 6], "length")
-    assert cut([5, 6, EOS], EOS, 3) == ([5, 6, EOS], "eos")
-    assert cut([5, 6, EOS], EOS, 2) == ([5, 6], "length")
+    ends = frozenset({EOS, 9})
+    assert cut([5, 9, EOS], ends, 4) == ([5, 9], "eos")
+    assert cut([5, 6, 7], ends, 9) == ([5, 6, 7], None)
+    assert cut([5, EOS, 7], ends, 9) == ([5, EOS], "eos")
+    assert cut([5, 6, 7], ends, 2) == ([5, 6], "length")
+    assert cut([5, 6, EOS], ends, 3) == ([5, 6, EOS], "eos")
+    assert cut([5, 6, EOS], ends, 2) == ([5, 6], "length")
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 7])

@@ -67,7 +67,7 @@ def test_nothing_is_found_in_nothing() -> None:
 
 
 def lookup(special: tuple[int, ...] = (0, EOS, 7)) -> LookupDrafter:
-    return LookupDrafter(EOS, frozenset(special))
+    return LookupDrafter(frozenset({EOS}), frozenset(special))
 
 
 def test_special_tokens_are_never_drafted_but_the_end() -> None:
@@ -134,7 +134,7 @@ def test_a_combined_draft_is_the_models_and_what_follows_it() -> None:
     prompts[0] = [5, own[0][-1], 12, 13, 14, 15, EOS]
     alone.start(prompts)
     own = alone.propose([[0], [0]], 3, None).tokens.tolist()
-    both = CombinedDrafter(drafter(), lookup(), EOS)
+    both = CombinedDrafter(drafter(), lookup(), frozenset({EOS}))
     both.start(prompts)
     draft = both.propose([[0], [0]], 3, None)
     assert [row[:3] for row in draft.tokens.tolist()] == own
@@ -157,7 +157,7 @@ def test_nothing_is_looked_up_after_the_models_end() -> None:
             tokens = mx.array([[3, EOS], [3, 4]])
             return Draft(tokens, [2, 2])
 
-    drafter = CombinedDrafter(Ending(), lookup(), EOS)  # type: ignore[arg-type]
+    drafter = CombinedDrafter(Ending(), lookup(), frozenset({EOS}))  # type: ignore[arg-type]
     drafter.start([[EOS, 8, 8, EOS], [4, 8, EOS]])
     draft = drafter.propose([[0], [0]], 2, None)
     assert draft.lengths == [2, 4]
@@ -175,4 +175,4 @@ def test_nothing_is_looked_up_after_the_models_end() -> None:
 )
 def test_ngram_sizes_out_of_range_are_refused(sizes: tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LookupDrafter(EOS, frozenset(), min_ngram=sizes[0], max_ngram=sizes[1])
+        LookupDrafter(frozenset({EOS}), frozenset(), min_ngram=sizes[0], max_ngram=sizes[1])
