@@ -17,7 +17,7 @@ from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.conversion import convert
-from speculative_t5.weights import find_folder
+from speculative_t5.loading import locate
 
 import mlx.core as mx
 import sacrebleu
@@ -37,7 +37,7 @@ def main(
     examples = held_out_examples(data, count)
     sources = [source for source, _ in examples]
     references = [reference for _, reference in examples]
-    folder = find_folder(model)
+    folder = locate(model)
     whole, chrf, speed = decode(folder, sources, references)
     print(f"{count} held-out sentences, greedy, batches of 32")
     print(f"  float32: {size(folder):.1f} MB stored, chrF {chrf:.2f}, {speed:.0f} tokens/s")

@@ -3,8 +3,8 @@
 from . import backend as backend  # isort: skip  (first: it prepares BLAS for mlx.core)
 from .config import T5Config
 from .decoder import SpeculativeDecoder
+from .loading import load
 from .results import Chunk, Generation, Stats
-from .weights import load
 
 __all__ = ["Chunk", "Generation", "SpeculativeDecoder", "Stats", "T5Config", "__version__", "load"]
 from ._version import __version__

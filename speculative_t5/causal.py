@@ -8,12 +8,14 @@ they have come.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from . import opt
 from .cache import KeysValues, KVCache, LayerShape, write
 from .sampling import argmax
 from .session import Vocabulary, fingerprint
@@ -179,6 +181,49 @@ class _Layer:
     @property
     def state(self) -> KeysValues:
         return self.buffers
+
+
+def build(config: Mapping[str, Any]) -> nn.Module:
+    """The model of a config.json's contents, with random weights: OPT's of ours, others of mlx-lm.
+
+    Raises:
+        ValueError: If there is none of that model_type, a setting makes no sense to it, or mlx-lm
+            is not installed.
+    """
+    kind = str(config.get("model_type"))
+    try:
+        kind_of_model, settings = _classes(config)
+        model: nn.Module = kind_of_model(settings.from_dict(dict(config)))
+    except ValueError:
+        raise
+    except Exception as error:  # they check little: sizes that are missing or zero raise anything
+        raise ValueError(
+            f"config.json does not make a {kind} ({type(error).__name__}: {error}): "
+            "download the model again"
+        ) from error
+    return model
+
+
+def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The model of that type, and its settings."""
+    kind = str(config.get("model_type"))
+    if kind == "opt":
+        return opt.Model, opt.ModelArgs
+    try:
+        from mlx_lm import utils
+    except ImportError as error:
+        raise ValueError(
+            f"a {kind} (model_type in config.json) takes mlx-lm, which cannot be imported "
+            f"({error}): run pip install 'speculative-t5[causal]'"
+        ) from error
+    try:
+        classes: tuple[Any, Any] = utils._get_classes(dict(config))
+    except ValueError as error:
+        raise ValueError(
+            f"this is a {kind} (model_type in config.json), which is neither of T5's family nor "
+            f"among the models of mlx-lm {version('mlx-lm')}: choose another"
+        ) from error
+    return classes
 
 
 def check_cache(model: nn.Module) -> None:

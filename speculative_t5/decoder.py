@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import mlx.core as mx
 
 from .calibration import Padded, calibrate
 from .draft import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .engine import WINDOW, Plan, Request, decode, in_order_of_length
+from .loading import load
 from .lookup import check_ngrams
 from .outputs import as_chunks, as_generations
 from .progress import with_bar
@@ -23,11 +24,11 @@ from .schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from .scoring import pair_probabilities
 from .session import LanguageModel
 from .text import check_utf8
-from .tokenizer import Tokenizer
+from .tokenizer import ChatTokenizer, Message, Tokenizer
 from .verify import Verifier
-from .weights import load
 
-Prompt = str | Sequence[int]  # text, or source ids with EOS
+# Text; source ids, a T5's with EOS; or a chat.
+Prompt = str | Sequence[int] | Sequence[Message]
 VerifyRule = Literal["auto", "token", "block"]
 NumDraft = int | Literal["auto"]
 MAX_BATCH = 2**16
@@ -62,6 +63,8 @@ class SpeculativeDecoder:
         draft_vocab: Let the draft model propose the first so many ids only, None is all: its output
             head costs less. Tokenizers that put frequent pieces first lose little acceptance, and
             what comes out is the target's own in any case.
+        chat: Put prompts that are text into the form of a chat, as what its user says, by the chat
+            template of the model's tokenizer.
 
     Raises:
         ValueError: If an option is out of its range or the models' tokenizers differ.
@@ -80,6 +83,7 @@ class SpeculativeDecoder:
         min_ngram: int = 1,
         max_ngram: int = 8,
         draft_vocab: int | None = None,
+        chat: bool = False,
     ) -> None:
         if not 0 <= delta <= 1:
             raise ValueError(f"delta must be between 0 and 1, got {delta}")
@@ -113,6 +117,7 @@ class SpeculativeDecoder:
         self._schedules: dict[Hashable, AdaptiveSchedule] = {}
         self._lookup = lookup
         self._draft_vocab = draft_vocab
+        self._chat = chat
         self._ngrams = (min_ngram, max_ngram)
         self._delta = delta
         self._verify_in_blocks = verify != "token" and delta == 0
@@ -130,11 +135,12 @@ class SpeculativeDecoder:
         min_ngram: int = 1,
         max_ngram: int = 8,
         draft_vocab: int | None = None,
+        chat: bool = False,
         dtype: mx.Dtype | None = None,
     ) -> SpeculativeDecoder:
-        """Load target and draft from model folders, or by their names under weights/.
+        """Load target and draft from folders, or by their names under weights/ or on the Hub.
 
-        The draft "lookup" is no folder: it drafts without a model.
+        The draft "lookup" is neither: it drafts without a model.
         """
         target, tokenizer = load(model, dtype=dtype)
         small: LanguageModel | None = None
@@ -145,6 +151,7 @@ class SpeculativeDecoder:
         return cls(
             target, small, tokenizer, num_draft=num_draft, delta=delta, verify=verify,
             lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram, draft_vocab=draft_vocab,
+            chat=chat,
         )  # fmt: skip
 
     def generate(
@@ -163,7 +170,8 @@ class SpeculativeDecoder:
         """Generate the output for one prompt.
 
         Args:
-            prompt: Text, or source ids (EOS included) as a list.
+            prompt: Text; source ids (EOS included, where a T5 reads them) as a list; or a chat as
+                a list of messages, each with its "role" and "content".
             max_tokens: Upper bound on emitted tokens, EOS included.
             temperature: 0 is greedy; above it, outputs are drawn.
             top_k: Draw from the k most probable tokens only; 0 is all of them.
@@ -268,19 +276,18 @@ class SpeculativeDecoder:
         """The source ids of a prompt, EOS included, as the model gets them.
 
         Raises:
-            ValueError: If it is empty, or text and there is no tokenizer, or an id is out of range.
+            ValueError: If it is empty or too long, or text and there is no tokenizer, or a chat and
+                there is no template for it, or an id is out of range.
         """
         if isinstance(prompt, str):
             if not prompt.strip():
                 raise ValueError("the prompt is empty: give some text")
             check_utf8("the prompt", prompt)
-            if self.tokenizer is None:
-                raise ValueError(
-                    "a prompt as text needs a tokenizer, and this decoder has none: give ids"
-                )
-            ids = self.tokenizer.encode(prompt)
+            ids = self._encode_text(prompt)
+        elif any(isinstance(part, Mapping) for part in prompt):
+            ids = self._encode_chat(cast(Sequence[Message], prompt))
         else:
-            ids = [operator.index(i) for i in prompt]
+            ids = [operator.index(i) for i in cast(Sequence[int], prompt)]
         if not ids:
             raise ValueError("the prompt is empty: give source ids, EOS included")
         bad = [i for i in ids if not 0 <= i < self.model.vocab_size]
@@ -295,6 +302,23 @@ class SpeculativeDecoder:
                 "generates: split it"
             )
         return ids
+
+    def _encode_text(self, prompt: str) -> list[int]:
+        if self._chat:
+            return self._encode_chat([{"role": "user", "content": prompt}])
+        if self.tokenizer is None:
+            raise ValueError(
+                "a prompt as text needs a tokenizer, and this decoder has none: give ids"
+            )
+        return self.tokenizer.encode(prompt)
+
+    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        if not isinstance(self.tokenizer, ChatTokenizer):
+            raise ValueError(
+                "a chat needs a decoder-only model's tokenizer, and this decoder has none: "
+                "leave chat out"
+            )
+        return self.tokenizer.encode_chat(messages)
 
     def stream(
         self,

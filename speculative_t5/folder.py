@@ -90,26 +90,40 @@ def read_index(path: Path) -> dict[str, str]:
     return shards
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a checkpoint's tensors.
+
+    Raises:
+        ValueError: If there are none, or one that the index names is missing.
+    """
+    path = find_weights(folder)
+    if path is None:
+        raise ValueError(_no_weights(folder))
+    if path.suffix != ".json":
+        return [path]
+    shards = sorted({*read_index(path).values()})
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    if missing:
+        raise ValueError(f"{missing[0]}, named by {path}, is missing: download it to that folder")
+    return [folder / shard for shard in shards]
+
+
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of a Hugging Face checkpoint, by name; none is read yet.
 
     Raises:
         ValueError: If there are none, or a file is missing, truncated or damaged.
     """
-    path = find_weights(folder)
-    if path is None:
-        raise ValueError(_no_weights(folder))
-    if path.suffix != ".json":
-        return _read_file(path)
-    shards = read_index(path)
-    missing = sorted(shard for shard in {*shards.values()} if not (folder / shard).is_file())
-    if missing:
-        raise ValueError(f"{missing[0]}, named by {path}, is missing: download it to that folder")
-    read = {shard: _read_file(folder / shard) for shard in sorted({*shards.values()})}
+    read = {path.name: _read_file(path) for path in weight_files(folder)}
+    index = find_weights(folder)
+    assert index is not None
+    if index.suffix != ".json":
+        return read[index.name]
+    shards = read_index(index)
     for name, shard in shards.items():
         if name not in read[shard]:
             raise ValueError(
-                f"{path} says that {name} is in {shard}, which does not have it: "
+                f"{index} says that {name} is in {shard}, which does not have it: "
                 "download both again"
             )
     return {name: read[shard][name] for name, shard in shards.items()}

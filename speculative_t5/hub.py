@@ -10,10 +10,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from .causal_checkpoint import is_causal
 from .checkpoint import read_config
-from .folder import WEIGHTS, find_weights, read_index
+from .folder import WEIGHTS, find_weights, read_index, read_json, weight_files
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 
+# What is loaded of a decoder-only model beside its weights.
+CAUSAL_FILES = (
+    *TOKENIZER_FILES,
+    "generation_config.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 SILENT_BYTES = 10**9  # more takes seconds to compare with their digests, which is then told
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -36,13 +45,18 @@ class Repository:
     files: tuple[str, ...] | None
 
 
+def could_be_name(name: str) -> bool:
+    """Whether a repository could be named so."""
+    return bool(_NAME.fullmatch(name)) and ".." not in name
+
+
 def flat_name(name: str) -> str:
     """The name of one flat folder for that of a repository: what comes after its slash.
 
     Raises:
         ValueError: If it cannot be the name of a repository.
     """
-    if not _NAME.fullmatch(name) or ".." in name:
+    if not could_be_name(name):
         raise ValueError(
             f"no checkpoint folder {name!r}, and no name that the Hub could know: "
             "give the path of a folder, or a name as google/flan-t5-small"
@@ -50,10 +64,15 @@ def flat_name(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
 
-def look_up(name: str, revision: str | None = None) -> Repository:
+def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> Repository:
     """Find a repository and refuse it, if need be, by its config.json and tokenizer.
 
     Its weights are neither read nor downloaded.
+
+    Args:
+        name: Its name.
+        revision: Branch, tag or commit.
+        causal: Whether it may be a decoder-only model, whose tokenizer is not looked at here.
 
     Raises:
         ValueError: If it cannot be had, or is not a T5 with a tokenizer.
@@ -61,15 +80,20 @@ def look_up(name: str, revision: str | None = None) -> Repository:
     """
     flat_name(name)
     # Imported here: only this path needs it, and it takes its time.
-    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub import hf_hub_download, logging, snapshot_download
+
+    logging.set_verbosity_error()  # errors are told here, in one line
 
     with _explained(name, revision):
         folder = Path(hf_hub_download(name, "config.json", revision=revision)).parent
-        config = read_config(folder)
+        causal = causal and is_causal(read_json(folder / "config.json"))
+        config = None if causal else read_config(folder)
         listed = _list_files(name, folder.name)
-        if listed is not None and (wanted := _tokenizer_files(listed)):
-            snapshot_download(name, revision=folder.name, allow_patterns=wanted)
-    load_tokenizer(folder, config)
+        if listed is not None:
+            wanted = [*CAUSAL_FILES] if causal else _tokenizer_files(listed)
+            snapshot_download(name, revision=folder.name, allow_patterns=["config.json", *wanted])
+    if config:
+        load_tokenizer(folder, config)
     files = None if listed is None else tuple(listed)
     return Repository(name, folder, folder.name, files)
 
@@ -97,6 +121,19 @@ def download(repository: Repository, *, note: Callable[[str], None] = lambda lin
         )
     _verify(repository.folder, note)
     return repository.folder
+
+
+def find_cached(name: str) -> Path | None:
+    """The folder of a repository in the cache, if all is there that loading takes."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True))
+        whole = bool(weight_files(folder)) and (folder / "config.json").is_file()
+    except (HFValidationError, LocalEntryNotFoundError, ValueError):
+        return None  # whoever then asks for it will be told
+    return folder if whole and any((folder / file).is_file() for file in CAUSAL_FILES) else None
 
 
 def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
@@ -140,7 +177,7 @@ def _list_files(name: str, commit: str) -> list[str] | None:
 
 
 def _tokenizer_files(files: Sequence[str]) -> list[str]:
-    """Those of a repository that its tokenizer takes: tokenizer.json repeats a spiece.model."""
+    """Those of a repository that a T5's tokenizer takes: tokenizer.json repeats a spiece.model."""
     wanted = [name for name in TOKENIZER_FILES if name in files]
     if "spiece.model" in wanted:
         return [name for name in wanted if name not in ("tokenizer.json", "vocab.json")]

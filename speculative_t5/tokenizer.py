@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import sentencepiece as spm
 
@@ -23,6 +23,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
+Message = Mapping[str, str]  # of a chat: "role" and "content"
 AGAIN = "download or copy it again"
 FITTING = "copy there the tokenizer that belongs to the model"
 _EXTRA_ID = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")
@@ -36,18 +37,34 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> Vocabulary:
         """What tells this tokenizer from another."""
 
-    @property
-    def eos_token_id(self) -> int:
-        """The id that it puts at the end of a text."""
-
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, EOS at the end."""
+        """Ids of the text, as a model of its own takes them: T5's with EOS at the end."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids; control tokens and vocabulary padding have none."""
 
 
-def load_tokenizer(folder: Path, config: T5Config | None = None) -> Tokenizer:
+@runtime_checkable
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that can put chats into a form of the model's."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a chat, up to where the model's answer begins.
+
+        Raises:
+            ValueError: If the model has no chat template, or the template refuses the messages.
+        """
+
+
+class T5Tokenizer(Tokenizer, Protocol):
+    """A tokenizer of the T5 family."""
+
+    @property
+    def eos_token_id(self) -> int:
+        """The id that it puts at the end of a text."""
+
+
+def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
     """The tokenizer of a model folder, which must fit the model's config if that is given.
 
     That of spiece.model, or of tokenizer.json where there is none, or of vocab.json and merges.txt
@@ -75,7 +92,7 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> Tokenizer:
     return tokenizer
 
 
-def _find_tokenizer(folder: Path) -> Tokenizer:
+def _find_tokenizer(folder: Path) -> T5Tokenizer:
     if (folder / "spiece.model").is_file():
         return SentencePieceTokenizer(folder)
     if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
@@ -124,7 +141,7 @@ class SentencePieceTokenizer:
             for i in range(self._num_pieces)
             if self._pieces.is_control(i) or self._pieces.is_unknown(i)
         ]
-        return _vocabulary(pieces | self._added, [*special, *self._texts])
+        return as_vocabulary(pieces | self._added, [*special, *self._texts])
 
     @property
     def eos_token_id(self) -> int:
@@ -189,7 +206,7 @@ class JSONTokenizer:
     def vocabulary(self) -> Vocabulary:
         added = self._backend.get_added_tokens_decoder()
         special = [i for i, token in added.items() if token.special]
-        return _vocabulary(self._backend.get_vocab(), [*self._control, *special])
+        return as_vocabulary(self._backend.get_vocab(), [*self._control, *special])
 
     @property
     def eos_token_id(self) -> int:
@@ -251,7 +268,7 @@ class ByteTokenizer:
         names = ["<pad>", "</s>", "<unk>", *(f"<0x{i:02X}>" for i in range(256))]
         names += [f"<extra_id_{i}>" for i in range(self._size - self._sentinels)]
         special = [*range(self.FIRST), *range(self._sentinels, self._size)]
-        return _vocabulary({name: i for i, name in enumerate(names)}, special)
+        return as_vocabulary({name: i for i, name in enumerate(names)}, special)
 
     @property
     def eos_token_id(self) -> int:
@@ -363,7 +380,8 @@ def _added_tokens(folder: Path) -> dict[str, int]:
     return {t: token for t, token in listed.items() if t and type(token) is int and token >= 0}
 
 
-def _vocabulary(ids: dict[str, int], special: Sequence[int]) -> Vocabulary:
+def as_vocabulary(ids: Mapping[str, int], special: Sequence[int]) -> Vocabulary:
+    """What tells a tokenizer of these pieces from others."""
     lines = sorted(f"{i} {piece}" for piece, i in ids.items())
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Vocabulary(len(ids), digest, frozenset(special))

@@ -8,72 +8,18 @@ import fcntl
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
-from .backend import default_dtype
-from .checkpoint import Checkpoint, Parameter, open_checkpoint
-from .folder import read_json
+from .folder import find_weights, read_json
 from .npz import NewTensor, write_npz
-from .t5 import T5
-from .tensors import as_mlx
-from .tokenizer import Tokenizer, load_tokenizer
 
 WEIGHTS_DIRS = (Path("weights"), Path(__file__).parent.parent / "weights")
 
 
-def load(name_or_path: str | Path, *, dtype: mx.Dtype | None = None) -> tuple[T5, Tokenizer]:
-    """Load a model and its tokenizer.
-
-    Names and shapes are checked before any weights are read; then the weights come one tensor at a
-    time, each cast as it comes.
-
-    Args:
-        name_or_path: A model folder, the name of one under weights/ (or of the repository on the
-            Hugging Face Hub that it was converted from), or a Hugging Face folder.
-        dtype: Type to compute in; by default float32 on a CPU, bfloat16 on Metal and CUDA.
-
-    Raises:
-        ValueError: If there is no such folder, or what is in it is not a whole T5 model.
-    """
-    folder = find_folder(name_or_path)
-    checkpoint = open_checkpoint(folder)
-    tokenizer = load_tokenizer(folder, checkpoint.config)
-    dtype = dtype or default_dtype()
-    if dtype == mx.float16 and checkpoint.config.gated:
-        warnings.warn(
-            "float16 overflows in the feed-forward of T5 v1.1 and flan models; use bfloat16",
-            stacklevel=2,
-        )
-    model = T5(checkpoint.config)
-    model.load_weights([(p.name, _take(checkpoint, p, dtype)) for p in checkpoint.parameters])
-    model.vocabulary = tokenizer.vocabulary
-    return model, tokenizer
-
-
-def _take(checkpoint: Checkpoint, parameter: Parameter, dtype: mx.Dtype) -> mx.array:
-    parts = []
-    for name in parameter.sources:
-        tensor = checkpoint.tensors[name]
-        part = as_mlx(tensor.read(), tensor.dtype)
-        # Quantized weights are integers, several in each, and stay so.
-        parts.append(part if tensor.dtype == mx.uint32 else part.astype(dtype))
-        mx.eval(parts)
-    whole = mx.concatenate(parts) if len(parts) > 1 else parts[0]
-    mx.eval(whole)
-    return whole
-
-
-def find_folder(name_or_path: str | Path) -> Path:
-    """The model folder of that path, or of that name under weights/.
-
-    Raises:
-        ValueError: If there is none; the message says which there are.
-    """
+def find_folder(name_or_path: str | Path) -> Path | None:
+    """The model folder of that path, or of that name under weights/, if there is one."""
     candidates = [Path(name_or_path), *(folder / name_or_path for folder in WEIGHTS_DIRS)]
     folders = [candidate for candidate in candidates if candidate.is_dir()]
     # A checkpoint may lie beside weights/ under the name of its conversion, which is meant then.
@@ -83,20 +29,15 @@ def find_folder(name_or_path: str | Path) -> Path:
     for folder in model_folders():
         if str(name_or_path) == origin(folder).get("repository"):
             return folder
-    names = sorted({folder.name for folder in model_folders()})
-    raise ValueError(
-        f"no model folder {str(name_or_path)!r}, and none of that name under weights/ "
-        f"(there: {', '.join(names) or 'none'}); "
-        f"choose one that is there, or run python convert.py --model {name_or_path}"
-    )
+    return None
 
 
 def model_folders() -> list[Path]:
     """The model folders under weights/, of the working directory and of this package."""
     found: dict[Path, Path] = {}
     for weights in WEIGHTS_DIRS:
-        for folder in sorted(path.parent for path in weights.glob("*/weights.npz")):
-            if (folder / "config.json").is_file():
+        for folder in sorted(path.parent for path in weights.glob("*/config.json")):
+            if (folder / "weights.npz").is_file() or find_weights(folder):
                 found.setdefault(folder.resolve(), folder)
     return list(found.values())
 

@@ -13,8 +13,8 @@ from typing import Any
 from speculative_t5.causal import CausalModel
 from speculative_t5.config import T5Config
 from speculative_t5.conversion import convert
+from speculative_t5.loading import load
 from speculative_t5.t5 import T5
-from speculative_t5.weights import load
 
 import mlx.core as mx
 import pytest

@@ -251,7 +251,10 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
             ("batch", "in.txt", "--output", "x", "--max-tokens", "0"),
             "max_tokens must be at least 1",
         ),
-        (("batch", "in.txt", "--output", "x", "--model", "absent"), "no model folder 'absent'"),
+        (
+            ("batch", "in.txt", "--output", "x", "--model", "absent"),
+            "is named 'absent', and",
+        ),
         (("--seed", "3", "batch", "in.txt"), "--seed stands before the word batch"),
         (("in.txt",), "No such command 'in.txt'"),
     ],

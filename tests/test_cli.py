@@ -229,7 +229,7 @@ def test_the_prompt_also_comes_from_standard_input(place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
-        (("--model", "absent"), None, "no model folder 'absent'"),
+        (("--model", "absent"), None, "is named 'absent', and there is no folder"),
         (("--model", "absent"), None, "python convert.py --model absent"),
         (("--model", "absent"), None, "draft, other, target"),
         (("--model", "bert"), None, "bert: this is a bert (model_type in config.json)"),

@@ -56,6 +56,12 @@ NOTHING_FOUND = {
         "what it is comes before it, as with every OSError"
     ),
     "a prompt as text needs a tokenizer, and this decoder has none: give ids": "None was found",
+    "a chat needs a decoder-only model's tokenizer, and this decoder has none: leave chat out": (
+        "it is of another kind, or None"
+    ),
+    "the model's tokenizer has no chat template: leave chat out, or choose a model that is tuned "
+    "for chats": "it is not there",
+    "it cannot be a name on the Hub: check the path": "_from_hub tells the name before it",
 }
 
 # Functions whose messages leave a part to another: what puts them into its own text, with a file's
@@ -77,6 +83,12 @@ COMPLETED = {
 
 # Messages that are another's, whole as that is.
 PASSED_ON = {
+    ("causal_checkpoint.py", "_about", "{}: {}"): "causal.py's or opt.py's, behind the folder",
+    (
+        "loading.py",
+        "_from_hub",
+        "no model under weights/ (there: {}) is named {}, and {}",
+    ): "hub.py's, behind where else it was looked for",
     ("checkpoint.py", "read_config", "{}: {}"): "config.py's, behind the folder",
     ("batch.py", "_encoded", "{}"): "a Line's, which are walked where they are made",
     ("terminal.py", "run", "{}"): "a ValueError's",

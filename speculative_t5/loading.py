@@ -1,0 +1,95 @@
+"""`load`: a model and its tokenizer, by the path of a folder, or by a name."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import mlx.core as mx
+
+from .backend import default_dtype
+from .causal import CausalModel
+from .causal_checkpoint import is_causal, load_causal
+from .checkpoint import Checkpoint, Parameter, open_checkpoint
+from .folder import read_json
+from .hub import could_be_name, download, find_cached, look_up
+from .t5 import T5
+from .tensors import as_mlx
+from .tokenizer import Tokenizer, load_tokenizer
+from .weights import find_folder, model_folders
+
+
+def load(
+    name_or_path: str | Path, *, dtype: mx.Dtype | None = None
+) -> tuple[T5 | CausalModel, Tokenizer]:
+    """Load a model and its tokenizer.
+
+    Names and shapes are checked before any weights are read; then the weights come one tensor at a
+    time, each cast as it comes.
+
+    Args:
+        name_or_path: A model folder, the name of one under weights/ (or of the repository on the
+            Hugging Face Hub that it was converted from), or a Hugging Face folder. Any other name
+            is one on the Hub, which is downloaded to its own cache.
+        dtype: Type to compute in; by default float32 on a CPU, bfloat16 on Metal and CUDA.
+
+    Raises:
+        ValueError: If there is no such folder or name, or it is not a whole model of the T5 family
+            or of a decoder-only kind.
+    """
+    folder = locate(name_or_path)
+    dtype = dtype or default_dtype()
+    return load_causal(folder, dtype) if _holds_causal(folder) else _load_t5(folder, dtype)
+
+
+def locate(name_or_path: str | Path) -> Path:
+    """The folder of a model; see `load`."""
+    return find_folder(name_or_path) or _from_hub(str(name_or_path))
+
+
+def _holds_causal(folder: Path) -> bool:
+    """Whether a folder seems to hold a decoder-only model; if not, a T5's loader judges it."""
+    config = folder / "config.json"
+    if (folder / "weights.npz").is_file() or not config.is_file():
+        return False
+    return is_causal(read_json(config))
+
+
+def _from_hub(name: str) -> Path:
+    """The folder of a repository of the Hub in its cache, with all that loading takes."""
+    try:
+        if not could_be_name(name):
+            raise ValueError("it cannot be a name on the Hub: check the path")
+        return find_cached(name) or download(look_up(name, causal=True))
+    except ValueError as error:
+        names = ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
+        raise ValueError(
+            f"no model under weights/ (there: {names}) is named {name!r}, and {error}"
+        ) from error
+
+
+def _load_t5(folder: Path, dtype: mx.Dtype) -> tuple[T5, Tokenizer]:
+    checkpoint = open_checkpoint(folder)
+    tokenizer = load_tokenizer(folder, checkpoint.config)
+    if dtype == mx.float16 and checkpoint.config.gated:
+        warnings.warn(
+            "float16 overflows in the feed-forward of T5 v1.1 and flan models; use bfloat16",
+            stacklevel=3,
+        )
+    model = T5(checkpoint.config)
+    model.load_weights([(p.name, _take(checkpoint, p, dtype)) for p in checkpoint.parameters])
+    model.vocabulary = tokenizer.vocabulary
+    return model, tokenizer
+
+
+def _take(checkpoint: Checkpoint, parameter: Parameter, dtype: mx.Dtype) -> mx.array:
+    parts = []
+    for name in parameter.sources:
+        tensor = checkpoint.tensors[name]
+        part = as_mlx(tensor.read(), tensor.dtype)
+        # Quantized weights are integers, several in each, and stay so.
+        parts.append(part if tensor.dtype == mx.uint32 else part.astype(dtype))
+        mx.eval(parts)
+    whole = mx.concatenate(parts) if len(parts) > 1 else parts[0]
+    mx.eval(whole)
+    return whole

@@ -1,0 +1,75 @@
+"""Tiny random checkpoints of decoder-only models as transformers saves them, with a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from families import roughen
+
+END = "<|endoftext|>"
+CHAT = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+OPT: dict[str, Any] = {
+    "hidden_size": 24, "num_hidden_layers": 2, "ffn_dim": 40, "num_attention_heads": 3,
+    "max_position_embeddings": 64, "word_embed_proj_dim": 24,
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64},
+    "opt": OPT,
+    "opt-post-norm": OPT | {"do_layer_norm_before": False},
+    "opt-projection": OPT | {"word_embed_proj_dim": 16},
+    "opt-350m": OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
+    "qwen3": {
+        "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 10,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "rope_theta": 5e4, "tie_word_embeddings": True,
+    },
+    "qwen3-own-head": {
+        "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 10,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+def write_causal(
+    folder: Path, kind: str = "qwen3", *, vocab_size: int = 320, seed: int = 0, **changes: Any
+) -> Any:
+    """Save a random transformers model of that kind and a tokenizer; returns the model (torch)."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    ends = {"eos_token_id": 0, "bos_token_id": 0, "pad_token_id": None}
+    shape = SHAPES[kind] | ends | changes
+    config = AutoConfig.for_model(kind.split("-")[0], vocab_size=vocab_size, **shape)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    roughen(model)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+def write_tokenizer(folder: Path, *, chat: bool = True, **settings: Any) -> None:
+    """A byte-level BPE of 300 pieces, trained here, which ends by id 0."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    text = (Path(__file__).parent / "sentences.txt").read_text()
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=[END, "<|user|>", "<|assistant|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([text], trainer)
+    backend.save(str(folder / "tokenizer.json"))
+    stored = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+    stored |= {"chat_template": CHAT} if chat else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(stored | settings))
