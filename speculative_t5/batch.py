@@ -62,6 +62,7 @@ def process(
     prefix: str = "",
     max_source: int,
     truncate: bool = False,
+    keep_end: bool = False,
 ) -> None:
     """Make a record of each line, and emit them in the lines' order.
 
@@ -74,6 +75,8 @@ def process(
         prefix: Put before each prompt.
         max_source: Longest source, in tokens with EOS.
         truncate: Cut a longer one, instead of an error.
+        keep_end: Cut it at its beginning, as what goes on from its end needs it; else before the
+            EOS at its end.
     """
     order: deque[int] = deque()
     ready: dict[int, Record] = {}
@@ -85,6 +88,11 @@ def process(
         ready[number] = record
         while order and order[0] in ready:
             emit(ready.pop(order.popleft()))
+
+    def cut(ids: list[int]) -> list[int]:
+        if len(ids) <= max_source:
+            return ids
+        return ids[-max_source:] if keep_end else [*ids[: max_source - 1], ids[-1]]
 
     def requests() -> Iterator[tuple[int, list[int]]]:
         nonlocal at_end
@@ -104,7 +112,7 @@ def process(
                     return  # for now: the prompts before them have to end first
                 continue
             asked[line.number] = line, excess > 0
-            yield line.number - 1, [*ids[: max_source - 1], ids[-1]] if excess > 0 else ids
+            yield line.number - 1, cut(ids)
         at_end = True
 
     while not at_end:

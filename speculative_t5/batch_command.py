@@ -17,6 +17,7 @@ from . import backend
 from .batch import Output, Record, process
 from .options import (
     DEFAULT_MODEL,
+    Chat,
     Delta,
     DraftLength,
     DraftModel,
@@ -83,11 +84,12 @@ def batch(
         int | None,
         typer.Option(
             help="Longest prompt, in tokens.",
-            show_default="n_positions in the model's config.json, else 512",
+            show_default="what the model's config.json says, else 512",
         ),
     ] = None,
     model: Model = DEFAULT_MODEL,
     draft_model: DraftModel = None,
+    chat: Chat = False,
     num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
@@ -115,6 +117,10 @@ def batch(
         raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
     if max_source is not None and max_source < 2:
         raise ValueError(f"--max-source must be at least 2, got {max_source}")
+    if chat and truncate:
+        raise ValueError(
+            "--truncate would cut the form that --chat puts prompts into: leave one of them out"
+        )
     with open_input(source) as stream:
         writer = Output(output, stream, resume=resume, force=force)
         lines = read_lines(stream, *_form(source, form, field), part)
@@ -122,7 +128,7 @@ def batch(
         decoder = make_decoder(
             model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
             num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
-            draft_vocab=draft_vocab,
+            draft_vocab=draft_vocab, chat=chat,
         )  # fmt: skip
         run_all = partial(
             decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,
@@ -145,6 +151,7 @@ def batch(
                 process(
                     lines, run_all, decoder.encode, emit, watch=progress.count, prefix=prefix,
                     truncate=truncate, max_source=max_source or decoder.model.max_source,
+                    keep_end=decoder.model.prompt_in_context,
                 )  # fmt: skip
     if expected is not None and progress.written < expected:
         raise Failure(

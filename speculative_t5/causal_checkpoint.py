@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +14,9 @@ from mlx.utils import tree_flatten
 
 from .causal import CausalModel, build
 from .causal_tokenizer import CausalTokenizer
-from .config import MAX_LAYERS, MODEL_TYPES
+from .config import MAX_LAYERS
 from .folder import check_shapes, read_json, read_tensors, weight_files
+from .session import Vocabulary
 from .tensors import Shape, as_mlx
 
 # What config.json may call the most tokens that a model reads, and its depth.
@@ -28,14 +30,6 @@ GPT2 = {
     "scale_attn_by_inverse_layer_idx": False,
     "tie_word_embeddings": True,
 }
-
-
-def is_causal(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json seems to be of a decoder-only model."""
-    kind = config.get("model_type")
-    if kind is None or kind in MODEL_TYPES:
-        return False
-    return not config.get("is_encoder_decoder")
 
 
 def load_causal(folder: Path, dtype: mx.Dtype) -> tuple[CausalModel, CausalTokenizer]:
@@ -70,6 +64,52 @@ def load_causal(folder: Path, dtype: mx.Dtype) -> tuple[CausalModel, CausalToken
         )  # fmt: skip
     check_fit(folder, model, tokenizer)
     return model, tokenizer
+
+
+@dataclass(frozen=True)
+class CausalFolder:
+    """What is known of a decoder-only model's folder without reading its weights.
+
+    Attributes:
+        kind: Its model_type.
+        num_parameters: Each counted once.
+        stored: The types of its tensors; bits, where they are quantized.
+        vocabulary: Its tokenizer's.
+    """
+
+    kind: str
+    num_parameters: int
+    stored: tuple[str, ...]
+    vocabulary: Vocabulary
+
+
+def look_at(folder: Path) -> CausalFolder:
+    """Look at the folder of a decoder-only model.
+
+    Raises:
+        ValueError: If it could not be loaded, as far as can be told.
+    """
+    config = read_causal_config(folder)
+    with _about(folder):
+        module = build(config)
+    weights = cast(list[tuple[str, mx.array]], tree_flatten(module.parameters()))
+    stored = tuple(sorted({str(dtype).removeprefix("mlx.core.") for dtype in _dtypes(folder)}))
+    if settings := config.get("quantization"):
+        stored = (f"{settings['bits']} bits",)
+    return CausalFolder(
+        config["model_type"],
+        sum(weight.size for _, weight in weights),
+        stored,
+        CausalTokenizer(folder).vocabulary,
+    )
+
+
+def _dtypes(folder: Path) -> set[mx.Dtype]:
+    """The types of the stored tensors."""
+    paths = weight_files(folder)
+    if any(path.suffix == ".bin" for path in paths):
+        return {tensor.dtype for tensor in read_tensors(folder).values()}
+    return {tensor.dtype for path in paths for tensor in _lazily(path).values()}
 
 
 @contextmanager
@@ -131,12 +171,7 @@ def _parameters(folder: Path, config: Mapping[str, Any], module: nn.Module) -> d
             tensors = read_tensors(folder)
             stored = {name: as_mlx(each.read(), each.dtype) for name, each in tensors.items()}
             break
-        try:
-            stored |= cast(dict[str, mx.array], mx.load(str(path)))
-        except RuntimeError as error:
-            raise ValueError(
-                f"{path} is truncated or damaged: {error}; download it again"
-            ) from error
+        stored |= _lazily(path)
     if config.get("model_type") == "gpt2":
         stored = _gpt2_names(stored)
     try:
@@ -147,6 +182,14 @@ def _parameters(folder: Path, config: Mapping[str, Any], module: nn.Module) -> d
             f"{folder}: the weights are not those of a {config['model_type']} "
             f"({type(error).__name__}: {error}): download or convert the model again"
         ) from error
+
+
+def _lazily(path: Path) -> dict[str, mx.array]:
+    """The tensors of a safetensors file, each read when it is evaluated."""
+    try:
+        return cast(dict[str, mx.array], mx.load(str(path)))
+    except RuntimeError as error:
+        raise ValueError(f"{path} is truncated or damaged: {error}; download it again") from error
 
 
 def _gpt2_names(stored: Mapping[str, mx.array]) -> dict[str, mx.array]:

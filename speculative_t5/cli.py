@@ -28,6 +28,7 @@ from .options import (
     DEFAULT_MODEL,
     MODELS,
     OUTPUT,
+    Chat,
     Delta,
     DraftLength,
     DraftModel,
@@ -73,6 +74,7 @@ def generate(
     ctx: typer.Context,
     model: Model = DEFAULT_MODEL,
     draft_model: DraftModel = None,
+    chat: Chat = False,
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -135,7 +137,7 @@ def generate(
     decoder = make_decoder(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
-        draft_vocab=draft_vocab,
+        draft_vocab=draft_vocab, chat=chat,
     )  # fmt: skip
     if as_json:
         done = decoder.generate(

@@ -205,9 +205,22 @@ def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
     return found
 
 
+def is_causal(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json seems to be of a decoder-only model."""
+    kind = config.get("model_type")
+    if kind is None or kind in MODEL_TYPES:
+        return False
+    return not config.get("is_encoder_decoder")
+
+
 def _check_kind(raw: Mapping[str, Any]) -> None:
     """Refuse what is no T5 that generates, by what its config.json says it is."""
     model_type, named = raw.get("model_type"), raw.get("architectures") or []
+    if is_causal(raw):
+        raise ValueError(
+            f"this is a {model_type} (model_type in config.json), which takes no conversion if it "
+            "is decoder-only: give its name or folder to --model as it is"
+        )
     if model_type not in MODEL_TYPES:
         raise ValueError(
             f"this is a {model_type or 'model of unknown type'}"

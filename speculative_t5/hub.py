@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .causal_checkpoint import is_causal
 from .checkpoint import read_config
+from .config import is_causal
 from .folder import WEIGHTS, find_weights, read_index, read_json, weight_files
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
 

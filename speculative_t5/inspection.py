@@ -9,10 +9,12 @@ from pathlib import Path
 import mlx.core as mx
 
 from .backend import default_dtype
+from .causal_checkpoint import look_at
 from .checkpoint import open_checkpoint, read_config
 from .config import Quantization, T5Config
 from .conversion import DTYPES, new_layout, num_bytes, num_parameters, quantized
 from .hub import look_up
+from .loading import holds_causal
 from .session import Vocabulary
 from .tokenizer import ByteTokenizer, JSONTokenizer, Tokenizer, load_tokenizer
 from .weights import model_folders
@@ -98,7 +100,7 @@ class Listed:
 
     Attributes:
         folder: Where it is.
-        family: Of the T5 family; None if the folder cannot be loaded.
+        family: Of the T5 family, or the model_type of others; None if the folder cannot be loaded.
         num_parameters: Each counted once.
         stored: The types of its tensors; bits, where it is quantized.
         size: Of its files, in bytes.
@@ -143,6 +145,11 @@ def _look_around() -> list[tuple[Listed, Vocabulary | None]]:
     for folder in folders.values():
         size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         try:
+            if holds_causal(folder):
+                causal = look_at(folder)
+                model = Listed(folder, causal.kind, causal.num_parameters, causal.stored, size)
+                found.append((model, causal.vocabulary))
+                continue
             checkpoint = open_checkpoint(folder)
             config = checkpoint.config
             tokenizer = load_tokenizer(folder, config)

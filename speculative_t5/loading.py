@@ -9,8 +9,9 @@ import mlx.core as mx
 
 from .backend import default_dtype
 from .causal import CausalModel
-from .causal_checkpoint import is_causal, load_causal
+from .causal_checkpoint import load_causal
 from .checkpoint import Checkpoint, Parameter, open_checkpoint
+from .config import is_causal
 from .folder import read_json
 from .hub import could_be_name, download, find_cached, look_up
 from .t5 import T5
@@ -39,7 +40,7 @@ def load(
     """
     folder = locate(name_or_path)
     dtype = dtype or default_dtype()
-    return load_causal(folder, dtype) if _holds_causal(folder) else _load_t5(folder, dtype)
+    return load_causal(folder, dtype) if holds_causal(folder) else _load_t5(folder, dtype)
 
 
 def locate(name_or_path: str | Path) -> Path:
@@ -47,7 +48,7 @@ def locate(name_or_path: str | Path) -> Path:
     return find_folder(name_or_path) or _from_hub(str(name_or_path))
 
 
-def _holds_causal(folder: Path) -> bool:
+def holds_causal(folder: Path) -> bool:
     """Whether a folder seems to hold a decoder-only model; if not, a T5's loader judges it."""
     config = folder / "config.json"
     if (folder / "weights.npz").is_file() or not config.is_file():

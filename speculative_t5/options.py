@@ -35,7 +35,7 @@ def known_rules(incomplete: str) -> Iterator[str]:
 Model = Annotated[
     str,
     typer.Option(
-        help="Target: a folder, or a name under weights/.",
+        help="Target: a folder, or a name under weights/ or on the Hugging Face Hub.",
         rich_help_panel=MODELS,
         autocompletion=known_models,
     ),
@@ -48,6 +48,14 @@ DraftModel = Annotated[
         show_default=f"{DEFAULT_DRAFT} for {DEFAULT_MODEL}, else none",
         rich_help_panel=MODELS,
         autocompletion=known_drafts,
+    ),
+]
+Chat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Put each prompt into the form of a chat, by the model's own template.",
+        rich_help_panel=MODELS,
     ),
 ]
 DraftVocab = Annotated[
@@ -135,6 +143,7 @@ def make_decoder(
     verify: str,
     regular_decode: bool,
     draft_vocab: int | None,
+    chat: bool,
 ) -> SpeculativeDecoder:
     """Load the models that a command was asked to use."""
     draft_model = draft_of(model, draft_model)
@@ -143,7 +152,7 @@ def make_decoder(
     return SpeculativeDecoder.from_pretrained(
         model, draft_model, num_draft=draft_length(num_draft), delta=delta,
         verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
-        draft_vocab=draft_vocab,
+        draft_vocab=draft_vocab, chat=chat,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from .options import (
     DEFAULT_MODEL,
     MODELS,
     OUTPUT,
+    Chat,
     Delta,
     DraftLength,
     DraftModel,
@@ -40,6 +41,7 @@ DEFAULT_PREFIX = "correct: "  # of the shipped model, which knows one task
 def repl(
     model: Model = DEFAULT_MODEL,
     draft_model: DraftModel = None,
+    chat: Chat = False,
     prefix: Annotated[
         str | None,
         typer.Option(
@@ -82,7 +84,7 @@ def repl(
     first = make_decoder(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=False,
-        draft_vocab=draft_vocab,
+        draft_vocab=draft_vocab, chat=chat,
     )  # fmt: skip
     lookup = lookup or draft_model == "lookup"
 
@@ -91,7 +93,7 @@ def repl(
             first.model, first.draft, first.tokenizer,
             num_draft=draft_length(wanted.num_draft, "num_draft"), delta=wanted.delta,
             verify=cast(VerifyRule, wanted.verify), lookup=lookup, min_ngram=min_ngram,
-            max_ngram=max_ngram, draft_vocab=draft_vocab,
+            max_ngram=max_ngram, draft_vocab=draft_vocab, chat=chat,
         )  # fmt: skip
 
     session, interactive, failed = Repl(load, settings), is_terminal(sys.stdin), False

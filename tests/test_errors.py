@@ -61,6 +61,9 @@ NOTHING_FOUND = {
     ),
     "the model's tokenizer has no chat template: leave chat out, or choose a model that is tuned "
     "for chats": "it is not there",
+    "--truncate would cut the form that --chat puts prompts into: leave one of them out": (
+        "both have no value"
+    ),
     "it cannot be a name on the Hub: check the path": "_from_hub tells the name before it",
 }
 
