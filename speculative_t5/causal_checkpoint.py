@@ -51,7 +51,11 @@ def load_causal(folder: Path, dtype: mx.Dtype) -> tuple[CausalModel, CausalToken
     expected = dict(cast(list[tuple[str, mx.array]], tree_flatten(module.parameters())))
     check_shapes(folder, _shapes(expected), _shapes(weights), str(config["model_type"]))
     tokenizer = CausalTokenizer(folder)
-    ends = _ends(folder, config, tokenizer)
+    ends = _ends(config.get("eos_token_id"), folder) or _ends(tokenizer.eos_token_id, folder)
+    if not ends:
+        raise ValueError(
+            f"{folder} does not say what ends an output: put eos_token_id into its config.json"
+        )
     module.load_weights([(name, _cast(weight, dtype)) for name, weight in weights.items()])
     module.eval()
     del weights, expected
@@ -131,6 +135,7 @@ def read_causal_config(folder: Path) -> dict[str, Any]:
     generation = folder / "generation_config.json"
     if generation.is_file() and (ends := read_json(generation).get("eos_token_id")) is not None:
         config["eos_token_id"] = ends
+    _ends(config.get("eos_token_id"), folder)  # before a tokenizer takes offence at it
     if (method := _foreign_quantization(config)) is not None:
         raise ValueError(
             f"the weights in {folder} are quantized by {method} (quantization_config in "
@@ -234,13 +239,12 @@ def _cast(weight: mx.array, dtype: mx.Dtype) -> mx.array:
     return weight.astype(dtype) if mx.issubdtype(weight.dtype, mx.floating) else weight
 
 
-def _ends(folder: Path, config: Mapping[str, Any], tokenizer: CausalTokenizer) -> list[int]:
-    """The ids that end an output, the first one first."""
-    named = config.get("eos_token_id")
+def _ends(named: Any, folder: Path) -> list[int]:
+    """The ids that end an output, the first one first; none if there is no word of them."""
     if named is None:
-        named = tokenizer.eos_token_id
+        return []
     ends: list[Any] = named if isinstance(named, list) else [named]
-    if not ends or not all(type(end) is int and end >= 0 for end in ends):
+    if not all(type(end) is int and end >= 0 for end in ends):
         raise ValueError(
             f"{folder}: eos_token_id in config.json is {named!r}, expected an id or several"
         )

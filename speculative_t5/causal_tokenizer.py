@@ -63,8 +63,10 @@ class CausalTokenizer:
         for message in messages:
             texts = [message.get(key) for key in ("role", "content")]
             if not all(isinstance(text, str) for text in texts):
+                found = [f"{type(value).__name__} for {key}" for key, value in message.items()]
                 raise ValueError(
-                    f"a message must be a mapping with texts for role and content, got {message!r}"
+                    "a message must be a text for role and one for content, "
+                    f"got {', '.join(found) or 'nothing'}"
                 )
         if not self._backend.chat_template:
             raise ValueError(

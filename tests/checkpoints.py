@@ -9,6 +9,7 @@ from typing import Any
 from families import roughen
 
 END = "<|endoftext|>"
+MODEL_TYPES = {"gemma3": "gemma3_text"}
 CHAT = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -28,6 +29,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
         "rope_theta": 5e4, "tie_word_embeddings": True,
     },
+    "gemma3": {
+        "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 10,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8,
+    },
     "qwen3-own-head": {
         "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 10,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -46,7 +51,9 @@ def write_causal(
     torch.manual_seed(seed)
     ends = {"eos_token_id": 0, "bos_token_id": 0, "pad_token_id": None}
     shape = SHAPES[kind] | ends | changes
-    config = AutoConfig.for_model(kind.split("-")[0], vocab_size=vocab_size, **shape)
+    config = AutoConfig.for_model(
+        MODEL_TYPES.get(kind, kind.split("-")[0]), vocab_size=vocab_size, **shape
+    )
     model = AutoModelForCausalLM.from_config(config).eval()
     roughen(model)
     model.save_pretrained(folder)
