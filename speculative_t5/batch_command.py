@@ -130,6 +130,11 @@ def batch(
             num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
             draft_vocab=draft_vocab, chat=chat,
         )  # fmt: skip
+        limit = decoder.model.max_context
+        if max_source is not None and limit is not None and max_source > limit:
+            raise ValueError(
+                f"--max-source must be at most {limit}, all that the model reads, got {max_source}"
+            )
         run_all = partial(
             decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,
             temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,

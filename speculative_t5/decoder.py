@@ -186,7 +186,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: If the prompt is empty or an option is out of its range.
         """
-        source, sampler = self.encode(prompt), Sampler(temperature, top_k, top_p)
+        source, sampler = self._source(prompt), Sampler(temperature, top_k, top_p)
         rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
         ((_, done),) = as_generations(
             with_bar(rounds, max_tokens) if progress else rounds, self.tokenizer
@@ -216,7 +216,7 @@ class SpeculativeDecoder:
         decoded. At the same seed the first output is that of `generate`.
         """
         sampler = Sampler(temperature, top_k, top_p)
-        sources = [self.encode(prompt) for prompt in prompts]
+        sources = [self._source(prompt) for prompt in prompts]
         # Rows of like length together pad less, and those that end last are short.
         requests = in_order_of_length(enumerate(sources), max(len(sources), 1))
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
@@ -261,7 +261,7 @@ class SpeculativeDecoder:
         """
         sampler = Sampler(temperature, top_k, top_p)
         requests: Iterator[Request]
-        requests = ((check_index(index), self.encode(prompt)) for index, prompt in prompts)
+        requests = ((check_index(index), self._source(prompt)) for index, prompt in prompts)
         if by_length and batch_size > 1:
             requests = in_order_of_length(requests, WINDOW * batch_size)
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
@@ -276,7 +276,7 @@ class SpeculativeDecoder:
         """The source ids of a prompt, EOS included, as the model gets them.
 
         Raises:
-            ValueError: If it is empty or too long, or text and there is no tokenizer, or a chat and
+            ValueError: If it is empty, or text and there is no tokenizer, or a chat and
                 there is no template for it, or an id is out of range.
         """
         if isinstance(prompt, str):
@@ -295,7 +295,15 @@ class SpeculativeDecoder:
             raise ValueError(
                 f"prompt ids must be from 0 to {self.model.vocab_size - 1}, got {bad[0]}"
             )
-        limit = self.model.max_context
+        return ids
+
+    def _source(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt that the model can read.
+
+        Raises:
+            ValueError: See `encode`; or if it is longer than the model's context.
+        """
+        ids, limit = self.encode(prompt), self.model.max_context
         if limit is not None and len(ids) > limit:
             raise ValueError(
                 f"the prompt has {len(ids)} tokens, the model reads {limit} with what it "
@@ -332,7 +340,7 @@ class SpeculativeDecoder:
         speculative: bool = True,
     ) -> Iterator[Chunk]:
         """Generate one output, a chunk for each pass of the target; as `generate` otherwise."""
-        source = self.encode(prompt)
+        source = self._source(prompt)
         sampler = Sampler(temperature, top_k, top_p)
         rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
         return as_chunks(rounds, self.tokenizer)

@@ -125,15 +125,15 @@ def download(repository: Repository, *, note: Callable[[str], None] = lambda lin
 
 def find_cached(name: str) -> Path | None:
     """The folder of a repository in the cache, if all is there that loading takes."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, local_files_only=True))
-        whole = bool(weight_files(folder)) and (folder / "config.json").is_file()
+        folder = Path(hf_hub_download(name, "config.json", local_files_only=True)).parent
+        weight_files(folder)
     except (HFValidationError, LocalEntryNotFoundError, ValueError):
         return None  # whoever then asks for it will be told
-    return folder if whole and any((folder / file).is_file() for file in CAUSAL_FILES) else None
+    return folder if any((folder / file).is_file() for file in CAUSAL_FILES) else None
 
 
 def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:

@@ -96,6 +96,11 @@ def test_a_long_prompt_is_an_error_or_cut() -> None:
     assert found["text"] == "X" * 19 and "truncated" not in found
 
 
+def test_what_goes_on_from_its_end_is_cut_at_its_beginning() -> None:
+    (found,) = records(b"abc" + b"x" * 17, truncate=True, keep_end=True)
+    assert (found["text"], found["truncated"]) == ("BC" + "X" * 17, True)
+
+
 def test_a_prefix_goes_before_prompts_and_not_into_records() -> None:
     (found,) = records(b"a", prefix="do: ")
     assert (found["prompt"], found["text"]) == ("a", "DO: A")

@@ -16,6 +16,7 @@ from speculative_t5.hub import Repository, download, flat_name
 
 import numpy as np
 import pytest
+from checkpoints import write_causal
 from conftest import REPOSITORY, edit_json
 from families import write_family
 from local_hub import COMMIT, Hub
@@ -145,6 +146,62 @@ def test_what_cannot_be_had_gives_one_line(hub: Hub) -> None:
     assert "found flax_model.msgpack" in refusal(convert_py(hub, HF_HOME="home2"))
     (folder / "config.json").unlink()
     assert "has no config.json" in refusal(convert_py(hub, HF_HOME="home3"))
+
+
+def loaded(hub: Hub, name: str = "someone/tiny-qwen3", **environment: str) -> str:
+    """What a process prints that loads a name and generates two tokens, or its error."""
+    code = (
+        "from speculative_t5 import SpeculativeDecoder, load\n"
+        "try:\n"
+        f"    model, tokenizer = load({name!r})\n"
+        "    out = SpeculativeDecoder(model, None, tokenizer).generate('He go', max_tokens=2)\n"
+        "    print(out.stats.emitted, model.end_tokens)\n"
+        "except ValueError as error:\n"
+        "    print(f'error: {error}')\n"
+    )
+    home = {"HF_HOME": str(hub.root.parent / "home"), "HF_HUB_DISABLE_XET": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    kept |= {"PYTHONPATH": str(REPOSITORY), "HF_ENDPOINT": hub.endpoint} | home | environment
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=hub.root.parent, env=kept, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert "Warning" not in done.stderr
+    return done.stdout.strip()
+
+
+def test_decoder_only_models_are_loaded_by_name(hub: Hub) -> None:
+    folder = hub.root / "someone" / "tiny-qwen3"
+    write_causal(folder)
+    edit_json(folder / "generation_config.json", eos_token_id=[0, 7])
+    for unneeded in ("tf_model.h5", "pytorch_model.bin", "README.md", "evil.py"):
+        (folder / unneeded).write_text("not needed")
+    assert loaded(hub) == "2 frozenset({0, 7})"
+    assert hub.downloads() == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
+    ]  # fmt: skip
+    hub.requests.clear()
+    assert loaded(hub) == "2 frozenset({0, 7})"
+    # transformers may ask for what is about no model.
+    assert not [request for request in hub.requests if "someone" in request]
+    refused = refusal(convert_py(hub, model="someone/tiny-qwen3"))
+    assert "this is a qwen3 (model_type in config.json), which takes no conversion" in refused
+
+
+def test_t5s_are_loaded_by_name_without_converting_them(hub: Hub) -> None:
+    assert loaded(hub, "someone/tiny-t5").startswith("2 ")
+    assert not (hub.root.parent / "weights").exists()
+
+
+def test_names_that_cannot_be_loaded_give_one_line(hub: Hub) -> None:
+    message = loaded(hub, "someone/else")
+    check_message(message.removeprefix("error: "), "'someone/else'")
+    assert "(there: correct-base, correct-small)" in message and "no such repository" in message
+    message = loaded(hub, "../else")
+    check_message(message.removeprefix("error: "), "'../else'")
+    message = loaded(hub, HF_ENDPOINT="http://127.0.0.1:9")
+    check_message(message.removeprefix("error: "), "the Hub cannot be reached")
 
 
 @pytest.mark.parametrize(

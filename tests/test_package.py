@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,15 @@ def test_importing_brings_in_neither_torch_nor_transformers() -> None:
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
     assert python(code) == "[]"
+
+
+def test_one_file_imports_mlx_lm() -> None:
+    found = [
+        path.name
+        for path in (REPOSITORY / "speculative_t5").glob("*.py")
+        if re.search(r"^\s*(import|from) mlx_lm\b", path.read_text(), re.MULTILINE)
+    ]
+    assert found == ["causal.py"]
 
 
 def test_the_public_names_are_there() -> None:
