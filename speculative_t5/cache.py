@@ -93,6 +93,8 @@ class KVCache:
             self.lengths[row] = length
         self.reserve(0)
         at, end = mx.array(list(rows), dtype=mx.int32), max(taken)
+        if not end:  # prompts of one token, of which nothing is read: MLX cannot write nothing
+            return
         part = slice(first, first + len(rows))
         for (keys, values), (new_keys, new_values) in zip(self.layers, new.layers, strict=True):
             keys[at, :, :end] = new_keys[part, :, :end]

@@ -74,6 +74,14 @@ def test_rows_are_given_to_waiting_prompts_and_dropped(target: CausalModel) -> N
         np.testing.assert_allclose(found, np.array(target(mx.array([row])))[0, -1], atol=2e-4)
 
 
+def test_prompts_of_one_token_of_which_nothing_is_read_take_rows(target: CausalModel) -> None:
+    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
+    short = [[token] for token in range(2, 14)]
+    alone = [decoder.generate(prompt, max_tokens=9).tokens for prompt in short]
+    batch = decoder.generate_batch(short, batch_size=3, max_tokens=9)
+    assert [out.tokens for out in batch] == alone
+
+
 def test_long_prompts_are_read_in_parts(
     target: CausalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
