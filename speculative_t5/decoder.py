@@ -186,7 +186,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: If the prompt is empty or an option is out of its range.
         """
-        source, sampler = self._source(prompt), Sampler(temperature, top_k, top_p)
+        source, sampler = self.encode_whole(prompt), Sampler(temperature, top_k, top_p)
         rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
         ((_, done),) = as_generations(
             with_bar(rounds, max_tokens) if progress else rounds, self.tokenizer
@@ -216,7 +216,7 @@ class SpeculativeDecoder:
         decoded. At the same seed the first output is that of `generate`.
         """
         sampler = Sampler(temperature, top_k, top_p)
-        sources = [self._source(prompt) for prompt in prompts]
+        sources = [self.encode_whole(prompt) for prompt in prompts]
         # Rows of like length together pad less, and those that end last are short.
         requests = in_order_of_length(enumerate(sources), max(len(sources), 1))
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
@@ -261,7 +261,7 @@ class SpeculativeDecoder:
         """
         sampler = Sampler(temperature, top_k, top_p)
         requests: Iterator[Request]
-        requests = ((check_index(index), self._source(prompt)) for index, prompt in prompts)
+        requests = ((check_index(index), self.encode_whole(prompt)) for index, prompt in prompts)
         if by_length and batch_size > 1:
             requests = in_order_of_length(requests, WINDOW * batch_size)
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
@@ -297,11 +297,11 @@ class SpeculativeDecoder:
             )
         return ids
 
-    def _source(self, prompt: Prompt) -> list[int]:
-        """The ids of a prompt that the model can read.
+    def encode_whole(self, prompt: Prompt) -> list[int]:
+        """As `encode`, of a prompt that the model can read as a whole.
 
         Raises:
-            ValueError: See `encode`; or if it is longer than the model's context.
+            ValueError: If it cannot, too: it is longer than the model's context.
         """
         ids, limit = self.encode(prompt), self.model.max_context
         if limit is not None and len(ids) > limit:
@@ -340,7 +340,7 @@ class SpeculativeDecoder:
         speculative: bool = True,
     ) -> Iterator[Chunk]:
         """Generate one output, a chunk for each pass of the target; as `generate` otherwise."""
-        source = self._source(prompt)
+        source = self.encode_whole(prompt)
         sampler = Sampler(temperature, top_k, top_p)
         rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
         return as_chunks(rounds, self.tokenizer)
@@ -397,7 +397,10 @@ class SpeculativeDecoder:
             schedule = FixedSchedule(self._num_draft)
         elif first:
             schedule = self._adaptive(first, drafter, verifier)
-        return Plan(drafter, schedule, verifier, max_tokens, seed if sampler.temperature else None)
+        return Plan(
+            drafter, schedule, verifier, max_tokens, seed if sampler.temperature else None,
+            ahead=isinstance(drafter, EmptyDrafter),
+        )  # fmt: skip
 
     def _adaptive(
         self, requests: Sequence[Request], drafter: Drafter, verifier: Verifier

@@ -13,7 +13,7 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from .draft import Draft, Drafter
+from .draft import Draft, Drafter, empty_draft
 from .results import FinishReason, Round, Stats
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
@@ -37,6 +37,8 @@ class Plan:
         max_tokens: Upper bound on each row's tokens, EOS included.
         seed: Of all draws, which hang on it, the prompt's index and the row's own rounds; None
             where nothing is left to chance.
+        ahead: Nothing is drafted: each pass begins before what the last one gave is read, so that
+            the device does not wait for the host. The last pass of an output is then for nothing.
         timed: Wait for each draft by itself, to tell its time from that of verifying. A round has
             a second wait then, and takes longer.
     """
@@ -46,6 +48,7 @@ class Plan:
     verifier: Verifier
     max_tokens: int
     seed: int | None = None
+    ahead: bool = False
     timed: bool = False
 
 
@@ -91,6 +94,7 @@ class _Batch:
         self._model = model
         self._ends = model.end_tokens
         self._ahead: deque[Request] = deque()  # what the session expects
+        self._begun: mx.array | None = None  # what a pass gives that is under way, (B, 1)
         began = self.clock.read()
         sources = [source for _, source in requests]
         self._session, contexts = model.start(sources)
@@ -99,6 +103,8 @@ class _Batch:
 
     def round(self) -> list[Round]:
         """One pass of the target, and what it gave each row."""
+        if self._plan.ahead:
+            return self._undrafted()
         plan, contexts = self._plan, [row.context for row in self.rows]
         num_draft = plan.schedule.next(max(row.remaining for row in self.rows))
         draft_keys, verify_keys = self._keys()
@@ -127,9 +133,39 @@ class _Batch:
         now = self.clock.read()
         return [row.round(now) for row in self.rows]
 
+    def _undrafted(self) -> list[Round]:
+        """A round without a draft, the pass of the next one begun before this one's is read."""
+        plan = self._plan
+        plan.schedule.next(max(row.remaining for row in self.rows))
+        began, given = time.perf_counter(), self._begun
+        if given is None:
+            self._session.truncate([len(row.context) - 1 for row in self.rows])
+            last = [row.context[-1:] for row in self.rows]
+            given = self._pass(mx.array(last, dtype=mx.int32), later=0)
+        self._begun = None
+        if max(row.remaining for row in self.rows) > 1:
+            self._begun = self._pass(given, later=1)
+            mx.async_eval(self._begun)
+        for row, (token,) in zip(self.rows, cast(list[list[int]], given.tolist()), strict=True):
+            row.take(Proposal([], 0, 0, token), self._ends, 0)
+        none = [0] * len(self.rows)
+        plan.schedule.observe(Outcome(0, none, none, 0.0, time.perf_counter() - began))
+        now = self.clock.read()
+        return [row.round(now) for row in self.rows]
+
+    def _pass(self, tokens: mx.array, *, later: int) -> mx.array:
+        """What follows tokens (B, 1), so many rounds later than this one: (B, 1) int32."""
+        verifier, draft = self._plan.verifier, empty_draft(len(self.rows))
+        if verifier.greedy:
+            return verifier.choices(draft, self._session, tokens)
+        _, keys = self._keys(later)
+        return verifier.verdict(draft, self._session.step(tokens), keys).next_token[:, None]
+
     def refill(self, waiting: Iterator[Request], batch_size: int) -> None:
         """Give rows that have ended to waiting prompts; drop those that none is left for."""
         free = [i for i, row in enumerate(self.rows) if row.finish_reason]
+        if free:
+            self._begun = None  # it is of these rows, too
         while free and self._look_ahead(waiting, batch_size):
             count = min(len(free), len(self._ahead))
             taken, free = free[:count], free[count:]
@@ -171,12 +207,13 @@ class _Batch:
         asked, limit = self._plan.max_tokens, self._model.max_context
         return asked if limit is None else min(asked, limit - len(context) + 1)
 
-    def _keys(self) -> tuple[mx.array | None, mx.array | None]:
-        """This round's keys for drafting and for verdicts, (B, 2) uint32 each."""
+    def _keys(self, later: int = 0) -> tuple[mx.array | None, mx.array | None]:
+        """Keys for drafting and for verdicts, (B, 2) uint32 each, so many rounds from this one."""
         seed = self._plan.seed
         if seed is None:
             return None, None
-        keys = mx.array(np.stack([round_keys(seed, r.index, r.stats.rounds) for r in self.rows]))
+        of_rows = [round_keys(seed, r.index, r.stats.rounds + later) for r in self.rows]
+        keys = mx.array(np.stack(of_rows))
         return keys[:, 0], keys[:, 1]
 
 
