@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -14,6 +15,7 @@ from speculative_t5.benchmark import (
     Bench,
     Costs,
     Report,
+    _Stepper,
     arms_of,
     first_token_seconds,
     observed,
@@ -25,7 +27,7 @@ from speculative_t5.t5 import T5
 
 import mlx.core as mx
 import pytest
-from conftest import REPOSITORY, run, tiny_draft, tiny_model
+from conftest import KINDS, REPOSITORY, run, tiny, tiny_draft, tiny_model
 
 PROMPTS = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
 
@@ -101,6 +103,44 @@ def test_replayed_drafts_come_from_the_drafter_and_its_steps(target: T5) -> None
     assert drafter.propose([[0]], 2, None).tokens.tolist() == [[7, 7]]
     drafter.select([0])
     assert calls == [3, 2, 0, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bare_passes_are_behind_the_prompt_and_so_many_tokens(kind: str) -> None:
+    stepper = _Stepper(tiny(kind, vocab_size=20), PROMPTS[1], 37)
+    expected = [37 if kind == "t5" else 37 + len(PROMPTS[1]) - 1]
+    assert stepper._session.lengths == expected
+    for _ in range(2):
+        stepper.verify(4, stepper.chain(2, 20))
+        assert stepper._session.lengths == expected
+
+
+def test_bare_passes_are_over_ids_of_the_vocabulary() -> None:
+    seen: list[int] = []
+
+    class Noted:
+        lengths = [3]
+
+        def step(self, tokens: mx.array) -> mx.array:
+            self.lengths = [self.lengths[0] + tokens.shape[1]]
+            seen.extend(tokens.flatten().tolist())
+            return tokens
+
+        def choose(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
+            return self.step(tokens)
+
+        def truncate(self, lengths: list[int]) -> None:
+            self.lengths = lengths
+
+    def start(prompts: list[list[int]]) -> Any:
+        seen.extend(prompts[0])
+        return Noted(), prompts
+
+    model: Any = SimpleNamespace(vocab_size=4, start=start)
+    stepper = _Stepper(model, [2, 9, 1], 20)
+    assert stepper._session.lengths == [23]
+    stepper.verify(5, stepper.chain(2, 4))
+    assert seen == [2, 3, 1] + [3] * (20 + 2 + 5) and stepper._session.lengths == [23]
 
 
 def test_costs_lie_on_lines_between_those_measured() -> None:
