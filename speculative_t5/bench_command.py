@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import platform
-import random
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +21,7 @@ from ._version import __version__
 from .benchmark import GREEDY, Arm, Bench, Report, arms_of, first_token_seconds
 from .decoder import NumDraft, SpeculativeDecoder
 from .engine import Plan
-from .forced import forced_plan, random_model
+from .forced import check_shapes, context_of, forced_plan, random_model, random_prompts
 from .options import DEFAULT_MODEL, DraftModel, DraftVocab, Model, draft_of
 from .terminal import Failure, columns, note
 from .text import not_utf8
@@ -57,15 +56,15 @@ def bench(
         typer.Option(
             "--random",
             metavar="TARGET:DRAFT",
-            help="Random weights of these shapes instead, as t5-base:t5-small, with drafts that "
-            "are right as often as --acceptance says.",
+            help="Random weights of these shapes instead, as t5-base:t5-small or "
+            "opt-350m:opt-125m, with drafts that are right as often as --acceptance says.",
             show_default=False,
         ),
     ] = None,
     acceptance: Annotated[
         float, typer.Option(help="With --random: chance of each drafted token to be right.")
     ] = 0.8,
-    source: Annotated[int, typer.Option(help="With --random: source tokens of a prompt.")] = 256,
+    source: Annotated[int, typer.Option(help="With --random: tokens of a prompt.")] = 256,
     count: Annotated[int, typer.Option(help="With --random: prompts.")] = 3,
     dtype: Annotated[
         str | None,
@@ -189,10 +188,17 @@ def _random(
     names = shapes.split(":")
     if len(names) != 2:
         raise ValueError(f"--random must be TARGET:DRAFT, as t5-base:t5-small, got {shapes!r}")
+    check_shapes(*names)
+    for name in names:
+        limit = context_of(name)
+        if limit is not None and source + max_tokens > limit:
+            raise ValueError(
+                f"--source and --max-tokens must be at most {limit} together, which {name} reads, "
+                f"got {source} and {max_tokens}"
+            )
     kind = _dtype(dtype) or backend.default_dtype()
     target, small = (random_model(name, dtype=kind) for name in names)
-    ids = random.Random(0)
-    prompts = [[*ids.choices(range(100, 30_000), k=source - 1), 1] for _ in range(count)]
+    prompts = random_prompts(target, source, count)
     decoder = SpeculativeDecoder(target)
 
     def regular(prompt: list[int]) -> Plan:

@@ -7,17 +7,45 @@ they have come.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from . import opt
 from .cache import KeysValues, KVCache, LayerShape, write
 from .sampling import argmax
 from .session import Vocabulary, fingerprint
 
 PREFILL = 512  # tokens of prompts in a pass
+
+
+def build(config: Mapping[str, Any]) -> nn.Module:
+    """The model of a config.json's contents, with random weights.
+
+    OPT's from opt.py, others from mlx-lm.
+
+    Raises:
+        ValueError: If there is none of that model_type or mlx-lm is missing.
+    """
+    kind = config.get("model_type")
+    if kind == "opt":
+        return opt.Model(opt.ModelArgs.from_dict(config))
+    try:
+        from mlx_lm.utils import _get_classes
+    except ImportError:
+        raise ValueError(
+            f'a model of type {kind} needs mlx-lm, which is not there: run pip install ".[causal]"'
+        ) from None
+    try:
+        model, args = _get_classes({**config, "model_type": str(kind)})
+    except ValueError as error:
+        raise ValueError(
+            f"model_type in config.json is {kind!r}, expected opt or one that mlx-lm has"
+        ) from error
+    built: nn.Module = model(args.from_dict(config))
+    return built
 
 
 class CausalModel:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.bench_command import _lengths, draw
+from speculative_t5.bench_command import _lengths, bench, draw
 from speculative_t5.benchmark import (
     GREEDY,
     Bench,
@@ -20,14 +21,26 @@ from speculative_t5.benchmark import (
     first_token_seconds,
     observed,
 )
+from speculative_t5.causal import CausalModel, build
 from speculative_t5.draft import ModelDrafter
 from speculative_t5.engine import decode
-from speculative_t5.forced import SHAPES, Replayed, forced_plan, random_model
+from speculative_t5.forced import (
+    CAUSAL_SHAPES,
+    SHAPES,
+    Replayed,
+    check_shapes,
+    context_of,
+    forced_plan,
+    random_model,
+    random_prompts,
+)
 from speculative_t5.t5 import T5
 
 import mlx.core as mx
 import pytest
-from conftest import KINDS, REPOSITORY, run, tiny, tiny_draft, tiny_model
+from conftest import KINDS, REPOSITORY, run, tiny, tiny_causal, tiny_draft, tiny_model
+from messages import check_message
+from mlx.utils import tree_flatten
 
 PROMPTS = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
 
@@ -65,14 +78,20 @@ def test_a_second_wait_is_counted(target: T5, monkeypatch: pytest.MonkeyPatch) -
     assert set(seen.waits) == {2}
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.6, 0.9, 1.0])
-def test_replayed_drafts_are_right_as_often_as_asked(target: T5, acceptance: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "acceptance"), [("t5", 0.0), ("t5", 0.6), ("t5", 0.9), ("t5", 1.0), ("gpt2", 0.6)]
+)
+def test_replayed_drafts_are_right_as_often_as_asked(
+    target: Any, kind: str, acceptance: float
+) -> None:
     """And the output is the target's own whatever the drafts are."""
     choice = random.Random(0)
+    if kind != "t5":
+        target = tiny_causal(kind, vocab_size=20, layers=2, seed=6)  # whose outputs vary
     prompts = [[*choice.choices(range(2, 19), k=4), 1] for _ in range(12)]
     alone = SpeculativeDecoder(target)
     outputs = {tuple(p): alone.generate(p, max_tokens=100).tokens for p in prompts}
-    decoder = SpeculativeDecoder(target, tiny_model(vocab_size=20, seed=3), num_draft=1)
+    decoder = SpeculativeDecoder(target, tiny(kind, vocab_size=20, seed=3), num_draft=1)
     drafted = accepted = 0
     for prompt in prompts:
         plan = forced_plan(decoder, outputs, acceptance, 100)
@@ -103,6 +122,21 @@ def test_replayed_drafts_come_from_the_drafter_and_its_steps(target: T5) -> None
     assert drafter.propose([[0]], 2, None).tokens.tolist() == [[7, 7]]
     drafter.select([0])
     assert calls == [3, 2, 0, 2]
+
+
+def test_replayed_drafts_follow_contexts_that_begin_with_prompts() -> None:
+    model = tiny_causal(vocab_size=20)
+    outputs = {tuple(PROMPTS[0]): list(range(2, 12)), tuple(PROMPTS[1]): [7, 8, 9, 10, 11]}
+    drafter = Replayed(ModelDrafter(model, GREEDY, 20), outputs, 1.0, 20)
+    first, second = PROMPTS[:2]
+    drafter.start([first])
+    assert drafter.propose([first], 3, None).tokens.tolist() == [[2, 3, 4]]
+    assert drafter.propose([[*first, 2, 3]], 2, None).tokens.tolist() == [[4, 5]]
+    drafter.replace([0], [second])
+    assert drafter.propose([second], 0, None).tokens.shape == (1, 0)
+    assert drafter.propose([[*second, 7]], 2, None).tokens.tolist() == [[8, 9]]
+    drafter.select([0])
+    assert drafter.propose([[*second, 7, 8]], 2, None).tokens.tolist() == [[9, 10]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,6 +225,109 @@ def test_random_models_have_their_shapes_and_do_not_end() -> None:
     assert mx.array_equal(model.shared.weight, random_model("t5-small").shared.weight)
     with pytest.raises(ValueError, match="there is no shape 't5-tiny': choose from t5-small, "):
         random_model("t5-tiny")
+
+
+def test_shapes_are_the_published_ones() -> None:
+    """Counts of parameters, in millions, of models that are not computed."""
+    millions = {
+        shape: round(sum(w.size for _, w in tree_flatten(build(config).parameters())) / 1e6, 1)
+        for shape, config in CAUSAL_SHAPES.items()
+    }
+    assert millions == {
+        "gpt2": 124.4, "gpt2-medium": 354.8, "gpt2-large": 774.0, "gpt2-xl": 1557.6,
+        "opt-125m": 125.2, "opt-350m": 331.2, "opt-1.3b": 1315.8,
+        "qwen3-0.6b": 596.0, "qwen3-1.7b": 1720.6, "qwen3-4b": 4022.5,
+    }  # fmt: skip
+    contexts = {"gpt2-xl": 1024, "opt-350m": 2048, "qwen3-4b": 40960, "t5-base": None}
+    assert {shape: context_of(shape) for shape in contexts} == contexts
+
+
+@pytest.fixture
+def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes like the published ones under their names, small and over a few tokens."""
+    tiny = {"vocab_size": 60, "eos_token_id": 59}
+    qwen3 = {"hidden_size": 32, "num_hidden_layers": 3, "head_dim": 16, "intermediate_size": 48}
+    other = {"hidden_size": 32, "num_hidden_layers": 3, "ffn_dim": 64, "num_attention_heads": 2}
+    gpt2 = {"n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64}
+    for shape, changes in (
+        ("gpt2", gpt2),
+        ("opt-125m", other | {"word_embed_proj_dim": 32}),
+        ("opt-350m", other | {"word_embed_proj_dim": 16}),
+        ("qwen3-0.6b", qwen3 | {"num_attention_heads": 2, "num_key_value_heads": 1}),
+    ):
+        monkeypatch.setitem(CAUSAL_SHAPES, shape, CAUSAL_SHAPES[shape] | changes | tiny)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("shape", ["gpt2", "opt-125m", "opt-350m", "qwen3-0.6b"])
+def test_random_causal_models_vary_and_do_not_end(
+    small_shapes: None, shape: str, dtype: mx.Dtype
+) -> None:
+    model = random_model(shape, dtype=dtype, seed=1)
+    assert isinstance(model, CausalModel) and model.eos_token_id == 59
+    weights = dict(tree_flatten(model.model.parameters()))
+    assert {w.dtype for w in weights.values()} == {dtype}
+    again = random_model(shape, dtype=dtype, seed=1).model.parameters()
+    assert all(mx.array_equal(weights[name], w) for name, w in tree_flatten(again))
+    prompts = random_prompts(model, 20, 3)
+    for prompt in prompts:
+        done = SpeculativeDecoder(model).generate(prompt, max_tokens=40)
+        assert done.finish_reason == "length" and len({*done.tokens}) > 4
+
+
+def test_prompts_are_ids_of_the_vocabulary(small_shapes: None) -> None:
+    """T5's end by EOS; a prompt that others are to go on from does not."""
+    model = random_model("gpt2")
+    prompts = random_prompts(model, 50, 4)
+    assert prompts == random_prompts(model, 50, 4) and {len(p) for p in prompts} == {50}
+    assert {i for p in prompts for i in p} <= {*range(59)} and len({*map(tuple, prompts)}) == 4
+    source = random_prompts(tiny_model(vocab_size=60, eos_token_id=1), 50, 1)[0]
+    assert len(source) == 50 and source.index(1) == 49
+
+
+@pytest.mark.parametrize(
+    ("pair", "found"),
+    [
+        (("t5-base", "gpt2"), "t5-base has the vocabulary of t5, gpt2 that of gpt2"),
+        (("qwen3-4b", "gpt2"), "qwen3-4b has the vocabulary of qwen3, gpt2 that"),
+        (("gpt2-xl", "opt-125m"), "of gpt2, opt-125m that of opt"),
+        (("gpt2", "gpt3"), "there is no shape 'gpt3'"),
+    ],
+)
+def test_shapes_that_make_no_pair_are_refused(pair: tuple[str, str], found: str) -> None:
+    with pytest.raises(ValueError, match=found) as error:
+        check_shapes(*pair)
+    check_message(str(error.value))
+    check_shapes("opt-1.3b", "opt-125m")
+    check_shapes("t5-3b", "t5-small")
+
+
+def test_random_models_of_mlx_lm_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_lm.utils", None)
+    with pytest.raises(ValueError, match="gpt2 .*mlx-lm") as error:
+        random_model("gpt2")
+    check_message(str(error.value), "gpt2")
+
+
+RANDOM: dict[str, Any] = {
+    "source": 20, "max_tokens": 24, "count": 2, "turns": 1, "acceptance": 1.0, "prompts": None,
+    "dtype": None,
+}  # fmt: skip
+
+
+def test_a_causal_pair_is_measured(small_shapes: None, capsys: pytest.CaptureFixture[str]) -> None:
+    bench(random_weights="opt-350m:opt-125m", num_draft="1,3", as_json=True, plot=None, **RANDOM)
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["name"] for row in rows] == ["regular", "K = 1", "K = 3"]
+    assert [row["tokens_per_round"] for row in rows] == [1, 2, 4]
+    assert all(row["same"] == row["outputs"] for row in rows)
+
+
+def test_a_prompt_and_an_output_that_are_too_long_together_are_refused() -> None:
+    options = RANDOM | {"source": 1000, "max_tokens": 25}
+    with pytest.raises(ValueError, match="at most 1024 together, .*gpt2-xl.*, got 1000") as error:
+        bench(random_weights="gpt2-xl:gpt2", as_json=False, plot=None, **options)
+    check_message(str(error.value), "got 1000 and 25")
 
 
 def test_draft_lengths_are_numbers_and_ranges() -> None:
