@@ -76,7 +76,7 @@ def bench(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Draw speed-up and theory by K to this file (needs matplotlib).",
+            help="Draw speed-up, forwards and theory by K to this file (needs matplotlib).",
             show_default=False,
         ),
     ] = None,
@@ -243,12 +243,12 @@ def _machine() -> dict[str, Any]:
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
     draft = f", {result['draft']} drafts" if result["draft"] else ""
     names = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
-               "tokens/round", "speed-up", "theory", "efficiency", "same output")  # fmt: skip
+               "forwards", "speed-up", "theory", "efficiency", "same output")  # fmt: skip
     rows = [
         (
             r.name, f"{r.tokens_per_second:.0f}", f"{r.round_ms:.2f}", f"{r.draft_ms:.2f}",
             f"{r.verify_ms:.2f}", f"{r.other_ms:.2f}", f"{r.waits:.2f}",
-            f"{r.acceptance:.2f}" if r.acceptance else "-", f"{r.tokens_per_round:.2f}",
+            f"{r.acceptance:.2f}" if r.acceptance else "-", f"{r.forwards:.2f}",
             f"{r.speedup:.2f}", f"{r.theory:.2f}", f"{r.efficiency:.2f}", f"{r.same}/{r.outputs}",
         )
         for r in reports
@@ -257,8 +257,9 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
              f"{result['turns']} turns, {result['machine']['device']}"]  # fmt: skip
     lines += columns([names, *rows], right=range(1, len(names)))
     lines.append(
-        "speed-up: per token over regular, of rounds without the first ones, which encode\n"
-        "theory: what tokens/round and bare passes would give; efficiency: one over the other\n"
+        "forwards: how many times fewer forward passes of the target, per token, than regular\n"
+        "speed-up: per token over regular, of rounds without the first ones, which read prompts\n"
+        "theory: what fewer forwards and bare passes would give; efficiency: one over the other\n"
         "draft, verify, other: parts of a round, measured apart with a second wait"
     )
     if starts := result["first_token_seconds"]:
@@ -270,7 +271,7 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
 
 
 def draw(reports: Sequence[Report], path: Path) -> None:
-    """Plot speed-up and theory against the number of drafted tokens."""
+    """Plot speed-up, in time and in forward passes, and theory against drafted tokens."""
     plt = pyplot()
     fixed = [(int(r.name.removeprefix("K = ")), r) for r in reports if r.name.startswith("K = ")]
     if not fixed:
@@ -280,8 +281,9 @@ def draw(reports: Sequence[Report], path: Path) -> None:
         )
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     ks = [k for k, _ in fixed]
-    axes.plot(ks, [r.theory for _, r in fixed], "o--", color="0.55", label="theory")
-    axes.plot(ks, [r.speedup for _, r in fixed], "o-", color="C0", label="measured")
+    axes.plot(ks, [r.forwards for _, r in fixed], "o:", color="C3", label="in forward passes")
+    axes.plot(ks, [r.theory for _, r in fixed], "o--", color="0.55", label="theory, in time")
+    axes.plot(ks, [r.speedup for _, r in fixed], "o-", color="C0", label="measured, in time")
     axes.axhline(1, color="0.3", linestyle=":", linewidth=1, label="regular")
     for name, color in (("auto", "C1"), ("lookup", "C2")):
         for report in (r for r in reports if r.name == name):

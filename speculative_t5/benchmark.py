@@ -98,9 +98,11 @@ class Report:
         draft_ms: Of a round, drafting; measured apart, with a wait after each draft.
         verify_ms: Of it, the target's pass and the verdict.
         other_ms: Of it, all else on the host.
-        waits: Waits on the device, a round.
+        waits: Waits on the device, a round, the first ones left out.
         acceptance: Accepted of drafted tokens.
         tokens_per_round: Emitted tokens, a round.
+        forwards: How many times fewer forward passes of the target a token takes than the regular
+            arm's, first rounds included.
         speedup: Of rounds, per token, over the regular arm's.
         theory: What `tokens_per_round` and the bare costs would give.
         efficiency: `speedup` over `theory`.
@@ -117,6 +119,7 @@ class Report:
     waits: float
     acceptance: float
     tokens_per_round: float
+    forwards: float
     speedup: float
     theory: float
     efficiency: float
@@ -127,7 +130,7 @@ class Report:
 class Bench:
     """Arms and bare costs, measured by turns on the same prompts.
 
-    A round's figures leave out the first of each output, which also encodes the draft's source.
+    A round's figures leave out the first of each output, in which the draft reads the prompt.
 
     Args:
         model: The target.
@@ -229,7 +232,7 @@ class Bench:
         costs: Sequence[Costs],
     ) -> Report:
         regular = self._arms[0].name
-        speedups, theories, efficiencies = [], [], []
+        speedups, theories, efficiencies, forwards = [], [], [], []
         for turn, cost in zip(turns, costs, strict=True):
             alone, runs = turn[regular], turn[arm.name]
             speedup = _per_token(alone) / _per_token(runs)
@@ -237,6 +240,7 @@ class Bench:
             speedups.append(speedup)
             theories.append(theory)
             efficiencies.append(speedup / theory)
+            forwards.append(_per_pass(runs) / _per_pass(alone))
         last, apart = turns[-1][arm.name], timed[arm.name]
         rounds = [o for run in apart for o in run.outcomes[1:]]
         draft = _mean_ms(o.draft_seconds for o in rounds)
@@ -260,9 +264,10 @@ class Bench:
             draft_ms=draft,
             verify_ms=verify,
             other_ms=whole - draft - verify,
-            waits=float(np.mean([n for run in every for n in run.waits])),
+            waits=float(np.mean([n for run in every for n in run.waits[1:]])),
             acceptance=accepted / drafted if drafted else 0.0,
             tokens_per_round=float(np.mean([n for run in last for n in run.emitted])),
+            forwards=median(forwards),
             speedup=median(speedups),
             theory=median(theories),
             efficiency=median(efficiencies),
@@ -408,6 +413,11 @@ def first_token_seconds(arguments: Sequence[str]) -> float:
 def _per_token(runs: Sequence[Run]) -> float:
     """Seconds of rounds, per token, without the first rounds."""
     return sum(sum(run.rounds[1:]) for run in runs) / _emitted(runs)
+
+
+def _per_pass(runs: Sequence[Run]) -> float:
+    """Tokens per pass of the target."""
+    return sum(sum(run.emitted) for run in runs) / sum(len(run.rounds) for run in runs)
 
 
 def _emitted(runs: Sequence[Run]) -> int:

@@ -13,9 +13,11 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench_command import _lengths, bench, draw
 from speculative_t5.benchmark import (
     GREEDY,
+    Arm,
     Bench,
     Costs,
     Report,
+    Run,
     _Stepper,
     arms_of,
     first_token_seconds,
@@ -34,6 +36,7 @@ from speculative_t5.forced import (
     random_model,
     random_prompts,
 )
+from speculative_t5.schedule import Outcome
 from speculative_t5.t5 import T5
 
 import mlx.core as mx
@@ -217,6 +220,31 @@ def test_a_report_adds_up(target: T5) -> None:
     )
 
 
+def made_up(emitted: list[int], seconds: float, drafted: int = 0) -> Run:
+    """An output of rounds that give so many tokens, each as long."""
+    count = len(emitted)
+    outcomes = [Outcome(drafted, [drafted], [n - 1], 0.0, 0.0) for n in emitted]
+    tokens = list(range(sum(emitted)))
+    return Run(
+        seconds * count, [seconds] * count, emitted, outcomes, [3] + [1] * (count - 1), tokens
+    )
+
+
+def test_forwards_are_passes_of_the_target_per_token(target: T5) -> None:
+    arms = [Arm("regular", lambda prompt: None), Arm("K = 3", lambda prompt: None, True)]  # type: ignore[arg-type, return-value]
+    measured = Bench(target, None, arms, PROMPTS[:2])
+    alone = [made_up([1] * 6, 2.0), made_up([1] * 4, 2.0)]
+    turns = [
+        {"regular": alone, "K = 3": [made_up(a, 3.0, 3), made_up(b, 3.0, 3)]}
+        for a, b in (([3, 3], [4]), ([3, 3], [2, 2]), ([1, 2, 3], [2, 2]))
+    ]
+    costs = [Costs(2.0, {(0, 1): 2.0, (3, 1): 2.5, (3, 4): 2.5})] * 3
+    regular, drafting = (measured._report(arm, turns, turns[-1], costs) for arm in arms)
+    assert regular.forwards == 1 and regular.waits == 1 and regular.same == 2
+    assert drafting.forwards == 10 / 4  # of 10 / 3, 10 / 4 and 10 / 5
+    assert drafting.tokens_per_round == 10 / 5 and drafting.waits == 1
+
+
 def test_random_models_have_their_shapes_and_do_not_end() -> None:
     assert SHAPES["t5-base"].num_heads * SHAPES["t5-base"].d_kv == 768
     model = random_model("t5-small")
@@ -319,8 +347,20 @@ def test_a_causal_pair_is_measured(small_shapes: None, capsys: pytest.CaptureFix
     bench(random_weights="opt-350m:opt-125m", num_draft="1,3", as_json=True, plot=None, **RANDOM)
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["name"] for row in rows] == ["regular", "K = 1", "K = 3"]
-    assert [row["tokens_per_round"] for row in rows] == [1, 2, 4]
-    assert all(row["same"] == row["outputs"] for row in rows)
+    assert [row["forwards"] for row in rows] == [1, 2, 4]
+    assert all(row["waits"] == 1 and row["same"] == row["outputs"] for row in rows)
+
+
+def test_the_table_and_the_plot_have_forwards(
+    small_shapes: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "plot.png"
+    bench(random_weights="gpt2:gpt2", num_draft="3", as_json=False, plot=plot, **RANDOM)
+    title, names, regular, drafting, *notes = capsys.readouterr().out.splitlines()
+    end = names.index("forwards") + len("forwards")
+    assert regular[:end].endswith(" 1.00") and drafting[:end].endswith(" 4.00")
+    assert max(map(len, (title, names, *notes))) <= 140 and notes[0].startswith("forwards: ")
+    assert plot.is_file()
 
 
 def test_a_prompt_and_an_output_that_are_too_long_together_are_refused() -> None:
