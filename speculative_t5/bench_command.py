@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import platform
-import random
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +21,7 @@ from ._version import __version__
 from .benchmark import GREEDY, Arm, Bench, Report, arms_of, first_token_seconds
 from .decoder import NumDraft, SpeculativeDecoder
 from .engine import Plan
-from .forced import forced_plan, random_model
+from .forced import check_shapes, context_of, forced_plan, random_model, random_prompts
 from .options import DEFAULT_MODEL, DraftModel, DraftVocab, Model, draft_of
 from .terminal import Failure, columns, note
 from .text import not_utf8
@@ -57,15 +56,15 @@ def bench(
         typer.Option(
             "--random",
             metavar="TARGET:DRAFT",
-            help="Random weights of these shapes instead, as t5-base:t5-small, with drafts that "
-            "are right as often as --acceptance says.",
+            help="Random weights of these shapes instead, as t5-base:t5-small or "
+            "opt-350m:opt-125m, with drafts that are right as often as --acceptance says.",
             show_default=False,
         ),
     ] = None,
     acceptance: Annotated[
         float, typer.Option(help="With --random: chance of each drafted token to be right.")
     ] = 0.8,
-    source: Annotated[int, typer.Option(help="With --random: source tokens of a prompt.")] = 256,
+    source: Annotated[int, typer.Option(help="With --random: tokens of a prompt.")] = 256,
     count: Annotated[int, typer.Option(help="With --random: prompts.")] = 3,
     dtype: Annotated[
         str | None,
@@ -77,7 +76,7 @@ def bench(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Draw speed-up and theory by K to this file (needs matplotlib).",
+            help="Draw speed-up, forwards and theory by K to this file (needs matplotlib).",
             show_default=False,
         ),
     ] = None,
@@ -150,7 +149,7 @@ def _pair(
     first = SpeculativeDecoder.from_pretrained(model, draft, dtype=_dtype(dtype))
     target, small, tokenizer = first.model, first.draft, first.tokenizer
     lines = _read_prompts(prompts) if prompts else PROMPTS
-    sources = [first.encode(line) for line in lines if line.strip()]
+    sources = [first.encode_whole(line) for line in lines if line.strip()]
     if not sources:
         raise ValueError(f"{prompts} has no prompts: write one on each of its lines")
 
@@ -189,10 +188,17 @@ def _random(
     names = shapes.split(":")
     if len(names) != 2:
         raise ValueError(f"--random must be TARGET:DRAFT, as t5-base:t5-small, got {shapes!r}")
+    check_shapes(*names)
+    for name in names:
+        limit = context_of(name)
+        if limit is not None and source + max_tokens > limit:
+            raise ValueError(
+                f"--source and --max-tokens must be at most {limit} together, which {name} reads, "
+                f"got {source} and {max_tokens}"
+            )
     kind = _dtype(dtype) or backend.default_dtype()
     target, small = (random_model(name, dtype=kind) for name in names)
-    ids = random.Random(0)
-    prompts = [[*ids.choices(range(100, 30_000), k=source - 1), 1] for _ in range(count)]
+    prompts = random_prompts(target, source, count)
     decoder = SpeculativeDecoder(target)
 
     def regular(prompt: list[int]) -> Plan:
@@ -237,12 +243,12 @@ def _machine() -> dict[str, Any]:
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
     draft = f", {result['draft']} drafts" if result["draft"] else ""
     names = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
-               "tokens/round", "speed-up", "theory", "efficiency", "same output")  # fmt: skip
+               "forwards", "speed-up", "theory", "efficiency", "same output")  # fmt: skip
     rows = [
         (
             r.name, f"{r.tokens_per_second:.0f}", f"{r.round_ms:.2f}", f"{r.draft_ms:.2f}",
             f"{r.verify_ms:.2f}", f"{r.other_ms:.2f}", f"{r.waits:.2f}",
-            f"{r.acceptance:.2f}" if r.acceptance else "-", f"{r.tokens_per_round:.2f}",
+            f"{r.acceptance:.2f}" if r.acceptance else "-", f"{r.forwards:.2f}",
             f"{r.speedup:.2f}", f"{r.theory:.2f}", f"{r.efficiency:.2f}", f"{r.same}/{r.outputs}",
         )
         for r in reports
@@ -251,8 +257,9 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
              f"{result['turns']} turns, {result['machine']['device']}"]  # fmt: skip
     lines += columns([names, *rows], right=range(1, len(names)))
     lines.append(
-        "speed-up: per token over regular, of rounds without the first ones, which encode\n"
-        "theory: what tokens/round and bare passes would give; efficiency: one over the other\n"
+        "forwards: how many times fewer forward passes of the target, per token, than regular\n"
+        "speed-up: per token over regular, of rounds without the first ones, which read prompts\n"
+        "theory: what fewer forwards and bare passes would give; efficiency: one over the other\n"
         "draft, verify, other: parts of a round, measured apart with a second wait"
     )
     if starts := result["first_token_seconds"]:
@@ -264,7 +271,7 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
 
 
 def draw(reports: Sequence[Report], path: Path) -> None:
-    """Plot speed-up and theory against the number of drafted tokens."""
+    """Plot speed-up, in time and in forward passes, and theory against drafted tokens."""
     plt = pyplot()
     fixed = [(int(r.name.removeprefix("K = ")), r) for r in reports if r.name.startswith("K = ")]
     if not fixed:
@@ -274,8 +281,9 @@ def draw(reports: Sequence[Report], path: Path) -> None:
         )
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     ks = [k for k, _ in fixed]
-    axes.plot(ks, [r.theory for _, r in fixed], "o--", color="0.55", label="theory")
-    axes.plot(ks, [r.speedup for _, r in fixed], "o-", color="C0", label="measured")
+    axes.plot(ks, [r.forwards for _, r in fixed], "o:", color="C3", label="in forward passes")
+    axes.plot(ks, [r.theory for _, r in fixed], "o--", color="0.55", label="theory, in time")
+    axes.plot(ks, [r.speedup for _, r in fixed], "o-", color="C0", label="measured, in time")
     axes.axhline(1, color="0.3", linestyle=":", linewidth=1, label="regular")
     for name, color in (("auto", "C1"), ("lookup", "C2")):
         for report in (r for r in reports if r.name == name):

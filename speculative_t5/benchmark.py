@@ -24,6 +24,7 @@ from .session import LanguageModel, Session
 
 REPEATS, LEAST_SECONDS = 5, 0.15  # that each cost is measured in a turn
 READERS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__")
+FILLER = 5  # the id that bare passes are over, where there is one
 GREEDY = Sampler()
 
 
@@ -97,9 +98,11 @@ class Report:
         draft_ms: Of a round, drafting; measured apart, with a wait after each draft.
         verify_ms: Of it, the target's pass and the verdict.
         other_ms: Of it, all else on the host.
-        waits: Waits on the device, a round.
+        waits: Waits on the device, a round, the first ones left out.
         acceptance: Accepted of drafted tokens.
         tokens_per_round: Emitted tokens, a round.
+        forwards: How many times fewer forward passes of the target a token takes than the regular
+            arm's, first rounds included.
         speedup: Of rounds, per token, over the regular arm's.
         theory: What `tokens_per_round` and the bare costs would give.
         efficiency: `speedup` over `theory`.
@@ -116,6 +119,7 @@ class Report:
     waits: float
     acceptance: float
     tokens_per_round: float
+    forwards: float
     speedup: float
     theory: float
     efficiency: float
@@ -126,7 +130,7 @@ class Report:
 class Bench:
     """Arms and bare costs, measured by turns on the same prompts.
 
-    A round's figures leave out the first of each output, which also encodes the draft's source.
+    A round's figures leave out the first of each output, in which the draft reads the prompt.
 
     Args:
         model: The target.
@@ -204,13 +208,15 @@ class Bench:
         """
         target = _Stepper(self._model, self._prompts[0], length)
         small = _Stepper(self._draft, self._prompts[0], length) if self._draft else None
+        ids = min(m.vocab_size for m in (self._model, self._draft) if m)
+        ids = min(ids, self._draft_vocab or ids)
 
         def seconds(num_draft: int, num_tokens: int) -> float:
             samples: list[float] = []
             first = time.perf_counter()
             while len(samples) < REPEATS or time.perf_counter() - first < LEAST_SECONDS:
                 began = time.perf_counter()
-                drafted = small.chain(num_draft, self._draft_vocab) if small else []
+                drafted = small.chain(num_draft, ids) if small else []
                 target.verify(num_tokens, drafted)
                 samples.append(time.perf_counter() - began)
             # The first ones are what they are after another kind of round.
@@ -226,7 +232,7 @@ class Bench:
         costs: Sequence[Costs],
     ) -> Report:
         regular = self._arms[0].name
-        speedups, theories, efficiencies = [], [], []
+        speedups, theories, efficiencies, forwards = [], [], [], []
         for turn, cost in zip(turns, costs, strict=True):
             alone, runs = turn[regular], turn[arm.name]
             speedup = _per_token(alone) / _per_token(runs)
@@ -234,6 +240,7 @@ class Bench:
             speedups.append(speedup)
             theories.append(theory)
             efficiencies.append(speedup / theory)
+            forwards.append(_per_pass(runs) / _per_pass(alone))
         last, apart = turns[-1][arm.name], timed[arm.name]
         rounds = [o for run in apart for o in run.outcomes[1:]]
         draft = _mean_ms(o.draft_seconds for o in rounds)
@@ -257,9 +264,10 @@ class Bench:
             draft_ms=draft,
             verify_ms=verify,
             other_ms=whole - draft - verify,
-            waits=float(np.mean([n for run in every for n in run.waits])),
+            waits=float(np.mean([n for run in every for n in run.waits[1:]])),
             acceptance=accepted / drafted if drafted else 0.0,
             tokens_per_round=float(np.mean([n for run in last for n in run.emitted])),
+            forwards=median(forwards),
             speedup=median(speedups),
             theory=median(theories),
             efficiency=median(efficiencies),
@@ -344,31 +352,42 @@ def _counted(watch: _Watch) -> Iterator[None]:
 
 
 class _Stepper:
-    """A model's session, to be stepped from the same length again and again."""
+    """A model's session, to be stepped from the same length again and again.
+
+    Args:
+        model: Whose session it is.
+        prompt: Ids; those that the model lacks are given to it as its last.
+        length: Tokens of output, behind what the session begins with: T5's with nothing, others'
+            with the prompt.
+    """
 
     def __init__(self, model: LanguageModel, prompt: list[int], length: int) -> None:
-        self._session: Session = model.start([prompt])[0]
-        self._length = length
-        while self._session.lengths[0] < length:
-            count = min(16, length - self._session.lengths[0])
-            mx.eval(self._session.step(mx.full((1, count), 5, dtype=mx.int32)))
+        last = model.vocab_size - 1
+        self._filler = min(FILLER, last)
+        self._session: Session = model.start([[min(i, last) for i in prompt]])[0]
+        self._length = self._session.lengths[0] + length
+        while (missing := self._length - self._session.lengths[0]) > 0:
+            mx.eval(self._session.step(self._fill(min(16, missing))))
 
     def verify(self, num_tokens: int, drafted: list[mx.array]) -> None:
         """A pass over so many tokens, these drafts among them, and the choices after them."""
-        given = [mx.array([[5]], dtype=mx.int32), *drafted][:num_tokens]
-        others = mx.full((1, num_tokens - len(given)), 5, dtype=mx.int32)
-        tokens = mx.concatenate([*given, others], axis=1)
+        given = [self._fill(1), *drafted][:num_tokens]
+        tokens = mx.concatenate([*given, self._fill(num_tokens - len(given))], axis=1)
         mx.concatenate([tokens, self._session.choose(tokens)], axis=1).tolist()
         self._session.truncate([self._length])
 
-    def chain(self, num_tokens: int, vocab_size: int | None) -> list[mx.array]:
+    def chain(self, num_tokens: int, vocab_size: int) -> list[mx.array]:
         """So many steps, each with the choice of the one before; nothing is waited for."""
         tokens: list[mx.array] = []
         for _ in range(num_tokens):
-            last = tokens[-1] if tokens else mx.array([[5]], dtype=mx.int32)
+            last = tokens[-1] if tokens else self._fill(1)
             tokens.append(self._session.choose(last, vocab_size))
         self._session.truncate([self._length] if tokens else self._session.lengths)
         return tokens
+
+    def _fill(self, count: int) -> mx.array:
+        """(1, count) int32."""
+        return mx.array([[self._filler] * count], dtype=mx.int32)
 
 
 def first_token_seconds(arguments: Sequence[str]) -> float:
@@ -394,6 +413,11 @@ def first_token_seconds(arguments: Sequence[str]) -> float:
 def _per_token(runs: Sequence[Run]) -> float:
     """Seconds of rounds, per token, without the first rounds."""
     return sum(sum(run.rounds[1:]) for run in runs) / _emitted(runs)
+
+
+def _per_pass(runs: Sequence[Run]) -> float:
+    """Tokens per pass of the target."""
+    return sum(sum(run.emitted) for run in runs) / sum(len(run.rounds) for run in runs)
 
 
 def _emitted(runs: Sequence[Run]) -> int:

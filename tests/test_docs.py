@@ -22,6 +22,7 @@ from pathlib import Path
 from speculative_t5.conversion import convert
 
 import pytest
+from checkpoints import write_causal
 from conftest import REPOSITORY, V1_1, write_checkpoint
 from local_hub import Hub
 
@@ -30,6 +31,14 @@ PAGES = [
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]  # fmt: skip
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+CAUSAL = {  # repositories of the Hub, and what stands for them
+    "openai-community/gpt2-xl": "gpt2",
+    "openai-community/gpt2": "gpt2",
+    "facebook/opt-350m": "opt-350m",
+    "facebook/opt-125m": "opt",
+    "Qwen/Qwen3-4B": "qwen3",
+    "Qwen/Qwen3-0.6B": "qwen3",
+}
 LESS = {  # what a command is given more, for it takes minutes otherwise
     "bench": "--turns 1 --max-tokens 48 --num-draft 2",
     "bench --random": "--turns 1 --max-tokens 6 --num-draft 2 --source 16 --count 1",
@@ -102,11 +111,14 @@ def test_promises_are_found() -> None:
     [page for page in PAGES if blocks(page, "python")],
     ids=lambda page: str(page.relative_to(REPOSITORY)),
 )
-def test_python_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_python_runs_and_prints_what_it_says(page: Path, tmp_path: Path, hub: Hub) -> None:
     code = "\n".join(blocks(page, "python"))
     done = subprocess.run(
         [sys.executable, "-"], input=code, cwd=REPOSITORY, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path)},
+        env=os.environ | {
+            "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path),
+            "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"),
+        },
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -119,6 +131,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[
     root = tmp_path_factory.mktemp("hub")
     for name in ("google/flan-t5-small", "google/flan-t5-xxl"):
         shutil.copytree(checkpoint, root / name)
+    for name, kind in CAUSAL.items():
+        write_causal(root / name, kind)
     server = Hub(root)
     yield server
     server.server.shutdown()
@@ -148,6 +162,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Pat
         convert(str(checkpoint), folder / "weights" / name)
     for name in ("t5-11b", "path/to/checkpoint"):
         shutil.copytree(checkpoint, folder / name)
+    for name in ("target", "draft"):
+        write_causal(folder / "causal-pair" / name, max_position_embeddings=512)
     lines = "The old man.\nThe new man.\nHe walks.\n"
     for name in ("prompts.txt", "in.txt"):
         (folder / name).write_text(lines)

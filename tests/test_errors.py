@@ -539,6 +539,12 @@ MODELS = ("--model", "target", "--draft-model", "draft")
         (("bench", "--dtype", "int3"), "'int3'"),
         (("bench", "--random", "t5-base"), "'t5-base'"),
         (("bench", "--random", "t5-tiny:t5-tiny"), "'t5-tiny'"),
+        (
+            ("bench", "--random", "t5-base:gpt2"),
+            "t5-base has the vocabulary of t5, gpt2 that of gpt2",
+        ),
+        (("bench", "--random", "qwen3-4b:gpt2"), "of qwen3, gpt2 that of gpt2"),
+        (("bench", "--random", "gpt2-xl:gpt2", "--source", "1000"), "got 1000 and 128"),
         (("bench", "--plot", "absent/plot.png"), "--plot"),
     ],
 )

@@ -1,0 +1,149 @@
+"""Compare the speed of decoding with mlx-lm's own, by turns on one model in one process.
+
+    python scripts/compare_mlx_lm.py causal-pair/target
+    python scripts/compare_mlx_lm.py causal-pair/target --draft causal-pair/draft
+    python scripts/compare_mlx_lm.py opt-125m --tokens 64
+
+A model is a folder, or a shape that `bench --random` knows, with random weights. Greedy, one prompt
+at a time, in the device's type: regular decoding against `generate_step`, and with a draft
+speculative decoding against `speculative_generate_step`. Both use the same BLAS, as this process
+has loaded it. Each turn has a new order of the arms; ratios are taken within it. Outputs are
+compared first, which also warms up. Needs `pip install ".[causal]"`.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.causal import CausalModel
+from speculative_t5.forced import CAUSAL_SHAPES, random_model
+
+import mlx.core as mx
+import typer
+
+OURS, THEIRS = "ours, regular", "mlx-lm, generate_step"
+OURS_FASTER, THEIRS_FASTER = "ours, speculative", "mlx-lm, speculative_generate_step"
+Arm = Callable[[list[int], int], list[int]]  # prompt and most tokens -> tokens, EOS included
+
+
+def open_model(name: str) -> CausalModel:
+    """A folder's model, or one of a shape.
+
+    Raises:
+        ValueError: If there is none, or it is no decoder-only model.
+    """
+    if name in CAUSAL_SHAPES and not Path(name).is_dir():
+        model = random_model(name)
+    else:
+        model, _ = load(name)
+    if not isinstance(model, CausalModel):
+        raise ValueError(f"{name} is an encoder-decoder, expected a decoder-only model")
+    return model
+
+
+def ours(decoder: SpeculativeDecoder) -> Arm:
+    end = [decoder.model.eos_token_id]
+
+    def run(prompt: list[int], max_tokens: int) -> list[int]:
+        out = decoder.generate(prompt, max_tokens=max_tokens)
+        return out.tokens + end * (out.finish_reason == "eos")
+
+    return run
+
+
+def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Arm:
+    from mlx_lm.generate import generate_step, speculative_generate_step
+
+    def run(prompt: list[int], max_tokens: int) -> list[int]:
+        if draft is None:
+            steps = generate_step(mx.array(prompt), model.model, max_tokens=max_tokens)
+        else:
+            steps = speculative_generate_step(
+                mx.array(prompt), model.model, draft.model, num_draft_tokens=num_draft,
+                max_tokens=max_tokens,
+            )  # fmt: skip
+        tokens = []
+        for step in steps:
+            tokens.append(int(step[0]))
+            if tokens[-1] in model.end_tokens:
+                break
+        return tokens
+
+    return run
+
+
+def arms_of(model: CausalModel, draft: CausalModel | None, num_draft: int) -> dict[str, Arm]:
+    """What to compare, by name."""
+    arms = {OURS: ours(SpeculativeDecoder(model)), THEIRS: theirs(model, None, num_draft)}
+    if draft is not None:
+        arms[OURS_FASTER] = ours(SpeculativeDecoder(model, draft, num_draft=num_draft))
+        arms[THEIRS_FASTER] = theirs(model, draft, num_draft)
+    return arms
+
+
+def measure(
+    arms: dict[str, Arm], prompts: Sequence[list[int]], max_tokens: int, turns: int
+) -> dict[str, list[float]]:
+    """Tokens per second of each arm in each turn."""
+    rates: dict[str, list[float]] = {name: [] for name in arms}
+    order = random.Random(0)
+    for _ in range(turns):
+        seconds, tokens = dict.fromkeys(arms, 0.0), dict.fromkeys(arms, 0)
+        for prompt in prompts:
+            for name in order.sample(list(arms), len(arms)):
+                began = time.perf_counter()
+                tokens[name] += len(arms[name](prompt, max_tokens))
+                seconds[name] += time.perf_counter() - began
+        for name in arms:
+            rates[name].append(tokens[name] / seconds[name])
+    return rates
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="Folder, or a shape of `bench --random`.")],
+    draft: Annotated[str | None, typer.Option(help="The same, of a draft.")] = None,
+    num_draft: Annotated[int, typer.Option(min=1, help="Tokens to draft for each pass.")] = 4,
+    count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 4,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each, drawn.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an output, at most.")] = 128,
+    turns: Annotated[int, typer.Option(min=1, help="Times that all are measured.")] = 7,
+) -> None:
+    try:
+        target = open_model(model)
+        small = open_model(draft) if draft else None
+        arms = arms_of(target, small, num_draft)
+        drawn = random.Random(0)
+        prompts = [
+            drawn.choices(range(1, target.vocab_size), k=prompt_tokens) for _ in range(count)
+        ]
+        expected = [arms[OURS](prompt, tokens) for prompt in prompts]
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    same = {
+        name: sum(arm(p, tokens) == e for p, e in zip(prompts, expected, strict=True))
+        for name, arm in arms.items()
+    }
+    rates = measure(arms, prompts, tokens, turns)
+    print(f"{model}{f', {draft} drafts {num_draft}' if draft else ''}; {count} prompts of "
+          f"{prompt_tokens} tokens, {sum(map(len, expected))} tokens of output, {turns} turns, "
+          f"{mx.default_device()}")  # fmt: skip
+    print(f"{'':34} tokens/s   over generate_step   (least to most)   same output")
+    for name, found in rates.items():
+        ratios = [rate / other for rate, other in zip(found, rates[THEIRS], strict=True)]
+        print(
+            f"{name:34} {statistics.median(found):8.1f} {statistics.median(ratios):20.3f}   "
+            f"({min(ratios):.3f} to {max(ratios):.3f}) {same[name]:8}/{count}"
+        )
+
+
+if __name__ == "__main__":
+    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help=__doc__)(main)
+    app()
