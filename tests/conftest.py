@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from speculative_t5 import opt
 from speculative_t5.causal import CausalModel
 from speculative_t5.config import T5Config
 from speculative_t5.conversion import convert
@@ -19,7 +20,7 @@ from speculative_t5.weights import load
 import mlx.core as mx
 import pytest
 from families import roughen, train_spiece
-from mlx.utils import tree_map
+from mlx.utils import tree_map, tree_map_with_path
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -113,25 +114,30 @@ def tiny_causal(
         more = {"max_position_embeddings": POSITIONS, "rope_theta": 1e4, "num_key_value_heads": 1}
         args = {"model_type": kind, "tie_word_embeddings": True}
         model = qwen3.Model(qwen3.ModelArgs(**shared, **more, **args))
+    elif kind == "opt":
+        # The embedding is narrower than the layers, as in opt-350m.
+        model = opt.Model(opt.ModelArgs(16, layers, 2, 24, vocab_size, POSITIONS, 8))
     else:
         more = {"num_key_value_heads": 1, "tie_word_embeddings": False}
         model = llama.Model(llama.ModelArgs(model_type=kind, **shared, **more))
     mx.random.seed(seed)
     # Heavier than usual, so that outputs hang on everything before them and do not just repeat.
-    model.update(
-        tree_map(
-            lambda x: mx.random.normal(x.shape) * (0.7 if x.ndim > 1 else 0.2) + (x.ndim == 1),
-            model.parameters(),
-        )
-    )
+    model.update(tree_map_with_path(random_weight, model.parameters()))
     mx.eval(model.parameters())
     return CausalModel(model, eos_token_id=1, max_context=POSITIONS)
+
+
+def random_weight(name: str, like: mx.array) -> mx.array:
+    """A heavy matrix, a norm's weight about 1 or a bias about 0."""
+    if like.ndim > 1:
+        return mx.random.normal(like.shape) * 0.7
+    return mx.random.normal(like.shape) * 0.2 + (not name.endswith("bias"))
 
 
 POSITIONS = 256
 KINDS = ("t5", "qwen3")  # that tests of the loop go through; test_causal.py has the others
 # Of two layers over 20 tokens: outputs that vary, some ending by EOS and some at a limit.
-VARIED = {"t5": 3, "gpt2": 4, "qwen3": 9, "llama": 6}
+VARIED = {"t5": 3, "gpt2": 26, "qwen3": 9, "llama": 6, "opt": 11}
 
 
 def tiny(kind: str = "t5", **options: Any) -> T5 | CausalModel:
