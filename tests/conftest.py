@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from speculative_t5 import opt
 from speculative_t5.causal import CausalModel
 from speculative_t5.config import T5Config
 from speculative_t5.conversion import convert
+from speculative_t5.sampling import Sampler
 from speculative_t5.t5 import T5
 from speculative_t5.weights import load
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from families import roughen, train_spiece
 from mlx.utils import tree_map, tree_map_with_path
@@ -124,16 +127,21 @@ def tiny_causal(
     # Heavier than usual, so that outputs hang on everything before them and do not just repeat.
     model.update(tree_map_with_path(random_weight, model.parameters()))
     mx.eval(model.parameters())
-    return CausalModel(model, eos_token_id=1, max_context=POSITIONS)
+    return CausalModel(model, eos_token_id=EOS, max_context=POSITIONS)
+
+
+LAST_NORMS = ("model.norm.", "model.ln_f.", "model.decoder.final_layer_norm.")
 
 
 def random_weight(name: str, like: mx.array) -> mx.array:
-    """A heavy matrix, a norm's weight about 1 or a bias about 0."""
+    """A heavy matrix, a norm's weight about 1, a bias about 0; less before the head."""
     if like.ndim > 1:
         return mx.random.normal(like.shape) * 0.7
-    return mx.random.normal(like.shape) * 0.2 + (not name.endswith("bias"))
+    vector = mx.random.normal(like.shape) * 0.2 + (not name.endswith("bias"))
+    return vector * 0.4 if name.startswith(LAST_NORMS) else vector
 
 
+EOS = 1  # of all tiny models
 POSITIONS = 256
 KINDS = ("t5", "qwen3")  # that tests of the loop go through; test_causal.py has the others
 # Of two layers over 20 tokens: outputs that vary, some ending by EOS and some at a limit.
@@ -145,12 +153,37 @@ def tiny(kind: str = "t5", **options: Any) -> T5 | CausalModel:
     return tiny_model(**options) if kind == "t5" else tiny_causal(kind, **options)
 
 
-def next_logits(model: Any, prompt: list[int], outputs: list[tuple[int, ...]]) -> mx.array:
-    """Logits (N, V) of what follows each of some outputs of the same length."""
+def output_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -> mx.array:
+    """Logits (N, L + 1, V) of each token of some outputs of L, and of what follows; in one pass."""
     if isinstance(model, CausalModel):
-        return model(mx.array([[*prompt, *output] for output in outputs]))[:, -1]
+        return model(mx.array([[*prompt, *output] for output in outputs]))[:, len(prompt) - 1 :]
     sources = mx.array([prompt] * len(outputs))
-    return model(sources, mx.array([[0, *output] for output in outputs]))[:, -1]
+    return model(sources, mx.array([[0, *output] for output in outputs]))
+
+
+def next_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -> mx.array:
+    """Logits (N, V) of what follows each of some outputs of the same length."""
+    return output_logits(model, prompt, outputs)[:, -1]
+
+
+def output_law(
+    model: Any, prompt: list[int], max_tokens: int, sampler: Sampler
+) -> dict[tuple[int, ...], float]:
+    """Exact law of whole outputs (EOS included), by enumeration."""
+    law: dict[tuple[int, ...], float] = {}
+    open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    for length in range(max_tokens):
+        logits = next_logits(model, prompt, [prefix for prefix, _ in open_prefixes])
+        probs = np.array(sampler.probs(logits), np.float64)
+        extended = [
+            ((*prefix, token), mass * p)
+            for (prefix, mass), row in zip(open_prefixes, probs, strict=True)
+            for token, p in enumerate(row / row.sum())
+        ]
+        ended = [e for e in extended if e[0][-1] == EOS or length == max_tokens - 1]
+        law.update(ended)
+        open_prefixes = [e for e in extended if e[0] not in law]
+    return law
 
 
 def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None) -> Any:
@@ -169,7 +202,7 @@ def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None
         mx.random.seed(99)
         model.update(tree_map(resized, target.model.parameters()))
         mx.eval(model.parameters())
-        return CausalModel(model, eos_token_id=1, max_context=target.max_context)
+        return CausalModel(model, eos_token_id=EOS, max_context=target.max_context)
     draft = T5(dataclasses.replace(target.config, vocab_size=size))
     mx.random.seed(99)  # after what making a model draws
     draft.update(tree_map(resized, target.parameters()))
