@@ -7,19 +7,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from speculative_t5 import opt
 from speculative_t5.causal import CausalModel
 from speculative_t5.config import T5Config
 from speculative_t5.conversion import convert
 from speculative_t5.loading import load
+from speculative_t5.sampling import Sampler
 from speculative_t5.t5 import T5
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from families import roughen, train_spiece
-from mlx.utils import tree_map
+from mlx.utils import tree_map, tree_map_with_path
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -113,25 +117,35 @@ def tiny_causal(
         more = {"max_position_embeddings": POSITIONS, "rope_theta": 1e4, "num_key_value_heads": 1}
         args = {"model_type": kind, "tie_word_embeddings": True}
         model = qwen3.Model(qwen3.ModelArgs(**shared, **more, **args))
+    elif kind == "opt":
+        # The embedding is narrower than the layers, as in opt-350m.
+        model = opt.Model(opt.ModelArgs(16, layers, 2, 24, vocab_size, POSITIONS, 8))
     else:
         more = {"num_key_value_heads": 1, "tie_word_embeddings": False}
         model = llama.Model(llama.ModelArgs(model_type=kind, **shared, **more))
     mx.random.seed(seed)
     # Heavier than usual, so that outputs hang on everything before them and do not just repeat.
-    model.update(
-        tree_map(
-            lambda x: mx.random.normal(x.shape) * (0.7 if x.ndim > 1 else 0.2) + (x.ndim == 1),
-            model.parameters(),
-        )
-    )
+    model.update(tree_map_with_path(random_weight, model.parameters()))
     mx.eval(model.parameters())
-    return CausalModel(model, eos_token_id=1, max_context=POSITIONS)
+    return CausalModel(model, eos_token_id=EOS, max_context=POSITIONS)
 
 
+LAST_NORMS = ("model.norm.", "model.ln_f.", "model.decoder.final_layer_norm.")
+
+
+def random_weight(name: str, like: mx.array) -> mx.array:
+    """A heavy matrix, a norm's weight about 1, a bias about 0; less before the head."""
+    if like.ndim > 1:
+        return mx.random.normal(like.shape) * 0.7
+    vector = mx.random.normal(like.shape) * 0.2 + (not name.endswith("bias"))
+    return vector * 0.4 if name.startswith(LAST_NORMS) else vector
+
+
+EOS = 1  # of all tiny models
 POSITIONS = 256
 KINDS = ("t5", "qwen3")  # that tests of the loop go through; test_causal.py has the others
 # Of two layers over 20 tokens: outputs that vary, some ending by EOS and some at a limit.
-VARIED = {"t5": 3, "gpt2": 4, "qwen3": 9, "llama": 6}
+VARIED = {"t5": 3, "gpt2": 26, "qwen3": 9, "llama": 6, "opt": 11}
 
 
 def tiny(kind: str = "t5", **options: Any) -> T5 | CausalModel:
@@ -139,12 +153,37 @@ def tiny(kind: str = "t5", **options: Any) -> T5 | CausalModel:
     return tiny_model(**options) if kind == "t5" else tiny_causal(kind, **options)
 
 
-def next_logits(model: Any, prompt: list[int], outputs: list[tuple[int, ...]]) -> mx.array:
-    """Logits (N, V) of what follows each of some outputs of the same length."""
+def output_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -> mx.array:
+    """Logits (N, L + 1, V) of each token of some outputs of L, and of what follows; in one pass."""
     if isinstance(model, CausalModel):
-        return model(mx.array([[*prompt, *output] for output in outputs]))[:, -1]
+        return model(mx.array([[*prompt, *output] for output in outputs]))[:, len(prompt) - 1 :]
     sources = mx.array([prompt] * len(outputs))
-    return model(sources, mx.array([[0, *output] for output in outputs]))[:, -1]
+    return model(sources, mx.array([[0, *output] for output in outputs]))
+
+
+def next_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -> mx.array:
+    """Logits (N, V) of what follows each of some outputs of the same length."""
+    return output_logits(model, prompt, outputs)[:, -1]
+
+
+def output_law(
+    model: Any, prompt: list[int], max_tokens: int, sampler: Sampler
+) -> dict[tuple[int, ...], float]:
+    """Exact law of whole outputs (EOS included), by enumeration."""
+    law: dict[tuple[int, ...], float] = {}
+    open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    for length in range(max_tokens):
+        logits = next_logits(model, prompt, [prefix for prefix, _ in open_prefixes])
+        probs = np.array(sampler.probs(logits), np.float64)
+        extended = [
+            ((*prefix, token), mass * p)
+            for (prefix, mass), row in zip(open_prefixes, probs, strict=True)
+            for token, p in enumerate(row / row.sum())
+        ]
+        ended = [e for e in extended if e[0][-1] == EOS or length == max_tokens - 1]
+        law.update(ended)
+        open_prefixes = [e for e in extended if e[0] not in law]
+    return law
 
 
 def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None) -> Any:
@@ -163,7 +202,7 @@ def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None
         mx.random.seed(99)
         model.update(tree_map(resized, target.model.parameters()))
         mx.eval(model.parameters())
-        return CausalModel(model, eos_token_id=1, max_context=target.max_context)
+        return CausalModel(model, eos_token_id=EOS, max_context=target.max_context)
     draft = T5(dataclasses.replace(target.config, vocab_size=size))
     mx.random.seed(99)  # after what making a model draws
     draft.update(tree_map(resized, target.parameters()))

@@ -18,9 +18,7 @@ from speculative_t5.verify import Verdict, verify_tokens
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import KINDS, VARIED, next_logits, tiny, tiny_draft, tiny_model
-
-EOS = 1
+from conftest import EOS, KINDS, VARIED, output_law, tiny, tiny_draft, tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -31,24 +29,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 PROMPTS = [[3, 4, 2, 1], [2, 1], [4, 4, 3, 3, 2, 4, 1], [3, 1], [2, 3, 4, 1]]
 
 
-def output_law(
-    model: Any, prompt: list[int], max_tokens: int, sampler: Sampler
-) -> dict[tuple[int, ...], float]:
-    """Exact law of whole outputs (EOS included), by enumeration."""
-    law: dict[tuple[int, ...], float] = {}
-    open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    for length in range(max_tokens):
-        logits = next_logits(model, prompt, [prefix for prefix, _ in open_prefixes])
-        probs = np.array(sampler.probs(logits), np.float64)
-        extended = [
-            ((*prefix, token), mass * p)
-            for (prefix, mass), row in zip(open_prefixes, probs, strict=True)
-            for token, p in enumerate(row / row.sum())
-        ]
-        ended = [e for e in extended if e[0][-1] == EOS or length == max_tokens - 1]
-        law.update(ended)
-        open_prefixes = [e for e in extended if e[0] not in law]
-    return law
+def models(kind: str, **options: Any) -> tuple[Any, Any]:
+    """A target and a draft, which differ enough for all planted bugs to show."""
+    seed = {"t5": 1, "qwen3": 12}[kind]
+    return tiny(kind, **options), tiny(kind, seed=seed, **options)
+
+
+# 85 outputs, 8,000 samples: the expected distance is below sqrt(85 / 8,000) / 2 = 0.052.
+COUNT, TOLERANCE = 8_000, 0.055
 
 
 def sampled_distance(
@@ -57,21 +45,18 @@ def sampled_distance(
     count: int,
     *,
     max_tokens: int = 3,
+    batch_size: int = COUNT,
     **options: Any,
 ) -> float:
     """Total variation between sampled whole outputs and their exact law."""
     law = output_law(engine.model, prompt, max_tokens, Sampler(1.0, **options))  # type: ignore
     assert sum(law.values()) == pytest.approx(1)
     outputs = engine.generate_batch(
-        [prompt] * count, batch_size=count, max_tokens=max_tokens, temperature=1, **options
+        [prompt] * count, batch_size=batch_size, max_tokens=max_tokens, temperature=1, **options
     )
     seen = Counter((*o.tokens, EOS) if o.finish_reason == "eos" else (*o.tokens,) for o in outputs)
     assert seen.keys() <= law.keys()
     return sum(abs(seen[output] / count - mass) for output, mass in law.items()) / 2
-
-
-# 85 outputs, 8,000 samples: the expected distance is below sqrt(85 / 8,000) / 2 = 0.052.
-COUNT, TOLERANCE = 8_000, 0.055
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,37 +65,45 @@ COUNT, TOLERANCE = 8_000, 0.055
 def test_sampled_outputs_are_distributed_as_the_target(
     num_draft: int, rule: Any, kind: str
 ) -> None:
-    engine = SpeculativeDecoder(tiny(kind), tiny(kind, seed=1), num_draft=num_draft, verify=rule)
+    engine = SpeculativeDecoder(*models(kind), num_draft=num_draft, verify=rule)
     assert sampled_distance(engine, PROMPTS[0], COUNT) < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lookup", [False, True])
-@pytest.mark.parametrize(("num_draft", "count"), [(4, COUNT), ("auto", COUNT // 8)])
-def test_longer_drafts_keep_the_distribution(num_draft: Any, count: int, lookup: bool) -> None:
+@pytest.mark.parametrize(("num_draft", "batch_size"), [(4, COUNT), ("auto", 100)])
+def test_longer_drafts_keep_the_distribution(
+    num_draft: Any, batch_size: int, lookup: bool, kind: str
+) -> None:
     """Outputs of up to 5 of 3 tokens: 63 of them; "auto" mixes lengths, 0 among them."""
-    models = tiny_model(vocab_size=3), tiny_model(vocab_size=3, seed=1)
-    engine = SpeculativeDecoder(*models, num_draft=num_draft, lookup=lookup)
-    tolerance = TOLERANCE * (COUNT / count) ** 0.5
-    assert sampled_distance(engine, [2, 2, 1], count, max_tokens=5) < tolerance
+    engine = SpeculativeDecoder(*models(kind, vocab_size=3), num_draft=num_draft, lookup=lookup)
+    distance = sampled_distance(engine, [2, 2, 1], COUNT, max_tokens=5, batch_size=batch_size)
+    assert distance < TOLERANCE
 
 
-@pytest.mark.parametrize("draft_seed", [None, 1])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("with_model", [False, True])
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_lookups_keep_the_distribution(draft_seed: int | None, rule: Any) -> None:
+def test_lookups_keep_the_distribution(with_model: bool, rule: Any, kind: str) -> None:
     """Alone and after a model: drafts whose length hangs on the tokens in them."""
-    draft = None if draft_seed is None else tiny_model(seed=draft_seed)
-    engine = SpeculativeDecoder(tiny_model(), draft, num_draft=2, verify=rule, lookup=True)
+    target, draft = models(kind)
+    draft = draft if with_model else None
+    engine = SpeculativeDecoder(target, draft, num_draft=2, verify=rule, lookup=True)
     assert sampled_distance(engine, [3, 4, 2, 3, 3, 2, 4, 1], COUNT) < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.7}, {"top_k": 3, "top_p": 0.8}])
-def test_filtered_outputs_are_distributed_as_the_filtered_target(options: dict[str, Any]) -> None:
-    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2)
+def test_filtered_outputs_are_distributed_as_the_filtered_target(
+    options: dict[str, Any], kind: str
+) -> None:
+    engine = SpeculativeDecoder(*models(kind), num_draft=2)
     assert sampled_distance(engine, PROMPTS[0], COUNT, **options) < TOLERANCE
 
 
-def test_regular_decoding_is_distributed_as_the_target() -> None:
-    assert sampled_distance(SpeculativeDecoder(tiny_model()), PROMPTS[0], COUNT) < TOLERANCE
+@pytest.mark.parametrize("kind", KINDS)
+def test_regular_decoding_is_distributed_as_the_target(kind: str) -> None:
+    assert sampled_distance(SpeculativeDecoder(tiny(kind)), PROMPTS[0], COUNT) < TOLERANCE
 
 
 def with_argmax_for_residual(rule: Any) -> Any:
@@ -128,18 +121,21 @@ def with_delta(rule: Any) -> Any:
     return lambda draft, p, keys, **options: verify_tokens(draft, p, keys, delta=0.3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("bug", [with_argmax_for_residual, with_delta])
 def test_the_distribution_test_fails_for_planted_bugs(
-    bug: Any, rule: Any, monkeypatch: pytest.MonkeyPatch
+    bug: Any, rule: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "verify_block" if rule == "block" else "verify_tokens"
     monkeypatch.setattr(verify, name, bug(getattr(verify, name)))
-    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2, verify=rule)
+    engine = SpeculativeDecoder(*models(kind), num_draft=2, verify=rule)
     assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_distribution_test_fails_if_the_draft_is_not_filtered_as_it_says(
+    kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tokens drawn from the plain q, judged by the filtered one."""
@@ -149,10 +145,10 @@ def test_the_distribution_test_fails_if_the_draft_is_not_filtered_as_it_says(
         plain = propose(self, *arguments)
         if plain.probs is None:
             return plain  # nothing is drafted
-        return replace(plain, probs=Sampler(1.0, top_k=2).filter(plain.probs))
+        return replace(plain, probs=Sampler(1.0, top_k=1).filter(plain.probs))
 
     monkeypatch.setattr(ModelDrafter, "propose", bug)
-    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2)
+    engine = SpeculativeDecoder(*models(kind), num_draft=2)
     assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
 
 
@@ -160,18 +156,20 @@ def same_for_all_places(keys: mx.array, num_places: int) -> mx.array:
     return mx.broadcast_to(keys[:, None], (len(keys), num_places, 2))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["draft", "verify"])
 def test_the_distribution_test_fails_if_places_share_their_key(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    place: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"speculative_t5.{place}.place_keys", same_for_all_places)
-    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2, verify="token")
+    engine = SpeculativeDecoder(*models(kind), num_draft=2, verify="token")
     assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("same", ["round", "index", "purpose"])
 def test_the_distribution_test_fails_if_keys_are_used_twice(
-    same: str, monkeypatch: pytest.MonkeyPatch
+    same: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bug(seed: int, index: int, round_: int) -> np.ndarray:
         index, round_ = (index // 40, round_) if same == "index" else (index, 0)
@@ -179,7 +177,7 @@ def test_the_distribution_test_fails_if_keys_are_used_twice(
         return keys[[0, 0]] if same == "purpose" else keys
 
     monkeypatch.setattr("speculative_t5.engine.round_keys", bug)
-    engine = SpeculativeDecoder(tiny_model(), tiny_model(seed=1), num_draft=2, verify="token")
+    engine = SpeculativeDecoder(*models(kind), num_draft=2, verify="token")
     assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
 
 
@@ -295,8 +293,8 @@ def test_max_tokens_is_exact_and_cut_drafts_are_counted(target: Any, max_tokens:
     assert out.stats.accepted <= out.stats.drafted
 
 
-def test_counting_without_a_draft() -> None:
-    out = SpeculativeDecoder(tiny_model(vocab_size=16)).generate([5, 9, 1], max_tokens=6)
+def test_counting_without_a_draft(target: Any) -> None:
+    out = SpeculativeDecoder(target).generate([5, 9, 1], max_tokens=6)
     assert (out.stats.rounds, out.stats.drafted) == (out.stats.emitted, 0)
     assert out.stats.acceptance_rate == 0
     assert out.stats.tokens_per_second > 0
@@ -323,9 +321,10 @@ def test_a_generation_tells_its_rounds(target: Any) -> None:
     assert set(alone.num_draft) == {0}
 
 
-def test_delta_one_emits_the_draft() -> None:
-    target = tiny_model(vocab_size=20, layers=2, seed=3)
-    other = tiny_model(vocab_size=20, seed=8)
+@pytest.mark.parametrize("kind", KINDS)
+def test_delta_one_emits_the_draft(kind: str) -> None:
+    target = tiny(kind, vocab_size=20, layers=2, seed=3)
+    other = tiny(kind, vocab_size=20, seed=8)
     engine = SpeculativeDecoder(target, other, num_draft=4, delta=1.0)
     alone = SpeculativeDecoder(other).generate([10, 1], max_tokens=15)
     out = engine.generate([10, 1], max_tokens=15)

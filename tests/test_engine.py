@@ -55,11 +55,14 @@ def told(outputs: list[Generation]) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("drafter", ["model", "lookup", "both", "none"])
-@pytest.mark.parametrize(
-    ("way", "rule"),
-    [("greedy", "auto"), ("sampled", "token"), ("sampled", "block"), ("filtered", "block")],
-)
+WAYS = [("greedy", "auto"), ("sampled", "token"), ("sampled", "block"), ("filtered", "block")]
+DRAFTERS = ["model", "lookup", "both", "none"]
+INVARIANT = [(kind, *way, drafter) for kind in KINDS for way in WAYS for drafter in DRAFTERS]
+# One of each other kind: the session is the same as the second's.
+INVARIANT += [(kind, "sampled", "block", "both") for kind in VARIED if kind not in KINDS]
+
+
+@pytest.mark.parametrize(("target", "way", "rule", "drafter"), INVARIANT, indirect=["target"])
 def test_outputs_do_not_hang_on_the_batch_size(
     target: Any, drafter: str, way: str, rule: Any
 ) -> None:

@@ -4,36 +4,39 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.sampling import Sampler
 from speculative_t5.scoring import PASS, token_probabilities
 
-import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import tiny_draft, tiny_model
+from conftest import KINDS, output_logits, tiny, tiny_draft
 
 SOURCE = [4, 5, 6, 1]
 SAMPLERS = [Sampler(1.0), Sampler(0.7, top_k=4), Sampler(1.3, top_p=0.8)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("count", [1, 5, PASS, PASS + 1, 3 * PASS - 2])
-def test_they_are_those_of_a_pass_over_the_whole_output(sampler: Sampler, count: int) -> None:
-    model = tiny_model(vocab_size=12, layers=2)
+def test_they_are_those_of_a_pass_over_the_whole_output(
+    sampler: Sampler, count: int, kind: str
+) -> None:
+    model = tiny(kind, vocab_size=12, layers=2)
     tokens = np.random.default_rng(0).integers(2, 12, count).tolist()
-    logits = model(mx.array([SOURCE]), mx.array([[0, *tokens[:-1]]]))[0]
-    probs = np.array(sampler.probs(logits))
+    probs = np.array(sampler.probs(output_logits(model, SOURCE, [tokens[:-1]])[0]))
     found = token_probabilities(model, SOURCE, tokens, sampler, 12)
     np.testing.assert_allclose(found, probs[np.arange(count), tokens], atol=1e-5)
 
 
-def test_at_temperature_0_they_are_those_of_temperature_1() -> None:
-    model = tiny_model(vocab_size=12)
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_temperature_0_they_are_those_of_temperature_1(kind: str) -> None:
+    model = tiny(kind, vocab_size=12)
     tokens = [3, 4, 5]
     greedy = token_probabilities(model, SOURCE, tokens, Sampler(), 12)
     assert greedy == token_probabilities(model, SOURCE, tokens, Sampler(1.0), 12)
     assert all(0 < p < 1 for p in greedy)
 
 
-def test_a_draft_gives_nothing_to_ids_that_it_lacks_or_may_not_propose() -> None:
-    model = tiny_model(vocab_size=12)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_gives_nothing_to_ids_that_it_lacks_or_may_not_propose(kind: str) -> None:
+    model = tiny(kind, vocab_size=12)
     small = tiny_draft(model, vocab_size=8)
     tokens = [3, 11, 5]
     for draft, size in ((small, 12), (model, 8)):
@@ -41,8 +44,9 @@ def test_a_draft_gives_nothing_to_ids_that_it_lacks_or_may_not_propose() -> None
         assert found[1] == 0 and found[0] > 0 and found[2] > 0
 
 
-def test_generations_have_them_if_they_are_asked_for() -> None:
-    model = tiny_model(vocab_size=12, seed=3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_generations_have_them_if_they_are_asked_for(kind: str) -> None:
+    model = tiny(kind, vocab_size=12, seed=3)
     decoder = SpeculativeDecoder(model, tiny_draft(model), num_draft=3, draft_vocab=10)
     plain = decoder.generate(SOURCE, max_tokens=20)
     done = decoder.generate(SOURCE, max_tokens=20, probabilities=True)
@@ -57,5 +61,6 @@ def test_generations_have_them_if_they_are_asked_for() -> None:
     assert {t.q for t in alone.trace} == {None}
 
 
-def test_an_empty_output_has_none() -> None:
-    assert token_probabilities(tiny_model(), [3, 1], [], Sampler(), 5) == []
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_output_has_none(kind: str) -> None:
+    assert token_probabilities(tiny(kind), [3, 1], [], Sampler(), 5) == []

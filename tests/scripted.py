@@ -1,0 +1,172 @@
+"""Rounds by script: it says what is drafted, what stands of it and what follows.
+
+It takes the place of chance, and nothing else's: drafters, sessions and the loop are those that
+decoding runs. What they would have drawn from is noted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from typing import Any
+from unittest.mock import patch
+
+from speculative_t5 import draft as drafting
+from speculative_t5 import engine, verify
+from speculative_t5.draft import Draft, ModelDrafter
+from speculative_t5.sampling import Sampler
+from speculative_t5.verify import Odds, Verdict, Verifier
+
+import mlx.core as mx
+import numpy as np
+from conftest import tiny
+
+PLACES = 256  # a key holds the row, and the round times this with the place added
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What becomes of a row in a round; places beyond `drafted` get a token that is not asked."""
+
+    drafted: tuple[int, ...]
+    num_accepted: int
+    next_token: int
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        return (*self.drafted[: self.num_accepted], self.next_token)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a batch of rows was judged by: numbers of rows and rounds, and the rule's view."""
+
+    rows: list[int]
+    rounds: list[int]
+    odds: Odds
+    draft: Draft
+    p: mx.array
+
+
+@dataclass
+class Notes:
+    """What draws were to be made from.
+
+    Attributes:
+        drawn: By row, round and place: the distribution of a drafted token, (V,) float64.
+        judged: Of each pass of the target.
+    """
+
+    drawn: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
+    judged: list[Judged] = field(default_factory=list)
+
+
+def round_keys(seed: int, row: int, round_: int) -> np.ndarray:
+    return np.array([[row, round_ * PLACES]] * 2, dtype=np.uint32)
+
+
+@contextmanager
+def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
+    """Have the rounds of row i be `turns[i]`."""
+    notes = Notes()
+
+    def read(keys: mx.array) -> list[tuple[int, int, int]]:
+        return [(row, *divmod(rest, PLACES)) for row, rest in keys.tolist()]  # type: ignore
+
+    def draw(weights: mx.array, keys: mx.array) -> mx.array:
+        tokens = []
+        for (row, round_, place), q in zip(read(keys), normal(weights), strict=True):
+            notes.drawn[row, round_, place] = q
+            drafted = turns[row][round_].drafted
+            tokens.append(drafted[place] if place < len(drafted) else 0)
+        return mx.array(tokens, dtype=mx.int32)
+
+    def verdict(odds: Odds, draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
+        rows, rounds, _ = zip(*read(keys), strict=True)
+        notes.judged.append(Judged(list(rows), list(rounds), odds, draft, p))
+        said = [turns[row][round_] for row, round_ in zip(rows, rounds, strict=True)]
+        told = mx.array([[turn.num_accepted, turn.next_token] for turn in said], dtype=mx.int32)
+        return Verdict(told[:, 0], told[:, 1])
+
+    with (
+        patch.object(drafting, "draw", draw),
+        patch.object(verify, "_verdict", verdict),
+        patch.object(engine, "round_keys", round_keys),
+    ):
+        yield notes
+
+
+def normal(weights: mx.array) -> np.ndarray:
+    """Rows that sum to 1 in float64."""
+    rows = np.array(weights, np.float64)
+    return rows / rows.sum(axis=-1, keepdims=True)
+
+
+PROMPT, DRAWN = [2, 2, 1], Sampler(1.0)
+Seen = dict[tuple[int, ...], list[np.ndarray]]  # after each sequence of tokens
+
+
+def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
+    """What a target and a draft give after each sequence of up to 2 K + 1 tokens, in rounds.
+
+    One row for each of the longest ones, all in one batch. Of K drafted tokens one row has a few
+    right, its neighbours more or fewer: the others are wrong, and cut back.
+    """
+    size, depth = target.vocab_size, 2 * num_draft + 1
+    paths = list(product(range(size), repeat=depth))
+    turns = [walk_turns(path, num_draft, row, size) for row, path in enumerate(paths)]
+    prompts = [PROMPT] * len(paths)
+    with scripted(turns) as notes:
+        session, contexts = target.start(prompts)
+        drafter = ModelDrafter(draft, DRAWN, size)
+        drafter.start(prompts)
+        for round_ in range(max(map(len, turns))):
+            keys = mx.array(np.stack([round_keys(0, row, round_)[0] for row in range(len(paths))]))
+            proposed = drafter.propose(contexts, num_draft, keys)
+            proposals = engine.verify(session, contexts, proposed, Verifier(DRAWN), keys)
+            for context, proposal in zip(contexts, proposals, strict=True):
+                context += [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
+    p, q = defaultdict(list), defaultdict(list)
+    for judged in notes.judged:
+        for row, round_, given in zip(judged.rows, judged.rounds, normal(judged.p), strict=True):
+            before = sum((turn.emitted for turn in turns[row][:round_]), ())
+            right = turns[row][round_].emitted[:-1]
+            for place in range(len(right) + 1):
+                after = (*before, *right[:place])
+                if len(after) <= depth:
+                    p[after].append(given[place])
+                    if place < num_draft:
+                        q[after].append(notes.drawn[row, round_, place])
+    return p, q
+
+
+def walk_turns(path: tuple[int, ...], num_draft: int, row: int, size: int) -> list[Turn]:
+    """Rounds that emit a path, and whatever follows it: as many for each, and all get there."""
+    path += (0,) * (len(path) + 1) * (num_draft + 1)
+    turns, at = [], 0
+    for round_ in range(2 * num_draft + 2):
+        right = (row + round_) % (num_draft + 1)
+        wrong = tuple((token + 1) % size for token in path[at + right : at + num_draft])
+        turns.append(Turn(path[at : at + right] + wrong, right, path[at + right]))
+        at += right + 1
+    return turns
+
+
+@cache
+def trees(kind: str, size: int, num_draft: int, seed: int) -> tuple[list[np.ndarray], ...]:
+    """Of two tiny models of a kind: at depth d, (V ** d, V) float64, see `walk`.
+
+    The draft's go as far as it is asked, one less deep than the target's.
+    """
+    models = [tiny(kind, vocab_size=size, seed=2 * seed + i) for i in range(2)]
+    return tuple(
+        [
+            np.stack([seen[path][0] for path in product(range(size), repeat=depth)])
+            for depth in range(2 * num_draft + 2 - role)
+        ]
+        for role, seen in enumerate(walk(*models, num_draft))
+    )
