@@ -71,8 +71,9 @@ def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Arm
             )  # fmt: skip
         tokens = []
         for step in steps:
-            tokens.append(int(step[0]))
-            if tokens[-1] in model.end_tokens:
+            ended = int(step[0]) in model.end_tokens
+            tokens.append(model.eos_token_id if ended else int(step[0]))  # any end, as ours
+            if ended:
                 break
         return tokens
 

@@ -1,4 +1,4 @@
-"""Speculative decoding for T5-family models on MLX: faster, with the same output."""
+"""Speculative decoding on MLX, for T5s and decoder-only models: faster, with the same output."""
 
 from . import backend as backend  # isort: skip  (first: it prepares BLAS for mlx.core)
 from .config import T5Config

@@ -22,6 +22,7 @@ MOST_HELD, MOST_CHARACTERS = 1000, 2**24  # records with errors that wait for th
 COUNTED = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
 
 Encode = Callable[[str], list[int]]
+Shorten = Callable[[list[int], int], list[int]]
 Generate = Callable[[Iterable[tuple[int, list[int]]]], Iterator[tuple[int, Generation]]]
 
 
@@ -61,22 +62,21 @@ def process(
     watch: Callable[[Record], None] = lambda _: None,
     prefix: str = "",
     max_source: int,
-    truncate: bool = False,
-    keep_end: bool = False,
+    shorten: Shorten | None = None,
+    advice: str = "split it",
 ) -> None:
     """Make a record of each line, and emit them in the lines' order.
 
     Args:
         lines: Input.
         generate: Takes indices and source ids as it has room for them, gives outputs as they end.
-        encode: Text -> source ids, EOS at the end; a ValueError is the line's own.
+        encode: Text -> ids, as the model takes them; a ValueError is the line's own.
         emit: Takes the records, in order.
         watch: Is shown each record as soon as it is known, before those ahead of it may be.
         prefix: Put before each prompt.
-        max_source: Longest source, in tokens with EOS.
-        truncate: Cut a longer one, instead of an error.
-        keep_end: Cut it at its beginning, as what goes on from its end needs it; else before the
-            EOS at its end.
+        max_source: Longest prompt, in tokens.
+        shorten: Makes one of so many tokens from a longer one; None where that is an error.
+        advice: What to do about it then.
     """
     order: deque[int] = deque()
     ready: dict[int, Record] = {}
@@ -89,11 +89,6 @@ def process(
         while order and order[0] in ready:
             emit(ready.pop(order.popleft()))
 
-    def cut(ids: list[int]) -> list[int]:
-        if len(ids) <= max_source:
-            return ids
-        return ids[-max_source:] if keep_end else [*ids[: max_source - 1], ids[-1]]
-
     def requests() -> Iterator[tuple[int, list[int]]]:
         nonlocal at_end
         for line in remaining:
@@ -101,24 +96,32 @@ def process(
             try:
                 ids = _encoded(line, encode, prefix)
                 excess = len(ids) - max_source
-                if excess > 0 and not truncate:
-                    raise ValueError(
-                        f"{len(ids)} tokens, more than {max_source}: use --truncate to cut it, or "
-                        "--max-source N to allow more"
-                    )
+                if excess > 0 and shorten is None:
+                    raise ValueError(f"{len(ids)} tokens, more than {max_source}: {advice}")
             except ValueError as error:
                 settle(line.number, Record(line, error=str(error)))
                 if _too_many(ready.values()):
                     return  # for now: the prompts before them have to end first
                 continue
             asked[line.number] = line, excess > 0
-            yield line.number - 1, cut(ids)
+            yield line.number - 1, shorten(ids, max_source) if excess > 0 and shorten else ids
         at_end = True
 
     while not at_end:
         for index, done in generate(requests()):
             line, truncated = asked.pop(index + 1)
             settle(line.number, Record(line, done, truncated=truncated))
+
+
+def keep_beginning(ids: list[int], limit: int) -> list[int]:
+    """The first of more than `limit` ids, and the EOS behind them."""
+    return [*ids[: limit - 1], ids[-1]]
+
+
+def keep_end(ids: list[int], limit: int, special: Collection[int]) -> list[int]:
+    """The last of more than `limit` ids, behind the special one that a text may begin with."""
+    begin = ids[:1] if ids[0] in special and limit > 1 else []
+    return [*begin, *ids[len(begin) - limit :]]
 
 
 def _too_many(held: Collection[Record]) -> bool:

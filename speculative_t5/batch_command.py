@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import mlx.core as mx
 import typer
 from tqdm import tqdm
 
 from . import backend
-from .batch import Output, Record, process
+from .batch import Output, Record, Shorten, keep_beginning, keep_end, process
 from .options import (
     DEFAULT_MODEL,
     Chat,
@@ -35,6 +35,7 @@ from .options import (
     make_decoder,
 )
 from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
+from .session import LanguageModel
 from .terminal import SOME_FAILED, Failure, note, printable, signals_held
 from .text import check_utf8
 
@@ -78,13 +79,18 @@ def batch(
         str, typer.Option(help="This part of INPUT only: 2/8 is every eighth line from the second.")
     ] = "1/1",
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut prompts that are too long, instead of an error.")
+        bool,
+        typer.Option(
+            "--truncate",
+            help="Cut prompts that are too long, instead of an error; those of decoder-only models "
+            "at their beginning, so that there is room for --max-tokens.",
+        ),
     ] = False,
     max_source: Annotated[
         int | None,
         typer.Option(
             help="Longest prompt, in tokens.",
-            show_default="what the model's config.json says, else 512",
+            show_default="what the model's config.json says, else 512 for a T5",
         ),
     ] = None,
     model: Model = DEFAULT_MODEL,
@@ -130,11 +136,7 @@ def batch(
             num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
             draft_vocab=draft_vocab, chat=chat,
         )  # fmt: skip
-        limit = decoder.model.max_context
-        if max_source is not None and limit is not None and max_source > limit:
-            raise ValueError(
-                f"--max-source must be at most {limit}, all that the model reads, got {max_source}"
-            )
+        fitting = _fitting(decoder.model, max_source, max_tokens, truncate=truncate, chat=chat)
         run_all = partial(
             decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,
             temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
@@ -155,8 +157,7 @@ def batch(
 
                 process(
                     lines, run_all, decoder.encode, emit, watch=progress.count, prefix=prefix,
-                    truncate=truncate, max_source=max_source or decoder.model.max_source,
-                    keep_end=decoder.model.prompt_in_context,
+                    **fitting,
                 )  # fmt: skip
     if expected is not None and progress.written < expected:
         raise Failure(
@@ -167,6 +168,33 @@ def batch(
         note(tip)
     if progress.failed:
         raise typer.Exit(SOME_FAILED)
+
+
+def _fitting(
+    model: LanguageModel, max_source: int | None, max_tokens: int, *, truncate: bool, chat: bool
+) -> dict[str, Any]:
+    """What `process` is to do about long prompts.
+
+    Raises:
+        ValueError: If `max_source` is more than the model can read.
+    """
+    limit, longest = model.max_context, max_source or model.max_source
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"--max-source must be at most {limit}, all that the model reads, got {longest}"
+        )
+    shorten: Shorten = keep_beginning
+    advice = "use --truncate to cut it, or --max-source N to allow more"
+    if model.prompt_in_context:
+        shorten = partial(keep_end, special=model.special_tokens)
+        advice = "split it" if chat else "use --truncate to cut it"
+        if limit is not None and truncate and max_source is None:
+            longest = max(limit // 2, limit - max_tokens + 1)
+    return {
+        "max_source": longest,
+        "shorten": shorten if truncate else None,
+        "advice": advice,
+    }
 
 
 class _Progress:

@@ -136,7 +136,7 @@ class Bench:
         model: The target.
         draft: A draft model, or None.
         arms: The first is regular decoding, which the others are compared with.
-        prompts: Source ids, EOS included.
+        prompts: Their ids.
         draft_vocab: Ids that the draft model proposes of, the first ones; None is all.
     """
 

@@ -19,6 +19,7 @@ from . import opt
 from .cache import KeysValues, KVCache, LayerShape, write
 from .sampling import argmax
 from .session import Vocabulary, fingerprint
+from .text import first_line
 
 PREFILL = 512  # tokens of prompts in a pass
 
@@ -36,7 +37,8 @@ class CausalModel:
         vocabulary: Of its tokenizer; None if unknown.
 
     Raises:
-        ValueError: If its own cache is of a kind that cannot be rewound.
+        ValueError: If its own cache is of a kind that cannot be rewound, or it cannot read rows of
+            different lengths.
     """
 
     def __init__(
@@ -251,9 +253,10 @@ def _bound_positions(model: nn.Module) -> None:
     Rows near their end are fed as many tokens as their neighbours. What comes of these is not
     looked at, but they must not be read from outside of the table: MLX does not check.
     """
-    table = getattr(getattr(model, "model", None), "wpe", None)
-    if table is None or hasattr(table, "bounded"):
+    named = [module for name, module in model.named_modules() if name.split(".")[-1] == "wpe"]
+    if not named or hasattr(named[0], "bounded"):
         return
+    (table,) = named
     kind, last = type(table), table.weight.shape[0] - 1
 
     class Bounded(kind):  # type: ignore[valid-type, misc]
@@ -267,9 +270,10 @@ def _bound_positions(model: nn.Module) -> None:
 
 
 class _Probe:
-    """Takes down the shapes of one layer's keys and values."""
+    """Takes down the shapes of one layer's keys and values, as a cache of two unlike rows."""
 
-    offset = 0
+    def __init__(self) -> None:
+        self.offset = mx.array([0, 1])
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
         self.seen = LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
@@ -282,5 +286,11 @@ class _Probe:
 def _shapes(model: nn.Module) -> tuple[list[LayerShape], int]:
     """Shapes of the layers' keys and values, and the width of the logits."""
     probes = [_Probe() for _ in model.layers]
-    logits = model(mx.zeros((1, 1), dtype=mx.int32), cache=probes)  # built, and never computed
+    try:
+        logits = model(mx.zeros((2, 1), dtype=mx.int32), cache=probes)  # built, and never computed
+    except Exception as error:  # whatever comes of asking an array what a number can answer
+        raise ValueError(
+            f"the model cannot read rows of different lengths side by side ({first_line(error)}): "
+            "choose another"
+        ) from error
     return [probe.seen for probe in probes], int(logits.shape[-1])

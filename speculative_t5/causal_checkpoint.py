@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,32 +12,22 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from .backend import default_dtype
 from .causal import CausalModel, build
+from .causal_config import check_ends, max_context, read_causal_config
 from .causal_tokenizer import CausalTokenizer
-from .config import MAX_LAYERS
-from .folder import check_shapes, read_json, read_tensors, weight_files
+from .folder import check_shapes, read_tensors, weight_files
 from .session import Vocabulary
 from .tensors import Shape, as_mlx
 
-# What config.json may call the most tokens that a model reads, and its depth.
-CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length",
-            "max_seq_len", "seq_length")  # fmt: skip
-DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-# Settings of GPT-2 that mlx-lm's takes for granted, and what it takes them for.
-GPT2 = {
-    "activation_function": "gelu_new",
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "tie_word_embeddings": True,
-}
 
-
-def load_causal(folder: Path, dtype: mx.Dtype) -> tuple[CausalModel, CausalTokenizer]:
+def load_causal(folder: Path, dtype: mx.Dtype | None) -> tuple[CausalModel, CausalTokenizer]:
     """Load a decoder-only model and its tokenizer.
 
     Args:
         folder: With config.json, weights in safetensors or `.bin`, and a tokenizer's files.
-        dtype: Type to compute in. Matrices that mlx-lm has quantized stay so.
+        dtype: Type to compute in; None for the device's own, or where that is of 16 bits and mlx-lm
+            has quantized the matrices, for what is stored.
 
     Raises:
         ValueError: If it is not a whole model of a kind that is known here.
@@ -51,19 +41,22 @@ def load_causal(folder: Path, dtype: mx.Dtype) -> tuple[CausalModel, CausalToken
     expected = dict(cast(list[tuple[str, mx.array]], tree_flatten(module.parameters())))
     check_shapes(folder, _shapes(expected), _shapes(weights), str(config["model_type"]))
     tokenizer = CausalTokenizer(folder)
-    ends = _ends(config.get("eos_token_id"), folder) or _ends(tokenizer.eos_token_id, folder)
+    ends = check_ends(config["eos_token_id"], f"{folder}: eos_token_id")
+    if not ends and tokenizer.eos_token_id is not None:
+        ends = [tokenizer.eos_token_id]
     if not ends:
         raise ValueError(
             f"{folder} does not say what ends an output: put eos_token_id into its config.json"
         )
-    module.load_weights([(name, _cast(weight, dtype)) for name, weight in weights.items()])
+    wanted = _cast_to(module, dtype, quantized=bool(config.get("quantization")))
+    module.load_weights([(name, wanted(name, weight)) for name, weight in weights.items()])
     module.eval()
     del weights, expected
     for _, weight in cast(list[tuple[str, mx.array]], tree_flatten(module.parameters())):
         mx.eval(weight)  # one at a time: it is read, and perhaps cast, only now
     with _about(folder):
         model = CausalModel(
-            module, eos_token_id=ends[0], more_ends=ends[1:], max_context=_max_context(config),
+            module, eos_token_id=ends[0], more_ends=ends[1:], max_context=max_context(config),
             vocabulary=tokenizer.vocabulary,
         )  # fmt: skip
     check_fit(folder, model, tokenizer)
@@ -110,10 +103,13 @@ def look_at(folder: Path) -> CausalFolder:
 
 def _dtypes(folder: Path) -> set[mx.Dtype]:
     """The types of the stored tensors."""
-    paths = weight_files(folder)
-    if any(path.suffix == ".bin" for path in paths):
+    if _pickled(folder):
         return {tensor.dtype for tensor in read_tensors(folder).values()}
-    return {tensor.dtype for path in paths for tensor in _lazily(path).values()}
+    return {tensor.dtype for path in weight_files(folder) for tensor in _lazily(path).values()}
+
+
+def _pickled(folder: Path) -> bool:
+    return any(path.suffix == ".bin" for path in weight_files(folder))
 
 
 @contextmanager
@@ -125,64 +121,21 @@ def _about(folder: Path) -> Iterator[None]:
         raise ValueError(f"{folder}: {error}") from error
 
 
-def read_causal_config(folder: Path) -> dict[str, Any]:
-    """The contents of config.json, with the ends that generation_config.json sets.
-
-    Raises:
-        ValueError: If it cannot be read, or asks for what is not supported.
-    """
-    config = read_json(folder / "config.json")
-    generation = folder / "generation_config.json"
-    if generation.is_file() and (ends := read_json(generation).get("eos_token_id")) is not None:
-        config["eos_token_id"] = ends
-    _ends(config.get("eos_token_id"), folder)  # before a tokenizer takes offence at it
-    if (method := _foreign_quantization(config)) is not None:
-        raise ValueError(
-            f"the weights in {folder} are quantized by {method} (quantization_config in "
-            "config.json): use the original, or one that mlx-lm has converted"
-        )
-    for name in DEPTHS:
-        depth = config.get(name)
-        if depth is not None and (type(depth) is not int or not 0 < depth <= MAX_LAYERS):
-            raise ValueError(
-                f"{folder}: {name} in config.json is {depth!r}, "
-                f"expected an integer from 1 to {MAX_LAYERS}"
-            )
-    if config.get("model_type") == "gpt2":
-        config.setdefault("n_ctx", config.get("n_positions"))  # its older name, which mlx-lm asks
-        for name, expected in GPT2.items():
-            if config.get(name, expected) != expected:
-                raise ValueError(
-                    f"{folder}: {name} in config.json is {config[name]!r}, "
-                    f"expected {expected!r}, as all published GPT-2 have"
-                )
-    return config
-
-
-def _foreign_quantization(config: Mapping[str, Any]) -> str | None:
-    """What other program has quantized the weights; mlx-lm writes its own under two names."""
-    stored = config.get("quantization_config")
-    if not stored or config.get("quantization"):
-        return None
-    method = stored.get("quant_method") if isinstance(stored, Mapping) else None
-    return str(method or "another program")
-
-
 def _parameters(folder: Path, config: Mapping[str, Any], module: nn.Module) -> dict[str, mx.array]:
     """The stored tensors by the module's names; those of safetensors are not read yet."""
     stored: dict[str, mx.array] = {}
-    for path in weight_files(folder):
-        if path.suffix == ".bin":
-            tensors = read_tensors(folder)
-            stored = {name: as_mlx(each.read(), each.dtype) for name, each in tensors.items()}
-            break
-        stored |= _lazily(path)
+    if _pickled(folder):
+        tensors = read_tensors(folder)
+        stored = {name: as_mlx(each.read(), each.dtype) for name, each in tensors.items()}
+    else:
+        for path in weight_files(folder):
+            stored |= _lazily(path)
     if config.get("model_type") == "gpt2":
         stored = _gpt2_names(stored)
     try:
         sanitize = getattr(module, "sanitize", dict)
         return cast(dict[str, mx.array], sanitize(stored))
-    except (KeyError, ValueError, IndexError) as error:  # it lacks what is looked for there
+    except Exception as error:  # it lacks what is looked for there
         raise ValueError(
             f"{folder}: the weights are not those of a {config['model_type']} "
             f"({type(error).__name__}: {error}): download or convert the model again"
@@ -235,28 +188,21 @@ def _shapes(arrays: Mapping[str, mx.array]) -> dict[str, Shape]:
     return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
-def _cast(weight: mx.array, dtype: mx.Dtype) -> mx.array:
-    return weight.astype(dtype) if mx.issubdtype(weight.dtype, mx.floating) else weight
+def _cast_to(
+    module: nn.Module, dtype: mx.Dtype | None, *, quantized: bool
+) -> Callable[[str, mx.array], mx.array]:
+    """What gives a parameter its type to compute in."""
+    wanted = dtype or default_dtype()
+    if quantized and dtype is None and wanted != mx.float32:
+        return lambda name, weight: weight  # half of the scales' bits would be lost
+    # Some models have numbers that must stay as they are, such as what chooses experts.
+    may_cast: Callable[[str], bool] = getattr(module, "cast_predicate", lambda name: True)
 
+    def cast_one(name: str, weight: mx.array) -> mx.array:
+        floats = mx.issubdtype(weight.dtype, mx.floating)
+        return weight.astype(wanted) if floats and may_cast(name) else weight
 
-def _ends(named: Any, folder: Path) -> list[int]:
-    """The ids that end an output, the first one first; none if there is no word of them."""
-    if named is None:
-        return []
-    ends: list[Any] = named if isinstance(named, list) else [named]
-    if not all(type(end) is int and end >= 0 for end in ends):
-        raise ValueError(
-            f"{folder}: eos_token_id in config.json is {named!r}, expected an id or several"
-        )
-    return ends
-
-
-def _max_context(config: Mapping[str, Any]) -> int | None:
-    for part in (config, config.get("text_config") or {}):
-        for name in CONTEXTS:
-            if type(part.get(name)) is int:
-                return int(part[name])
-    return None
+    return cast_one
 
 
 def check_fit(folder: Path, model: CausalModel, tokenizer: CausalTokenizer) -> None:

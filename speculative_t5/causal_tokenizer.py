@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .session import Vocabulary
+from .text import check_utf8, first_line
 from .tokenizer import Message, as_vocabulary
+
+# Files that hold a tokenizer's pieces.
+VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Whether there is a tokenizer in a folder, and not only its settings."""
+    return any((folder / name).is_file() for name in VOCABULARIES)
 
 
 class CausalTokenizer:
@@ -21,6 +30,11 @@ class CausalTokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
+        if not has_vocabulary(folder):  # transformers would make an empty tokenizer
+            raise ValueError(
+                f"no tokenizer in {folder}: expected one of {', '.join(VOCABULARIES)}; "
+                "copy it there from the model that this one was tuned from"
+            )
         import transformers  # takes a second or two
 
         transformers.logging.set_verbosity_error()
@@ -50,9 +64,15 @@ class CausalTokenizer:
         return token
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, with what the tokenizer puts before it."""
-        ids: list[int] = self._backend.encode(text)
+        """Ids of the text, with what the tokenizer puts before it, unless the text begins so."""
+        begun = bool(self._backend.bos_token) and text.startswith(self._backend.bos_token)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=not begun)
         return ids
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be encoded."""
+        return bool(self._backend.chat_template)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a chat in the form the model was tuned on, up to where its answer begins.
@@ -61,18 +81,7 @@ class CausalTokenizer:
             ValueError: If the model has no chat template, or the template refuses the messages.
         """
         for message in messages:
-            texts = [message.get(key) for key in ("role", "content")]
-            if not all(isinstance(text, str) for text in texts):
-                found = [f"{type(value).__name__} for {key}" for key, value in message.items()]
-                raise ValueError(
-                    "a message must be a text for role and one for content, "
-                    f"got {', '.join(found) or 'nothing'}"
-                )
-        if not self._backend.chat_template:
-            raise ValueError(
-                "the model's tokenizer has no chat template: leave chat out, or choose a model "
-                "that is tuned for chats"
-            )
+            _check_message(message)
         try:
             ids: list[int] = self._backend.apply_chat_template(
                 [dict(message) for message in messages],
@@ -96,6 +105,12 @@ class CausalTokenizer:
         return text
 
 
-def first_line(error: Exception) -> str:
-    """The first line of a message, or what kind of error it is if it has none."""
-    return str(error).strip().partition("\n")[0].rstrip(" :.") or type(error).__name__
+def _check_message(message: Message) -> None:
+    parts = dict(message) if isinstance(message, Mapping) else {}
+    if not all(isinstance(parts.get(key), str) for key in ("role", "content")):
+        found = [f"{type(value).__name__} for {key}" for key, value in parts.items()]
+        raise ValueError(
+            "a message must be a text for role and one for content, "
+            f"got {', '.join(found) or ('nothing' if message == {} else type(message).__name__)}"
+        )
+    check_utf8("the content of a message", parts["content"])

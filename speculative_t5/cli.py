@@ -122,7 +122,7 @@ def generate(
         ),
     ] = False,
 ) -> None:
-    """Generate text with a T5 model, faster by speculative decoding.
+    """Generate text with a T5 or a decoder-only model, faster by speculative decoding.
 
     Standard output gets the text; standard error gets a line of statistics.
     """
@@ -202,8 +202,6 @@ def convert_command(
     ] = False,
 ) -> None:
     """Convert a Hugging Face T5 checkpoint to a model folder."""
-    if not is_terminal(sys.stderr):
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if only_inspect:
         print("\n".join(as_lines(inspect(model, revision=revision))))
         return

@@ -103,7 +103,11 @@ class SpeculativeDecoder:
             raise ValueError(
                 f"num_draft must be an integer of at least 1 or 'auto', got {num_draft!r}"
             )
-        if draft_vocab is not None and draft_vocab <= model.eos_token_id:
+        # Where ids end with EOS, as GPT-2's do, a draft does without it.
+        least = 0 if model.prompt_in_context else model.eos_token_id
+        if draft_vocab is not None and draft_vocab < 1:
+            raise ValueError(f"draft_vocab must be at least 1, got {draft_vocab}")
+        if draft_vocab is not None and draft_vocab <= least:
             raise ValueError(
                 f"draft_vocab must be above {model.eos_token_id}, the id that ends outputs, "
                 f"got {draft_vocab}"
@@ -118,6 +122,8 @@ class SpeculativeDecoder:
         self._lookup = lookup
         self._draft_vocab = draft_vocab
         self._chat = chat
+        if chat:
+            self._chat_tokenizer()  # refused at once if there is none
         self._ngrams = (min_ngram, max_ngram)
         self._delta = delta
         self._verify_in_blocks = verify != "token" and delta == 0
@@ -244,8 +250,8 @@ class SpeculativeDecoder:
         length, which drawn tokens hang on; the distribution is the target's in any case.)
 
         Args:
-            prompts: An index, at least 0, and the text or source ids (EOS included) of each, as
-                `enumerate` makes them.
+            prompts: An index, at least 0, and the prompt (see `generate`) of each, as `enumerate`
+                makes them.
             batch_size: Rows at a time, 1 to `MAX_BATCH`. Up to as many prompts are taken ahead.
             by_length: Take `WINDOW` batches of prompts at a time, and begin them in order of
                 length: rows of like length pad less. Else they begin as they come.
@@ -273,7 +279,7 @@ class SpeculativeDecoder:
         return self.draft is not None or self._lookup
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The source ids of a prompt, EOS included, as the model gets them.
+        """The ids of a prompt as the model gets them, EOS included where it is a T5.
 
         Raises:
             ValueError: If it is empty, or text and there is no tokenizer, or a chat and
@@ -289,7 +295,7 @@ class SpeculativeDecoder:
         else:
             ids = [operator.index(i) for i in cast(Sequence[int], prompt)]
         if not ids:
-            raise ValueError("the prompt is empty: give source ids, EOS included")
+            raise ValueError("the prompt is empty: give some ids")
         bad = [i for i in ids if not 0 <= i < self.model.vocab_size]
         if bad:
             raise ValueError(
@@ -321,12 +327,20 @@ class SpeculativeDecoder:
         return self.tokenizer.encode(prompt)
 
     def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self._chat_tokenizer().encode_chat(messages)
+
+    def _chat_tokenizer(self) -> ChatTokenizer:
         if not isinstance(self.tokenizer, ChatTokenizer):
             raise ValueError(
                 "a chat needs a decoder-only model's tokenizer, and this decoder has none: "
                 "leave chat out"
             )
-        return self.tokenizer.encode_chat(messages)
+        if not self.tokenizer.has_chat_template:
+            raise ValueError(
+                "the model's tokenizer has no chat template: leave chat out, or choose a model "
+                "that is tuned for chats"
+            )
+        return self.tokenizer
 
     def stream(
         self,
@@ -399,7 +413,8 @@ class SpeculativeDecoder:
             schedule = self._adaptive(first, drafter, verifier)
         return Plan(
             drafter, schedule, verifier, max_tokens, seed if sampler.temperature else None,
-            ahead=isinstance(drafter, EmptyDrafter),
+            # T5's passes are compiled, and leave the host little to do meanwhile.
+            ahead=isinstance(drafter, EmptyDrafter) and self.model.prompt_in_context,
         )  # fmt: skip
 
     def _adaptive(

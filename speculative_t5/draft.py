@@ -64,7 +64,7 @@ class Drafter(Protocol):
     """Proposes what may come next in each row of a batch."""
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Begin a batch of prompts (source ids, EOS included)."""
+        """Begin a batch of prompts."""
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
         """Draft `num_draft` tokens after each row's context, the target's tokens so far.
@@ -338,20 +338,21 @@ class CombinedDrafter:
         if num_draft == 0:
             return first
         # The one read in mid-round: a lookup goes on from the tokens that the model drafted.
-        drafted = cast(list[list[int]], first.tokens.tolist())
+        told = cast(list[list[int]], first.tokens.tolist())
+        drafted = [tokens[:n] for tokens, n in zip(told, first.lengths, strict=True)]
         assumed = [c + d for c, d in zip(context, drafted, strict=True)]
         more = self._lookup.find(assumed, num_draft)
-        second = self._lookup.as_draft(
-            [m if self._ends.isdisjoint(d) else [] for d, m in zip(drafted, more, strict=True)]
-        )
-        both = Draft(
-            mx.concatenate([first.tokens, second.tokens], axis=1),
-            [n + m for n, m in zip(first.lengths, second.lengths, strict=True)],
+        both = self._lookup.as_draft(
+            [d + m if self._ends.isdisjoint(d) else d for d, m in zip(drafted, more, strict=True)]
         )
         if first.probs is None:
             return both
+        # Behind the model's own tokens, as many as each row has, q is one-hot.
+        width, own = both.tokens.shape[1], mx.array(list(first.lengths))[:, None, None]
+        probs = mx.pad(first.probs, [(0, 0), (0, width - first.probs.shape[1]), (0, 0)])
+        looked_up = mx.arange(width)[:, None] >= own
         size = first.probs.shape[-1]
-        return replace(both, probs=mx.concatenate([first.probs, second.dense(size)], axis=1))
+        return replace(both, probs=mx.where(looked_up, both.dense(size), probs))
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         self._model.replace(rows, prompts)

@@ -23,7 +23,7 @@ from .verify import Verifier, num_agreed
 WINDOW = 4  # batches of prompts to put in order of length
 AHEAD_TOKENS = 512  # of prompts that are encoded ahead of their turn
 
-Request = tuple[int, Sequence[int]]  # index of a prompt, and its source ids, EOS included
+Request = tuple[int, Sequence[int]]  # index of a prompt, and its ids
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Plan:
         max_tokens: Upper bound on each row's tokens, EOS included.
         seed: Of all draws, which hang on it, the prompt's index and the row's own rounds; None
             where nothing is left to chance.
-        ahead: Nothing is drafted: each pass begins before what the last one gave is read, so that
-            the device does not wait for the host. The last pass of an output is then for nothing.
+        ahead: Nothing is drafted: a single row's passes begin before what the last one gave is
+            read, so that the device does not wait for the host. One is then for nothing where an
+            output ends by EOS.
         timed: Wait for each draft by itself, to tell its time from that of verifying. A round has
             a second wait then, and takes longer.
     """
@@ -143,7 +144,8 @@ class _Batch:
             last = [row.context[-1:] for row in self.rows]
             given = self._pass(mx.array(last, dtype=mx.int32), later=0)
         self._begun = None
-        if max(row.remaining for row in self.rows) > 1:
+        # Of several rows one ends every few rounds, and what was begun for all would be dropped.
+        if len(self.rows) == 1 and self.rows[0].remaining > 1:
             self._begun = self._pass(given, later=1)
             mx.async_eval(self._begun)
         for row, (token,) in zip(self.rows, cast(list[list[int]], given.tolist()), strict=True):

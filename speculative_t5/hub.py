@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+from .causal_tokenizer import has_vocabulary
 from .checkpoint import read_config
 from .config import is_causal
 from .folder import WEIGHTS, find_weights, read_index, read_json, weight_files
-from .tokenizer import TOKENIZER_FILES, load_tokenizer
+from .text import first_line
+from .tokenizer import TOKENIZER_FILES, has_tokenizer, load_tokenizer
 
 # What is loaded of a decoder-only model beside its weights.
 CAUSAL_FILES = (
@@ -23,6 +28,7 @@ CAUSAL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+TIMEOUT = 10.0  # seconds
 SILENT_BYTES = 10**9  # more takes seconds to compare with their digests, which is then told
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -75,7 +81,7 @@ def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> 
         causal: Whether it may be a decoder-only model, whose tokenizer is not looked at here.
 
     Raises:
-        ValueError: If it cannot be had, or is not a T5 with a tokenizer.
+        ValueError: If it cannot be had, or is not a T5 with a tokenizer (or else decoder-only).
         OSError: If the cache cannot be written.
     """
     flat_name(name)
@@ -85,10 +91,13 @@ def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> 
     logging.set_verbosity_error()  # errors are told here, in one line
 
     with _explained(name, revision):
-        folder = Path(hf_hub_download(name, "config.json", revision=revision)).parent
+        offline = not _reachable()
+        folder = Path(
+            hf_hub_download(name, "config.json", revision=revision, local_files_only=offline)
+        ).parent
         causal = causal and is_causal(read_json(folder / "config.json"))
         config = None if causal else read_config(folder)
-        listed = _list_files(name, folder.name)
+        listed = None if offline else _list_files(name, folder.name)
         if listed is not None:
             wanted = [*CAUSAL_FILES] if causal else _tokenizer_files(listed)
             snapshot_download(name, revision=folder.name, allow_patterns=["config.json", *wanted])
@@ -133,7 +142,9 @@ def find_cached(name: str) -> Path | None:
         weight_files(folder)
     except (HFValidationError, LocalEntryNotFoundError, ValueError):
         return None  # whoever then asks for it will be told
-    return folder if any((folder / file).is_file() for file in CAUSAL_FILES) else None
+    causal = is_causal(read_json(folder / "config.json"))
+    known = has_vocabulary(folder) if causal else has_tokenizer(folder)
+    return folder if known else None
 
 
 def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
@@ -154,6 +165,21 @@ def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
             index = Path(hf_hub_download(name, file, revision=commit))
             wanted += sorted({*read_index(index).values()})
         snapshot_download(name, revision=commit, allow_patterns=wanted)
+
+
+def _reachable() -> bool:
+    """Whether something answers where the Hub should be; its client tries for half a minute."""
+    from huggingface_hub import constants
+
+    if getproxies():  # which know better
+        return True
+    address = urlsplit(constants.ENDPOINT)
+    port = address.port or {"http": 80}.get(address.scheme, 443)
+    try:
+        socket.create_connection((address.hostname or "", port), TIMEOUT).close()
+    except OSError:
+        return False
+    return True
 
 
 def _list_files(name: str, commit: str) -> list[str] | None:
@@ -186,12 +212,9 @@ def _tokenizer_files(files: Sequence[str]) -> list[str]:
 
 def _verify(folder: Path, note: Callable[[str], None]) -> None:
     """Compare the files of weights with their SHA-256, which the cache calls them by."""
-    path = find_weights(folder)
-    if path is None:
+    if find_weights(folder) is None:
         return
-    shards = [path]
-    if path.name.endswith(".index.json"):
-        shards = [folder / shard for shard in sorted({*read_index(path).values()})]
+    shards = weight_files(folder)
     size = sum(shard.stat().st_size for shard in shards if shard.is_file())
     if size > SILENT_BYTES:
         note(f"comparing {size / 1e9:.1f} GB with the Hub's SHA-256")
@@ -207,7 +230,7 @@ def _verify(folder: Path, note: Callable[[str], None]) -> None:
             raise ValueError(
                 f"{shard.name} from the Hub is damaged: its SHA-256 is "
                 f"{digest.hexdigest()[:12]}..., expected {expected[:12]}...; "
-                f"delete {shard.resolve()} and convert again"
+                f"delete {shard.resolve()} and run this again"
             )
 
 
@@ -243,7 +266,7 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
         ) from error
     except errors.HFValidationError as error:
         raise ValueError(
-            f"{name!r} cannot be a name on the Hub ({_first_line(error)}): "
+            f"{name!r} cannot be a name on the Hub ({first_line(error)}): "
             "give the path of a folder, or a name as google/flan-t5-small"
         ) from error
     except ValueError:
@@ -252,10 +275,6 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EDQUOT):
             raise
         raise ValueError(
-            f"{name} could not be had from the Hub: {_first_line(error)}; "
+            f"{name} could not be had from the Hub: {first_line(error)}; "
             "check the network, or try again later"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -32,15 +32,17 @@ def load(
         name_or_path: A model folder, the name of one under weights/ (or of the repository on the
             Hugging Face Hub that it was converted from), or a Hugging Face folder. Any other name
             is one on the Hub, which is downloaded to its own cache.
-        dtype: Type to compute in; by default float32 on a CPU, bfloat16 on Metal and CUDA.
+        dtype: Type to compute in; by default float32 on a CPU, bfloat16 on Metal and CUDA (there,
+            what mlx-lm has quantized stays in its own type).
 
     Raises:
         ValueError: If there is no such folder or name, or it is not a whole model of the T5 family
             or of a decoder-only kind.
     """
     folder = locate(name_or_path)
-    dtype = dtype or default_dtype()
-    return load_causal(folder, dtype) if holds_causal(folder) else _load_t5(folder, dtype)
+    if holds_causal(folder):
+        return load_causal(folder, dtype)
+    return _load_t5(folder, dtype or default_dtype())
 
 
 def locate(name_or_path: str | Path) -> Path:

@@ -53,7 +53,7 @@ class Stats:
 
     @property
     def rounds(self) -> int:
-        """Forward passes of the target's decoder."""
+        """Forward passes of the target's decoder, but for one begun where the output then ended."""
         return len(self.num_draft)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import cast
 
 import mlx.core as mx
@@ -23,14 +24,18 @@ def pair_probabilities(
 ) -> tuple[tuple[float, float | None], ...]:
     """What the target and its draft, if there is one, give to each token: (p, q).
 
-    Args are those of `token_probabilities`; a draft proposes the first `draft_vocab` ids only.
+    Args are those of `token_probabilities`; a draft proposes the first `draft_vocab` ids only, and
+    nothing where its context is full: q is None there.
     """
     size = model.vocab_size
     p = token_probabilities(model, source, tokens, sampler, size)
     if draft is None:
         return tuple((each, None) for each in p)
-    q = token_probabilities(draft, source, tokens, sampler, min(size, draft_vocab or size))
-    return tuple(zip(p, q, strict=True))
+    limit, asked = draft.max_context, tokens
+    if limit is not None:  # it reads what is before a token
+        asked = tokens[: max(0, limit - len(source) + 1)]
+    q = token_probabilities(draft, source, asked, sampler, min(size, draft_vocab or size))
+    return tuple(zip_longest(p, q))
 
 
 def token_probabilities(
@@ -47,7 +52,7 @@ def token_probabilities(
 
     Args:
         model: A target, or a draft with the target's tokenizer.
-        source: Ids of the prompt, EOS included.
+        source: Ids of the prompt.
         tokens: Ids of the output.
         sampler: What turns logits into probabilities.
         vocab_size: What the model may choose from: the first so many ids, or all that it has.

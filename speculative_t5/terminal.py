@@ -53,6 +53,8 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     errors, 130 for Ctrl-C.
     """
     _open_what_is_closed()
+    if not is_terminal(sys.stderr):  # read when the Hub's client is imported
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _terminate)

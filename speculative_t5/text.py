@@ -22,3 +22,8 @@ def not_utf8(error: UnicodeDecodeError) -> str:
     """What is wrong with bytes that were to be text, and what to do."""
     byte = error.object[error.start]
     return f"not UTF-8: byte {byte:#04x} at offset {error.start}; convert it to UTF-8"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or what kind of error it is if it has none."""
+    return str(error).strip().partition("\n")[0].rstrip(" :.") or type(error).__name__

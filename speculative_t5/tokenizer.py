@@ -48,11 +48,15 @@ class Tokenizer(Protocol):
 class ChatTokenizer(Tokenizer, Protocol):
     """A tokenizer that can put chats into a form of the model's."""
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be encoded."""
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a chat, up to where the model's answer begins.
 
         Raises:
-            ValueError: If the model has no chat template, or the template refuses the messages.
+            ValueError: If the template refuses the messages.
         """
 
 
@@ -90,6 +94,13 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
             f"the model {config.vocab_size} rows for them (vocab_size in config.json): {FITTING}"
         )
     return tokenizer
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there is a tokenizer in a folder, as far as can be told by the names of files."""
+    files = ("spiece.model", "tokenizer.json", "vocab.json")
+    bytes_alone = _settings(folder).get("tokenizer_class") == "ByT5Tokenizer"
+    return bytes_alone or any((folder / name).is_file() for name in files)
 
 
 def _find_tokenizer(folder: Path) -> T5Tokenizer:

@@ -7,11 +7,12 @@ import json
 import os
 import subprocess
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.batch import Output, Record, process
+from speculative_t5.batch import Output, Record, keep_beginning, keep_end, process
 from speculative_t5.prompts import EMPTY, Line, Shard, open_input, read_lines
 from speculative_t5.results import Generation, Stats
 
@@ -85,20 +86,20 @@ def test_records_are_shown_as_they_are_known() -> None:
 
 def test_a_long_prompt_is_an_error_or_cut() -> None:
     long = b"x" * 30
-    (found,) = records(long)
-    assert found["error"] == (
-        "line 1: 31 tokens, more than 20: use --truncate to cut it, or --max-source N to allow more"
-    )
+    (found,) = records(long, advice="use another")
+    assert found["error"] == "line 1: 31 tokens, more than 20: use another"
     assert found["prompt"] == "x" * 30
-    (found,) = records(long, truncate=True)
+    (found,) = records(long, shorten=keep_beginning)
     assert (found["text"], found["truncated"], found["stats"]["tokens"]) == ("X" * 19, True, 20)
-    (found,) = records(b"x" * 19, truncate=True)
+    (found,) = records(b"x" * 19, shorten=keep_beginning)
     assert found["text"] == "X" * 19 and "truncated" not in found
 
 
 def test_what_goes_on_from_its_end_is_cut_at_its_beginning() -> None:
-    (found,) = records(b"abc" + b"x" * 17, truncate=True, keep_end=True)
+    (found,) = records(b"abc" + b"x" * 17, shorten=partial(keep_end, special={0}))
     assert (found["text"], found["truncated"]) == ("BC" + "X" * 17, True)
+    assert keep_end([0, 5, 6, 7, 8], 3, special={0}) == [0, 7, 8]
+    assert keep_end([0, 5, 6], 1, special={0}) == [6]
 
 
 def test_a_prefix_goes_before_prompts_and_not_into_records() -> None:

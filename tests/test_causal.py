@@ -127,6 +127,33 @@ def test_a_draft_of_a_shorter_context_drafts_as_far_as_that(
         assert [o.tokens for o in outputs] == [o.tokens for o in alone]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_lookups_after_drafts_of_a_shorter_context_hang_on_no_neighbour(
+    target: CausalModel, temperature: float
+) -> None:
+    """They follow each row's own tokens, however many its neighbours have."""
+    draft = CausalModel(tiny_draft(target).model, eos_token_id=1, max_context=24)
+    endless = CausalModel(target.model, eos_token_id=0, max_context=POSITIONS)
+    decoder = SpeculativeDecoder(endless, draft, num_draft=5, lookup=True)
+    rows = [[2, 3, 4, 5] * 5, [2, 3, 4, 5] * 2, [6, 7] * 10, [8] * 22]
+    runs = [
+        decoder.generate_batch(rows, batch_size=size, max_tokens=12, temperature=temperature)
+        for size in (1, 2, 4)
+    ]
+    for outputs in runs[1:]:
+        assert [o.tokens for o in outputs] == [o.tokens for o in runs[0]]
+        assert [o.stats.num_drafted for o in outputs] == [o.stats.num_drafted for o in runs[0]]
+        assert [o.stats.num_accepted for o in outputs] == [o.stats.num_accepted for o in runs[0]]
+
+
+def test_a_draft_gives_no_probabilities_where_it_cannot_read(target: CausalModel) -> None:
+    draft = CausalModel(target.model, eos_token_id=1, max_context=12)
+    endless = CausalModel(target.model, eos_token_id=99, max_context=POSITIONS)
+    out = SpeculativeDecoder(endless, draft).generate([3] * 9, max_tokens=8, probabilities=True)
+    known = [q is not None for _, q in out.probabilities or ()]
+    assert known == [True] * 4 + [False] * 4
+
+
 def test_an_encoder_decoder_is_no_draft_for_a_decoder_only_model() -> None:
     with pytest.raises(ValueError, match="decoder-only, the draft is an encoder") as error:
         SpeculativeDecoder(tiny_causal(), tiny_model())

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.causal import CausalModel, build
+from speculative_t5.causal_config import max_context
 
 import mlx.core as mx
 import numpy as np
@@ -134,6 +136,87 @@ def test_ends_come_from_the_generations_config_the_models_or_the_tokenizer(folde
     assert load(folder)[0].end_tokens == {0}
 
 
+def test_a_generations_empty_list_of_ends_says_nothing(folder: Path) -> None:
+    edit_json(folder / "generation_config.json", eos_token_id=[])
+    assert load(folder)[0].end_tokens == {0}
+
+
+def test_the_token_before_texts_is_not_doubled(folder: Path) -> None:
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    special = {"<|user|>": {"id": "<|user|>", "ids": [1], "tokens": ["<|user|>"]}}
+    single: list[dict[str, Any]] = [
+        {"SpecialToken": {"id": "<|user|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    ]  # fmt: skip
+    raw["post_processor"] = {
+        "type": "TemplateProcessing", "single": single, "special_tokens": special,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    edit_json(folder / "tokenizer_config.json", bos_token="<|user|>")
+    tokenizer = load(folder)[1]
+    plain = tokenizer.encode("He go")
+    assert plain[0] == 1 and plain.count(1) == 1
+    assert tokenizer.encode("<|user|>He go") == plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"n_positions": 32, "n_ctx": 16}, 32),
+        ({"text_config": {"max_position_embeddings": 9}}, 9),
+        ({"text_config": [1]}, None),
+        ({"max_position_embeddings": 64, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}, 256),
+        ({"max_position_embeddings": 256, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}, 256),
+        ({"max_position_embeddings": 99, "rope_scaling": {
+            "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}}, 99),
+    ],
+)  # fmt: skip
+def test_how_much_a_model_reads(settings: dict[str, Any], expected: int | None) -> None:
+    assert max_context(settings) == expected
+
+
+def test_what_must_not_be_cast_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlx_lm.models import qwen3
+
+    kept = property(lambda self: lambda name: "norm" not in name)
+    monkeypatch.setattr(qwen3.Model, "cast_predicate", kept, raising=False)
+    model, _ = load(folder, dtype=mx.bfloat16)
+    dtypes = {("norm" in n, w.dtype) for n, w in tree_flatten(model.model.parameters())}
+    assert dtypes == {(True, mx.float32), (False, mx.bfloat16)}
+
+
+def test_quantized_matrices_keep_their_scales_where_16_bits_are_computed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlx_lm.convert import convert
+
+    write_causal(tmp_path / "source", hidden_size=64)
+    convert(str(tmp_path / "source"), str(tmp_path / "made"), quantize=True, q_group_size=32,
+            dtype="float16")  # fmt: skip
+    assert floats(load(tmp_path / "made")[0]) == {mx.float32}
+    monkeypatch.setattr("speculative_t5.causal_checkpoint.default_dtype", lambda: mx.bfloat16)
+    assert floats(load(tmp_path / "made")[0]) == {mx.float16}
+    assert floats(load(tmp_path / "made", dtype=mx.bfloat16)[0]) == {mx.bfloat16}
+
+
+def floats(model: Any) -> set[mx.Dtype]:
+    weights = tree_flatten(model.model.parameters())
+    return {w.dtype for _, w in weights if mx.issubdtype(w.dtype, mx.floating)}
+
+
+def test_a_model_that_asks_for_one_position_of_all_rows_is_refused() -> None:
+    module = build({
+        "model_type": "gpt_bigcode", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32,
+        "n_inner": 16, "layer_norm_epsilon": 1e-5, "vocab_size": 20,
+    })  # fmt: skip
+    with pytest.raises(ValueError, match="cannot read rows of different lengths") as error:
+        CausalModel(module, eos_token_id=0, max_context=32)
+    check_message(str(error.value))
+
+
 def test_a_model_without_an_end_is_refused(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
     edit_json(folder / "config.json", eos_token_id=None)
@@ -206,6 +289,16 @@ def test_messages_of_another_form_are_refused(
     check_message(str(error.value), found)
 
 
+def test_a_chat_is_a_list_of_messages(folder: Path) -> None:
+    model, tokenizer = load(folder)
+    said: list[Any] = [{"role": "user", "content": "x"}, "y"]
+    with pytest.raises(ValueError, match="a message must be .*, got str$") as error:
+        SpeculativeDecoder(model, None, tokenizer).encode(said)
+    check_message(str(error.value), "str")
+    with pytest.raises(ValueError, match="half of a surrogate|UTF-8"):
+        tokenizer.encode_chat([{"role": "user", "content": "\ud800"}])  # type: ignore
+
+
 def test_a_template_that_is_missing_or_refuses_is_told(folder: Path) -> None:
     said = [{"role": "user", "content": "He go home"}]
     edit_json(folder / "tokenizer_config.json", chat_template="{{ raise_exception('no\nusers') }}")
@@ -213,9 +306,12 @@ def test_a_template_that_is_missing_or_refuses_is_told(folder: Path) -> None:
         SpeculativeDecoder(*load(folder)[:1], None, load(folder)[1]).encode(said)
     check_message(str(error.value))
     edit_json(folder / "tokenizer_config.json", chat_template=None)
+    model, tokenizer = load(folder)
     with pytest.raises(ValueError, match="no chat template") as error:
-        SpeculativeDecoder(*load(folder)[:1], None, load(folder)[1]).encode(said)
+        SpeculativeDecoder(model, None, tokenizer).encode(said)
     check_message(str(error.value))
+    with pytest.raises(ValueError, match="no chat template"):
+        SpeculativeDecoder(model, None, tokenizer, chat=True)
 
 
 def test_padded_vocabularies_are_cut_to_the_common_length(tmp_path: Path) -> None:
@@ -271,7 +367,11 @@ def without_a_tensor(folder: Path) -> None:
         (lambda f: edit_json(f / "config.json", eos_token_id=[0, 999]), "eos_token_id .* 999"),
         (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda f: (f / "model.safetensors").unlink(), "no weights in .*: expected"),
-        (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer can be made of"),
+        (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer in .*: expected one of"),
+        (lambda f: edit_json(f / "config.json", quantization=True), "quantization in .* True"),
+        (lambda f: edit_json(f / "config.json", text_config={"n_layer": 10**9}), "n_layer in"),
+        (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": "x"}'),
+         "eos_token_id in .*generation_config.json is 'x'"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "no tokenizer can be made of"),
         (lambda f: edit_json(f / "config.json", model_type="opt"), "Qwen3ForCausalLM .*generates"),
         (truncated, "model.safetensors is truncated or damaged"),

@@ -230,7 +230,7 @@ def test_the_prompt_also_comes_from_standard_input(place: Path) -> None:
     ("arguments", "stdin", "message"),
     [
         (("--model", "absent"), None, "is named 'absent', and there is no folder"),
-        (("--model", "absent"), None, "python convert.py --model absent"),
+        (("--model", "absent"), None, "the Hub cannot be reached"),
         (("--model", "absent"), None, "draft, other, target"),
         (("--model", "bert"), None, "bert: this is a bert (model_type in config.json)"),
         ((*PAIR, "--draft-model", "other"), None, "must share a tokenizer"),

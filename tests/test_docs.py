@@ -41,6 +41,7 @@ CAUSAL = {  # repositories of the Hub, and what stands for them
 }
 LESS = {  # what a command is given more, for it takes minutes otherwise
     "bench": "--turns 1 --max-tokens 48 --num-draft 2",
+    "bench --model causal-pair/target": "--turns 1 --max-tokens 8 --num-draft 1",
     "bench --random": "--turns 1 --max-tokens 6 --num-draft 2 --source 16 --count 1",
 }
 LOOKED_AT = {  # only that they are there, and what is asked of them

@@ -47,7 +47,7 @@ NOTHING_FOUND = {
     '--plot needs matplotlib, which is not there: run pip install ".[plot]"': "it is not there",
     "the prompt is empty: give some text by --prompt or on standard input": "it is empty",
     "the prompt is empty: give some text": "it is empty",
-    "the prompt is empty: give source ids, EOS included": "it is empty",
+    "the prompt is empty: give some ids": "it is empty",
     "empty: write a prompt there, or delete the line": "it is empty",
     "there are no statistics yet: give a prompt first": "nothing was done",
     "there is nothing to compare yet: give a prompt, or /compare TEXT": "nothing was done",
@@ -86,6 +86,11 @@ COMPLETED = {
 
 # Messages that are another's, whole as that is.
 PASSED_ON = {
+    (
+        "batch.py",
+        "process.requests",
+        "{} tokens, more than {}: {}",
+    ): "what to do is said by _fitting, by the kind of model",
     ("causal_checkpoint.py", "_about", "{}: {}"): "causal.py's or opt.py's, behind the folder",
     (
         "loading.py",

@@ -148,16 +148,17 @@ def test_what_cannot_be_had_gives_one_line(hub: Hub) -> None:
     assert "has no config.json" in refusal(convert_py(hub, HF_HOME="home3"))
 
 
-def loaded(hub: Hub, name: str = "someone/tiny-qwen3", **environment: str) -> str:
-    """What a process prints that loads a name and generates two tokens, or its error."""
+def loaded(hub: Hub, *names: str, **environment: str) -> list[str]:
+    """What a process prints that loads names and generates two tokens with each, or its errors."""
     code = (
         "from speculative_t5 import SpeculativeDecoder, load\n"
-        "try:\n"
-        f"    model, tokenizer = load({name!r})\n"
-        "    out = SpeculativeDecoder(model, None, tokenizer).generate('He go', max_tokens=2)\n"
-        "    print(out.stats.emitted, model.end_tokens)\n"
-        "except ValueError as error:\n"
-        "    print(f'error: {error}')\n"
+        f"for name in {names!r}:\n"
+        "    try:\n"
+        "        model, tokenizer = load(name)\n"
+        "        out = SpeculativeDecoder(model, None, tokenizer).generate('He go', max_tokens=2)\n"
+        "        print(out.stats.emitted, model.end_tokens)\n"
+        "    except ValueError as error:\n"
+        "        print(f'error: {error}')\n"
     )
     home = {"HF_HOME": str(hub.root.parent / "home"), "HF_HUB_DISABLE_XET": "1"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
@@ -167,41 +168,45 @@ def loaded(hub: Hub, name: str = "someone/tiny-qwen3", **environment: str) -> st
         check=True,
     )  # fmt: skip
     assert "Warning" not in done.stderr
-    return done.stdout.strip()
+    return done.stdout.splitlines()
 
 
-def test_decoder_only_models_are_loaded_by_name(hub: Hub) -> None:
+def test_models_are_loaded_by_name(hub: Hub) -> None:
     folder = hub.root / "someone" / "tiny-qwen3"
     write_causal(folder)
     edit_json(folder / "generation_config.json", eos_token_id=[0, 7])
     for unneeded in ("tf_model.h5", "pytorch_model.bin", "README.md", "evil.py"):
         (folder / unneeded).write_text("not needed")
-    assert loaded(hub) == "2 frozenset({0, 7})"
+    found = loaded(hub, "someone/tiny-qwen3", "someone/else", "../else")
+    assert found[0] == "2 frozenset({0, 7})"
     assert hub.downloads() == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
     ]  # fmt: skip
+    for message, told in zip(found[1:], ("'someone/else'", "'../else'"), strict=True):
+        check_message(message.removeprefix("error: "), told)
+        assert "(there: correct-base, correct-small)" in message
+    assert "no such repository" in found[1]
+
     hub.requests.clear()
-    assert loaded(hub) == "2 frozenset({0, 7})"
-    # transformers may ask for what is about no model.
-    assert not [request for request in hub.requests if "someone" in request]
+    again = loaded(hub, "someone/tiny-qwen3", "someone/tiny-t5")
+    assert again[0] == "2 frozenset({0, 7})" and again[1].startswith("2 ")
+    assert not (hub.root.parent / "weights").exists()
+    # The cache has the first whole; transformers may ask for what is about no model.
+    assert not [request for request in hub.requests if "tiny-qwen3" in request]
+    assert [request for request in hub.requests if "tiny-t5" in request]
     refused = refusal(convert_py(hub, model="someone/tiny-qwen3"))
     assert "this is a qwen3 (model_type in config.json), which takes no conversion" in refused
 
 
-def test_t5s_are_loaded_by_name_without_converting_them(hub: Hub) -> None:
-    assert loaded(hub, "someone/tiny-t5").startswith("2 ")
-    assert not (hub.root.parent / "weights").exists()
-
-
-def test_names_that_cannot_be_loaded_give_one_line(hub: Hub) -> None:
-    message = loaded(hub, "someone/else")
-    check_message(message.removeprefix("error: "), "'someone/else'")
-    assert "(there: correct-base, correct-small)" in message and "no such repository" in message
-    message = loaded(hub, "../else")
-    check_message(message.removeprefix("error: "), "'../else'")
-    message = loaded(hub, HF_ENDPOINT="http://127.0.0.1:9")
-    check_message(message.removeprefix("error: "), "the Hub cannot be reached")
+def test_a_cache_without_the_tokenizer_is_completed(hub: Hub) -> None:
+    write_causal(hub.root / "someone" / "tiny-qwen3")
+    assert loaded(hub, "someone/tiny-qwen3")[0].startswith("2 ")
+    (cached,) = (hub.root.parent / "home").rglob("tokenizer.json")
+    cached.unlink()
+    (message,) = loaded(hub, "someone/tiny-qwen3", HF_ENDPOINT="http://127.0.0.1:9")
+    check_message(message.removeprefix("error: "), "someone--tiny-qwen3")
+    assert loaded(hub, "someone/tiny-qwen3")[0].startswith("2 ")
 
 
 @pytest.mark.parametrize(
