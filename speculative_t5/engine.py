@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import cast
 
@@ -73,8 +72,9 @@ def decode(
     batch = _Batch(model, first, plan)
     while batch.rows:
         done = batch.round()
-        with batch.clock.stopped():  # what the caller does in between is not ours
-            yield from done
+        given = time.perf_counter()
+        yield from done
+        batch.clock.skip(time.perf_counter() - given)  # what the caller does in between is not ours
         batch.refill(waiting, batch_size)
 
 
@@ -119,8 +119,9 @@ class _Batch:
         proposals = verify(self._session, contexts, draft, plan.verifier, verify_keys)
         ended = time.perf_counter()
         asked = [min(num_draft, row.remaining - 1) for row in self.rows]
+        now = self.clock.read()
         for row, proposal, count in zip(self.rows, proposals, asked, strict=True):
-            row.take(proposal, self._ends, count)
+            row.take(proposal, self._ends, count, now)
         whole = [row.stats for row, n in zip(self.rows, asked, strict=True) if n == num_draft]
         plan.schedule.observe(
             Outcome(
@@ -131,8 +132,7 @@ class _Batch:
                 ended - drafted,
             )
         )
-        now = self.clock.read()
-        return [row.round(now) for row in self.rows]
+        return [row.round() for row in self.rows]
 
     def _undrafted(self) -> list[Round]:
         """A round without a draft, the pass of the next one begun before this one's is read."""
@@ -148,19 +148,20 @@ class _Batch:
         if len(self.rows) == 1 and self.rows[0].remaining > 1:
             self._begun = self._pass(given, later=1)
             mx.async_eval(self._begun)
-        for row, (token,) in zip(self.rows, cast(list[list[int]], given.tolist()), strict=True):
-            row.take(Proposal([], 0, 0, token), self._ends, 0)
+        tokens, now = cast(list[list[int]], given.tolist()), self.clock.read()
+        for row, (token,) in zip(self.rows, tokens, strict=True):
+            row.take(Proposal([], 0, 0, token), self._ends, 0, now)
         none = [0] * len(self.rows)
         plan.schedule.observe(Outcome(0, none, none, 0.0, time.perf_counter() - began))
-        now = self.clock.read()
-        return [row.round(now) for row in self.rows]
+        return [row.round() for row in self.rows]
 
     def _pass(self, tokens: mx.array, *, later: int) -> mx.array:
         """What follows tokens (B, 1), so many rounds later than this one: (B, 1) int32."""
-        verifier, draft = self._plan.verifier, empty_draft(len(self.rows))
-        if verifier.greedy:
-            return verifier.choices(draft, self._session, tokens)
+        verifier = self._plan.verifier
+        if verifier.greedy:  # lenient or not: there is no draft to be lenient about
+            return self._session.choose(tokens)
         _, keys = self._keys(later)
+        draft = empty_draft(len(self.rows))
         return verifier.verdict(draft, self._session.step(tokens), keys).next_token[:, None]
 
     def refill(self, waiting: Iterator[Request], batch_size: int) -> None:
@@ -220,7 +221,7 @@ class _Batch:
 
 
 class _Clock:
-    """Seconds since it was made, but for those it was stopped."""
+    """Seconds since it was made, but for those to skip."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -228,11 +229,8 @@ class _Clock:
     def read(self) -> float:
         return time.perf_counter() - self._started
 
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._started += time.perf_counter() - began
+    def skip(self, seconds: float) -> None:
+        self._started += seconds
 
 
 @dataclass(frozen=True)
@@ -289,7 +287,7 @@ class _Row:
     finish_reason: FinishReason | None = None
     emitted: list[int] = field(default_factory=list)  # in the last round
 
-    def take(self, proposal: Proposal, ends: frozenset[int], num_draft: int) -> None:
+    def take(self, proposal: Proposal, ends: frozenset[int], num_draft: int, now: float) -> None:
         """Emit what stands of a proposal; a cut may leave fewer tokens than were accepted."""
         tokens = [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
         self.emitted, self.finish_reason = cut(tokens, ends, self.remaining)
@@ -300,11 +298,11 @@ class _Row:
             proposal.num_drafted,
             min(proposal.num_accepted, len(self.emitted)),
             len(self.emitted),
+            now - self.began,
         )
 
-    def round(self, now: float) -> Round:
+    def round(self) -> Round:
         """The last round, as the caller sees it."""
-        self.stats = replace(self.stats, seconds=now - self.began)
         shown = self.emitted[:-1] if self.finish_reason == "eos" else self.emitted
         accepted = self.stats.num_accepted[-1]
         output: list[int] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .origin import Origin, Token, origins_of_round
@@ -34,15 +34,15 @@ class Stats:
     seconds: float = 0.0
 
     def after_round(
-        self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int
+        self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int, seconds: float
     ) -> Stats:
-        """These, after one more round."""
-        return replace(
-            self,
-            num_draft=(*self.num_draft, num_draft),
-            num_drafted=(*self.num_drafted, num_drafted),
-            num_accepted=(*self.num_accepted, num_accepted),
-            emitted=self.emitted + emitted,
+        """These, after one more round, at whose end so many seconds have gone by."""
+        return Stats(
+            (*self.num_draft, num_draft),
+            (*self.num_drafted, num_drafted),
+            (*self.num_accepted, num_accepted),
+            self.emitted + emitted,
+            seconds,
         )
 
     def __repr__(self) -> str:

@@ -304,7 +304,7 @@ def test_counting_without_a_draft(target: Any) -> None:
 def test_rounds_are_counted_one_by_one() -> None:
     stats = Stats()
     for drafted, accepted in ((3, 3), (3, 1), (0, 0), (2, 0)):
-        stats = stats.after_round(3, drafted, accepted, accepted + 1)
+        stats = stats.after_round(3, drafted, accepted, accepted + 1, 0.0)
     stats = replace(stats, seconds=8.0)
     assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (4, 8, 4, 8)
     assert stats.acceptance_by_position == (2 / 3, 1 / 3, 1 / 2)

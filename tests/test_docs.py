@@ -48,6 +48,7 @@ LOOKED_AT = {  # only that they are there, and what is asked of them
     "scripts/demo.sh": "makes an environment of its own",
     "scripts/test.sh": "runs these tests",
     "python scripts/": "measure for minutes to hours, with data that is not here",
+    "python -m speculative_t5 bench --random opt": "draws half a billion weights; others are run",
     "python -m pytest": "those tests are run with these",
 }
 
@@ -201,9 +202,10 @@ def look_at(command: str) -> None:
         )  # fmt: skip
         assert done.returncode == 0, f"it selects nothing, or cannot run: {done.stdout}"
     else:
-        subcommand = [word for word in words[2:3] if not word.startswith("-")]
+        named = words[1:4] if words[1] == "-m" else words[1:3]
+        called = [word for word in named if not word.startswith("--")]
         options = {word for word in words if word.startswith("--")}
-        assert options <= set(re.findall(r"--[\w-]+", helps(words[1], *subcommand))), options
+        assert options <= set(re.findall(r"--[\w-]+", helps(*called))), options
 
 
 @pytest.mark.parametrize(
@@ -211,6 +213,7 @@ def look_at(command: str) -> None:
     [
         "python -m pytest -q tests/test_cache.py -k nothing_of_that_name",
         "python scripts/draw_round.py --no-such-option 1",
+        "python -m speculative_t5 bench --no-such-option 1",
         "scripts/no_such_script.sh",
     ],
 )
