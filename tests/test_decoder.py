@@ -133,9 +133,11 @@ def test_the_distribution_test_fails_for_planted_bugs(
     assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Of Qwen3's draft the first two tokens are most of it, and leaving out the others hardly shows.
+@pytest.mark.parametrize(("kind", "top_k"), [("t5", 2), ("qwen3", 1)])
 def test_the_distribution_test_fails_if_the_draft_is_not_filtered_as_it_says(
     kind: str,
+    top_k: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tokens drawn from the plain q, judged by the filtered one."""
@@ -145,7 +147,7 @@ def test_the_distribution_test_fails_if_the_draft_is_not_filtered_as_it_says(
         plain = propose(self, *arguments)
         if plain.probs is None:
             return plain  # nothing is drafted
-        return replace(plain, probs=Sampler(1.0, top_k=1).filter(plain.probs))
+        return replace(plain, probs=Sampler(1.0, top_k=top_k).filter(plain.probs))
 
     monkeypatch.setattr(ModelDrafter, "propose", bug)
     engine = SpeculativeDecoder(*models(kind), num_draft=2)

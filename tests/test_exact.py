@@ -263,9 +263,10 @@ def test_delta_accepts_more_and_one_accepts_everything(kind: str) -> None:
         return one_round(case, partial(token_odds, delta=delta), residual, 1)[1]
 
     rates = [accepted(delta) for delta in (0.0, 0.1, 0.4, 0.8, 1.0)]
+    least = 0.001 if kind in MODELS else 0.01  # models draft fewer tokens, and are alike
     for less, more in itertools.pairwise(rates):
         assert (more >= less - EXACT).all()
-        assert kind == "same" or more.sum() > less.sum() + 0.001
+        assert kind == "same" or more.sum() > less.sum() + least
     np.testing.assert_allclose(rates[-1], accepted(2.0), rtol=0, atol=EXACT)
     if kind != "partial":
         np.testing.assert_allclose(rates[-1], num_draft, rtol=0, atol=EXACT)
@@ -328,7 +329,8 @@ def with_unclipped_ratio(draft: Draft, p: mx.array) -> Odds:
 def test_exactness_fails_for_planted_bugs(
     odds_of: OddsOf, residual_of: Residual, kind: str
 ) -> None:
-    assert max(gap(make_case(3, 2, kind, s), odds_of, residual_of) for s in range(6)) > 1e-3
+    seeds = range(6 if kind in MODELS else 4)
+    assert max(gap(make_case(3, 2, kind, s), odds_of, residual_of) for s in seeds) > 1e-3
 
 
 @pytest.mark.parametrize("rule", RULES)
