@@ -1,15 +1,74 @@
-"""The part of the build that pyproject.toml cannot say: extensions for Linux alone.
+"""The part of the build that pyproject.toml cannot express: extensions, and the shipped models.
 
-Both are optional: without a compiler the package installs all the same, and is slower on CPUs.
+The extensions are for Linux alone, where MLX computes on the CPU, and they are optional: without a
+compiler the package installs all the same. MLX then gets OpenBLAS under BLAS's usual names.
 """
 
+import shutil
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 NATIVE = "speculative_t5/native"
+MODELS = ("correct-base", "correct-small")  # of weights/, to be installed with the package
+BLAS_FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # that MLX calls
+
+
+class Build(build):
+    """Builds from nothing: what an earlier build left may be for another Python or MLX."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_base, ignore_errors=True)
+        super().run()
+
+
+class BuildPackage(build_py):
+    """Puts the shipped models into the package, except in a checkout, which has them beside it."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            weights = Path(self.build_lib, "speculative_t5", "weights")
+            for name in MODELS:
+                shutil.copytree(Path("weights", name), weights / name, dirs_exist_ok=True)
+            shutil.copy("weights/README.md", weights)  # their attribution
+
+
+class BuildExtensions(build_ext):
+    """Compiles anew each time; where that fails, a copy of OpenBLAS takes the products' place."""
+
+    def run(self) -> None:
+        self.force = True
+        products = Path(self.get_ext_fullpath("speculative_t5._products"))
+        for old in products.parent.glob("_*.so"):
+            old.unlink()
+        super().run()
+        if sys.platform.startswith("linux") and not products.exists():
+            copy_openblas(products.parent / "_openblas.so")
+
+
+def copy_openblas(target: Path) -> None:
+    """Copy the OpenBLAS of scipy-openblas32, without the prefix of the functions that MLX calls."""
+    spec, patchelf = find_spec("scipy_openblas32"), shutil.which("patchelf")
+    if not (spec and spec.origin and patchelf):
+        print("warning: no scipy-openblas32 and patchelf to build with, so no OpenBLAS for MLX")
+        return
+    (library,) = Path(spec.origin).parent.glob("lib/libscipy_openblas*.so")
+    names = target.with_suffix(".names")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    names.write_text("".join(f"scipy_{name} {name}\n" for name in BLAS_FUNCTIONS))
+    subprocess.run(
+        [patchelf, "--rename-dynamic-symbols", names, "--set-soname", target.name]
+        + ["--output", target, library],
+        check=True,
+    )
+    names.unlink()
 
 
 def kernels() -> Extension:
@@ -17,7 +76,6 @@ def kernels() -> Extension:
     return Extension(
         "speculative_t5._products",
         [f"{NATIVE}/products.c", f"{NATIVE}/layers.c"],
-        depends=[f"{NATIVE}/{name}.h" for name in ("kernel", "rows", "products", "layers")],
         extra_compile_args=["-O3", "-std=gnu11", "-fvisibility=hidden"],
         libraries=["pthread", "m"],
         optional=True,
@@ -37,7 +95,6 @@ def blocks() -> list[Extension]:
         Extension(
             "speculative_t5._blocks",
             [f"{NATIVE}/blocks.cpp", f"{NATIVE}/nanobind.cpp"],
-            depends=[f"{NATIVE}/layers.h"],
             include_dirs=[
                 str(home / "include"),
                 nanobind.include_dir(),
@@ -53,4 +110,7 @@ def blocks() -> list[Extension]:
     ]
 
 
-setup(ext_modules=[kernels(), *blocks()] if sys.platform.startswith("linux") else [])
+setup(
+    ext_modules=[kernels(), *blocks()] if sys.platform.startswith("linux") else [],
+    cmdclass={"build": Build, "build_py": BuildPackage, "build_ext": BuildExtensions},
+)

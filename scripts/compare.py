@@ -293,8 +293,9 @@ def loaded(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
 def ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
     import speculative_t5
     from speculative_t5 import blocks
-    from speculative_t5.backend import advice, num_threads
+    from speculative_t5.backend import num_threads
     from speculative_t5.forced import ForcedDecoder
+    from speculative_t5.tips import tips
 
     import naive
 
@@ -302,7 +303,7 @@ def ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[s
     about = {
         "versions": versions("speculative_t5", "mlx"),
         "threads": num_threads(),
-        "note": advice(),
+        "note": "; ".join(tips()),
     }
     if name == "naive":
         blocks.library = None  # MLX's own operations alone

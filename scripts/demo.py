@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from speculative_t5 import Generation, SpeculativeDecoder, backend
+from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.bench_command import PROMPTS
+from speculative_t5.terminal import give_tips
 
 import typer
 
@@ -44,8 +45,7 @@ def main(
         line += f"  {tokens / rounds:.2f} tokens per round"
         print(line + (f"  acceptance {accepted / drafted:.0%}" if drafted else ""))
     print(f"speculative decoding is {speeds[True] / speeds[False]:.2f} times as fast here")
-    if tip := backend.advice():
-        print(tip)
+    give_tips()
 
 
 if __name__ == "__main__":

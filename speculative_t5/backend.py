@@ -1,8 +1,9 @@
 """What has to happen before `mlx.core` is imported, and choices that depend on the device.
 
-Imported first by the package. MLX's CPU wheel for Linux links the reference BLAS; symbols of
-libraries that are loaded before it, globally, are used in its place: here our own products of few
-rows (native/products.c), and OpenBLAS for all others, which our threads call.
+Imported first by the package. MLX's CPU wheel for Linux links the reference BLAS, but calls the
+functions of libraries that were loaded globally before it. Here these are our own products of few
+rows (native/products.c), which hand larger ones to the OpenBLAS of the package scipy-openblas32.
+Where they were not built, it is a copy of that OpenBLAS under BLAS's usual names (see setup.py).
 """
 
 from __future__ import annotations
@@ -11,57 +12,81 @@ import ctypes
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
 from pathlib import Path
 
-OPENBLAS_NAMES = ("libopenblasp.so.0", "libopenblas.so.0")  # with threads of its own first
-PTHREADS = 1  # the kind of OpenBLAS that several threads may call at once
 FEW_ROWS = 128  # beyond that OpenBLAS is faster than our own products
+PTHREADS = 1  # the kind of OpenBLAS that several threads may call at once
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CPU_CFS = Path("/sys/fs/cgroup/cpu")
-TIPS = {
-    "no products": "the package's C part was not built, so decoding on this CPU takes about three "
-    "times as long; install a compiler (`apt-get install g++ python3-dev`) and the package again",
-    "no openblas": "OpenBLAS was not found, so long prompts and large batches take longer on this "
-    "CPU; get it with `apt-get install libopenblas0` (Debian, Ubuntu) or `dnf install openblas` "
-    "(Fedora)",
-    "no blocks": "the package's layers for this CPU were not built, or for another version of MLX "
-    "than is installed, so decoding takes about 1.5 times as long; install a compiler (`apt-get "
-    "install g++ python3-dev`) and the package again",
-    "late": "mlx.core was imported before speculative_t5, so MLX uses its slow reference BLAS on "
-    "this CPU; import speculative_t5 first",
-}
+FOLDER = Path(__file__).parent
+
+SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, to compare with
+PARTS = ("products", "layers", "OpenBLAS")
+
+LATE = (
+    "mlx.core was imported before speculative_t5, so MLX uses its slow reference BLAS on this CPU; "
+    "import speculative_t5 first"
+)
 
 
-def load_blas() -> tuple[ctypes.CDLL | None, list[str]]:
+def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
     """Load our products and OpenBLAS ahead of MLX, on Linux.
 
     Returns:
-        Our products, where they were built, and what TIPS there are to give.
+        Our products, where they were built; and for each part what was loaded, or why it was not.
     """
     if not sys.platform.startswith("linux"):
-        return None, []
-    late = "mlx.core" in sys.modules
-    mode = ctypes.RTLD_LOCAL if late else ctypes.RTLD_GLOBAL
-    products = load_products(mode)  # first: whose cblas_sgemm is first is called
-    openblas = _first(OPENBLAS_NAMES, mode)
-    if products:
-        library = ctypes.cast(openblas.cblas_sgemm, ctypes.c_void_p) if openblas else None
-        shared = openblas is not None and openblas.openblas_get_parallel() == PTHREADS
-        if openblas and shared:
-            openblas.openblas_set_num_threads(1)  # it is our threads that call it
-        products.products_init(library, shared, FEW_ROWS, num_threads(), 2)
-    if late:
-        return products, ["late"] if products or openblas else []
-    found = {"no products": products, "no openblas": openblas}
-    return products, [tip for tip, library in found.items() if not library]
+        return None, {}
+    if os.environ.get(SWITCH) == "0":
+        return None, dict.fromkeys(PARTS, f"switched off by {SWITCH}=0")
+    mode = ctypes.RTLD_LOCAL if "mlx.core" in sys.modules else ctypes.RTLD_GLOBAL
+    products, missing = load_products(mode)
+    if products is None:
+        return None, {"products": missing, "OpenBLAS": _load_plain_openblas(mode)}
+    openblas, found = load_openblas()
+    address, shared = None, False
+    if openblas:
+        address = ctypes.cast(openblas.scipy_cblas_sgemm, ctypes.c_void_p)
+        shared = openblas.scipy_openblas_get_parallel() == PTHREADS
+        if shared:
+            openblas.scipy_openblas_set_num_threads(1)  # our threads call it
+    products.products_init(address, shared, FEW_ROWS, num_threads(), 2)
+    level = ("portable code", "AVX2", "AVX-512")[products.products_level()]
+    return products, {"products": f"loaded, {level}", "OpenBLAS": found}
 
 
-def load_products(mode: int) -> ctypes.CDLL | None:
-    """The library built from native/*.c; None if it was not."""
-    folder = Path(__file__).parent
-    return _first([str(folder / f"_products{suffix}") for suffix in EXTENSION_SUFFIXES], mode)
+def load_products(mode: int) -> tuple[ctypes.CDLL | None, str]:
+    """The library built from native/*.c, or None and why."""
+    return _load(next(FOLDER.glob(f"_products{EXTENSION_SUFFIXES[0]}"), None), mode)
+
+
+def load_openblas() -> tuple[ctypes.CDLL | None, str]:
+    """The OpenBLAS of the package scipy-openblas32, or None and why; its names have a prefix."""
+    spec = find_spec("scipy_openblas32")
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        return None, "not installed: pip install scipy-openblas32"
+    libraries = Path(next(iter(folders)), "lib").glob("libscipy_openblas*.so*")
+    return _load(next(libraries, None), ctypes.RTLD_LOCAL)
+
+
+def _load_plain_openblas(mode: int) -> str:
+    """Load the copy of OpenBLAS that MLX calls by BLAS's usual names; tell how it went."""
+    openblas, found = _load(next(FOLDER.glob("_openblas.so"), None), mode)
+    if openblas:
+        openblas.scipy_openblas_set_num_threads(num_threads())
+    return found
+
+
+def _load(path: Path | None, mode: int) -> tuple[ctypes.CDLL | None, str]:
+    if path is None:
+        return None, "not built"
+    try:
+        return ctypes.CDLL(str(path), mode=mode), "loaded"
+    except OSError as error:
+        return None, f"not loaded: {error}"
 
 
 def num_threads() -> int:
@@ -95,16 +120,8 @@ def _share_of_time() -> int:
         return sys.maxsize
 
 
-def _first(names: Sequence[str], mode: int) -> ctypes.CDLL | None:
-    for name in names:
-        try:
-            return ctypes.CDLL(name, mode=mode)
-        except OSError:
-            continue
-    return None
-
-
-products, tips = load_blas()
+late = "mlx.core" in sys.modules
+products, parts = load_blas()
 
 import mlx.core as mx  # noqa: E402  (the point of this module is what comes before)
 
@@ -114,15 +131,10 @@ def default_dtype() -> mx.Dtype:
     return mx.float32 if on_cpu() else mx.bfloat16
 
 
-def advice() -> str | None:
-    """One line for the user when MLX could be faster on this CPU, else None."""
-    return TIPS[tips[0]] if tips and on_cpu() else None
-
-
 def on_cpu() -> bool:
     """Whether MLX computes on the CPU."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
-if "late" in tips and on_cpu():
-    warnings.warn(TIPS["late"], RuntimeWarning, stacklevel=3)
+if late and parts and on_cpu():
+    warnings.warn(LATE, RuntimeWarning, stacklevel=3)

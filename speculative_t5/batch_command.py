@@ -13,7 +13,6 @@ import mlx.core as mx
 import typer
 from tqdm import tqdm
 
-from . import backend
 from .batch import Output, Record, Shorten, keep_beginning, keep_end, process
 from .options import (
     DEFAULT_MODEL,
@@ -36,7 +35,7 @@ from .options import (
 )
 from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
 from .session import LanguageModel
-from .terminal import SOME_FAILED, Failure, note, printable, signals_held
+from .terminal import SOME_FAILED, Failure, give_tips, note, printable, signals_held
 from .text import check_utf8
 
 MOST_TOLD = 10  # errors of single lines, on standard error
@@ -164,8 +163,7 @@ def batch(
             f"{source} had {expected} lines to do when the run began but {progress.written} when "
             "it was read: run this again once nothing changes it any more"
         )
-    if tip := backend.advice():
-        note(tip)
+    give_tips()
     if progress.failed:
         raise typer.Exit(SOME_FAILED)
 

@@ -23,7 +23,7 @@ from .decoder import NumDraft, SpeculativeDecoder
 from .engine import Plan
 from .forced import check_shapes, context_of, forced_plan, random_model, random_prompts
 from .options import DEFAULT_MODEL, DraftModel, DraftVocab, Model, draft_of
-from .terminal import Failure, columns, note
+from .terminal import Failure, columns, give_tips
 from .text import not_utf8
 
 PROMPTS = [
@@ -124,8 +124,7 @@ def bench(
     print(json.dumps(result) if as_json else "\n".join(_table(result, reports)))
     if plot:
         draw(reports, plot)
-    if tip := backend.advice():
-        note(tip)
+    give_tips()
 
 
 @dataclasses.dataclass(frozen=True)

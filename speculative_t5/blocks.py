@@ -8,7 +8,9 @@ three. `library` is None where they cannot be had, and everything works without 
 from __future__ import annotations
 
 import ctypes
+import sys
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -16,27 +18,33 @@ import mlx.core as mx
 from . import backend
 
 
-def load() -> Any:
-    """The extension; None if it was not built, or not for this MLX and these layers."""
+def load() -> tuple[Any, str]:
+    """The extension, or None; and that it was loaded, or why not."""
     if backend.products is None:
-        return None
+        return None, backend.parts.get("layers", "not loaded: they need the products")
     try:
         found: Any = import_module("._blocks", __package__)
-        if found.mlx_version != mx.__version__:  # type: ignore[attr-defined]
-            return None
+    except ModuleNotFoundError:
+        return None, "not built"
+    except ImportError as error:
+        return None, f"not loaded: {error}"
+    built, installed = getattr(found, "mlx_version", "an older version"), version("mlx")
+    if built != installed:  # MLX's C++ interface changes with every release
+        return None, f"built for MLX {built}, and {installed} is installed"
+    try:
         backend.products.layers.restype = ctypes.c_void_p
         found.initialize(backend.products.layers())
         one = mx.ones((1, 1))
         found.feed_forward(one, mx.ones(1), one, one, "relu", False, 1e-6)
-    except (AttributeError, ImportError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError) as error:
         # Parts of different builds; to another nanobind, MLX's arrays are of no known type.
-        return None
-    return found
+        return None, f"not loaded: {error}"
+    return found, "loaded"
 
 
-library = load()
-if library is None and backend.products is not None:
-    backend.tips.append("no blocks")
+library, _found = load()
+if sys.platform.startswith("linux"):
+    backend.parts["layers"] = _found
 
 
 def usable(*arrays: mx.array | None) -> bool:

@@ -46,7 +46,7 @@ def calibrate(rehearse: Rehearsal, num_prompts: int, *settings: object) -> Calib
         settings: What the measurements hang on, models and options; their `repr` is the key.
     """
     code, threads = (__version__, version("mlx")), backend.num_threads()
-    machine = (code, backend.tips, mx.default_device(), platform.node(), threads)
+    machine = (code, backend.parts, mx.default_device(), platform.node(), threads)
     digest = hashlib.sha256(repr((machine, settings)).encode()).hexdigest()
     path = cache_folder() / f"{digest[:32]}.json"
     found = _read(path)

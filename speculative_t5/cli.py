@@ -48,7 +48,7 @@ from .options import (
 )
 from .repl_command import repl
 from .results import Chunk, Generation, Stats
-from .terminal import is_terminal, new_app, note, print_stream, run
+from .terminal import give_tips, is_terminal, new_app, note, print_stream, run
 from .text import check_utf8, not_utf8
 
 DEFAULT_PROMPT = (
@@ -67,6 +67,8 @@ EXAMPLES = """Examples:
 def _print_version(asked: bool) -> None:
     if asked:
         print(f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}")
+        for part, state in backend.parts.items():
+            print(f"{part}: {state}")
         raise typer.Exit
 
 
@@ -116,7 +118,7 @@ def generate(
         bool,
         typer.Option(
             "--version",
-            help="Print the versions of this program and of MLX, and leave.",
+            help="Print the versions of this program and of MLX, and which parts are loaded.",
             is_eager=True,
             callback=_print_version,
         ),
@@ -158,8 +160,7 @@ def generate(
                 top_k=top_k, top_p=top_p, seed=seed,
             )  # fmt: skip
         note(stats.summary(estimated))
-    if tip := backend.advice():
-        note(tip)
+    give_tips()
 
 
 def convert_command(

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TextIO, cast
 import typer
 
 from .results import Chunk, Stats
+from .tips import SWITCH, due_tips
 
 FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
 # typer exports one kind of its errors in arguments; this is the base of them all.
@@ -112,6 +113,13 @@ def signals_held() -> Iterator[None]:
 def note(line: str) -> None:
     """Say something beside the output: on standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+def give_tips() -> None:
+    """Say what would make decoding faster here: to a person, once a day, after the output."""
+    if is_terminal(sys.stderr):
+        for tip in due_tips():
+            note(f"tip: {tip}; {SWITCH}=0 silences tips")
 
 
 def is_terminal(stream: TextIO | None) -> bool:

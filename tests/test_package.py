@@ -6,9 +6,10 @@ import os
 import re
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from speculative_t5 import backend
+from speculative_t5 import backend, blocks
 
 import pytest
 from conftest import REPOSITORY
@@ -52,20 +53,22 @@ linux_only = pytest.mark.skipif(
 
 
 @linux_only
-def test_products_and_openblas_are_loaded_before_mlx_or_a_tip_says_how() -> None:
+def test_mlx_calls_our_products_or_else_openblas() -> None:
     code = (
         "from speculative_t5 import backend\n"
-        "maps = open('/proc/self/maps').read()\n"
-        "print('_products' in maps, 'libopenblas' in maps, *backend.tips)"
+        "import ctypes\n"
+        "function = ctypes.CDLL(None).cblas_sgemm  # the one that MLX finds first\n"
+        "address = ctypes.cast(function, ctypes.c_void_p).value\n"
+        "for line in open('/proc/self/maps'):\n"
+        "    first, last = (int(part, 16) for part in line.split()[0].split('-'))\n"
+        "    if first <= address < last:\n"
+        "        print(line.split('/')[-1].strip())\n"
+        "print(backend.parts['OpenBLAS'])"
     )
-    tips = {
-        ("True", "True"): "",
-        ("True", "False"): "no openblas",
-        ("False", "True"): "no products",
-        ("False", "False"): "no products no openblas",
-    }
-    products, openblas, *found = python(code).split(" ", 2)
-    assert " ".join(found) == tips[products, openblas]
+    library, openblas = python(code).splitlines()
+    built = any((REPOSITORY / "speculative_t5").glob("_products*.so"))
+    assert library.startswith("_products" if built else "_openblas")
+    assert openblas == "loaded"
 
 
 @linux_only
@@ -75,23 +78,51 @@ def test_importing_mlx_first_is_warned_of() -> None:
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    from speculative_t5 import backend\n"
-        "print(*backend.tips, *(w.message for w in caught))"
+        "print(*(w.message for w in caught))"
     )
-    out = python(code)
-    assert out == "" or out.startswith("late mlx.core was imported before speculative_t5")
+    assert python(code) == backend.LATE
 
 
 @linux_only
-def test_what_is_missing_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mlx.core")
-    monkeypatch.setattr(backend, "OPENBLAS_NAMES", ("libnowhere.so.0",))
-    monkeypatch.setattr(backend, "EXTENSION_SUFFIXES", [".nowhere"])
-    assert backend.load_blas() == (None, ["no products", "no openblas"])
-    tips = {"no products": "C part", "no openblas": "libopenblas0", "no blocks": "of MLX"}
-    assert tips.keys() == backend.TIPS.keys() - {"late"}
-    for tip, part in tips.items():
-        monkeypatch.setattr(backend, "tips", [tip])
-        assert part in str(backend.advice())
+def test_the_switch_leaves_mlx_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(backend.SWITCH, "0")
+    code = (
+        "from speculative_t5 import backend, blocks\n"
+        "print(backend.products, blocks.library, *sorted(backend.parts), 'scipy_openblas32' in "
+        "open('/proc/self/maps').read())"
+    )
+    assert python(code) == "None None OpenBLAS layers products False"
+
+
+@linux_only
+def test_parts_that_are_missing_are_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(backend, "FOLDER", tmp_path)
+    monkeypatch.delenv(backend.SWITCH, raising=False)
+    missing = {"products": "not built", "OpenBLAS": "not built"}
+    assert backend.load_blas() == (None, missing)
+    (tmp_path / f"_products{EXTENSION_SUFFIXES[0]}").write_text("not a library")
+    (tmp_path / "_openblas.so").write_text("not a library")
+    products, parts = backend.load_blas()
+    assert products is None
+    assert all(state.startswith("not loaded: ") for state in parts.values())
+
+
+@linux_only
+def test_layers_built_for_another_mlx_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not blocks.library:
+        pytest.skip("the layers were not built")
+    monkeypatch.setattr(blocks, "version", lambda package: "0.1")
+    built = blocks.library.mlx_version
+    assert blocks.load() == (None, f"built for MLX {built}, and 0.1 is installed")
+
+
+def test_layers_are_built_for_the_version_of_mlx_that_is_installed() -> None:
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    pinned = re.findall(r'"mlx\[\w+\]==([\w.]+); sys_platform', project)
+    assert len(pinned) == 4  # to build, to run, and on two kinds of GPU
+    assert len(set(pinned)) == 1
 
 
 def test_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import shutil
@@ -155,13 +154,8 @@ def test_many_rows_are_shared_only_where_the_library_allows_it(
     tmp_path: Path, shared: bool, m: int, n: int
 ) -> None:
     """Some builds of OpenBLAS give wrong numbers when two threads call them at once."""
-    library, name = None, ""
-    for name in backend.OPENBLAS_NAMES:
-        with contextlib.suppress(OSError):
-            library = ctypes.CDLL(name)
-            break
-    if library is None:
-        pytest.skip("no OpenBLAS")  # without one there is nothing to hand products over to
+    library, why = backend.load_openblas()
+    assert library, why
     product = own_copy(tmp_path)
     calls: list[tuple[int, int]] = []
     kind = ctypes.CFUNCTYPE(
@@ -173,7 +167,7 @@ def test_many_rows_are_shared_only_where_the_library_allows_it(
         calls.append(arguments[3:5])
         function(*arguments)
 
-    function = kind(ctypes.cast(library.cblas_sgemm, ctypes.c_void_p).value)
+    function = kind(ctypes.cast(library.scipy_cblas_sgemm, ctypes.c_void_p).value)
     given = kind(call)
     product.library.products_init(  # type: ignore[attr-defined]
         ctypes.cast(given, ctypes.c_void_p), shared, 4, 2, 2

@@ -222,7 +222,7 @@ int products_thread(void)
     return thread_index;
 }
 
-int products_level(void)
+EXPORTED int products_level(void)
 {
     return instructions;
 }

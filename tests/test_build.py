@@ -1,0 +1,75 @@
+"""What building gives: the package without a compiler, and nothing of an earlier build."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+BUILT_FROM = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "weights")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The contents of a wheel that was built without a compiler, over the leavings of a build."""
+    source = tmp_path_factory.mktemp("source")
+    for name in BUILT_FROM:
+        (source / name).symlink_to(REPOSITORY / name)
+    package = source / "speculative_t5"
+    (package / "native").mkdir(parents=True)
+    for path in (REPOSITORY / "speculative_t5").glob("**/*"):
+        if path.suffix in (".py", ".c", ".h", ".cpp", ".typed"):
+            (package / path.relative_to(REPOSITORY / "speculative_t5")).symlink_to(path)
+    tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    for folder in ("lib", f"lib.{tag}"):
+        stale = source / "build" / folder / "speculative_t5"
+        stale.mkdir(parents=True)
+        (stale / "left_over.py").touch()
+    tools = {"CC": "false", "CXX": "false"} if sys.platform.startswith("linux") else {}
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", "dist"],
+        cwd=source, check=True, capture_output=True,
+        env=os.environ | tools | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    (wheel,) = (source / "dist").glob("*.whl")
+    folder = tmp_path_factory.mktemp("installed")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def test_a_wheel_has_the_modules_the_models_and_nothing_else(installed: Path) -> None:
+    package = installed / "speculative_t5"
+    ours = {path.name for path in (REPOSITORY / "speculative_t5").glob("*.py")}
+    assert {path.name for path in package.glob("*.py")} == ours
+    assert not list(package.glob("**/*.[ch]*"))
+    assert "Tatoeba" in (package / "weights" / "README.md").read_text()
+    for name in ("correct-base", "correct-small"):
+        files = {path.name for path in (package / "weights" / name).iterdir()}
+        assert files == {"config.json", "spiece.model", "weights.npz"}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MLX's BLAS is Linux's alone")
+def test_without_a_compiler_mlx_gets_openblas(installed: Path) -> None:
+    code = (
+        "from speculative_t5 import backend\n"
+        "import ctypes, numpy as np, mlx.core as mx\n"
+        "print(backend.FOLDER, backend.parts['products'], backend.parts['OpenBLAS'], sep='\\n')\n"
+        "print(bool(ctypes.CDLL(None).cblas_sgemm and ctypes.CDLL(None).cblas_dgemm))\n"
+        "x = np.random.default_rng(0).normal(size=(50, 70)).astype(np.float32)\n"
+        "print(np.allclose(np.array(mx.array(x) @ mx.array(x.T)), x @ x.T, atol=1e-4))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code] if sys.version_info >= (3, 11) else
+        [sys.executable, "-c", code],
+        cwd=installed, capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+    )  # fmt: skip
+    folder, *states = done.stdout.splitlines()
+    assert Path(folder) == installed / "speculative_t5"
+    assert states == ["not built", "loaded", "True", "True"]

@@ -1,0 +1,77 @@
+"""Tips on speed: who is given them, how often, and when they apply."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from speculative_t5 import backend, terminal, tips
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine that lacks everything, where no tip has been given yet."""
+    for name in (tips.SWITCH, backend.SWITCH):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(backend, "on_cpu", lambda: True)
+    monkeypatch.setattr(backend, "parts", {"products": "not built", "OpenBLAS": "not built"})
+    return tmp_path
+
+
+def test_every_tip_that_applies_is_given_with_its_reason() -> None:
+    products, openblas = tips.tips()
+    assert "compiler" in products and "(products: not built)" in products
+    assert "scipy-openblas32" in openblas
+
+
+def test_products_and_layers_that_are_both_missing_are_one_tip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = {"products": "not built", "layers": "not loaded", "OpenBLAS": "loaded"}
+    monkeypatch.setattr(backend, "parts", state)
+    assert len(tips.tips()) == 1
+    monkeypatch.setattr(backend, "parts", state | {"products": "loaded, AVX2"})
+    (only,) = tips.tips()
+    assert only.startswith("the package's layers")
+
+
+def test_there_are_none_where_all_is_loaded_or_was_switched_off_or_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend, "on_cpu", lambda: False)
+    assert tips.tips() == []
+    monkeypatch.setattr(backend, "on_cpu", lambda: True)
+    monkeypatch.setenv(backend.SWITCH, "0")
+    assert tips.tips() == []
+    monkeypatch.delenv(backend.SWITCH)
+    monkeypatch.setattr(backend, "parts", dict.fromkeys(backend.PARTS, "loaded"))
+    assert tips.tips() == []
+
+
+def test_tips_are_given_once_a_day(here: Path) -> None:
+    assert len(tips.due_tips()) == 2
+    assert tips.due_tips() == []
+    stamp = here / "speculative_t5" / "tips-given"
+    os.utime(stamp, (0, stamp.stat().st_mtime - tips.DAY - 1))
+    assert len(tips.due_tips()) == 2
+
+
+def test_an_environment_variable_silences_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tips.SWITCH, "0")
+    assert tips.due_tips() == []
+
+
+def test_tips_are_for_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal.give_tips()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    terminal.give_tips()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:5] for line in lines] == ["tip: "] * 2
+    assert all(f"{tips.SWITCH}=0" in line for line in lines)
