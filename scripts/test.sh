@@ -2,7 +2,8 @@
 # All checks: ruff, mypy, import-linter, pytest. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. scripts/venv.sh test
+extra=test
+. scripts/venv.sh
 "$python" -m ruff format --check .
 "$python" -m ruff check .
 "$python" -m mypy

@@ -1,6 +1,5 @@
-# Sourced by demo.sh and test.sh: makes .venv and installs this package into it, once.
-# Usage: . scripts/venv.sh [EXTRA], from the repository's root.
-extra=${1:-}
+# Sourced by demo.sh and test.sh with `extra` set: makes .venv and installs this package into it.
+# From the repository's root; its own arguments would be the script's, so it takes none.
 python=.venv/bin/python
 if ! "$python" -m pip --version >/dev/null 2>&1; then
     if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
@@ -9,11 +8,20 @@ if ! "$python" -m pip --version >/dev/null 2>&1; then
     fi
     python3 -m venv --clear .venv
 fi
-# What is installed is remembered by the contents of what it is built from: a second run is quick.
+
+# Everything that the installed package was built from: its sources, the compiler, Python and MLX.
+built_from() {
+    cat pyproject.toml setup.py speculative_t5/native/*
+    { c++ --version || cc --version || echo "no compiler"; } 2>/dev/null | head -n 1
+    "$python" --version
+    "$python" -c 'import os, sysconfig; print(os.listdir(sysconfig.get_path("include")))' 2>&1
+    ls -d .venv/lib/python*/site-packages/mlx*.dist-info 2>/dev/null
+}
+
+# A second run is quick: it compares that with what it was at the last installation.
 stamp=.venv/installed-${extra:-base}
-sources="pyproject.toml setup.py speculative_t5/native/*"
-if ! cat $sources | cmp -s - "$stamp"; then
+if ! built_from | cmp -s - "$stamp"; then
     echo "installing into .venv${extra:+ (extra: $extra)} ..." >&2
     "$python" -m pip install --quiet --disable-pip-version-check --editable ".${extra:+[$extra]}"
-    cat $sources >"$stamp"
+    built_from >"$stamp"
 fi
