@@ -189,7 +189,11 @@ def convert_command(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder to write.", show_default="weights/<name>")
+        Path | None,
+        typer.Option(
+            help="Folder to write.",
+            show_default="weights/<name> here, or else in the user's own folder",
+        ),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     force: Annotated[

@@ -21,9 +21,10 @@ from .config import Quantization, T5Config
 from .hub import download, flat_name, look_up
 from .npz import NewTensor
 from .pipeline import read_ahead
+from .places import new_folder, origin
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy
 from .tokenizer import TOKENIZER_FILES, load_tokenizer
-from .weights import check_replaceable, origin, write_folder
+from .weights import check_replaceable, write_folder
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # of what is written, by name
@@ -61,7 +62,7 @@ def convert(
     Args:
         model: Path of the folder (a model folder may be converted to another type, or quantized),
             or name of the repository.
-        output: Folder to write; weights/<last part of the name> by default.
+        output: Folder to write; by default `new_folder` of the last part of the name.
         dtype: Type to store: float32, float16 or bfloat16; by default each tensor's own.
         quantize: Bits to quantize matrices to, 4 or 8; by default they are not.
         group_size: Weights that share a scale and a bias: 32, 64 or 128.
@@ -89,7 +90,7 @@ def convert(
         )
     wanted = Quantization(quantize, group_size) if quantize is not None else None
     target = None if dtype is None else _dtype(dtype)
-    output = output or Path("weights") / (Path(model).resolve().name if local else flat_name(model))
+    output = output or new_folder(Path(model).resolve().name if local else flat_name(model))
     options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
     made = {"repository": model, "revision": revision, **options}
     if local and output.resolve() in (here := Path(model).resolve(), *here.parents):

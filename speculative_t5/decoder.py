@@ -144,7 +144,7 @@ class SpeculativeDecoder:
         chat: bool = False,
         dtype: mx.Dtype | None = None,
     ) -> SpeculativeDecoder:
-        """Load target and draft from folders, or by their names under weights/ or on the Hub.
+        """Load target and draft from folders, or by their names, which `load` looks up.
 
         The draft "lookup" is neither: it drafts without a model.
         """

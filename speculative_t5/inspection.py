@@ -15,9 +15,9 @@ from .config import Quantization, T5Config
 from .conversion import DTYPES, new_layout, num_bytes, num_parameters, quantized
 from .hub import look_up
 from .loading import holds_causal
+from .places import model_folders
 from .session import Vocabulary
 from .tokenizer import ByteTokenizer, JSONTokenizer, Tokenizer, load_tokenizer
-from .weights import model_folders
 
 SOURCE_TOKENS, OUTPUT_TOKENS = 512, 256  # that the memory to run is told for
 
@@ -118,7 +118,7 @@ class Listed:
 
 
 def list_models() -> list[Listed]:
-    """The model folders under weights/, the largest first, then those that cannot be loaded.
+    """All model folders that are found by name, the largest first, then unreadable ones.
 
     Where two have the same name the first is meant, as it is by `load`.
     """
@@ -137,7 +137,7 @@ def find_drafts(vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int
 
 
 def _look_around() -> list[tuple[Listed, Vocabulary | None]]:
-    """What is under weights/, without drafts yet, with the tokenizer's vocabulary of each."""
+    """All model folders, without drafts yet, with the vocabulary of each one's tokenizer."""
     folders: dict[str, Path] = {}
     for folder in model_folders():
         folders.setdefault(folder.name, folder)
@@ -249,7 +249,7 @@ def as_lines(found: Inspection) -> Iterator[str]:
         run = "".join(f"{size / 1e9:9.3f} GB" for size in way.memory.values())
         yield f"  {way.options:18} {way.file / 1e9:7.3f} GB      {run}"
     drafts = [f"{path} ({count / 1e6:.1f} million)" for path, count in found.drafts]
-    yield f"  drafts      {', '.join(drafts) or 'none of its tokenizer under weights/'}"
+    yield f"  drafts      {', '.join(drafts) or 'none that shares its tokenizer is here'}"
     if found.sizes:
         yield (
             f"To run: weights, and keys and values of {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "

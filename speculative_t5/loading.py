@@ -14,10 +14,10 @@ from .checkpoint import Checkpoint, Parameter, open_checkpoint
 from .config import is_causal
 from .folder import read_json
 from .hub import could_be_name, download, find_cached, look_up
+from .places import find_folder, known_names
 from .t5 import T5
 from .tensors import as_mlx
 from .tokenizer import Tokenizer, load_tokenizer
-from .weights import find_folder, model_folders
 
 
 def load(
@@ -29,9 +29,9 @@ def load(
     time, each cast as it comes.
 
     Args:
-        name_or_path: A model folder, the name of one under weights/ (or of the repository on the
-            Hugging Face Hub that it was converted from), or a Hugging Face folder. Any other name
-            is one on the Hub, which is downloaded to its own cache.
+        name_or_path: A model folder; the name of one (see `places.weights_folders`), or of the
+            repository on the Hugging Face Hub that it was converted from; or a Hugging Face
+            folder. Any other name is one on the Hub, which is downloaded to its own cache.
         dtype: Type to compute in; by default float32 on a CPU, bfloat16 on Metal and CUDA (there,
             what mlx-lm has quantized stays in its own type).
 
@@ -65,9 +65,8 @@ def _from_hub(name: str) -> Path:
             raise ValueError("it cannot be a name on the Hub: check the path")
         return find_cached(name) or download(look_up(name, causal=True))
     except ValueError as error:
-        names = ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
         raise ValueError(
-            f"no model under weights/ (there: {names}) is named {name!r}, and {error}"
+            f"no model here (found: {known_names()}) is named {name!r}, and {error}"
         ) from error
 
 

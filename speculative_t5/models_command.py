@@ -1,4 +1,4 @@
-"""The command line's `models`: what is under weights/."""
+"""The command line's `models`: what can be used by name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from .inspection import Listed, list_models
 from .options import OUTPUT
+from .places import convert_command
 from .terminal import columns, note, printable
 
 
@@ -20,7 +21,7 @@ def models(
         typer.Option("--json", help="Print a JSON object a line instead.", rich_help_panel=OUTPUT),
     ] = False,
 ) -> None:
-    """List the models under weights/: family, size, stored types, and the drafts that fit each."""
+    """List the models that are here: family, size, stored types, and the drafts that fit each."""
     found = list_models()
     if as_json:
         for model in found:
@@ -28,7 +29,7 @@ def models(
     elif found:
         print("\n".join(as_lines(found)))
     else:
-        note("no models under weights/; to convert one: python convert.py --model NAME_OR_PATH")
+        note(f"no models are here; to convert one: {convert_command()}")
 
 
 def as_lines(found: Sequence[Listed]) -> Iterator[str]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from .decoder import NumDraft, SpeculativeDecoder, VerifyRule
-from .weights import model_folders
+from .places import model_folders, named_draft
 
-DEFAULT_MODEL, DEFAULT_DRAFT = "correct-base", "correct-small"
+DEFAULT_MODEL = "correct-base"
 MODELS, DRAFTING, SAMPLING, OUTPUT = "Models", "Drafting", "Sampling", "Output"  # groups of --help
 
 
 def known_models(incomplete: str) -> Iterator[str]:
-    """Names under weights/, for a shell that completes them."""
+    """Names of the models that are here, for a shell that completes them."""
     return (f.name for f in model_folders() if f.name.startswith(incomplete))
 
 
@@ -35,7 +34,7 @@ def known_rules(incomplete: str) -> Iterator[str]:
 Model = Annotated[
     str,
     typer.Option(
-        help="Target: a folder, or a name under weights/ or on the Hugging Face Hub.",
+        help="Target: a folder, or the name of a model that is here or on the Hugging Face Hub.",
         rich_help_panel=MODELS,
         autocompletion=known_models,
     ),
@@ -45,7 +44,7 @@ DraftModel = Annotated[
     typer.Option(
         help="Draft: a folder or a name, with the target's tokenizer; or lookup, to copy from "
         "the prompt with no model.",
-        show_default=f"{DEFAULT_DRAFT} for {DEFAULT_MODEL}, else none",
+        show_default="the one that the target's config.json names, else none",
         rich_help_panel=MODELS,
         autocompletion=known_drafts,
     ),
@@ -157,9 +156,9 @@ def make_decoder(
 
 
 def draft_of(model: str, draft_model: str | None) -> str | None:
-    """The draft to use with a target: the one asked for, else the shipped target's own."""
-    if draft_model is None and Path(model).name == DEFAULT_MODEL:
-        return DEFAULT_DRAFT
+    """The draft to use with a target: the one asked for, else the one that the target names."""
+    if draft_model is None and (named := named_draft(model)):
+        return str(named)
     return draft_model
 
 

@@ -1,4 +1,4 @@
-"""Model folders: config.json, weights.npz and tokenizer files, found, read and written."""
+"""Writing model folders: config.json, weights.npz and tokenizer files."""
 
 from __future__ import annotations
 
@@ -12,43 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .folder import find_weights, read_json
 from .npz import NewTensor, write_npz
-
-WEIGHTS_DIRS = (Path("weights"), Path(__file__).parent.parent / "weights")
-
-
-def find_folder(name_or_path: str | Path) -> Path | None:
-    """The model folder of that path, or of that name under weights/, if there is one."""
-    candidates = [Path(name_or_path), *(folder / name_or_path for folder in WEIGHTS_DIRS)]
-    folders = [candidate for candidate in candidates if candidate.is_dir()]
-    # A checkpoint may lie beside weights/ under the name of its conversion, which is meant then.
-    folders.sort(key=lambda folder: not (folder / "weights.npz").exists())
-    if folders:
-        return folders[0]
-    for folder in model_folders():
-        if str(name_or_path) == origin(folder).get("repository"):
-            return folder
-    return None
-
-
-def model_folders() -> list[Path]:
-    """The model folders under weights/, of the working directory and of this package."""
-    found: dict[Path, Path] = {}
-    for weights in WEIGHTS_DIRS:
-        for folder in sorted(path.parent for path in weights.glob("*/config.json")):
-            if (folder / "weights.npz").is_file() or find_weights(folder):
-                found.setdefault(folder.resolve(), folder)
-    return list(found.values())
-
-
-def origin(folder: Path) -> dict[str, Any]:
-    """What a model folder was converted from and how, as far as it says; empty if it does not."""
-    try:
-        stored = read_json(folder / "config.json").get("converted_from")
-    except (OSError, ValueError):  # whoever opens the folder will be told
-        return {}
-    return stored if isinstance(stored, dict) else {}
 
 
 def check_replaceable(folder: Path) -> None:

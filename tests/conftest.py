@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ from families import roughen, train_spiece
 from mlx.utils import tree_map, tree_map_with_path
 
 REPOSITORY = Path(__file__).parent.parent
+# Models that the user of this machine has converted are not to be seen here, nor is their folder to
+# be written to.
+os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="speculative-t5-data-")
+os.environ.pop("SPECULATIVE_T5_WEIGHTS", None)
 
 # Shapes that tell a wrong reshape from a right one: heads x d_kv is not d_model, depths differ.
 V1_0: dict[str, Any] = {

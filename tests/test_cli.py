@@ -18,8 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import __version__, inspection, models_command
-from speculative_t5 import weights as weights_module
+from speculative_t5 import __version__, backend, inspection, models_command, places
 
 import pytest
 from conftest import REPOSITORY, edit_json, run
@@ -93,8 +92,9 @@ def test_a_pipe_is_quiet(place: Path) -> None:
 def test_the_version_is_told(place: Path) -> None:
     done = run(place, "--version")
     assert done.returncode == 0
-    expected = f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}\n"
-    assert done.stdout.decode() == expected
+    versions, *parts = done.stdout.decode().splitlines()
+    assert versions == f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}"
+    assert parts == [f"{part}: {state}" for part, state in backend.parts.items()]
 
 
 def test_models_that_cannot_be_read_harm_no_others(
@@ -108,7 +108,7 @@ def test_models_that_cannot_be_read_harm_no_others(
     (weights / "empty" / "weights.npz").write_bytes(b"")
     shutil.copytree(place / "weights" / "target", weights / "wide")
     edit_json(weights / "wide" / "config.json", feed_forward_proj="[/relu]")
-    monkeypatch.setattr(weights_module, "WEIGHTS_DIRS", [weights, again])
+    monkeypatch.setattr(places, "weights_folders", lambda: [weights, again])
     found = {model.folder.name: model for model in inspection.list_models()}
     assert found.keys() == {"target", "empty", "wide"}
     assert found["target"].folder == weights / "target" and found["target"].drafts == ()
@@ -372,7 +372,7 @@ def test_an_unwritable_output_is_told(place: Path) -> None:
 
 def test_help_groups_options_and_names_defaults(place: Path) -> None:
     text = run(place, "--help").stdout.decode()
-    for name in ("--num-draft", "--delta", "correct-base", "correct-small", "[default: 256]"):
+    for name in ("--num-draft", "--delta", "correct-base", "[default: 256]"):
         assert name in text
     groups = re.split(r"─ (\w+) ─", text)
     options = {name: part for name, part in zip(groups[1::2], groups[2::2], strict=True)}

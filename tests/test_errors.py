@@ -95,7 +95,7 @@ PASSED_ON = {
     (
         "loading.py",
         "_from_hub",
-        "no model under weights/ (there: {}) is named {}, and {}",
+        "no model here (found: {}) is named {}, and {}",
     ): "hub.py's, behind where else it was looked for",
     ("checkpoint.py", "read_config", "{}: {}"): "config.py's, behind the folder",
     ("batch.py", "_encoded", "{}"): "a Line's, which are walked where they are made",

@@ -84,7 +84,7 @@ def test_names_are_looked_up_under_weights(
     monkeypatch.chdir(tmp_path)
     assert load("tiny")[0].config == load(folder)[0].config
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    message = r"no model under weights/ \(there: .*tiny\) is named 'tinny'"
+    message = r"no model here \(found: .*tiny\) is named 'tinny'"
     with pytest.raises(ValueError, match=message):
         load("tinny")
 
