@@ -1,9 +1,12 @@
-"""The part of the build that pyproject.toml cannot express: extensions, and the shipped models.
+"""The part of the build that pyproject.toml cannot express.
+
+It compiles the extensions and puts the shipped models into the package.
 
 The extensions are for Linux alone, where MLX computes on the CPU, and they are optional: without a
 compiler the package installs all the same. MLX then gets OpenBLAS under BLAS's usual names.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -71,6 +74,13 @@ def copy_openblas(target: Path) -> None:
     names.unlink()
 
 
+def description() -> str:
+    """README.md for a package index, where neither its pictures nor other files of ours are."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
 def kernels() -> Extension:
     """Products and layers, in plain C: they know nothing of MLX."""
     return Extension(
@@ -111,6 +121,8 @@ def blocks() -> list[Extension]:
 
 
 setup(
+    long_description=description(),
+    long_description_content_type="text/markdown",
     ext_modules=[kernels(), *blocks()] if sys.platform.startswith("linux") else [],
     cmdclass={"build": Build, "build_py": BuildPackage, "build_ext": BuildExtensions},
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -13,13 +15,14 @@ import pytest
 from conftest import REPOSITORY
 
 BUILT_FROM = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "weights")
+GIVEN_ALONG = ("convert.py", "docs", "notebooks", "scripts", "tests")
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The contents of a wheel that was built without a compiler, over the leavings of a build."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, with what an earlier build left."""
     source = tmp_path_factory.mktemp("source")
-    for name in BUILT_FROM:
+    for name in BUILT_FROM + GIVEN_ALONG:
         (source / name).symlink_to(REPOSITORY / name)
     package = source / "speculative_t5"
     (package / "native").mkdir(parents=True)
@@ -31,16 +34,27 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stale = source / "build" / folder / "speculative_t5"
         stale.mkdir(parents=True)
         (stale / "left_over.py").touch()
-    tools = {"CC": "false", "CXX": "false"} if sys.platform.startswith("linux") else {}
-    subprocess.run(
-        [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", "dist"],
-        cwd=source, check=True, capture_output=True,
-        env=os.environ | tools | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )  # fmt: skip
+    return source
+
+
+@pytest.fixture(scope="module")
+def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The contents of a wheel that was built without a compiler."""
+    without_compiler = {"CC": "false", "CXX": "false"} if sys.platform == "linux" else {}
+    build(source, "bdist_wheel", **without_compiler)
     (wheel,) = (source / "dist").glob("*.whl")
     folder = tmp_path_factory.mktemp("installed")
     zipfile.ZipFile(wheel).extractall(folder)
     return folder
+
+
+def build(source: Path, what: str, **environment: str) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", what, "--dist-dir", "dist"],
+        cwd=source, check=True, capture_output=True,
+        env=os.environ | {"PATH": path} | environment,
+    )  # fmt: skip
 
 
 def test_a_wheel_has_the_modules_the_models_and_nothing_else(installed: Path) -> None:
@@ -73,3 +87,29 @@ def test_without_a_compiler_mlx_gets_openblas(installed: Path) -> None:
     folder, *states = done.stdout.splitlines()
     assert Path(folder) == installed / "speculative_t5"
     assert states == ["not built", "loaded", "True", "True"]
+
+
+def test_the_description_has_no_links_that_lead_nowhere(installed: Path) -> None:
+    (metadata,) = installed.glob("*.dist-info/METADATA")
+    text = metadata.read_text()
+    assert "Description-Content-Type: text/markdown" in text
+    assert "python -m speculative_t5" in text
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert links
+    assert all(link.startswith("https://") for link in links)
+
+
+def test_the_sources_that_are_given_away_have_what_tests_need(source: Path) -> None:
+    build(source, "sdist")
+    (archive,) = (source / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        given = {name.partition("/")[2] for name in files.getnames()}
+    wanted = {*BUILT_FROM, "convert.py", "weights/README.md"}
+    for folder in ("docs", "notebooks", "scripts", "tests", "speculative_t5"):
+        for path in (REPOSITORY / folder).glob("**/*"):
+            if path.is_file() and path.suffix not in (".pyc", ".so"):
+                wanted.add(str(path.relative_to(REPOSITORY)))
+    for name in ("correct-base", "correct-small"):
+        wanted |= {f"weights/{name}/{file}" for file in ("config.json", "weights.npz")}
+    assert wanted <= given
+    assert not {name for name in given if name.endswith((".so", ".pyc"))}
