@@ -15,6 +15,12 @@ import pytest
 from conftest import REPOSITORY
 
 
+@pytest.fixture(autouse=True)
+def with_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if these tests run with the parts switched off."""
+    monkeypatch.delenv(backend.SWITCH, raising=False)
+
+
 def python(code: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
