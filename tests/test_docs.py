@@ -39,10 +39,10 @@ CAUSAL = {  # repositories of the Hub, and what stands for them
     "Qwen/Qwen3-4B": "qwen3",
     "Qwen/Qwen3-0.6B": "qwen3",
 }
-LESS = {  # what a command is given more, for it takes minutes otherwise
+LESS = {  # options added to commands that take minutes; "auto" may draft 16 tokens a round
     "bench": "--turns 1 --max-tokens 48 --num-draft 2",
-    "bench --model causal-pair/target": "--turns 1 --max-tokens 8 --num-draft 1",
-    "bench --random": "--turns 1 --max-tokens 6 --num-draft 2 --source 16 --count 1",
+    "bench --model causal-pair/target": "--turns 1 --max-tokens 20 --num-draft 1",
+    "bench --random": "--turns 1 --max-tokens 20 --num-draft 2 --source 16 --count 1",
 }
 LOOKED_AT = {  # only that they are there, and what is asked of them
     "scripts/demo.sh": "makes an environment of its own",
