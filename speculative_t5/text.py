@@ -1,4 +1,4 @@
-"""Text that is none: bytes of another encoding, where they are found."""
+"""Text that messages are made of, and bytes that are not text."""
 
 from __future__ import annotations
 
@@ -27,3 +27,9 @@ def not_utf8(error: UnicodeDecodeError) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or what kind of error it is if it has none."""
     return str(error).strip().partition("\n")[0].rstrip(" :.") or type(error).__name__
+
+
+def printable(name: str) -> str:
+    """A name from a file as a message can show it: in one line, without controls, not too long."""
+    short = name if len(name) <= 80 else f"{name[:80]}..."
+    return short if short.isprintable() else ascii(short)
