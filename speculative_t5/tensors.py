@@ -18,6 +18,8 @@ import mlx.core as mx
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from .text import refuse_pointer
+
 Shape = tuple[int, ...]
 
 BLOCK_BYTES = 4 << 20
@@ -112,6 +114,7 @@ def read_npz(path: Path) -> dict[str, StoredTensor]:
     Raises:
         ValueError: If the file is truncated or damaged, or holds what is not supported.
     """
+    refuse_pointer(path)
     tensors = {}
     try:
         with zipfile.ZipFile(path) as archive:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
+from pathlib import Path
+from typing import Any
+
+_POINTER = b"version https://git-lfs.github.com/spec/v1"
+
 
 def check_utf8(name: str, text: str) -> None:
     """Refuse a string that holds bytes of no text, as Python passes them on from the system.
@@ -33,3 +39,24 @@ def printable(name: str) -> str:
     """A name from a file as a message can show it: in one line, without controls, not too long."""
     short = name if len(name) <= 80 else f"{name[:80]}..."
     return short if short.isprintable() else ascii(short)
+
+
+def shown(value: Any) -> str:
+    """A value from a file as a message can show it, however long or deeply nested it is."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 80
+    return short.repr(value)
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse the few lines that Git LFS leaves in the place of a file that it has not fetched.
+
+    Raises:
+        ValueError: If that is what the file holds.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise ValueError(
+                f"{path} is a Git LFS pointer, and not the file itself: run git lfs pull in its "
+                "repository"
+            )

@@ -13,6 +13,7 @@ import sentencepiece as spm
 
 from .config import T5Config
 from .session import Vocabulary
+from .text import refuse_pointer
 
 TOKENIZER_FILES = (
     "spiece.model",
@@ -104,6 +105,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def _find_tokenizer(folder: Path) -> T5Tokenizer:
+    refuse_pointers(folder)
     if (folder / "spiece.model").is_file():
         return SentencePieceTokenizer(folder)
     if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
@@ -114,6 +116,17 @@ def _find_tokenizer(folder: Path) -> T5Tokenizer:
         f"no tokenizer in {folder}: expected spiece.model or tokenizer.json; "
         "copy it there from the model that this one was tuned from"
     )
+
+
+def refuse_pointers(folder: Path) -> None:
+    """Refuse a folder of which Git LFS has not fetched a tokenizer's files.
+
+    Raises:
+        ValueError: Naming the first of them.
+    """
+    for name in (*TOKENIZER_FILES, "tokenizer.model"):
+        if (folder / name).is_file():
+            refuse_pointer(folder / name)
 
 
 class SentencePieceTokenizer:
