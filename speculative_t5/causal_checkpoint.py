@@ -19,6 +19,7 @@ from .causal_tokenizer import CausalTokenizer
 from .folder import check_shapes, read_tensors, weight_files
 from .session import Vocabulary
 from .tensors import Shape, as_mlx
+from .text import shown
 
 
 def load_causal(folder: Path, dtype: mx.Dtype | None) -> tuple[CausalModel, CausalTokenizer]:
@@ -179,7 +180,7 @@ def _quantize(
         )  # fmt: skip
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{folder}: quantization in config.json is {settings!r} ({error}): "
+            f"{folder}: quantization in config.json is {shown(settings)} ({error}): "
             "convert the model again"
         ) from error
 
