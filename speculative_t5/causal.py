@@ -198,14 +198,14 @@ def build(config: Mapping[str, Any]) -> nn.Module:
             is not installed.
     """
     kind = model_type(config)
+    kind_of_model, settings = _classes(config)
     try:
-        kind_of_model, settings = _classes(config)
         model: nn.Module = kind_of_model(settings.from_dict(dict(config)))
-    except ValueError:
-        raise
     except Exception as error:  # they check little: sizes that are missing or zero raise anything
+        if kind == "opt" and isinstance(error, ValueError):  # whole as it is
+            raise
         raise ValueError(
-            f"config.json does not make a {kind} ({type(error).__name__}: {error}): "
+            f"config.json does not make a {kind} ({type(error).__name__}: {first_line(error)}): "
             "download the model again"
         ) from error
     return model
@@ -235,7 +235,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
         raise ValueError(f"mlx-lm {installed} lacks utils._get_classes: run pip install '{MLX_LM}'")
     try:
         classes: tuple[Any, Any] = find(dict(config))
-    except (AttributeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"this is a {kind} (model_type in config.json), which is neither of the T5 family nor "
             f"among the decoder-only models of mlx-lm {installed}: choose another"

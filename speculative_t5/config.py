@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .text import printable, shown
+from .text import first_line, printable, shown
 
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
@@ -279,7 +279,8 @@ def _quantization(raw: Mapping[str, Any]) -> Quantization | None:
         return Quantization(**stored)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"quantization in config.json is {shown(stored)}: {error}; convert the model again"
+            f"quantization in config.json is {shown(stored)}: {first_line(error)}; "
+            "convert the model again"
         ) from error
 
 

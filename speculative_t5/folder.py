@@ -10,7 +10,7 @@ from typing import Any
 
 from .pickles import read_bin
 from .tensors import Shape, StoredTensor, read_safetensors
-from .text import printable, refuse_pointer, shown
+from .text import first_line, printable, refuse_pointer, shown
 
 # What a Hugging Face checkpoint's weights may be called, the first choice first.
 WEIGHTS = (
@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path} is not JSON: {error}; download or convert the model again"
+            f"{path} is not JSON: {first_line(error)}; download or convert the model again"
         ) from error
     if not isinstance(raw, dict):
         raise ValueError(

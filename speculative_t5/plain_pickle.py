@@ -110,8 +110,16 @@ class Machine:
         opcode = _OPCODES[code]
         if opcode.name not in _ALLOWED:
             raise Refused(f"it uses the opcode {opcode.name}, which plain weights do not need")
+        if opcode.name == "GLOBAL":  # its reader would take backslashes for escapes
+            return opcode.name, (self._line(), self._line())
         # These readers take what the file has, whatever length it announces.
         return opcode.name, opcode.arg.reader(self._file) if opcode.arg else None
+
+    def _line(self) -> str:
+        line = self._file.readline()
+        if not line.endswith(b"\n"):
+            raise ValueError("its pickle ends within a name")
+        return line[:-1].decode("utf-8")
 
     def _follow(self, name: str, argument: Any) -> None:
         stack = self._stack
@@ -134,7 +142,7 @@ class Machine:
             case "MEMOIZE":
                 self._memo[len(self._memo)] = self._top()
             case "GLOBAL":
-                stack.append(_find_global(*argument.split(" ", 1)))
+                stack.append(_find_global(*argument))
             case "STACK_GLOBAL":
                 attribute, module = self._pop(), self._pop()
                 stack.append(_find_global(module, attribute))

@@ -31,8 +31,13 @@ def not_utf8(error: UnicodeDecodeError) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or what kind of error it is if it has none."""
-    return str(error).strip().partition("\n")[0].rstrip(" :.") or type(error).__name__
+    """The first line of an error's message, or what kind of error it is if it has none.
+
+    Libraries quote what they find in a file: what cannot be printed is escaped, and the line cut.
+    """
+    lines = str(error).strip().splitlines() or [""]
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in lines[0][:300])
+    return " ".join(line.split()).rstrip(" :;,.!?") or type(error).__name__
 
 
 def printable(name: str) -> str:

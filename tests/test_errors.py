@@ -72,6 +72,7 @@ NOTHING_FOUND = {
 COMPLETED = {
     ("plain_pickle.py", "Machine.load"): ("pickles.py", "read_bin"),
     ("plain_pickle.py", "Machine._next"): ("pickles.py", "read_bin"),
+    ("plain_pickle.py", "Machine._line"): ("pickles.py", "read_bin"),
     ("plain_pickle.py", "Machine._top"): ("pickles.py", "read_bin"),
     ("plain_pickle.py", "Machine._last"): ("pickles.py", "read_bin"),
     ("plain_pickle.py", "Machine._since_mark"): ("pickles.py", "read_bin"),
