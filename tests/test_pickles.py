@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -227,6 +228,37 @@ def test_a_pickle_names_no_amount_of_memory(tmp_path: Path, old: bool) -> None:
         command = [sys.executable, "-c", RESIDENT, str(path)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
         assert int(done.stdout) * 1024 < 3e8, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("pickled", "message"),
+    [
+        (b".", "takes a value where there is none"),
+        (b"N\x86.", "takes a value where there is none"),
+        (b"q\0.", "takes a value where there is none"),
+        (b"h\5.", "recalls a value that it has not stored"),
+        (b"Nt.", "goes back to a mark where there is none"),
+        (b"}(X\1\0\0\0au.", "an entry in its pickle has 1 parts"),
+        (b"NX\1\0\0\0aNs.", "what gets entries in its pickle is a nonetype, expected a dict"),
+        (b"NNa.", "what is appended to in its pickle is a nonetype, expected a list"),
+        (b"N)R.", "what is called in its pickle is a nonetype"),
+        (b"ctorch\nFloatStorage\n)R.", "its pickle calls torch.FloatStorage with 0 arguments"),
+        (b"ccollections\nOrderedDict\nNR.", "what a function gets in its pickle is a nonetype"),
+        (b"NQ.", "it describes a storage by a nonetype"),
+        (b"ctorch", "its pickle ends within a name"),
+        (b"\x01", "at byte 3 of its pickle, b'\\x01' is not an opcode"),
+        (b"N", "it ends early"),
+        (b"X\xff", "not enough data"),
+        (b"X\x01\0\0\0\xff.", "codec can't decode byte 0xff"),
+    ],
+)
+def test_pickles_that_make_no_sense_are_refused(
+    tmp_path: Path, pickled: bytes, message: str
+) -> None:
+    path = opcodes(tmp_path / "a.bin", False, b"\x80\x02" + pickled)
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        read_bin(path)
+    check_message(str(error.value), f"{path} is truncated or damaged")
 
 
 def long(number: int) -> bytes:
