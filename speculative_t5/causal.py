@@ -17,10 +17,15 @@ import mlx.nn as nn
 
 from . import opt
 from .cache import KeysValues, KVCache, LayerShape, write
+from .config import model_type
 from .sampling import argmax
 from .session import Vocabulary, fingerprint
 from .text import first_line
 
+MLX_LM = "mlx-lm>=0.32,<0.33"  # as in pyproject.toml
+# Some of its models, by which folders are known that do not say what head they have.
+KNOWN = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral",
+         "mixtral", "phi", "phi3", "qwen2", "qwen3", "starcoder2")  # fmt: skip
 PREFILL = 512  # tokens of prompts in a pass
 
 
@@ -192,15 +197,15 @@ def build(config: Mapping[str, Any]) -> nn.Module:
         ValueError: If there is none of that model_type, a setting makes no sense to it, or mlx-lm
             is not installed.
     """
-    kind = str(config.get("model_type"))
+    kind = model_type(config)
+    kind_of_model, settings = _classes(config)
     try:
-        kind_of_model, settings = _classes(config)
         model: nn.Module = kind_of_model(settings.from_dict(dict(config)))
-    except ValueError:
-        raise
     except Exception as error:  # they check little: sizes that are missing or zero raise anything
+        if kind == "opt" and isinstance(error, ValueError):  # whole as it is
+            raise
         raise ValueError(
-            f"config.json does not make a {kind} ({type(error).__name__}: {error}): "
+            f"config.json does not make a {kind} ({type(error).__name__}: {first_line(error)}): "
             "download the model again"
         ) from error
     return model
@@ -208,24 +213,43 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """The model of that type, and its settings."""
-    kind = str(config.get("model_type"))
+    kind = model_type(config)
     if kind == "opt":
         return opt.Model, opt.ModelArgs
     try:
         from mlx_lm import utils
     except ImportError as error:
+        if not _may_have(config):
+            raise ValueError(
+                f"this is a {kind} (model_type in config.json), which does not say that it is a "
+                "decoder-only model that generates text: choose one that does, or a T5"
+            ) from error
         raise ValueError(
             f"a {kind} (model_type in config.json) takes mlx-lm, which cannot be imported "
-            f"({error}): run pip install 'speculative-t5[causal]'"
+            f"({first_line(error)}): run pip install '{MLX_LM}'"
         ) from error
+    installed = version("mlx-lm")
+    # Private, and the only thing of mlx-lm that is: it knows which file is for which model_type.
+    find = getattr(utils, "_get_classes", None)
+    if find is None:
+        raise ValueError(f"mlx-lm {installed} lacks utils._get_classes: run pip install '{MLX_LM}'")
     try:
-        classes: tuple[Any, Any] = utils._get_classes(dict(config))
-    except ValueError as error:
+        classes: tuple[Any, Any] = find(dict(config))
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"this is a {kind} (model_type in config.json), which is neither of T5's family nor "
-            f"among the models of mlx-lm {version('mlx-lm')}: choose another"
+            f"this is a {kind} (model_type in config.json), which is neither of the T5 family nor "
+            f"among the decoder-only models of mlx-lm {installed}: choose another"
         ) from error
     return classes
+
+
+def _may_have(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-lm, which is not installed, seems to have a model."""
+    named = config.get("architectures")
+    names = named if isinstance(named, list) else []
+    heads = ("ForCausalLM", "LMHeadModel")
+    generates = any(isinstance(name, str) and name.endswith(heads) for name in names)
+    return generates or config.get("model_type") in KNOWN
 
 
 def check_cache(model: nn.Module) -> None:

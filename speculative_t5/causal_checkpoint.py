@@ -19,6 +19,7 @@ from .causal_tokenizer import CausalTokenizer
 from .folder import check_shapes, read_tensors, weight_files
 from .session import Vocabulary
 from .tensors import Shape, as_mlx
+from .text import first_line, shown
 
 
 def load_causal(folder: Path, dtype: mx.Dtype | None) -> tuple[CausalModel, CausalTokenizer]:
@@ -138,7 +139,7 @@ def _parameters(folder: Path, config: Mapping[str, Any], module: nn.Module) -> d
     except Exception as error:  # it lacks what is looked for there
         raise ValueError(
             f"{folder}: the weights are not those of a {config['model_type']} "
-            f"({type(error).__name__}: {error}): download or convert the model again"
+            f"({type(error).__name__}: {first_line(error)}): download or convert the model again"
         ) from error
 
 
@@ -146,8 +147,10 @@ def _lazily(path: Path) -> dict[str, mx.array]:
     """The tensors of a safetensors file, each read when it is evaluated."""
     try:
         return cast(dict[str, mx.array], mx.load(str(path)))
-    except RuntimeError as error:
-        raise ValueError(f"{path} is truncated or damaged: {error}; download it again") from error
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is truncated or damaged: {first_line(error)}; download it again"
+        ) from error
 
 
 def _gpt2_names(stored: Mapping[str, mx.array]) -> dict[str, mx.array]:
@@ -179,7 +182,7 @@ def _quantize(
         )  # fmt: skip
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{folder}: quantization in config.json is {settings!r} ({error}): "
+            f"{folder}: quantization in config.json is {shown(settings)} ({first_line(error)}): "
             "convert the model again"
         ) from error
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .session import Vocabulary
 from .text import check_utf8, first_line
-from .tokenizer import Message, as_vocabulary
+from .tokenizer import Message, as_vocabulary, refuse_pointers
 
 # Files that hold a tokenizer's pieces.
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
@@ -35,6 +35,7 @@ class CausalTokenizer:
                 f"no tokenizer in {folder}: expected one of {', '.join(VOCABULARIES)}; "
                 "copy it there from the model that this one was tuned from"
             )
+        refuse_pointers(folder)
         import transformers  # takes a second or two
 
         transformers.logging.set_verbosity_error()

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .text import first_line, printable, shown
+
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
+# Others that are known not to be decoder-only: encoders, and encoder-decoders that are not T5s.
+OTHER_TYPES = (
+    "albert", "bart", "bert", "blenderbot", "camembert", "clip", "deberta", "deberta-v2",
+    "distilbert", "electra", "led", "longformer", "longt5", "m2m_100", "marian", "mbart",
+    "modernbert", "mpnet", "pegasus", "roberta", "siglip", "switch_transformers", "vit",
+    "wav2vec2", "whisper", "xlm-roberta",
+)  # fmt: skip
+_OTHER_HEAD = re.compile(
+    r"\w+For(MaskedLM|PreTraining|\w*Classification|QuestionAnswering|MultipleChoice|CTC)"
+)
 # What `architectures` of config.json may say: others have no decoder, or another head on it.
 ARCHITECTURES = tuple(
     f"{prefix}{kind}"
@@ -55,13 +68,15 @@ class Quantization:
 
     def __post_init__(self) -> None:
         if type(self.bits) is not int or self.bits not in (4, 8):
-            raise ValueError(f"quantization must be to 4 or 8 bits, got {self.bits!r}")
+            raise ValueError(f"quantization must be to 4 or 8 bits, got {shown(self.bits)}")
         if type(self.group_size) is not int or self.group_size not in (32, 64, 128):
-            raise ValueError(f"a group must be of 32, 64 or 128 weights, got {self.group_size!r}")
+            raise ValueError(
+                f"a group must be of 32, 64 or 128 weights, got {shown(self.group_size)}"
+            )
         if type(self.keep_wo) is not bool or type(self.embeddings) is not bool:
             raise ValueError(
                 "keep_wo and embeddings must be true or false, "
-                f"got {self.keep_wo!r} and {self.embeddings!r}"
+                f"got {shown(self.keep_wo)} and {shown(self.embeddings)}"
             )
 
     def __str__(self) -> str:
@@ -128,7 +143,7 @@ class T5Config:
         activation = ACTIVATIONS.get(projection)
         if activation is None:
             raise ValueError(
-                f"feed_forward_proj in config.json is {projection!r}, "
+                f"feed_forward_proj in config.json is {shown(projection)}, "
                 f"expected one of {', '.join(ACTIVATIONS)}"
             )
         tied = read_flag(raw, "tie_word_embeddings", True)
@@ -139,7 +154,8 @@ class T5Config:
         epsilon = raw.get("layer_norm_epsilon", 1e-6)
         if not isinstance(epsilon, float) or not 0 < epsilon < 1:
             raise ValueError(
-                f"layer_norm_epsilon in config.json is {epsilon!r}, expected a float from 0 to 1"
+                f"layer_norm_epsilon in config.json is {shown(epsilon)}, "
+                "expected a float from 0 to 1"
             )
         return cls(
             **sizes,
@@ -208,28 +224,43 @@ def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
 def is_causal(config: Mapping[str, Any]) -> bool:
     """Whether a config.json seems to be of a decoder-only model."""
     kind = config.get("model_type")
-    if kind is None or kind in MODEL_TYPES:
+    if not isinstance(kind, str) or kind in (*MODEL_TYPES, *OTHER_TYPES):
         return False
-    return not config.get("is_encoder_decoder")
+    return not config.get("is_encoder_decoder") and not _other_heads(config)
+
+
+def _other_heads(config: Mapping[str, Any]) -> list[str]:
+    """Those of a config.json's architectures that do not generate text."""
+    named = config.get("architectures")
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    return [name for name in names if _OTHER_HEAD.fullmatch(name)]
+
+
+def model_type(config: Mapping[str, Any]) -> str:
+    """What a config.json says the model is, as a message can show it."""
+    kind = config.get("model_type")
+    return printable(kind) if kind and isinstance(kind, str) else "model of unknown type"
 
 
 def _check_kind(raw: Mapping[str, Any]) -> None:
-    """Refuse what is no T5 that generates, by what its config.json says it is."""
-    model_type, named = raw.get("model_type"), raw.get("architectures") or []
+    """Refuse what is not a T5 that generates, by what its config.json says it is."""
+    kind, named = model_type(raw), raw.get("architectures") or []
     if is_causal(raw):
         raise ValueError(
-            f"this is a {model_type} (model_type in config.json), which takes no conversion if it "
+            f"this is a {kind} (model_type in config.json), which takes no conversion if it "
             "is decoder-only: give its name or folder to --model as it is"
         )
-    if model_type not in MODEL_TYPES:
+    if kind not in MODEL_TYPES:
+        heads = _other_heads(raw)
+        found = f"{printable(heads[0])} (architectures" if heads else f"{kind} (model_type"
         raise ValueError(
-            f"this is a {model_type or 'model of unknown type'}"
-            f" (model_type in config.json), expected one of {', '.join(MODEL_TYPES)}"
+            f"this is a {found} in config.json), expected one of the T5 family, "
+            f"{', '.join(MODEL_TYPES)}, or a decoder-only model that generates text"
         )
     others = [n for n in named if n not in ARCHITECTURES] if isinstance(named, list) else [named]
     if others:
         raise ValueError(
-            f"this is a {others[0]} (architectures in config.json), "
+            f"this is a {printable(str(others[0]))} (architectures in config.json), "
             f"expected one that generates, such as {ARCHITECTURES[0]}"
         )
     if quantized := raw.get("quantization_config"):
@@ -248,7 +279,8 @@ def _quantization(raw: Mapping[str, Any]) -> Quantization | None:
         return Quantization(**stored)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"quantization in config.json is {stored!r}: {error}; convert the model again"
+            f"quantization in config.json is {shown(stored)}: {first_line(error)}; "
+            "convert the model again"
         ) from error
 
 
@@ -256,7 +288,7 @@ def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
     """A config.json's `name`, true or false; `default` if it is missing or null."""
     value = raw.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{name} in config.json is {value!r}, expected true or false")
+        raise ValueError(f"{name} in config.json is {shown(value)}, expected true or false")
     return default if value is None else value
 
 
@@ -267,7 +299,7 @@ def read_size(raw: Mapping[str, Any], name: str) -> int:
         raise ValueError(f"{name} in config.json is missing, expected a positive integer")
     if type(value) is not int or not 0 < value <= MAX_SIZE:
         raise ValueError(
-            f"{name} in config.json is {value!r}, expected a positive integer up to {MAX_SIZE}"
+            f"{name} in config.json is {shown(value)}, expected a positive integer up to {MAX_SIZE}"
         )
     return value
 
@@ -276,6 +308,6 @@ def _token(raw: Mapping[str, Any], name: str, vocab_size: int) -> int:
     value = raw.get(name)
     if type(value) is not int or not 0 <= value < vocab_size:
         raise ValueError(
-            f"{name} in config.json is {value!r}, expected an id from 0 to {vocab_size - 1}"
+            f"{name} in config.json is {shown(value)}, expected an id from 0 to {vocab_size - 1}"
         )
     return value

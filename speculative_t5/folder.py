@@ -10,6 +10,7 @@ from typing import Any
 
 from .pickles import read_bin
 from .tensors import Shape, StoredTensor, read_safetensors
+from .text import first_line, printable, refuse_pointer, shown
 
 # What a Hugging Face checkpoint's weights may be called, the first choice first.
 WEIGHTS = (
@@ -31,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path} is not JSON: {error}; download or convert the model again"
+            f"{path} is not JSON: {first_line(error)}; download or convert the model again"
         ) from error
     if not isinstance(raw, dict):
         raise ValueError(
@@ -60,7 +61,7 @@ def check_shapes(
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ValueError(
-            f"{where} has tensors that a {kind} does not: {unknown[0]}{more}; "
+            f"{where} has tensors that a {kind} does not: {printable(unknown[0])}{more}; "
             "merge adapters into the model, or leave out what was added to it"
         )
 
@@ -84,7 +85,7 @@ def read_index(path: Path) -> dict[str, str]:
     for shard in shards.values():
         if not isinstance(shard, str) or not re.fullmatch(r"\w[\w.-]*", shard):
             raise ValueError(
-                f"{path} names the shard {shard!r}, expected a file's name alone: "
+                f"{path} names the shard {shown(shard)}, expected a file's name alone: "
                 "put the shards beside it, and name them so"
             )
     return shards
@@ -99,12 +100,15 @@ def weight_files(folder: Path) -> list[Path]:
     path = find_weights(folder)
     if path is None:
         raise ValueError(_no_weights(folder))
+    refuse_pointer(path)
     if path.suffix != ".json":
         return [path]
     shards = sorted({*read_index(path).values()})
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
         raise ValueError(f"{missing[0]}, named by {path}, is missing: download it to that folder")
+    for shard in shards:
+        refuse_pointer(folder / shard)
     return [folder / shard for shard in shards]
 
 

@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from .config import MAX_LAYERS, read_flag, read_size
+from .config import MAX_LAYERS, model_type, read_flag, read_size
+from .text import shown
 
 Activation = Literal["relu", "gelu"]
 Mask = mx.array | str | None
@@ -69,7 +70,7 @@ class ModelArgs:
         activation = config.get("activation_function", "relu")
         if activation not in ("relu", "gelu"):
             raise ValueError(
-                f"activation_function in config.json is {activation!r}, "
+                f"activation_function in config.json is {shown(activation)}, "
                 f"expected one of {', '.join(ACTIVATIONS)}"
             )
         tied = read_flag(config, "tie_word_embeddings", True)
@@ -276,12 +277,11 @@ def _norm(args: ModelArgs) -> nn.LayerNorm:
 
 
 def _check_kind(config: Mapping[str, Any]) -> None:
-    """Refuse what is no OPT that generates, by what its config.json says it is."""
-    model_type, named = config.get("model_type"), config.get("architectures") or []
-    if model_type != "opt":
+    """Refuse what is not an OPT that generates, by what its config.json says it is."""
+    named = config.get("architectures") or []
+    if config.get("model_type") != "opt":
         raise ValueError(
-            f"this is a {model_type or 'model of unknown type'}"
-            " (model_type in config.json), expected opt"
+            f"this is a {model_type(config)} (model_type in config.json), expected opt"
         )
     others = [n for n in named if n not in ARCHITECTURES] if isinstance(named, list) else [named]
     if others:

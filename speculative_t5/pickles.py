@@ -1,21 +1,20 @@
 """PyTorch's .bin checkpoints, read without torch and without running anything that they name.
 
 A checkpoint is a pickle that says where in the file the numbers of each tensor are: in members of a
-zip archive, or, before torch 1.6, one after the other behind the pickle. Only what a dictionary of
-tensors takes is followed, to tuples of plain values; they are checked against the file once all
-pickles have been read, and numbers are mapped when they are asked for. (torch itself maps archives
-as a whole, without comparing their sizes with what the pickle says, and old files take it as much
-memory as they are large.)
+zip archive, or, before torch 1.6, one after the other behind the pickle. What it says is checked
+against the file, and numbers are mapped when they are asked for. (torch itself maps archives as a
+whole, without comparing their sizes with what the pickle says, and loads old files whole into
+memory.)
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import math
-import pickle
 import struct
 import zipfile
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,9 @@ from typing import Any, BinaryIO
 import mlx.core as mx
 import numpy as np
 
+from .plain_pickle import MAX_PICKLE, Machine, Refused, Tensor, expect, kind_of
 from .tensors import StoredTensor, map_file
+from .text import first_line, printable
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of files before torch 1.6
 STORAGES = {
@@ -32,6 +33,8 @@ STORAGES = {
     "HalfStorage": mx.float16,
     "BFloat16Storage": mx.bfloat16,
 }
+# What is raised by damaged archives, and by pickles that make no sense.
+DAMAGE = (ValueError, EOFError, OverflowError, RuntimeError, struct.error, zipfile.BadZipFile)
 
 
 def read_bin(path: Path) -> dict[str, StoredTensor]:
@@ -42,20 +45,17 @@ def read_bin(path: Path) -> dict[str, StoredTensor]:
     """
     try:
         return _read_archive(path) if zipfile.is_zipfile(path) else _read_old(path)
-    except _Refused as error:
+    except Refused as error:
         raise ValueError(
             f"{path}: {error}; "
             "choose a checkpoint in safetensors, or one of plain tensors of floats"
         ) from error
-    except PermissionError:  # no fault of the file
-        raise
-    except Exception as error:  # unpicklers raise anything
-        cause = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path} is truncated or damaged: {cause}; download it again") from error
-
-
-class _Refused(Exception):
-    """What is wrong with a file that is not damaged."""
+    except (OSError, *DAMAGE) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a place that no file has
+            raise
+        raise ValueError(
+            f"{path} is truncated or damaged: {first_line(error)}; download it again"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -67,72 +67,44 @@ class _Storage:
     start: int
 
 
-class _Unpickler(pickle._Unpickler):
-    """Follows what a dictionary of tensors is made of; of each tensor it makes a tuple.
-
-    Tuples and not objects of our own, since a pickle may set attributes of what it has made. The
-    Python version of the class, since the other one takes as much memory as a pickle cares to name.
-
-    Attributes:
-        storages: By key, the name of the type, and how many numbers there are.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-        self.storages: dict[str, tuple[str, int]] = {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        def tensor(key: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> tuple[Any, ...]:
-            return ("tensor", key, offset, shape, strides)
-
-        def parameter(value: Any, *_: Any) -> Any:
-            return value
-
-        allowed: dict[tuple[str, str], Callable[..., Any]] = {
-            ("collections", "OrderedDict"): OrderedDict,
-            ("torch._utils", "_rebuild_tensor_v2"): tensor,
-            ("torch._utils", "_rebuild_parameter"): parameter,
-        }
-        if module == "torch" and name.endswith("Storage"):
-            return name
-        if (module, name) not in allowed:
-            raise _Refused(f"it asks for {module}.{name}, which is no part of plain weights")
-        return allowed[module, name]
-
-    def persistent_load(self, saved: Any) -> str:
-        kind, type_name, key, _device, numel, *view = saved
-        if kind != "storage" or not isinstance(key, str) or any(view):
-            raise ValueError(f"unknown storage {saved!r}")
-        if self.storages.setdefault(key, (type_name, numel)) != (type_name, numel):
-            raise ValueError(f"storage {key} is declared twice")
-        return key
-
-
 def _read_archive(path: Path) -> dict[str, StoredTensor]:
     """A zip archive: data.pkl, and a member of numbers for each storage."""
+    size = path.stat().st_size
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         members = {member.filename: member for member in archive.infolist()}
-        (pickled,) = [name for name in members if name.endswith("/data.pkl")]
-        root = pickled.removesuffix("data.pkl")
-        order = f"{root}byteorder"
-        if order in members and archive.read(order) != b"little":
-            raise _Refused("its numbers are big-endian, expected little-endian")
-        with archive.open(pickled) as opened:
-            unpickler = _Unpickler(opened)  # type: ignore[arg-type]
-            held = unpickler.load()
+        pickled = [name for name in members if name.endswith("/data.pkl")]
+        if len(pickled) != 1:
+            raise ValueError(f"it has {len(pickled)} members data.pkl, expected one")
+        root = pickled[0].removesuffix("data.pkl")
+        order = members.get(f"{root}byteorder")
+        if order and _read_member(archive, order) != b"little":
+            raise Refused("its numbers are big-endian, expected little-endian")
+        machine = Machine(io.BytesIO(_read_member(archive, members[pickled[0]])))
+        held = machine.load()
         storages = {}
-        for key, (type_name, numel) in unpickler.storages.items():
-            member = members[f"{root}data/{key}"]
-            start = _start_of(file, member)
+        for key, (type_name, numel) in machine.storages.items():
+            member = members.get(f"{root}data/{key}")
+            if member is None:
+                raise ValueError(f"storage {printable(key)} is missing")
+            start = _start_of(file, member, size)
             storages[key] = _check_storage(key, type_name, numel, start, member.file_size)
-            end = start + member.file_size
-            if member.compress_type != zipfile.ZIP_STORED or end > path.stat().st_size:
-                raise ValueError(f"storage {key} is compressed, or ends behind the file")
+            if member.compress_type != zipfile.ZIP_STORED or start + member.file_size > size:
+                raise ValueError(f"storage {printable(key)} is compressed, or ends behind the file")
     return _describe(path, held, storages)
 
 
-def _start_of(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """What a member holds, up to the size of a pickle."""
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise Refused(f"its {printable(member.filename)} is compressed")
+    with archive.open(member) as opened:
+        return opened.read(MAX_PICKLE)
+
+
+def _start_of(file: BinaryIO, member: zipfile.ZipInfo, size: int) -> int:
     """Where a member's contents begin: behind its local header, and a name and extra field."""
+    if not 0 <= member.header_offset < size:
+        raise ValueError(f"its member {printable(member.filename)} lies outside of it")
     file.seek(member.header_offset + 26)
     name_length, extra_length = struct.unpack("<HH", file.read(4))
     return int(member.header_offset + 30 + name_length + extra_length)
@@ -142,67 +114,77 @@ def _read_old(path: Path) -> dict[str, StoredTensor]:
     """Five pickles, the fourth one of the tensors; then each storage's count and numbers."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        if _Unpickler(file).load() != MAGIC or _Unpickler(file).load() != PROTOCOL:
-            raise ValueError("it is no checkpoint of PyTorch")
-        if not _Unpickler(file).load()["little_endian"]:
-            raise _Refused("its numbers are big-endian, expected little-endian")
-        unpickler = _Unpickler(file)
-        held = unpickler.load()
-        storages = {}
-        for key in _Unpickler(file).load():
-            type_name, numel = unpickler.storages[key]
-            count = int.from_bytes(file.read(8), "little")
-            start = file.tell()
-            nbytes = min(count * _dtype(type_name).size, size - start)
+        pickles = io.BytesIO(file.read(MAX_PICKLE))
+        if not pickles.getvalue().startswith(b"\x80"):
+            raise ValueError("it is neither a zip archive nor a pickle")
+        magic, protocol, system = (Machine(pickles).load() for _ in range(3))
+        if (type(magic), type(protocol)) != (int, int) or (magic, protocol) != (MAGIC, PROTOCOL):
+            raise ValueError("it is not a checkpoint of PyTorch")
+        if expect(system, dict, "the system").get("little_endian") is not True:
+            raise Refused("its numbers are big-endian, expected little-endian")
+        machine = Machine(pickles)
+        held = machine.load()
+        storages: dict[str, _Storage] = {}
+        keys = expect(Machine(pickles).load(), list, "the keys of storages")
+        end = pickles.tell()
+        for key in keys:
+            if expect(key, str, "the key of a storage") not in machine.storages or key in storages:
+                raise ValueError(f"storage {printable(key)} is unknown, or listed twice")
+            type_name, numel = machine.storages[key]
+            file.seek(end)
+            count, start = int.from_bytes(file.read(8), "little"), end + 8
+            nbytes = max(0, min(count * _dtype(type_name).size, size - start))
             storages[key] = _check_storage(key, type_name, numel, start, nbytes)
-            file.seek(nbytes, 1)
+            end = start + nbytes
     return _describe(path, held, storages)
 
 
 def _dtype(type_name: str) -> mx.Dtype:
     if type_name not in STORAGES:
-        raise _Refused(f"it holds a {type_name!r}, expected {', '.join(STORAGES)}")
+        raise Refused(f"it holds a '{printable(type_name)}', expected {', '.join(STORAGES)}")
     return STORAGES[type_name]
 
 
-def _check_storage(key: str, type_name: str, numel: Any, start: int, nbytes: int) -> _Storage:
+def _check_storage(key: str, type_name: str, numel: int, start: int, nbytes: int) -> _Storage:
     dtype = _dtype(type_name)
-    if type(numel) is not int or numel < 0 or numel * dtype.size != nbytes:
+    if numel * dtype.size != nbytes:
         raise ValueError(
-            f"storage {key} declares {numel} numbers, its place in the file holds "
+            f"storage {printable(key)} declares {numel} numbers, its place in the file holds "
             f"{nbytes // dtype.size}"
         )
     return _Storage(dtype, numel, start)
 
 
 def _describe(path: Path, held: Any, storages: Mapping[str, _Storage]) -> dict[str, StoredTensor]:
-    if not isinstance(held, dict):
-        raise _Refused(f"it holds a {type(held).__name__}, expected tensors by name")
+    if type(held) is not dict:
+        raise Refused(f"it holds a {kind_of(held)}, expected tensors by name")
     tensors = {}
     for name, value in held.items():
-        is_tensor = isinstance(value, tuple) and len(value) == 5 and value[0] == "tensor"
-        if not isinstance(name, str) or not is_tensor:
-            raise _Refused(f"{name!r} is a {type(value).__name__}, expected a tensor")
-        _, key, offset, shape, strides = value
-        storage = storages[key]
-        numbers = (offset, *shape, *strides)
-        if any(type(n) is not int or n < 0 for n in numbers) or len(shape) != len(strides):
-            raise ValueError(f"{name} has the shape {shape!r} in steps of {strides!r}")
-        span = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-        if offset + (span if math.prod(shape) else 0) > storage.numel:
-            raise ValueError(f"{name} of shape {shape} lies outside of {storage.numel} numbers")
-        read = partial(_read, path, storage, offset, tuple(shape), tuple(strides))
-        tensors[name] = StoredTensor(tuple(shape), storage.dtype, read)
+        if type(value) is not Tensor:
+            raise Refused(f"'{printable(name)}' is a {kind_of(value)}, expected a tensor")
+        if value.key not in storages:
+            raise ValueError(f"the storage of {printable(name)} is missing")
+        storage, count = storages[value.key], math.prod(value.shape)
+        # What is larger than its storage repeats itself, and would take memory that no file has.
+        if count > storage.numel or value.offset + _span(value) > storage.numel:
+            raise ValueError(
+                f"{printable(name)} of shape {value.shape} lies outside of {storage.numel} numbers"
+            )
+        read = partial(_read, path, storage, value)
+        tensors[name] = StoredTensor(value.shape, storage.dtype, read)
     return tensors
 
 
-def _read(
-    path: Path, storage: _Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> np.ndarray:
-    """A view of a storage; `strides` are in numbers."""
+def _span(tensor: Tensor) -> int:
+    """Numbers from a tensor's first one to its last."""
+    if 0 in tensor.shape:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
+
+
+def _read(path: Path, storage: _Storage, tensor: Tensor) -> np.ndarray:
     size = storage.dtype.size
-    steps = zip(shape, strides, strict=True)
-    span = 1 + sum((n - 1) * step for n, step in steps) if math.prod(shape) else 0
-    flat = map_file(path, storage.start + offset * size, (span,), storage.dtype)
-    bytes_apart = [size * step for step in strides]
-    return np.lib.stride_tricks.as_strided(flat, shape, bytes_apart, writeable=False)
+    start = storage.start + tensor.offset * size
+    flat = map_file(path, start, (_span(tensor),), storage.dtype)
+    bytes_apart = [size * step for step in tensor.strides]
+    return np.lib.stride_tricks.as_strided(flat, tensor.shape, bytes_apart, writeable=False)

@@ -18,6 +18,8 @@ import mlx.core as mx
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from .text import first_line, printable, refuse_pointer
+
 Shape = tuple[int, ...]
 
 BLOCK_BYTES = 4 << 20
@@ -83,15 +85,17 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is truncated or damaged: {error}; download it again") from error
+        raise ValueError(
+            f"{path} is truncated or damaged: {first_line(error)}; download it again"
+        ) from error
     tensors = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         if entry["dtype"] not in SAFETENSORS:
             raise ValueError(
-                f"{path}: {name} is of type {entry['dtype']}, expected {', '.join(SAFETENSORS)}; "
-                "save the model in one of these"
+                f"{path}: {printable(name)} is of type {entry['dtype']}, "
+                f"expected {', '.join(SAFETENSORS)}; save the model in one of these"
             )
         dtype, shape = SAFETENSORS[entry["dtype"]], tuple(entry["shape"])
         offset = 8 + length + entry["data_offsets"][0]
@@ -112,6 +116,7 @@ def read_npz(path: Path) -> dict[str, StoredTensor]:
     Raises:
         ValueError: If the file is truncated or damaged, or holds what is not supported.
     """
+    refuse_pointer(path)
     tensors = {}
     try:
         with zipfile.ZipFile(path) as archive:
@@ -164,4 +169,6 @@ def _read_array(path: Path, member: str, shape: Shape, stored: np.dtype[Any]) ->
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is truncated or damaged ({error}); convert the model again")
+    return ValueError(
+        f"{path} is truncated or damaged ({first_line(error)}); convert the model again"
+    )

@@ -1,6 +1,12 @@
-"""Text that is none: bytes of another encoding, where they are found."""
+"""Text that messages are made of, and bytes that are not text."""
 
 from __future__ import annotations
+
+import reprlib
+from pathlib import Path
+from typing import Any
+
+_POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 def check_utf8(name: str, text: str) -> None:
@@ -25,5 +31,37 @@ def not_utf8(error: UnicodeDecodeError) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or what kind of error it is if it has none."""
-    return str(error).strip().partition("\n")[0].rstrip(" :.") or type(error).__name__
+    """The first line of an error's message, or what kind of error it is if it has none.
+
+    Libraries quote what they find in a file: what cannot be printed is escaped, and the line cut.
+    """
+    lines = str(error).strip().splitlines() or [""]
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in lines[0][:300])
+    return " ".join(line.split()).rstrip(" :;,.!?") or type(error).__name__
+
+
+def printable(name: str) -> str:
+    """A name from a file as a message can show it: in one line, without controls, not too long."""
+    short = name if len(name) <= 80 else f"{name[:80]}..."
+    return short if short.isprintable() else ascii(short)
+
+
+def shown(value: Any) -> str:
+    """A value from a file as a message can show it, however long or deeply nested it is."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 80
+    return short.repr(value)
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse the few lines that Git LFS leaves in the place of a file that it has not fetched.
+
+    Raises:
+        ValueError: If that is what the file holds.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise ValueError(
+                f"{path} is a Git LFS pointer, and not the file itself: run git lfs pull in its "
+                "repository"
+            )

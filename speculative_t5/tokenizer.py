@@ -13,6 +13,7 @@ import sentencepiece as spm
 
 from .config import T5Config
 from .session import Vocabulary
+from .text import first_line, refuse_pointer
 
 TOKENIZER_FILES = (
     "spiece.model",
@@ -104,6 +105,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def _find_tokenizer(folder: Path) -> T5Tokenizer:
+    refuse_pointers(folder)
     if (folder / "spiece.model").is_file():
         return SentencePieceTokenizer(folder)
     if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
@@ -116,6 +118,17 @@ def _find_tokenizer(folder: Path) -> T5Tokenizer:
     )
 
 
+def refuse_pointers(folder: Path) -> None:
+    """Refuse a folder of which Git LFS has not fetched a tokenizer's files.
+
+    Raises:
+        ValueError: Naming the first of them.
+    """
+    for name in (*TOKENIZER_FILES, "tokenizer.model"):
+        if (folder / name).is_file():
+            refuse_pointer(folder / name)
+
+
 class SentencePieceTokenizer:
     """A spiece.model and the tokens added to it, T5's sentinels <extra_id_0>, ... among them."""
 
@@ -123,9 +136,13 @@ class SentencePieceTokenizer:
         path = folder / "spiece.model"
         try:
             self._pieces = spm.SentencePieceProcessor(model_file=str(path))
-        except (OSError, RuntimeError, TypeError) as error:  # the last for a name that is no text
-            raise ValueError(f"{path} is not a SentencePiece model: {error}; {AGAIN}") from error
-        self._num_pieces: int = self._pieces.get_piece_size()
+            self._num_pieces: int = self._pieces.get_piece_size()
+            self._ids = {self._pieces.id_to_piece(i): i for i in range(self._num_pieces)}
+        # TypeError is raised for a path that is not UTF-8, ValueError for a piece that is not.
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not a SentencePiece model: {first_line(error)}; {AGAIN}"
+            ) from error
         self._added = self._find_added(folder)
         self._texts = {token: text for text, token in self._added.items()}
         names = sorted(map(re.escape, self._added), key=len, reverse=True)
@@ -146,13 +163,12 @@ class SentencePieceTokenizer:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        pieces = {self._pieces.id_to_piece(i): i for i in range(self._num_pieces)}
         special = [
             i
             for i in range(self._num_pieces)
             if self._pieces.is_control(i) or self._pieces.is_unknown(i)
         ]
-        return as_vocabulary(pieces | self._added, [*special, *self._texts])
+        return as_vocabulary(self._ids | self._added, [*special, *self._texts])
 
     @property
     def eos_token_id(self) -> int:
@@ -201,7 +217,7 @@ class JSONTokenizer:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # nothing narrower is raised, and panics are no Exceptions
-            raise ValueError(f"{path} is not a tokenizer: {error}; {AGAIN}") from error
+            raise ValueError(f"{path} is not a tokenizer: {first_line(error)}; {AGAIN}") from error
         self._backend.no_truncation()
         self._backend.no_padding()
         found = {role: self._backend.token_to_id(name) for role, name in names.items()}
@@ -364,7 +380,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}; {AGAIN}") from error
+        raise ValueError(f"{path} is not JSON: {first_line(error)}; {AGAIN}") from error
     return read if isinstance(read, dict) else {}
 
 

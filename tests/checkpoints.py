@@ -9,6 +9,11 @@ from typing import Any
 from families import roughen
 
 END = "<|endoftext|>"
+# What a repository holds of a large file until git lfs pull.
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0123456789abcdef" * 4
+    + b"\nsize 242043056\n"
+)  # fmt: skip
 MODEL_TYPES = {"gemma3": "gemma3_text"}
 CHAT = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.causal import CausalModel, build
-from speculative_t5.causal_config import max_context
+from speculative_t5.causal import MLX_LM, CausalModel, build
+from speculative_t5.causal_config import max_context, read_causal_config
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from checkpoints import END, SHAPES, write_causal
-from conftest import edit_json
+from checkpoints import END, POINTER, SHAPES, write_causal
+from conftest import REPOSITORY, edit_json
 from messages import check_message
 from mlx.utils import tree_flatten
 
@@ -355,7 +355,7 @@ def without_a_tensor(folder: Path) -> None:
     [
         (lambda f: edit_json(f / "config.json", model_type="qwen77"), "this is a qwen77 .*neither"),
         (lambda f: edit_json(f / "config.json", model_type="bart", is_encoder_decoder=True),
-         "this is a bart .*expected one of t5"),
+         "this is a bart .*expected one of the T5 family"),
         (lambda f: edit_json(f / "config.json", hidden_size=None), "does not make a qwen3"),
         (lambda f: edit_json(f / "config.json", num_hidden_layers=10**9), "num_hidden_layers"),
         (lambda f: edit_json(f / "config.json", hidden_size=32), "has shape .*, expected"),
@@ -389,6 +389,82 @@ def test_a_folder_with_something_wrong_is_refused_in_a_line(
     assert str(folder) in str(error.value)
 
 
+NO_NUMBERS = (0, -1, float("nan"), float("inf"), "1e-5", True, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("rms_norm_eps", (*NO_NUMBERS, 2.0)),
+        ("layer_norm_eps", NO_NUMBERS),
+        ("layer_norm_epsilon", NO_NUMBERS),
+        ("rope_theta", (*NO_NUMBERS, 10**400)),
+        ("partial_rotary_factor", (*NO_NUMBERS, 1.5)),
+        ("query_pre_attn_scalar", NO_NUMBERS),
+        ("final_logit_softcapping", NO_NUMBERS),
+        ("embedding_multiplier", NO_NUMBERS),
+        ("logit_scale", (float("nan"), float("-inf"))),
+        ("head_dim", (0, -1, 2.5, "10", True, 2**31)),
+        ("num_key_value_heads", (0, -1, 2.0)),
+        ("max_position_embeddings", (0, -1, float("inf"), 1e9)),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(
+    folder: Path, name: str, values: tuple[Any, ...]
+) -> None:
+    stored = json.loads((folder / "config.json").read_text())
+    stored.pop("rope_parameters", None)
+    for value in values:
+        (folder / "config.json").write_text(json.dumps(stored | {name: value}))
+        with pytest.raises(ValueError, match=f"{name} in config.json is .*, expected ") as error:
+            load(folder)
+        check_message(str(error.value), str(folder))
+
+
+def test_heads_that_do_not_share_keys_evenly_are_refused(folder: Path) -> None:
+    edit_json(folder / "config.json", num_key_value_heads=3)
+    with pytest.raises(ValueError, match="num_attention_heads in .* is 4, .* multiple of") as error:
+        load(folder)
+    check_message(str(error.value), str(folder))
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"full_attention": {"rope_theta": 0}}, "rope_theta"),
+        ({"factor": 0.0}, "factor"),
+        ({"low_freq_factor": float("nan")}, "low_freq_factor"),
+        ({"original_max_position_embeddings": 1e30}, "original_max_position_embeddings"),
+        ({"short_factor": [1.0, float("inf")]}, "short_factor"),
+        ({"mscale": float("nan")}, "mscale"),
+    ],
+)
+def test_rotary_positions_that_make_no_sense_are_refused(
+    folder: Path, name: str, wrong: dict[str, Any], found: str
+) -> None:
+    settings = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+    edit_json(folder / "config.json", **{name: settings | wrong})
+    with pytest.raises(ValueError, match=f"{found} in config.json is .*, expected ") as error:
+        load(folder)
+    check_message(str(error.value), str(folder))
+
+
+def test_numbers_as_published_are_accepted(tmp_path: Path) -> None:
+    """Sizes for each layer, null for what follows from others, 0 for what is left out."""
+    published = {
+        "model_type": "llama4", "rope_theta": 1e11, "rms_norm_eps": 1e-5, "head_dim": None,
+        "max_position_embeddings": 10485760, "initializer_factor": 1, "attention_dropout": 0.0,
+        "rope_scaling": {"mscale_all_dim": 0, "factor": 8, "attention_factor": None,
+                         "long_factor": [1, 2.5], "rope_type": "longrope"},
+        "intermediate_size": [8, 16], "num_attention_heads": 40, "num_key_value_heads": 8,
+        "layer_norm_epsilon": None, "partial_rotary_factor": 1, "quantization": None,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    assert read_causal_config(tmp_path)["rope_theta"] == 1e11
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("activation_function", "relu"), ("scale_attn_by_inverse_layer_idx", True)],
@@ -409,11 +485,89 @@ def test_a_tokenizer_beyond_the_models_rows_is_refused(tmp_path: Path) -> None:
     check_message(str(error.value), "290")
 
 
-def test_without_mlx_lm_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mlx_lm_its_installation_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
-    with pytest.raises(ValueError, match=r"run pip install 'speculative-t5\[causal\]'") as error:
+    stored = json.loads((folder / "config.json").read_text())
+    for named in (["Qwen3ForCausalLM"], ["GPT2LMHeadModel"], None):
+        (folder / "config.json").write_text(json.dumps(stored | {"architectures": named}))
+        with pytest.raises(ValueError, match=r"run pip install 'mlx-lm>=0.32,<0.33'") as error:
+            load(folder)
+        check_message(str(error.value), "qwen3")
+    edit_json(folder / "config.json", model_type="qwen77", architectures=["QwenModel"])
+    with pytest.raises(ValueError, match="this is a qwen77 .*choose") as error:
         load(folder)
-    check_message(str(error.value), "qwen3")
+    assert "pip" not in str(error.value)
+    check_message(str(error.value), str(folder))
+
+
+@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("bert", "BertForMaskedLM"),
+        ("roberta", "RobertaForSequenceClassification"),
+        ("llama", "LlamaForSequenceClassification"),
+        ("xlm", "XLMForQuestionAnswering"),
+        ("bart", "BartForConditionalGeneration"),
+        ("whisper", "WhisperForConditionalGeneration"),
+        ("bert", "BertLMHeadModel"),
+        ("longt5", "LongT5ForConditionalGeneration"),
+    ],
+)
+def test_models_of_other_kinds_are_refused_by_what_they_are(
+    tmp_path: Path, model_type: str, architecture: str, installed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if not installed:
+        monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    stored = {"model_type": model_type, "architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match=r"expected one of the T5 family.*decoder-only") as error:
+        load(tmp_path)
+    check_message(str(error.value), str(tmp_path))
+    assert model_type in str(error.value) or architecture in str(error.value)
+    assert "mlx-lm" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [["llama"], {"a": 1}, "a\nb", "cache", "../x", "", "x" * 5000])
+def test_a_model_type_of_nonsense_is_refused(folder: Path, kind: Any) -> None:
+    edit_json(folder / "config.json", model_type=kind)
+    with pytest.raises(ValueError, match="this is a ") as error:
+        load(folder)
+    check_message(str(error.value), str(folder))
+    assert len(str(error.value)) < 500
+
+
+def test_the_one_private_name_of_mlx_lm_is_as_it_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, adapt causal._classes and the bounds of mlx-lm in pyproject.toml to it."""
+    from mlx_lm import utils
+    from mlx_lm.models import qwen3
+
+    assert utils._get_classes({"model_type": "qwen3"}) == (qwen3.Model, qwen3.ModelArgs)
+    monkeypatch.delattr(utils, "_get_classes")
+    with pytest.raises(ValueError, match=r"mlx-lm .* lacks utils._get_classes: run") as error:
+        load(folder)
+    check_message(str(error.value), str(folder))
+
+
+def test_the_version_of_mlx_lm_that_is_advised_is_the_one_required() -> None:
+    required = (REPOSITORY / "pyproject.toml").read_text()
+    assert required.count(f'"{MLX_LM}"') == required.count('"mlx-lm') == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "model.safetensors.index.json"]
+)
+def test_pointers_of_git_lfs_are_told(folder: Path, name: str) -> None:
+    if name.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(POINTER)
+    with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer.*: run git lfs pull"):
+        load(folder)
 
 
 def test_opt_needs_no_mlx_lm(tmp_path: Path) -> None:

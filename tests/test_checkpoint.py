@@ -9,15 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from speculative_t5 import load
 from speculative_t5.checkpoint import open_checkpoint
 from speculative_t5.config import T5Config
 from speculative_t5.conversion import convert
+from speculative_t5.tokenizer import load_tokenizer
 
 import mlx.core as mx
 import pytest
 import torch
+from checkpoints import POINTER
 from conftest import edit_json
 from families import write_family
+from messages import check_message
 from safetensors.torch import load_file, save_file
 
 
@@ -95,6 +99,37 @@ def test_weights_of_other_programs_are_named(sharded: Path) -> None:
     (sharded / "tf_model.h5").write_text("")
     with pytest.raises(ValueError, match="expected model.safetensors .*, found tf_model.h5"):
         open_checkpoint(sharded)
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("flan_t5_shards", "model-00002-of-*.safetensors"),
+        ("madlad400_safetensors", "model.safetensors"),
+        ("t5_bin_shards", "pytorch_model-00002-of-00002.bin"),
+        ("t5_bin_shards", "spiece.model"),
+    ],
+)
+def test_pointers_of_git_lfs_are_told(
+    originals: dict[str, Path], tmp_path: Path, form: str, name: str
+) -> None:
+    folder = Path(shutil.copytree(originals[form], tmp_path / "source"))
+    (path,) = folder.glob(name)
+    path.write_bytes(POINTER)
+    with pytest.raises(ValueError, match="is a Git LFS pointer.*: run git lfs pull in") as error:
+        load(folder)
+    check_message(str(error.value), str(path))
+
+
+def test_a_converted_models_pointers_are_told(originals: dict[str, Path], tmp_path: Path) -> None:
+    folder = convert(str(originals["t5_bin_shards"]), tmp_path / "made")
+    (folder / "weights.npz").write_bytes(POINTER)
+    with pytest.raises(ValueError, match=r"weights\.npz is a Git LFS pointer.*: run git lfs pull"):
+        load(folder)
+    (folder / "spiece.model").unlink()
+    (folder / "tokenizer.json").write_bytes(POINTER)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is a Git LFS pointer"):
+        load_tokenizer(folder)
 
 
 def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
