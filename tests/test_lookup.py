@@ -11,6 +11,7 @@ from speculative_t5.lookup import INDEXED, Lookup
 
 import mlx.core as mx
 import pytest
+from conftest import Watched
 from plain_lookup import look_up
 
 SIZES = [(low, high) for high in (1, 2, 3, 8, INDEXED, INDEXED + 5) for low in range(1, high + 1)]
@@ -108,25 +109,6 @@ class Touched(int):
     def __hash__(self) -> int:
         Touched.count += 1
         return int.__hash__(self)
-
-
-class Watched(list[int]):
-    """A context that counts the tokens taken from it."""
-
-    count = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        taken = super().__getitem__(key)
-        self.count += len(taken) if isinstance(key, slice) else 1
-        return taken
-
-    def __iter__(self) -> Iterator[int]:
-        self.count += len(self)
-        return super().__iter__()
-
-    def __add__(self, other: Any) -> Any:
-        self.count += len(self)
-        return super().__add__(other)
 
 
 class Guessing:
