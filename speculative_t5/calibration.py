@@ -43,11 +43,10 @@ def calibrate(rehearse: Rehearsal, num_prompts: int, *settings: object) -> Calib
     Args:
         rehearse: Decodes the prompts at hand with a schedule and a seed.
         num_prompts: How many they are.
-        settings: What the measurements hang on, models and options; their `repr` is the key.
+        settings: What the measurements depend on, models and options; their `repr` is in the key.
     """
-    code, threads = (__version__, version("mlx")), backend.num_threads()
-    machine = (code, backend.parts, mx.default_device(), platform.node(), threads)
-    digest = hashlib.sha256(repr((machine, settings)).encode()).hexdigest()
+    code = (__version__, version("mlx"), backend.parts)
+    digest = hashlib.sha256(repr((code, hardware(), settings)).encode()).hexdigest()
     path = cache_folder() / f"{digest[:32]}.json"
     found = _read(path)
     if found is None:
@@ -57,6 +56,16 @@ def calibrate(rehearse: Rehearsal, num_prompts: int, *settings: object) -> Calib
             found = measured
             _write(path, found)
     return found
+
+
+def hardware() -> tuple[object, ...]:
+    """What identifies this machine by its speed.
+
+    Its name does not: a laptop's changes with its network, and copies of a container have others.
+    """
+    device = mx.default_device()
+    names = [mx.device_info(each).get("device_name") for each in (mx.cpu, device)]
+    return (platform.machine(), *names, device, backend.num_threads())
 
 
 def cache_folder() -> Path:

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-from .lookup import check_ngrams, look_up
+from .lookup import Lookup, check_ngrams
 from .sampling import Sampler, draw, one_hot, place_keys
 from .session import LanguageModel, Session
 
@@ -70,7 +70,7 @@ class Drafter(Protocol):
         """Draft `num_draft` tokens after each row's context, the target's tokens so far.
 
         Args:
-            context: The rows' tokens.
+            context: The rows' tokens. A row's context only grows, until `start` or `replace`.
             num_draft: How many tokens are asked for.
             keys: (B, 2) uint32; a row's draft hangs on its own key alone. None where distributions
                 are one-hot and nothing is left to chance.
@@ -247,7 +247,7 @@ class LookupDrafter:
     """Drafts what followed the output's last tokens in the prompt, or earlier in the output.
 
     No model is needed: where outputs copy from their sources, as in correcting or summarising,
-    the text at hand is a draft. See `look_up` for the rule.
+    the text at hand is a draft. See `Lookup` for the rule.
 
     Args:
         end_tokens: Proposed, as the last token, where the source's own end is reached.
@@ -274,10 +274,10 @@ class LookupDrafter:
         self._prompt_in_context = prompt_in_context
         self._special = special_tokens
         self._sizes = (min_ngram, max_ngram)
-        self._sources: list[list[int]] = []
+        self._lookups: list[Lookup] = []
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._sources = [self._apart(prompt) for prompt in prompts]
+        self._lookups = [self._lookup(prompt) for prompt in prompts]
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
         return self.as_draft(self.find(context, num_draft))
@@ -289,23 +289,29 @@ class LookupDrafter:
         tokens = mx.array([f + [0] * (width - len(f)) for f in found], dtype=mx.int32)
         return Draft(tokens.reshape(len(found), width), lengths)
 
-    def find(self, context: list[list[int]], num_draft: int) -> list[list[int]]:
-        """Up to `num_draft` tokens to follow each row's context."""
+    def find(
+        self,
+        context: list[list[int]],
+        num_draft: int,
+        assumed: Sequence[Sequence[int]] | None = None,
+    ) -> list[list[int]]:
+        """Up to `num_draft` tokens to follow each row's context and what is assumed behind it."""
+        behind = [()] * len(context) if assumed is None else assumed
         return [
-            self._textual(look_up(source, output, num_draft, *self._sizes))
-            for source, output in zip(self._sources, context, strict=True)
+            self._textual(lookup.propose(tokens, num_draft, more))
+            for lookup, tokens, more in zip(self._lookups, context, behind, strict=True)
         ]
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         for row, prompt in zip(rows, prompts, strict=True):
-            self._sources[row] = self._apart(prompt)
+            self._lookups[row] = self._lookup(prompt)
 
     def select(self, rows: Sequence[int]) -> None:
-        self._sources = [self._sources[row] for row in rows]
+        self._lookups = [self._lookups[row] for row in rows]
 
-    def _apart(self, prompt: Sequence[int]) -> list[int]:
-        """What there is to look in beside the context."""
-        return [] if self._prompt_in_context else list(prompt)
+    def _lookup(self, prompt: Sequence[int]) -> Lookup:
+        """For a new row: what there is to look in beside its context."""
+        return Lookup([] if self._prompt_in_context else prompt, *self._sizes)
 
     def _textual(self, tokens: list[int]) -> list[int]:
         """The tokens before the first special one, with it if it is EOS."""
@@ -340,8 +346,7 @@ class CombinedDrafter:
         # The one read in mid-round: a lookup goes on from the tokens that the model drafted.
         told = cast(list[list[int]], first.tokens.tolist())
         drafted = [tokens[:n] for tokens, n in zip(told, first.lengths, strict=True)]
-        assumed = [c + d for c, d in zip(context, drafted, strict=True)]
-        more = self._lookup.find(assumed, num_draft)
+        more = self._lookup.find(context, num_draft, drafted)
         both = self._lookup.as_draft(
             [d + m if self._ends.isdisjoint(d) else d for d, m in zip(drafted, more, strict=True)]
         )

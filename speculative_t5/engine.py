@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from .draft import Draft, Drafter, empty_draft
-from .results import FinishReason, Round, Stats
+from .results import FinishReason, Round, Tally
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
 from .session import LanguageModel, Session
@@ -122,12 +122,12 @@ class _Batch:
         now = self.clock.read()
         for row, proposal, count in zip(self.rows, proposals, asked, strict=True):
             row.take(proposal, self._ends, count, now)
-        whole = [row.stats for row, n in zip(self.rows, asked, strict=True) if n == num_draft]
+        whole = [row.tally for row, n in zip(self.rows, asked, strict=True) if n == num_draft]
         plan.schedule.observe(
             Outcome(
                 num_draft,
-                [stats.num_drafted[-1] for stats in whole],
-                [stats.num_accepted[-1] for stats in whole],
+                [tally.num_drafted[-1] for tally in whole],
+                [tally.num_accepted[-1] for tally in whole],
                 drafted - began,
                 ended - drafted,
             )
@@ -215,7 +215,7 @@ class _Batch:
         seed = self._plan.seed
         if seed is None:
             return None, None
-        of_rows = [round_keys(seed, r.index, r.stats.rounds + later) for r in self.rows]
+        of_rows = [round_keys(seed, r.index, r.tally.rounds + later) for r in self.rows]
         keys = mx.array(np.stack(of_rows))
         return keys[:, 0], keys[:, 1]
 
@@ -283,7 +283,8 @@ class _Row:
     context: list[int]
     remaining: int  # tokens that it may still emit
     began: float
-    stats: Stats = field(default_factory=Stats)
+    tally: Tally = field(default_factory=Tally)
+    seconds: float = 0.0  # until the end of the last round
     finish_reason: FinishReason | None = None
     emitted: list[int] = field(default_factory=list)  # in the last round
 
@@ -293,23 +294,20 @@ class _Row:
         self.emitted, self.finish_reason = cut(tokens, ends, self.remaining)
         self.context += self.emitted
         self.remaining -= len(self.emitted)
-        self.stats = self.stats.after_round(
-            num_draft,
-            proposal.num_drafted,
-            min(proposal.num_accepted, len(self.emitted)),
-            len(self.emitted),
-            now - self.began,
-        )
+        num_emitted = len(self.emitted)
+        num_accepted = min(proposal.num_accepted, num_emitted)
+        self.tally.add(num_draft, proposal.num_drafted, num_accepted, num_emitted)
+        self.seconds = now - self.began
 
     def round(self) -> Round:
         """The last round, as the caller sees it."""
         shown = self.emitted[:-1] if self.finish_reason == "eos" else self.emitted
-        accepted = self.stats.num_accepted[-1]
-        output: list[int] = []
+        stats, output = self.tally.stats(self.seconds), []
         if self.finish_reason:
             before = self.context[: -len(self.emitted)]
-            output = before[len(self.context) - self.stats.emitted :] + shown
-        return Round(self.index, shown, accepted, self.stats, self.finish_reason, output)
+            output = before[len(self.context) - stats.emitted :] + shown
+        accepted = self.tally.num_accepted[-1]
+        return Round(self.index, shown, accepted, stats, self.finish_reason, output)
 
 
 def cut(

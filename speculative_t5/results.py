@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 from .origin import Origin, Token, origins_of_round
 
 FinishReason = Literal["eos", "length"]
+
+
+PER_ROUND = ("num_draft", "num_drafted", "num_accepted")
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,23 +31,25 @@ class Stats:
         seconds: Wall-clock time from the prompt's ids to the last token, the encoder's included.
     """
 
-    num_draft: tuple[int, ...] = ()
-    num_drafted: tuple[int, ...] = ()
-    num_accepted: tuple[int, ...] = ()
+    # Factories, so that the class itself has no such attributes: see __getattr__.
+    num_draft: tuple[int, ...] = field(default_factory=tuple)
+    num_drafted: tuple[int, ...] = field(default_factory=tuple)
+    num_accepted: tuple[int, ...] = field(default_factory=tuple)
     emitted: int = 0
     seconds: float = 0.0
 
-    def after_round(
-        self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int, seconds: float
-    ) -> Stats:
-        """These, after one more round, at whose end so many seconds have gone by."""
-        return Stats(
-            (*self.num_draft, num_draft),
-            (*self.num_drafted, num_drafted),
-            (*self.num_accepted, num_accepted),
-            self.emitted + emitted,
-            seconds,
-        )
+    if not TYPE_CHECKING:  # to which any name would then be an attribute
+
+        def __getattr__(self, name: str) -> tuple[int, ...]:
+            """Make a tuple that a snapshot of a `Tally` lacks until it is asked for."""
+            if name not in PER_ROUND:
+                raise AttributeError(f"Stats has no attribute {name!r}")
+            made = vars(self)[name] = tuple(getattr(self._tally, name)[: self.rounds])
+            return made
+
+    def __reduce__(self) -> tuple[type[Stats], tuple[object, ...]]:
+        """Copies and pickles hold values, not the tally."""
+        return Stats, tuple(getattr(self, each.name) for each in fields(self))
 
     def __repr__(self) -> str:
         return (
@@ -51,20 +57,25 @@ class Stats:
             f"emitted={self.emitted}, seconds={self.seconds:.3f})"
         )
 
-    @property
+    @cached_property
     def rounds(self) -> int:
-        """Forward passes of the target's decoder, but for one begun where the output then ended."""
+        """Forward passes of the target's decoder, except one begun where the output then ended."""
         return len(self.num_draft)
 
-    @property
+    @cached_property
     def drafted(self) -> int:
         """Tokens proposed."""
         return sum(self.num_drafted)
 
-    @property
+    @cached_property
     def accepted(self) -> int:
         """Proposed tokens that were accepted and emitted."""
         return sum(self.num_accepted)
+
+    @cached_property
+    def last_round(self) -> tuple[int, int, int]:
+        """The last of `num_draft`, of `num_drafted` and of `num_accepted`."""
+        return self.num_draft[-1], self.num_drafted[-1], self.num_accepted[-1]
 
     @property
     def acceptance_rate(self) -> float:
@@ -118,6 +129,47 @@ class Stats:
                 yield number, origin
 
 
+class Tally:
+    """Counts one output's rounds.
+
+    A snapshot shares the lists, which only grow, and keeps the totals of its moment: it takes as
+    long after the last round as after the first.
+    """
+
+    def __init__(self) -> None:
+        self.num_draft: list[int] = []
+        self.num_drafted: list[int] = []
+        self.num_accepted: list[int] = []
+        self.drafted = self.accepted = self.emitted = 0
+
+    @property
+    def rounds(self) -> int:
+        return len(self.num_draft)
+
+    def add(self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int) -> None:
+        """Count one more round."""
+        self.num_draft.append(num_draft)
+        self.num_drafted.append(num_drafted)
+        self.num_accepted.append(num_accepted)
+        self.drafted += num_drafted
+        self.accepted += num_accepted
+        self.emitted += emitted
+
+    def stats(self, seconds: float) -> Stats:
+        """The statistics of the rounds so far, of which there is at least one."""
+        stats = object.__new__(Stats)
+        vars(stats).update(
+            emitted=self.emitted,
+            seconds=seconds,
+            rounds=self.rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            last_round=(self.num_draft[-1], self.num_drafted[-1], self.num_accepted[-1]),
+            _tally=self,
+        )
+        return stats
+
+
 @dataclass(frozen=True)
 class Round:
     """What one pass of the target gave one row.
@@ -158,9 +210,8 @@ class Chunk:
     def origins(self) -> list[Origin]:
         """Where each of `tokens` came from."""
         own = len(self.tokens) + (self.finish_reason == "eos")
-        stats = self.stats
-        whole = origins_of_round(stats.num_drafted[-1], stats.num_accepted[-1], own)
-        return whole[: len(self.tokens)]
+        _, num_drafted, num_accepted = self.stats.last_round
+        return origins_of_round(num_drafted, num_accepted, own)[: len(self.tokens)]
 
 
 @dataclass(frozen=True, repr=False)

@@ -342,10 +342,15 @@ class Detokenizer:
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
         added = text[len(self._before) :]
-        last = self._tokenizer.decode(self._ids[self._shown :])
+        new = self._ids[self._shown :]
+        last = self._tokenizer.decode(new)
         # Decoding strips leading spaces, so what is decoded again must begin with something to see.
         if last.strip():
-            self._ids, text = self._ids[self._shown :], last
+            self._ids, text = new, last
+        elif new == [token] and self._ids[-3:] == [token] * 3:
+            # An output may end in thousands of line breaks: two of them stand for more.
+            del self._ids[-1]
+            text = self._tokenizer.decode(self._ids)
         self._shown, self._before = len(self._ids), text
         return added
 

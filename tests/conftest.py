@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,25 @@ def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None
     draft.update(tree_map(resized, target.parameters()))
     mx.eval(draft.parameters())
     return draft
+
+
+class Watched(list[int]):
+    """A context that counts the tokens taken from it."""
+
+    count = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        taken = super().__getitem__(key)
+        self.count += len(taken) if isinstance(key, slice) else 1
+        return taken
+
+    def __iter__(self) -> Iterator[int]:
+        self.count += len(self)
+        return super().__iter__()
+
+    def __add__(self, other: Any) -> Any:
+        self.count += len(self)
+        return super().__add__(other)
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.calibration import GRID, SAMPLES, cache_folder, calibrate
+from speculative_t5.calibration import GRID, SAMPLES, cache_folder, calibrate, hardware
 from speculative_t5.results import Round
 from speculative_t5.schedule import MAX_DRAFT, Calibration, Outcome, Schedule
 
@@ -83,6 +83,38 @@ def test_a_calibration_is_kept_under_its_settings(cache: Path) -> None:
     calibrate(machine, 2, "that", 1)
     assert machine.runs > runs
     assert len(list(cache.iterdir())) == 2
+
+
+def test_a_machine_is_known_by_its_hardware_not_by_its_name(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine()
+    calibrate(machine, 2)
+    runs = machine.runs
+    for name in ("a.home", "a.office"):
+        monkeypatch.setattr("platform.node", lambda name=name: name)
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        calibrate(machine, 2)
+    assert machine.runs == runs
+
+    def device_info(device: Any) -> dict[str, str | int]:
+        return {"device_name": "another GPU" if device == "a GPU" else "another CPU"}
+
+    changes: list[tuple[str, Any]] = [
+        ("platform.machine", lambda: "another architecture"),
+        ("speculative_t5.backend.num_threads", lambda: 1000),
+        ("mlx.core.device_info", device_info),
+        ("mlx.core.default_device", lambda: "a GPU"),
+    ]
+    for count, (name, value) in enumerate(changes, start=2):
+        monkeypatch.setattr(name, value)
+        calibrate(machine, 2)
+        assert len(list(cache.iterdir())) == count, name
+
+
+def test_a_machine_has_a_name_for_its_processor() -> None:
+    assert all(hardware())
+    assert hardware() == hardware()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": 3}', "\xff", SHORT, NAN])

@@ -303,16 +303,6 @@ def test_counting_without_a_draft(target: Any) -> None:
     assert Stats().tokens_per_second == Stats().tokens_per_round == 0
 
 
-def test_rounds_are_counted_one_by_one() -> None:
-    stats = Stats()
-    for drafted, accepted in ((3, 3), (3, 1), (0, 0), (2, 0)):
-        stats = stats.after_round(3, drafted, accepted, accepted + 1, 0.0)
-    stats = replace(stats, seconds=8.0)
-    assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (4, 8, 4, 8)
-    assert stats.acceptance_by_position == (2 / 3, 1 / 3, 1 / 2)
-    assert stats.tokens_per_second == 1.0
-
-
 def test_a_generation_tells_its_rounds(target: Any) -> None:
     out = SpeculativeDecoder(target, tiny_draft(target), num_draft=3).generate([10, 1])
     stats = out.stats

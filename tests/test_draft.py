@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.draft import CombinedDrafter, Draft, LookupDrafter, ModelDrafter
-from speculative_t5.lookup import look_up
+from speculative_t5.lookup import Lookup
 from speculative_t5.sampling import Sampler
 
 import mlx.core as mx
@@ -15,11 +15,11 @@ EOS = 1
 
 
 def found(source: str, output: str, num_draft: int = 9, sizes: tuple[int, int] = (1, 8)) -> str:
-    """`look_up` with a word for a token; "." is the source's end."""
+    """What is proposed, with a word for a token; "." is the source's end."""
     words = sorted(set(f"{source} {output}".split()))
     ids = {word: i for i, word in enumerate(words)}
-    tokens = ([ids[word] for word in text.split()] for text in (source, output))
-    return " ".join(words[i] for i in look_up(*tokens, num_draft, *sizes))
+    first, second = ([ids[word] for word in text.split()] for text in (source, output))
+    return " ".join(words[i] for i in Lookup(first, *sizes).propose(second, num_draft))
 
 
 def test_what_followed_in_the_source_is_drafted() -> None:
@@ -62,8 +62,8 @@ def test_matches_shorter_than_asked_are_left() -> None:
 
 
 def test_nothing_is_found_in_nothing() -> None:
-    assert look_up([], [0], 5, 1, 8) == []
-    assert look_up([5, 1], [0], 5, 1, 8) == []
+    assert Lookup([], 1, 8).propose([0], 5) == []
+    assert Lookup([5, 1], 1, 8).propose([0], 5) == []
 
 
 def lookup(special: tuple[int, ...] = (0, EOS, 7)) -> LookupDrafter:

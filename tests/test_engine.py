@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from speculative_t5.verify import Verifier
 
 import numpy as np
 import pytest
-from conftest import KINDS, VARIED, tiny, tiny_draft
+from conftest import KINDS, VARIED, Watched, tiny, tiny_draft
 
 EOS = 1
 SAMPLED = {"temperature": 1.0, "seed": 7}
@@ -76,6 +77,29 @@ def test_outputs_do_not_hang_on_the_batch_size(
     for batch_size in (3, 8, 64):
         batch = decoder.generate_batch(prompts(), batch_size=batch_size, **options)
         assert told(batch) == told(alone), batch_size
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_round_reads_no_more_of_a_long_output(
+    target: Any, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, start = engine(target, drafter), type(target).start
+    started: list[Watched] = []
+
+    def watched(self: Any, prompts: Any) -> Any:
+        session, contexts = start(self, prompts)
+        if self is target:
+            contexts = [Watched(context) for context in contexts]
+            started.extend(contexts)
+        return session, contexts
+
+    monkeypatch.setattr(type(target), "start", watched)
+    endless = property(lambda self: frozenset[int]())
+    monkeypatch.setattr(type(target), "end_tokens", endless, raising=False)
+    rounds = decoder.stream([5, 6, 7, EOS], max_tokens=120)
+    reads = [started[0].count for _ in rounds][:-1]  # the last round copies the output
+    each = [later - earlier for earlier, later in itertools.pairwise(reads)]
+    assert len(each) > 5 and max(each) < 20, each
 
 
 def with_keys_by_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -7,7 +8,7 @@ import pickle
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.origin import origins_of_round
-from speculative_t5.results import Chunk, Generation, Stats
+from speculative_t5.results import PER_ROUND, Chunk, Generation, Stats, Tally
 
 import pytest
 from conftest import tiny_draft, tiny_model
@@ -63,6 +64,64 @@ def test_origins_are_those_of_the_stream(num_draft: int | None, max_tokens: int)
         assert kinds >= {"accepted", "recovered", "bonus"}
     else:  # nothing is drafted where there is room for no more than one token
         assert kinds == {"regular"}
+
+
+ROUNDS = ((3, 3), (3, 1), (0, 0), (2, 0))  # drafted and accepted
+
+
+def snapshots() -> list[Stats]:
+    """Statistics after each of `ROUNDS`."""
+    tally, found = Tally(), []
+    for number, (drafted, accepted) in enumerate(ROUNDS, start=1):
+        tally.add(3, drafted, accepted, accepted + 1)
+        found.append(tally.stats(float(number)))
+    return found
+
+
+def test_rounds_are_counted_one_by_one() -> None:
+    stats = dataclasses.replace(snapshots()[-1], seconds=8.0)
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (4, 8, 4, 8)
+    assert stats.acceptance_by_position == (2 / 3, 1 / 3, 1 / 2)
+    assert stats.tokens_per_second == 1.0
+
+
+def test_a_snapshot_stays_what_it_was_however_late_it_is_read() -> None:
+    for number, stats in enumerate(snapshots(), start=1):
+        drafted, accepted = zip(*ROUNDS[:number], strict=True)
+        given = Stats((3,) * number, drafted, accepted, sum(accepted) + number, float(number))
+        for name in ("rounds", "drafted", "accepted", "last_round", "acceptance_by_position"):
+            assert getattr(stats, name) == getattr(given, name)
+        assert (repr(stats), hash(stats)) == (repr(given), hash(given))
+        assert stats == given and dataclasses.asdict(stats) == dataclasses.asdict(given)
+        assert (stats.num_draft, stats.num_drafted) == ((3,) * number, drafted)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            stats.num_draft = ()  # type: ignore[misc]
+
+
+def test_copies_of_snapshots_hold_values_alone() -> None:
+    first, last = snapshots()[0], snapshots()[-1]
+    for stats in (first, last):
+        for other in (copy.copy(stats), copy.deepcopy(stats), pickle.loads(pickle.dumps(stats))):
+            assert other == stats and vars(other).keys() == {
+                field.name for field in dataclasses.fields(Stats)
+            }
+    with pytest.raises(AttributeError, match="Stats has no attribute 'num_rejected'"):
+        first.num_rejected  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_stream_builds_no_tuples_of_all_rounds() -> None:
+    """Or a round would take longer and longer: they are made when they are asked for."""
+    target = tiny_model(vocab_size=20, layers=2, seed=3)
+    chunks = list(SpeculativeDecoder(target, tiny_draft(target)).stream([10, 1], max_tokens=60))
+    assert len(chunks) > 5
+    for chunk in chunks:
+        stats = chunk.stats
+        assert (stats.rounds, len(chunk.origins)) and stats.acceptance_rate <= 1
+        assert stats.tokens_per_round and stats.summary()
+        assert not set(PER_ROUND) & vars(stats).keys()
+    for number, chunk in enumerate(chunks, start=1):
+        assert len(chunk.stats.num_draft) == len(chunk.stats.num_drafted) == number
+        assert chunk.stats.num_accepted == tuple(c.num_accepted for c in chunks[:number])
 
 
 def test_the_summary_is_a_line_for_people() -> None:

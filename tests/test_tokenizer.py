@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from speculative_t5.tokenizer import Detokenizer, load_tokenizer, pieces
@@ -96,6 +97,32 @@ def test_what_is_decoded_in_parts_is_the_whole(folder: Path) -> None:
         parts = [stream.add(token) for token in ids]
         assert "".join([*parts, stream.finish()]) == tokenizer.decode(ids)
         assert "".join(pieces(ids, Detokenizer(tokenizer), end=True)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["pieces", "json", "bytes"])
+def test_a_blank_id_that_repeats_is_not_decoded_again_and_again(
+    kind: str, folder: Path, json_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spaces, line breaks and ids without a text, at the beginning and later."""
+    write_tokenizer(tmp_path, "bytes")
+    tokenizer = load_tokenizer({"pieces": folder, "json": json_folder, "bytes": tmp_path}[kind])
+    decode, lengths = tokenizer.decode, [0]
+
+    def watched(ids: Sequence[int]) -> str:
+        lengths.append(len(ids))
+        return decode(ids)
+
+    blank = [i for i in range(270) if not decode([i]).strip()]
+    whole = [i for i in range(128) if decode([i]) != "\N{REPLACEMENT CHARACTER}"]
+    rng = np.random.default_rng(0)
+    for number in range(300):
+        runs = [[int(rng.choice(blank))] * 50, rng.choice(whole, number % 4).tolist()]
+        ids = sum((runs[place] for place in rng.integers(0, 2, 4)), [])
+        with monkeypatch.context() as patched:
+            patched.setattr(tokenizer, "decode", watched)
+            shown = "".join(pieces(ids, Detokenizer(tokenizer), end=True))
+        assert shown == decode(ids), ids
+    assert len(blank) > 3 and max(lengths) < 20
 
 
 def test_characters_are_shown_whole(json_folder: Path) -> None:

@@ -1,0 +1,142 @@
+"""Lookups in texts that grow: what they propose, and how much they look at."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from speculative_t5.draft import CombinedDrafter, Draft, LookupDrafter
+from speculative_t5.lookup import INDEXED, Lookup
+
+import mlx.core as mx
+import pytest
+from conftest import Watched
+from plain_lookup import look_up
+
+SIZES = [(low, high) for high in (1, 2, 3, 8, INDEXED, INDEXED + 5) for low in range(1, high + 1)]
+
+
+def text(rng: random.Random, length: int, alphabet: int, before: Sequence[int] = ()) -> list[int]:
+    """Random tokens, some of them copied from `before` and from themselves."""
+    tokens: list[int] = []
+    while len(tokens) < length:
+        whole = [*before, *tokens]
+        if whole and rng.random() < 0.3:
+            at = rng.randrange(len(whole))
+            tokens += whole[at : at + rng.randrange(1, 30)]
+        else:
+            tokens.append(rng.randrange(alphabet))
+    return tokens[:length]
+
+
+def growing(rng: random.Random, tokens: Sequence[int]) -> Iterator[int]:
+    """Lengths of an output that grows by random steps."""
+    length = 1
+    while length < len(tokens):
+        yield length
+        length += rng.choice((1, 1, 2, 3, 9))
+
+
+@pytest.mark.parametrize("alphabet", [1, 2, 3, 5, 30])
+def test_proposals_are_those_of_the_whole_text(alphabet: int) -> None:
+    """With and without a source, and with tokens assumed behind the output."""
+    rng, found = random.Random(alphabet), 0
+    for case in range(1000):
+        source = text(rng, rng.choice((0, 1, 2, 10, 40)), alphabet)
+        output = text(rng, rng.choice((2, 10, 70)), alphabet, source)
+        sizes = SIZES[case % len(SIZES)]
+        lookup = Lookup(source, *sizes)
+        for length in growing(rng, output):
+            assumed = text(rng, rng.choice((0, 0, 1, 5)), alphabet, output[length - 5 : length])
+            num_draft = rng.randrange(8)
+            proposed = lookup.propose(output[:length], num_draft, assumed)
+            plain = look_up(source, output[:length] + assumed, num_draft, *sizes)
+            assert proposed == plain, (source, output[:length], assumed, num_draft, sizes)
+            found += bool(plain)
+    assert found > 500
+
+
+def test_rows_that_are_replaced_and_selected_have_their_own_texts() -> None:
+    rng = random.Random(0)
+    drafter = LookupDrafter(frozenset(), frozenset())
+    sources = [text(rng, 20, 4) for _ in range(5)]
+    outputs = [text(rng, 2, 4) for _ in range(5)]
+    drafter.start(sources)
+    while outputs:
+        for output, source in zip(outputs, sources, strict=True):
+            output += text(rng, rng.randrange(4), 4, source)
+        assumed = [text(rng, rng.randrange(3), 4) for _ in outputs]
+        rows = zip(sources, outputs, assumed, strict=True)
+        plain = [look_up(source, output + more, 6, 1, 8) for source, output, more in rows]
+        assert drafter.find(outputs, 6, assumed) == plain
+        if rng.random() < 0.3:
+            row, sources_of_new = rng.randrange(len(outputs)), text(rng, 20, 4)
+            sources[row], outputs[row] = sources_of_new, text(rng, 2, 4)
+            drafter.replace([row], [sources_of_new])
+        if rng.random() < 0.1:
+            kept = rng.sample(range(len(outputs)), len(outputs) - 1)
+            sources, outputs = [sources[i] for i in kept], [outputs[i] for i in kept]
+            drafter.select(kept)
+
+
+def test_an_output_that_is_shorter_than_before_is_looked_up_anew() -> None:
+    rng = random.Random(0)
+    source, output = text(rng, 20, 3), text(rng, 200, 3)
+    lookup = Lookup(source, 1, 8)
+    for _ in range(300):
+        part = output[: rng.randrange(1, 200)]
+        assert lookup.propose(part, 5) == look_up(source, part, 5, 1, 8)
+        output[len(part) :] = text(rng, 200 - len(part), 3)
+
+
+def test_the_index_holds_no_more_n_grams_than_it_takes_to_tell_them_apart() -> None:
+    lookup = Lookup(range(100), 1, 8)
+    lookup.propose([*range(100, 200), 0, 1], 1)
+    singles = {(token,) for token in range(200)}
+    assert lookup._ends.keys() - singles == {(199, 0), (0, 1), (199, 0, 1)}
+
+
+class Touched(int):
+    """A token that counts how often any of them is looked at."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Touched.count += 1
+        return int(self) == other
+
+    def __hash__(self) -> int:
+        Touched.count += 1
+        return int.__hash__(self)
+
+
+class Guessing:
+    """Drafts three tokens, always the same."""
+
+    def __init__(self) -> None:
+        self.start = self.replace = self.select = lambda *_: None
+
+    def propose(self, context: object, num_draft: int, keys: object) -> Draft:
+        return Draft(mx.array([[2, 2, 3]]), [3])
+
+
+def drafter_of(kind: str) -> Any:
+    lookup = LookupDrafter(frozenset({1}), frozenset({0, 1}))
+    return lookup if kind == "lookup" else CombinedDrafter(Guessing(), lookup, frozenset({1}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["lookup", "both"])
+@pytest.mark.parametrize("alphabet", [1, 2, 50])
+def test_a_round_looks_at_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
+    rng, drafter = random.Random(0), drafter_of(kind)
+    source = [Touched(2 + rng.randrange(alphabet)) for _ in range(300)]
+    drafter.start([source])
+    context, costs = Watched([0]), []
+    for _ in range(1000):
+        context += [Touched(2 + rng.randrange(alphabet)) for _ in range(2)]
+        Touched.count = context.count = 0
+        drafter.propose([context], 4, None)
+        costs.append((Touched.count, context.count))
+    touched, taken = (max(column[200:]) for column in zip(*costs, strict=True))
+    assert (touched < 500, taken) == (True, 2), touched
