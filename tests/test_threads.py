@@ -1,0 +1,148 @@
+"""Threads that share a model or a decoder, and what is left of them at their end."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder, blocks, decoder, t5
+from speculative_t5.schedule import (
+    MAX_DRAFT,
+    Calibration,
+    Counts,
+)
+from speculative_t5.t5 import T5
+
+import mlx.core as mx
+import pytest
+from conftest import KINDS, VARIED, tiny, tiny_draft, tiny_model
+
+NUM_THREADS = 8
+PROMPTS = [[*range(3 + i, 8 + i), 1] for i in range(NUM_THREADS)]
+CALIBRATION = Calibration(
+    tuple(0.1 * k for k in range(MAX_DRAFT + 1)),
+    tuple(1 + 0.02 * k for k in range(2 * MAX_DRAFT + 1)),
+    tuple(map(tuple, Counts().values)),
+    1,
+)
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads that take turns far more often than usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(before)
+
+
+def at_once(work: Callable[[int], Any], count: int = NUM_THREADS) -> list[Any]:
+    """What `work` gives for 0 to count - 1, each in a thread of its own, all begun together."""
+    barrier = threading.Barrier(count)
+
+    def begin(i: int) -> Any:
+        barrier.wait()
+        return work(i)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_draft", [3, "auto"])
+def test_threads_that_share_a_decoder_give_the_outputs_of_one(
+    kind: str, num_draft: Any, monkeypatch: pytest.MonkeyPatch, restless: None
+) -> None:
+    monkeypatch.setattr(decoder, "calibrate", lambda *_: CALIBRATION)
+    model = tiny(kind, vocab_size=20, layers=2, seed=VARIED[kind])
+    draft = tiny_draft(model)
+    alone = SpeculativeDecoder(model, draft, num_draft=num_draft)
+    expected = [alone.generate(prompt, max_tokens=20).tokens for prompt in PROMPTS]
+    assert len(set(map(tuple, expected))) > 2  # outputs that could be taken for each other's
+    monkeypatch.setattr(t5, "MAX_SHAPES", 2)
+    if isinstance(model, T5):
+        model.forget()
+        draft.forget()
+    shared = SpeculativeDecoder(model, draft, num_draft=num_draft)
+
+    def work(first: int) -> list[list[int]]:
+        order = [(first + i) % NUM_THREADS for i in range(3)]
+        return [shared.generate(PROMPTS[i], max_tokens=20).tokens for i in order]
+
+    for first, found in enumerate(at_once(work)):
+        assert found == [expected[(first + i) % NUM_THREADS] for i in range(3)]
+
+
+@pytest.mark.parametrize("single_operations", [True, False])
+def test_the_first_passes_of_a_model_may_be_those_of_several_threads(
+    single_operations: bool, monkeypatch: pytest.MonkeyPatch, restless: None
+) -> None:
+    if not single_operations:
+        monkeypatch.setattr(blocks, "library", None)
+    model, tokens = tiny_model(vocab_size=20), mx.array([[3, 4, 1]])
+    expected = model(tokens, tokens).tolist()
+
+    def work(i: int) -> Any:
+        assert i % 2 or model.prepared
+        # Arrays that another thread has made and not evaluated could not be evaluated in this one.
+        return model(tokens, tokens).tolist()
+
+    for _ in range(5):
+        model.forget()
+        assert at_once(work) == [expected] * NUM_THREADS
+
+
+def test_each_thread_compiles_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one dropped the functions of all, another could be about to call them."""
+    monkeypatch.setattr(t5, "MAX_SHAPES", 2)
+    model = tiny_model(vocab_size=20)
+
+    def step(width: int) -> dict[str, Any]:
+        model.start(PROMPTS[:1])[0].step(mx.zeros((1, width), mx.int32))
+        return model.prepared._compiled.functions
+
+    own = step(1)
+    for width in range(1, 6):
+        (others,) = at_once(lambda _, width=width: step(width), 1)  # type: ignore[misc]
+        assert others["step"] is not own["step"]
+    assert step(1) is own
+
+
+def test_compiled_functions_are_forgotten_with_their_model() -> None:
+    """MLX keeps them for each thread, and would run one for a later model at its address."""
+    pool = [ThreadPoolExecutor(1) for _ in range(3)]
+
+    def step(model: T5) -> list[float]:
+        session, _ = model.start([[5, 6, 7, 1]])
+        return session.step(mx.array([[0]])).tolist()  # type: ignore[return-value]
+
+    def in_use() -> int:
+        gc.collect()
+        return int(mx.get_active_memory())
+
+    before = 0
+    for seed in range(12):
+        model = tiny_model(vocab_size=5000, seed=seed)
+        expected = step(model)
+        assert all(thread.submit(step, model).result() == expected for thread in pool)
+        size = sum(weight.nbytes for weight in (model.shared.weight, model.lm_head.weight))
+        del model
+        before = before or in_use()
+    assert in_use() - before < size
+    for thread in pool:
+        thread.shutdown()
+
+
+def test_a_stream_may_go_from_thread_to_thread() -> None:
+    """As web servers have it, which take each chunk in any thread of a pool."""
+    model = tiny_model(vocab_size=20, layers=2, seed=VARIED["t5"])
+    shared = SpeculativeDecoder(model, tiny_draft(model))
+    expected = [chunk.tokens for chunk in shared.stream(PROMPTS[0], max_tokens=24)]
+    chunks, found = shared.stream(PROMPTS[0], max_tokens=24), []
+    while chunk := at_once(lambda _: next(chunks, None), 1)[0]:
+        found.append(chunk.tokens)
+    assert found == expected and len(found) > 2
