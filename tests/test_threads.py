@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, blocks, decoder, t5
 from speculative_t5.schedule import (
     MAX_DRAFT,
+    AdaptiveSchedule,
     Calibration,
     Counts,
+    Outcome,
 )
 from speculative_t5.t5 import T5
 
@@ -146,3 +149,36 @@ def test_a_stream_may_go_from_thread_to_thread() -> None:
     while chunk := at_once(lambda _: next(chunks, None), 1)[0]:
         found.append(chunk.tokens)
     assert found == expected and len(found) > 2
+
+
+def test_threads_wait_for_the_one_that_calibrates(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def slowly(*_: object) -> Calibration:
+        calls.append(1)
+        time.sleep(0.2)  # all others have begun by then
+        return CALIBRATION
+
+    monkeypatch.setattr(decoder, "calibrate", slowly)
+    model = tiny_model(vocab_size=20)
+    shared = SpeculativeDecoder(model, tiny_draft(model), num_draft="auto")
+    at_once(lambda i: shared.generate(PROMPTS[i], max_tokens=4))
+    assert len(calls) == 1
+
+
+def test_a_schedule_learns_from_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+    add = Counts.add
+
+    def slowly(counts: Counts, outcome: Outcome) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.01)
+        add(counts, outcome)
+        inside.pop()
+
+    monkeypatch.setattr(Counts, "add", slowly)
+    schedule = AdaptiveSchedule(CALIBRATION)
+    at_once(lambda _: schedule.observe(Outcome(2, [2], [1], 0.0, 0.0)))
+    assert most == [1] * NUM_THREADS
