@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from . import opt
+from . import opt, threads
 from .cache import KeysValues, KVCache, LayerShape, write
 from .sampling import argmax
 from .session import Vocabulary, fingerprint
@@ -50,6 +50,7 @@ class CausalModel:
         more_ends: Iterable[int] = (),
         vocabulary: Vocabulary | None = None,
     ) -> None:
+        threads.enter()
         check_cache(model)
         _bound_positions(model)
         self.model = model
@@ -79,6 +80,7 @@ class CausalModel:
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[CausalSession, list[list[int]]]:
         """Read the prompts but for their last tokens, with which decoding begins."""
+        threads.enter()
         session = CausalSession(self, len(prompts))
         session.read(prompts)
         return session, [list(prompt) for prompt in prompts]

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from . import blocks
+from . import blocks, threads
 from .cache import (
     KeysValues,
     KVCache,
@@ -124,6 +124,7 @@ class T5(nn.Module):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
+        threads.enter()
         self.config = config
         self.vocabulary: Vocabulary | None = None
         self._prepared: Prepared | None = None
@@ -191,6 +192,7 @@ class T5(nn.Module):
         Returns:
             Logits (B, L, V) of the token after each of `decoder_tokens`.
         """
+        threads.enter()
         if encoder_mask is None:
             encoder_mask = encoder_tokens != self.config.pad_token_id
         encoder_mask = mx.broadcast_to(encoder_mask, encoder_tokens.shape)
@@ -255,6 +257,7 @@ class T5(nn.Module):
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
+        threads.enter()
         prepared = self.prepared  # transposes and tables, which encoding uses, too
         session = T5Session(self, self.sources(prompts), prepared)
         return session, [[self.config.decoder_start_token_id] for _ in prompts]

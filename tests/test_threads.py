@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from speculative_t5.t5 import T5
 
 import mlx.core as mx
 import pytest
-from conftest import KINDS, VARIED, tiny, tiny_draft, tiny_model
+from conftest import KINDS, REPOSITORY, VARIED, tiny, tiny_draft, tiny_model
 
 NUM_THREADS = 8
 PROMPTS = [[*range(3 + i, 8 + i), 1] for i in range(NUM_THREADS)]
@@ -53,6 +54,14 @@ def at_once(work: Callable[[int], Any], count: int = NUM_THREADS) -> list[Any]:
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(begin, range(count)))
+
+
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own, with the shipped models; one that hangs is an error."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,3 +191,34 @@ def test_a_schedule_learns_from_one_thread_at_a_time(monkeypatch: pytest.MonkeyP
     schedule = AdaptiveSchedule(CALIBRATION)
     at_once(lambda _: schedule.observe(Outcome(2, [2], [1], 0.0, 0.0)))
     assert most == [1] * NUM_THREADS
+
+
+EXIT = """
+import threading
+from speculative_t5 import SpeculativeDecoder
+import mlx.core as mx
+
+decoder = SpeculativeDecoder.from_pretrained("correct-base", "correct-small")
+# Many functions to release: what waits for the interpreter then does it for longer.
+more = mx.compile(lambda x: x + 1)
+
+def work():
+    for n in range(3):
+        decoder.generate("correct: He dont know were his keys are.", max_tokens=2 + n)
+    for n in range(300):
+        more(mx.zeros(n + 1))
+
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("end")
+"""
+
+
+def test_a_program_ends_well_after_its_threads() -> None:
+    """MLX releases a thread's compiled functions late, and aborts the program if it ends then."""
+    for _ in range(3):
+        done = run_script(EXIT)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
