@@ -12,6 +12,7 @@ from typing import Literal, cast
 
 import mlx.core as mx
 
+from . import threads
 from .calibration import Padded, calibrate
 from .draft import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .engine import WINDOW, Plan, Request, decode, in_order_of_length
@@ -428,6 +429,7 @@ class SpeculativeDecoder:
         learning from one generation to the next. Elsewhere each generation begins anew, or the same
         seed and options would not give the same tokens twice.
         """
+        threads.enter()  # before the lock, which a fork may leave locked
         sampler, batch = verifier.sampler, 1 << (len(requests) - 1).bit_length()
         sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
         rule = (verifier.block, float(verifier.delta))

@@ -1,10 +1,16 @@
-"""What MLX needs when a process that uses it has several threads."""
+"""What MLX needs when a process that uses it has several threads or forks."""
 
 from __future__ import annotations
 
+import os
 import threading
 
 import mlx.core as mx
+
+
+class _Process:
+    used = False  # whether MLX has computed here, or in a parent before it forked
+    forked = False  # whether a parent had used MLX when it forked this process
 
 
 class _Release:
@@ -31,7 +37,25 @@ _locals = threading.local()
 
 
 def enter() -> None:
-    """Prepare the calling thread for using MLX; to be called before every generation."""
+    """Prepare the calling thread for using MLX; to be called before every generation.
+
+    Raises:
+        RuntimeError: If this process was forked after MLX had been used: its threads, which do all
+            the work, are not in the child, and the first computation would wait for them forever.
+    """
+    if _Process.forked:
+        raise RuntimeError(
+            "this process was forked from one that had used MLX, and has none of its threads: "
+            "use multiprocessing's spawn start method"
+        )
+    _Process.used = True
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread and not hasattr(_locals, "release"):
         _locals.release = _Release()
+
+
+def _after_fork() -> None:
+    _Process.forked = _Process.used
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -222,3 +222,79 @@ def test_a_program_ends_well_after_its_threads() -> None:
     for _ in range(3):
         done = run_script(EXIT)
         assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+FORK = """
+import multiprocessing, os, signal, sys, warnings
+import speculative_t5
+from speculative_t5 import SpeculativeDecoder
+
+warnings.simplefilter("ignore")  # Python's own, about threads and forks
+PROMPT = "correct: He dont know were his keys are."
+
+def load(**options):
+    return SpeculativeDecoder.from_pretrained("correct-small", **options)
+
+def generate(decoder):
+    return decoder.generate(PROMPT, max_tokens=8).text
+
+def in_child(work):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.alarm(30)  # the end of one that hangs
+    try:
+        print(work())
+    except RuntimeError as error:
+        print(error)
+    sys.stdout.flush()
+    os._exit(0)
+"""
+SAYS = (
+    "this process was forked from one that had used MLX, and has none of its threads: "
+    "use multiprocessing's spawn start method\n"
+)
+
+
+def test_a_process_that_was_forked_later_says_what_to_do() -> None:
+    works = [
+        "lambda: generate(decoder)",
+        "lambda: decoder.generate_batch([PROMPT] * 2)",
+        "lambda: list(decoder.stream(PROMPT))",
+        "lambda: decoder.model(mx.array([[3, 1]]), mx.array([[0]]))",
+        "lambda: generate(adaptive)",
+        "load",
+    ]
+    done = run_script(
+        FORK
+        + "import mlx.core as mx\n"
+        + "decoder, adaptive = load(), load(draft='lookup', num_draft='auto')\n"
+        + "".join(f"in_child({work})\n" for work in works)
+        + "generate(decoder)\n"
+        + f"in_child({works[0]})"
+    )
+    assert done.stdout == SAYS * (len(works) + 1), done.stderr
+
+
+def test_a_process_that_was_forked_before_goes_on() -> None:
+    done = run_script(FORK + "assert in_child(lambda: generate(load())) == 0\nprint('parent')")
+    assert done.stdout.splitlines() == ["He doesn't know where his keys", "parent"], done.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_pools_of_processes_give_outputs_or_an_error(method: str, tmp_path: Any) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        FORK
+        + "def job(_):\n    return generate(load())\n"
+        + "if __name__ == '__main__':\n"
+        + "    expected = job(0)\n"
+        + f"    processes = multiprocessing.get_context('{method}')\n"
+        + "    with processes.Pool(2, signal.alarm, (30,)) as pool:\n"
+        + "        try:\n"
+        + "            print(pool.map(job, range(2)) == [expected] * 2)\n"
+        + "        except RuntimeError as error:\n"
+        + "            print(error)\n"
+    )
+    done = run_script(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+    assert (done.stdout, done.stderr) == (SAYS if method == "fork" else "True\n", "")
