@@ -59,6 +59,8 @@ class CausalModel:
         self.max_context = max_context
         self.vocabulary = vocabulary
         self.shapes, self.vocab_size = _shapes(model)
+        # Not only parameters: another thread could not evaluate what this one has begun.
+        mx.eval(model)
 
     @property
     def fingerprint(self) -> str:

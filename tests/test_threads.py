@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, blocks, decoder, t5
+from speculative_t5.causal import CausalModel
 from speculative_t5.schedule import (
     MAX_DRAFT,
     AdaptiveSchedule,
@@ -106,6 +107,21 @@ def test_the_first_passes_of_a_model_may_be_those_of_several_threads(
     for _ in range(5):
         model.forget()
         assert at_once(work) == [expected] * NUM_THREADS
+
+
+def test_a_model_may_be_used_in_another_thread_than_it_was_made_in() -> None:
+    from mlx_lm.models import llama
+
+    # As Llama 3 has it: an array that is no parameter.
+    rope = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    module = llama.Model(llama.ModelArgs("llama", 16, 1, 16, 2, 1e-6, 20, rope_scaling=rope))
+    assert "_freqs" in module.layers[0].self_attn.rope
+    made = SpeculativeDecoder(CausalModel(module, eos_token_id=1, max_context=64))
+    (found,) = at_once(lambda _: made.generate(PROMPTS[0], max_tokens=5).tokens, 1)
+    assert found == made.generate(PROMPTS[0], max_tokens=5).tokens
 
 
 def test_each_thread_compiles_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
