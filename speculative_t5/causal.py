@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from . import opt
+from . import opt, threads
 from .cache import KeysValues, KVCache, LayerShape, write
 from .config import model_type
 from .sampling import argmax
@@ -55,6 +55,7 @@ class CausalModel:
         more_ends: Iterable[int] = (),
         vocabulary: Vocabulary | None = None,
     ) -> None:
+        threads.enter()
         check_cache(model)
         _bound_positions(model)
         self.model = model
@@ -63,6 +64,8 @@ class CausalModel:
         self.max_context = max_context
         self.vocabulary = vocabulary
         self.shapes, self.vocab_size = _shapes(model)
+        # Not only parameters: another thread could not evaluate what this one has begun.
+        mx.eval(model)
 
     @property
     def fingerprint(self) -> str:
@@ -84,6 +87,7 @@ class CausalModel:
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[CausalSession, list[list[int]]]:
         """Read the prompts but for their last tokens, with which decoding begins."""
+        threads.enter()
         session = CausalSession(self, len(prompts))
         session.read(prompts)
         return session, [list(prompt) for prompt in prompts]

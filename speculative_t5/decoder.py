@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -11,6 +12,7 @@ from typing import Literal, cast
 
 import mlx.core as mx
 
+from . import threads
 from .calibration import Padded, calibrate
 from .draft import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .engine import WINDOW, Plan, Request, decode, in_order_of_length
@@ -119,6 +121,7 @@ class SpeculativeDecoder:
         self.tokenizer = tokenizer
         self._num_draft = num_draft
         self._schedules: dict[Hashable, AdaptiveSchedule] = {}
+        self._calibrating = threading.Lock()  # held while one is measured, made or looked up
         self._lookup = lookup
         self._draft_vocab = draft_vocab
         self._chat = chat
@@ -422,27 +425,27 @@ class SpeculativeDecoder:
     ) -> AdaptiveSchedule:
         """A schedule calibrated for these models and options, if need be on these prompts.
 
-        Where outputs do not hang on draft lengths (greedy and exact), the schedule goes on learning
-        from one generation to the next. Elsewhere each generation begins anew, or the same seed and
-        options would not give the same tokens twice.
+        Where outputs do not depend on draft lengths (greedy and exact), the schedule goes on
+        learning from one generation to the next. Elsewhere each generation begins anew, or the same
+        seed and options would not give the same tokens twice.
         """
+        threads.enter()  # before the lock, which a fork may leave locked
         sampler, batch = verifier.sampler, 1 << (len(requests) - 1).bit_length()
         sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
         rule = (verifier.block, float(verifier.delta))
         settings = (*sampling, *rule, self._lookup, *self._ngrams, self._draft_vocab, batch)
-        if settings not in self._schedules:
 
-            def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
-                drawn = seed if sampler.temperature else None
-                plan = Plan(
-                    Padded(drafter), schedule, verifier, REHEARSAL_TOKENS, drawn, timed=True
-                )
-                return decode(self.model, requests, plan, batch_size=len(requests))
+        def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
+            drawn = seed if sampler.temperature else None
+            plan = Plan(Padded(drafter), schedule, verifier, REHEARSAL_TOKENS, drawn, timed=True)
+            return decode(self.model, requests, plan, batch_size=len(requests))
 
-            models = [m.fingerprint if m else None for m in (self.model, self.draft)]
-            found = calibrate(rehearse, len(requests), *models, *settings)
-            self._schedules[settings] = AdaptiveSchedule(found)
-        schedule = self._schedules[settings]
+        with self._calibrating:  # other threads wait, and would disturb what is measured
+            if settings not in self._schedules:
+                models = [m.fingerprint if m else None for m in (self.model, self.draft)]
+                found = calibrate(rehearse, len(requests), *models, *settings)
+                self._schedules[settings] = AdaptiveSchedule(found)
+            schedule = self._schedules[settings]
         free = sampler.temperature == 0 and verifier.delta == 0
         return schedule if free else schedule.fresh()
 

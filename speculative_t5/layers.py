@@ -18,7 +18,7 @@ from . import blocks
 from .backend import on_cpu
 from .cache import KeysValues, resized, write
 from .config import Activation, T5Config
-from .positions import Bias, PositionBias, position_biases
+from .positions import Bias, Derived, PositionBias, position_biases
 
 MANY_SCORES = 2048  # from so many on, `softmax` is put together here
 # 2**x for x from -0.5 to 0.5, the highest power first: least squares, within 2e-7.
@@ -208,7 +208,7 @@ class FeedForward(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A product with the weight's transpose, which is taken once and not in every step."""
+    """A product with the weight's transpose, which is kept (`keep_transposed`) between steps."""
 
     def __call__(self, x: mx.array) -> mx.array:
         return x @ transposed(self)
@@ -242,11 +242,25 @@ def embed(layer: nn.Module, tokens: mx.array) -> mx.array:
 
 
 def transposed(layer: nn.Module) -> mx.array:
-    """A layer's weight as (inputs, outputs): a view of it, kept as long as it is the same."""
-    if layer.get("_transposed_of") is not layer.weight:
-        layer._transposed_of, layer._transposed = layer.weight, layer.weight.T
-    view: mx.array = layer._transposed
+    """A layer's weight as (inputs, outputs): the view that was kept, if it is of this weight."""
+    kept: Derived | None = vars(layer).get("_transposed")
+    if kept is not None and kept.weight is layer.weight:
+        return kept.arrays[0]
+    view: mx.array = layer.weight.T
     return view
+
+
+def keep_transposed(layer: nn.Module) -> None:
+    """Take the transpose once, for as long as the weight is the same object."""
+    weight = layer.weight
+    view = weight.T
+    mx.eval(view)
+    layer._transposed = Derived(weight, (view,))
+
+
+def forget_transposed(layer: nn.Module) -> None:
+    """Drop the transpose that was kept."""
+    vars(layer).pop("_transposed", None)
 
 
 def split_heads(x: mx.array, batch: int, parts: int, num_heads: int) -> list[mx.array]:

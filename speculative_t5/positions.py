@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -24,6 +25,19 @@ class Bias(NamedTuple):
     scores: mx.array
 
 
+@dataclass(frozen=True)
+class Derived:
+    """Arrays made from a weight, evaluated, for all threads to use while the weight is the same.
+
+    A single object, so that no thread sees a new weight beside old arrays. As it is neither an
+    array nor a list, `nn.Module` keeps it as a plain attribute: nobody who goes through a module's
+    items finds it, and its size does not change while they do.
+    """
+
+    weight: mx.array
+    arrays: tuple[mx.array, ...]
+
+
 class PositionBias(nn.Module):
     """Relative position bias of a stack: layer 0's serves all layers, or each has its own (umt5).
 
@@ -38,17 +52,29 @@ class PositionBias(nn.Module):
         self._num_buckets = config.relative_attention_num_buckets
         own = depth if config.bias_per_layer else 1
         self.weight = mx.zeros((own * self._num_buckets, config.num_heads))
+        self._kept: Derived | None = None
 
     def tables(self) -> list[mx.array]:
         """Bias by relative position, from -max_distance to max_distance, beyond which it is flat.
 
         Returns:
             (H, 2 * max_distance + 1) for each layer, or a single one that all layers share; -inf
-            where a causal stack may not look. They are made once for each weight.
+            where a causal stack may not look.
         """
-        if self.get("_tables_of") is not self.weight:
-            self._tables_of, self._tables = self.weight, tuple(self._make_tables())
-        return list(self._tables)
+        kept = self._kept
+        if kept is not None and kept.weight is self.weight:
+            return list(kept.arrays)
+        return self._make_tables()
+
+    def keep_tables(self) -> None:
+        """Make the tables once, for as long as the weight is the same object."""
+        weight, tables = self.weight, self._make_tables()
+        mx.eval(tables)
+        self._kept = Derived(weight, tuple(tables))
+
+    def forget(self) -> None:
+        """Drop the tables that were kept."""
+        self._kept = None
 
     def _make_tables(self) -> list[mx.array]:
         relative = np.arange(-self._max_distance, self._max_distance + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -185,11 +186,12 @@ class AdaptiveSchedule:
 
     A round that drafts K tokens is expected to emit 1 + the tokens accepted (2211.17192, equation
     1, with a rate for each place), and costs drafting and verifying them as calibrated. Rates
-    begin with the calibration's and follow what is observed.
+    begin with the calibration's and follow what is observed. Several threads may use one.
     """
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
+        self._learning = threading.Lock()
         self._rate = rate_of_others(calibration)
         self._counts = counts_for_others(calibration)
         draft, verify = calibration.draft_seconds, calibration.verify_seconds
@@ -210,17 +212,18 @@ class AdaptiveSchedule:
         return min(num_draft, remaining - 1)
 
     def observe(self, outcome: Outcome) -> None:
-        if outcome.num_draft == 0:
-            self._idle += 1
-            return
-        if self._best == 0:
-            # A probe that succeeds is soon followed by another, one that fails later and later.
-            patience = self._patience * (1 / 8 if any(outcome.num_accepted) else 2)
-            self._patience = min(max(1.0, patience), self._most_patience)
-        self._idle = 0
-        self._counts.scale(MEMORY)
-        self._counts.add(outcome)
-        self._best = self._choose()
+        with self._learning:
+            if outcome.num_draft == 0:
+                self._idle += 1
+                return
+            if self._best == 0:
+                # A probe that succeeds is soon followed by another, one that fails later and later.
+                patience = self._patience * (1 / 8 if any(outcome.num_accepted) else 2)
+                self._patience = min(max(1.0, patience), self._most_patience)
+            self._idle = 0
+            self._counts.scale(MEMORY)
+            self._counts.add(outcome)
+            self._best = self._choose()
 
     def _choose(self) -> int:
         accepts, drafts = self._counts.expected(self._rate)

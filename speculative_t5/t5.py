@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from . import blocks
+from . import blocks, threads
 from .cache import (
     KeysValues,
     KVCache,
@@ -24,34 +24,58 @@ from .cache import (
     source_width,
 )
 from .config import Quantization, T5Config
-from .layers import Decoder, Embedding, Encoder, Linear, embed, fused, transposed
-from .positions import position_biases
+from .layers import (
+    Decoder,
+    Embedding,
+    Encoder,
+    Linear,
+    embed,
+    forget_transposed,
+    fused,
+    keep_transposed,
+    transposed,
+)
+from .positions import PositionBias, position_biases
 from .sampling import argmax
 from .session import Vocabulary, fingerprint
 
 ENCODED_TOKENS = 512  # of a pass of the encoder, padding included, unless one prompt has more
 
-MAX_SHAPES = 100  # that a model is compiled for at a time
-PREPARING = threading.Lock()  # two threads' first use of a model may be at the same time
+MAX_SHAPES = 100  # that a thread compiles a model for at a time
+PREPARING = threading.Lock()  # held while any model's `_prepared` is made, checked or dropped
 
 
 Step = Callable[..., tuple[mx.array, list[KeysValues]]]
 Link = tuple[Any, Any, Any]  # a dictionary or list, a key or index, and what is there
 
 
+class Compiled(threading.local):
+    """A thread's own compiled functions, and the shapes that it has called them with.
+
+    MLX traces and keeps a function for each thread that calls it, and forgets it in one of them
+    only: shared with other threads it would stay there for good, with the weights in it, and be
+    run for a later function at the same address.
+    """
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Step] = {}
+        self.shapes: set[tuple[Any, ...]] = set()
+
+
 class Prepared:
     """A model's compiled functions, and what they were compiled of."""
 
     def __init__(self, model: T5) -> None:
-        layers = [m for m in model.modules() if isinstance(m, (Linear, Embedding))]
-        biases = [model.encoder.position_bias, model.decoder.position_bias]
         # What is not evaluated before would be a part of every step.
-        mx.eval(model.parameters(), [transposed(layer) for layer in layers])
-        mx.eval([bias.tables() for bias in biases])
+        mx.eval(model.parameters())
+        for module in model.modules():
+            if isinstance(module, (Linear, Embedding)):
+                keep_transposed(module)
+            elif isinstance(module, PositionBias):
+                module.keep_tables()
         self._links = list(links(model))
         self._functions: dict[str, Step] = {"step": model.step, "choose": model.choose}
-        self._compiled: dict[str, Step] = {}
-        self._shapes: set[tuple[Any, ...]] = set()
+        self._compiled = Compiled()
 
     def is_of(self, model: T5) -> bool:
         """Whether the model still is what was compiled."""
@@ -72,17 +96,18 @@ class Prepared:
         """`T5.step` or `T5.choose`, compiled.
 
         MLX keeps what it traced for each shape, a third of a megabyte for a small model, and never
-        forgets: when there are too many it is begun anew.
+        forgets: when there are too many they are dropped, and compiled again as they are needed.
         """
+        own = self._compiled
         place = cache[0][0].shape[2], sources[0][0].shape[2], others[0] is None
         shape = name, vocab_size, tokens.shape, at.size, *place
-        if shape not in self._shapes:
-            if len(self._shapes) == MAX_SHAPES:
-                self._shapes, self._compiled = set(), {}
-            self._shapes.add(shape)
-        if name not in self._compiled:
-            self._compiled[name] = mx.compile(self._functions[name])
-        return self._compiled[name](vocab_size, tokens, at, cache, sources, *others)
+        if shape not in own.shapes:
+            if len(own.shapes) == MAX_SHAPES:
+                own.shapes, own.functions = set(), {}
+            own.shapes.add(shape)
+        if name not in own.functions:
+            own.functions[name] = mx.compile(self._functions[name])
+        return own.functions[name](vocab_size, tokens, at, cache, sources, *others)
 
 
 def links(node: Any) -> Iterator[Link]:
@@ -99,6 +124,7 @@ class T5(nn.Module):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
+        threads.enter()
         self.config = config
         self.vocabulary: Vocabulary | None = None
         self._prepared: Prepared | None = None
@@ -166,6 +192,7 @@ class T5(nn.Module):
         Returns:
             Logits (B, L, V) of the token after each of `decoder_tokens`.
         """
+        threads.enter()
         if encoder_mask is None:
             encoder_mask = encoder_tokens != self.config.pad_token_id
         encoder_mask = mx.broadcast_to(encoder_mask, encoder_tokens.shape)
@@ -230,6 +257,7 @@ class T5(nn.Module):
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
+        threads.enter()
         prepared = self.prepared  # transposes and tables, which encoding uses, too
         session = T5Session(self, self.sources(prompts), prepared)
         return session, [[self.config.decoder_start_token_id] for _ in prompts]
@@ -251,10 +279,13 @@ class T5(nn.Module):
 
         Weights that are assigned, updated or loaded are noticed without it.
         """
-        self._prepared = None
-        for module in self.modules():
-            for name in ("_transposed_of", "_tables_of"):
-                module.pop(name, None)
+        with PREPARING:
+            self._prepared = None
+            for module in self.modules():
+                if isinstance(module, (Linear, Embedding)):
+                    forget_transposed(module)
+                elif isinstance(module, PositionBias):
+                    module.forget()
 
     def sources(self, prompts: Sequence[Sequence[int]]) -> SourceCache:
         """Prompts as cross-attention sees them.

@@ -197,7 +197,7 @@ def test_shapes_that_are_compiled_for_are_bounded(
     for n in (1, 2, 3, 4, 5, 1):
         found = model.start([[5, 9, 1]])[0].step(mx.zeros((1, n), mx.int32))
         assert mx.allclose(found, expected[n - 1], atol=1e-5)
-        assert len(model.prepared._shapes) <= 2
+        assert len(model.prepared._compiled.shapes) <= 2
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])

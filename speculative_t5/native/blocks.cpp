@@ -74,7 +74,8 @@ class Workspace {
  private:
   static constexpr size_t MOST_KEPT = 1 << 24;  // floats
   static inline std::mutex mutex;
-  static inline std::unique_ptr<float[]> kept;
+  // Never destroyed: when the program ends, MLX's threads may still be at work.
+  static inline auto& kept = *new std::unique_ptr<float[]>;
   static inline size_t kept_size = 0;
 
   std::unique_ptr<float[]> memory_;

@@ -1,0 +1,71 @@
+"""The C code under gcc's or clang's sanitizers: native_driver.c compares it with naive loops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+NATIVE = REPOSITORY / "speculative_t5" / "native"
+SOURCES = [REPOSITORY / "tests" / "native_driver.c", NATIVE / "products.c", NATIVE / "layers.c"]
+SANITIZERS = {"address": "address,undefined", "thread": "thread"}
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The driver built with each sanitizer that there is here, all compiled at the same time."""
+    compiler, folder = shutil.which("cc"), tmp_path_factory.mktemp("drivers")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return {}
+    empty = folder / "empty.c"
+    empty.write_text("int main(void) { return 0; }\n")
+    building: dict[str, subprocess.Popen[bytes]] = {}
+    for name, kinds in SANITIZERS.items():
+        command = [compiler, "-std=gnu11", "-O0", "-g", f"-fsanitize={kinds}", f"-I{NATIVE}"]
+        trial = subprocess.run([*command, empty, "-o", folder / "empty"], capture_output=True)
+        if trial.returncode or run(folder / "empty").returncode:
+            continue  # its runtime is not installed, or does not work on this system
+        building[name] = subprocess.Popen(
+            [*command, "-fno-sanitize-recover=all", *SOURCES, "-lm", "-lpthread"]
+            + ["-o", str(folder / name)]
+        )
+    assert all(process.wait() == 0 for process in building.values())
+    return {name: folder / name for name in building}
+
+
+def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # Leaks are looked for by a means that containers may forbid.
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
+    return subprocess.run(
+        [program, *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def driver(drivers: dict[str, Path], name: str) -> Path:
+    if name not in drivers:
+        pytest.skip(f"no C compiler, or no {name} sanitizer")
+    return drivers[name]
+
+
+@pytest.mark.parametrize(("name", "checks"), [("address", "all"), ("thread", "threads")])
+def test_products_and_layers_keep_to_their_memory_and_turns(
+    drivers: dict[str, Path], name: str, checks: str
+) -> None:
+    done = run(driver(drivers, name), checks)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "report"),
+    [("address", "overrun", "heap-buffer-overflow"), ("thread", "race", "data race")],
+)
+def test_a_planted_fault_is_reported(
+    drivers: dict[str, Path], name: str, fault: str, report: str
+) -> None:
+    done = run(driver(drivers, name), fault)
+    assert done.returncode and report in done.stderr

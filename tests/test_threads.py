@@ -1,0 +1,316 @@
+"""Threads that share a model or a decoder, and what is left of them at their end."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder, blocks, decoder, t5
+from speculative_t5.causal import CausalModel
+from speculative_t5.schedule import (
+    MAX_DRAFT,
+    AdaptiveSchedule,
+    Calibration,
+    Counts,
+    Outcome,
+)
+from speculative_t5.t5 import T5
+
+import mlx.core as mx
+import pytest
+from conftest import KINDS, REPOSITORY, VARIED, tiny, tiny_draft, tiny_model
+
+NUM_THREADS = 8
+PROMPTS = [[*range(3 + i, 8 + i), 1] for i in range(NUM_THREADS)]
+CALIBRATION = Calibration(
+    tuple(0.1 * k for k in range(MAX_DRAFT + 1)),
+    tuple(1 + 0.02 * k for k in range(2 * MAX_DRAFT + 1)),
+    tuple(map(tuple, Counts().values)),
+    1,
+)
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads that take turns far more often than usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(before)
+
+
+def at_once(work: Callable[[int], Any], count: int = NUM_THREADS) -> list[Any]:
+    """What `work` gives for 0 to count - 1, each in a thread of its own, all begun together."""
+    barrier = threading.Barrier(count)
+
+    def begin(i: int) -> Any:
+        barrier.wait()
+        return work(i)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))
+
+
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own, with the shipped models; one that hangs is an error."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_draft", [3, "auto"])
+def test_threads_that_share_a_decoder_give_the_outputs_of_one(
+    kind: str, num_draft: Any, monkeypatch: pytest.MonkeyPatch, restless: None
+) -> None:
+    monkeypatch.setattr(decoder, "calibrate", lambda *_: CALIBRATION)
+    model = tiny(kind, vocab_size=20, layers=2, seed=VARIED[kind])
+    draft = tiny_draft(model)
+    alone = SpeculativeDecoder(model, draft, num_draft=num_draft)
+    expected = [alone.generate(prompt, max_tokens=20).tokens for prompt in PROMPTS]
+    assert len(set(map(tuple, expected))) > 2  # outputs that could be taken for each other's
+    monkeypatch.setattr(t5, "MAX_SHAPES", 2)
+    if isinstance(model, T5):
+        model.forget()
+        draft.forget()
+    shared = SpeculativeDecoder(model, draft, num_draft=num_draft)
+
+    def work(first: int) -> list[list[int]]:
+        order = [(first + i) % NUM_THREADS for i in range(3)]
+        return [shared.generate(PROMPTS[i], max_tokens=20).tokens for i in order]
+
+    for first, found in enumerate(at_once(work)):
+        assert found == [expected[(first + i) % NUM_THREADS] for i in range(3)]
+
+
+@pytest.mark.parametrize("single_operations", [True, False])
+def test_the_first_passes_of_a_model_may_be_those_of_several_threads(
+    single_operations: bool, monkeypatch: pytest.MonkeyPatch, restless: None
+) -> None:
+    if not single_operations:
+        monkeypatch.setattr(blocks, "library", None)
+    model, tokens = tiny_model(vocab_size=20), mx.array([[3, 4, 1]])
+    expected = model(tokens, tokens).tolist()
+
+    def work(i: int) -> Any:
+        assert i % 2 or model.prepared
+        # Arrays that another thread has made and not evaluated could not be evaluated in this one.
+        return model(tokens, tokens).tolist()
+
+    for _ in range(5):
+        model.forget()
+        assert at_once(work) == [expected] * NUM_THREADS
+
+
+def test_a_model_may_be_used_in_another_thread_than_it_was_made_in() -> None:
+    from mlx_lm.models import llama
+
+    # As Llama 3 has it: an array that is no parameter.
+    rope = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    module = llama.Model(llama.ModelArgs("llama", 16, 1, 16, 2, 1e-6, 20, rope_scaling=rope))
+    assert "_freqs" in module.layers[0].self_attn.rope
+    made = SpeculativeDecoder(CausalModel(module, eos_token_id=1, max_context=64))
+    (found,) = at_once(lambda _: made.generate(PROMPTS[0], max_tokens=5).tokens, 1)
+    assert found == made.generate(PROMPTS[0], max_tokens=5).tokens
+
+
+def test_each_thread_compiles_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one dropped the functions of all, another could be about to call them."""
+    monkeypatch.setattr(t5, "MAX_SHAPES", 2)
+    model = tiny_model(vocab_size=20)
+
+    def step(width: int) -> dict[str, Any]:
+        model.start(PROMPTS[:1])[0].step(mx.zeros((1, width), mx.int32))
+        return model.prepared._compiled.functions
+
+    own = step(1)
+    for width in range(1, 6):
+        (others,) = at_once(lambda _, width=width: step(width), 1)  # type: ignore[misc]
+        assert others["step"] is not own["step"]
+    assert step(1) is own
+
+
+def test_compiled_functions_are_forgotten_with_their_model() -> None:
+    """MLX keeps them for each thread, and would run one for a later model at its address."""
+    pool = [ThreadPoolExecutor(1) for _ in range(3)]
+
+    def step(model: T5) -> list[float]:
+        session, _ = model.start([[5, 6, 7, 1]])
+        return session.step(mx.array([[0]])).tolist()  # type: ignore[return-value]
+
+    def in_use() -> int:
+        gc.collect()
+        return int(mx.get_active_memory())
+
+    before = 0
+    for seed in range(12):
+        model = tiny_model(vocab_size=5000, seed=seed)
+        expected = step(model)
+        assert all(thread.submit(step, model).result() == expected for thread in pool)
+        size = sum(weight.nbytes for weight in (model.shared.weight, model.lm_head.weight))
+        del model
+        before = before or in_use()
+    assert in_use() - before < size
+    for thread in pool:
+        thread.shutdown()
+
+
+def test_a_stream_may_go_from_thread_to_thread() -> None:
+    """As web servers have it, which take each chunk in any thread of a pool."""
+    model = tiny_model(vocab_size=20, layers=2, seed=VARIED["t5"])
+    shared = SpeculativeDecoder(model, tiny_draft(model))
+    expected = [chunk.tokens for chunk in shared.stream(PROMPTS[0], max_tokens=24)]
+    chunks, found = shared.stream(PROMPTS[0], max_tokens=24), []
+    while chunk := at_once(lambda _: next(chunks, None), 1)[0]:
+        found.append(chunk.tokens)
+    assert found == expected and len(found) > 2
+
+
+def test_threads_wait_for_the_one_that_calibrates(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def slowly(*_: object) -> Calibration:
+        calls.append(1)
+        time.sleep(0.2)  # all others have begun by then
+        return CALIBRATION
+
+    monkeypatch.setattr(decoder, "calibrate", slowly)
+    model = tiny_model(vocab_size=20)
+    shared = SpeculativeDecoder(model, tiny_draft(model), num_draft="auto")
+    at_once(lambda i: shared.generate(PROMPTS[i], max_tokens=4))
+    assert len(calls) == 1
+
+
+def test_a_schedule_learns_from_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+    add = Counts.add
+
+    def slowly(counts: Counts, outcome: Outcome) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.01)
+        add(counts, outcome)
+        inside.pop()
+
+    monkeypatch.setattr(Counts, "add", slowly)
+    schedule = AdaptiveSchedule(CALIBRATION)
+    at_once(lambda _: schedule.observe(Outcome(2, [2], [1], 0.0, 0.0)))
+    assert most == [1] * NUM_THREADS
+
+
+EXIT = """
+import threading
+from speculative_t5 import SpeculativeDecoder
+import mlx.core as mx
+
+decoder = SpeculativeDecoder.from_pretrained("correct-base", "correct-small")
+# Many functions to release: what waits for the interpreter then does it for longer.
+more = mx.compile(lambda x: x + 1)
+
+def work():
+    for n in range(3):
+        decoder.generate("correct: He dont know were his keys are.", max_tokens=2 + n)
+    for n in range(300):
+        more(mx.zeros(n + 1))
+
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("end")
+"""
+
+
+def test_a_program_ends_well_after_its_threads() -> None:
+    """MLX releases a thread's compiled functions late, and aborts the program if it ends then."""
+    for _ in range(3):
+        done = run_script(EXIT)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+FORK = """
+import multiprocessing, os, signal, sys, warnings
+import speculative_t5
+from speculative_t5 import SpeculativeDecoder
+
+warnings.simplefilter("ignore")  # Python's own, about threads and forks
+PROMPT = "correct: He dont know were his keys are."
+
+def load(**options):
+    return SpeculativeDecoder.from_pretrained("correct-small", **options)
+
+def generate(decoder):
+    return decoder.generate(PROMPT, max_tokens=8).text
+
+def in_child(work):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.alarm(30)  # the end of one that hangs
+    try:
+        print(work())
+    except RuntimeError as error:
+        print(error)
+    sys.stdout.flush()
+    os._exit(0)
+"""
+SAYS = (
+    "this process was forked from one that had used MLX, and has none of its threads: "
+    "use multiprocessing's spawn start method\n"
+)
+
+
+def test_a_process_that_was_forked_later_says_what_to_do() -> None:
+    works = [
+        "lambda: generate(decoder)",
+        "lambda: decoder.generate_batch([PROMPT] * 2)",
+        "lambda: list(decoder.stream(PROMPT))",
+        "lambda: decoder.model(mx.array([[3, 1]]), mx.array([[0]]))",
+        "lambda: generate(adaptive)",
+        "load",
+    ]
+    done = run_script(
+        FORK
+        + "import mlx.core as mx\n"
+        + "decoder, adaptive = load(), load(draft='lookup', num_draft='auto')\n"
+        + "".join(f"in_child({work})\n" for work in works)
+        + "generate(decoder)\n"
+        + f"in_child({works[0]})"
+    )
+    assert done.stdout == SAYS * (len(works) + 1), done.stderr
+
+
+def test_a_process_that_was_forked_before_goes_on() -> None:
+    done = run_script(FORK + "assert in_child(lambda: generate(load())) == 0\nprint('parent')")
+    assert done.stdout.splitlines() == ["He doesn't know where his keys", "parent"], done.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_pools_of_processes_give_outputs_or_an_error(method: str, tmp_path: Any) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        FORK
+        + "def job(_):\n    return generate(load())\n"
+        + "if __name__ == '__main__':\n"
+        + "    expected = job(0)\n"
+        + f"    processes = multiprocessing.get_context('{method}')\n"
+        + "    with processes.Pool(2, signal.alarm, (30,)) as pool:\n"
+        + "        try:\n"
+        + "            print(pool.map(job, range(2)) == [expected] * 2)\n"
+        + "        except RuntimeError as error:\n"
+        + "            print(error)\n"
+    )
+    done = run_script(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+    assert (done.stdout, done.stderr) == (SAYS if method == "fork" else "True\n", "")
