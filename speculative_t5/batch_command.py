@@ -7,14 +7,15 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import mlx.core as mx
 import typer
 from tqdm import tqdm
 
 from . import backend
-from .batch import Output, Record, Shorten, keep_beginning, keep_end, process
+from .batch import Output, Record, process
+from .encoding import Source
 from .options import (
     DEFAULT_MODEL,
     Chat,
@@ -24,6 +25,7 @@ from .options import (
     DraftVocab,
     Lookup,
     MaxNgram,
+    MaxSource,
     MaxTokens,
     MinNgram,
     Model,
@@ -31,11 +33,11 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    Truncate,
     Verify,
     make_decoder,
 )
 from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
-from .session import LanguageModel
 from .terminal import SOME_FAILED, Failure, note, printable, signals_held
 from .text import check_utf8
 
@@ -78,24 +80,11 @@ def batch(
     shard: Annotated[
         str, typer.Option(help="This part of INPUT only: 2/8 is every eighth line from the second.")
     ] = "1/1",
-    truncate: Annotated[
-        bool,
-        typer.Option(
-            "--truncate",
-            help="Cut prompts that are too long, instead of an error; those of decoder-only models "
-            "at their beginning, so that there is room for --max-tokens.",
-        ),
-    ] = False,
-    max_source: Annotated[
-        int | None,
-        typer.Option(
-            help="Longest prompt, in tokens.",
-            show_default="what the model's config.json says, else 512 for a T5",
-        ),
-    ] = None,
     model: Model = DEFAULT_MODEL,
     draft_model: DraftModel = None,
     chat: Chat = False,
+    max_source: MaxSource = None,
+    truncate: Truncate = False,
     num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
@@ -121,12 +110,6 @@ def batch(
     part = Shard.parse(shard)
     if resume and force:
         raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
-    if max_source is not None and max_source < 2:
-        raise ValueError(f"--max-source must be at least 2, got {max_source}")
-    if chat and truncate:
-        raise ValueError(
-            "--truncate would cut the form that --chat puts prompts into: leave one of them out"
-        )
     with open_input(source) as stream:
         writer = Output(output, stream, resume=resume, force=force)
         lines = read_lines(stream, *_form(source, form, field), part)
@@ -134,9 +117,8 @@ def batch(
         decoder = make_decoder(
             model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
             num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
-            draft_vocab=draft_vocab, chat=chat,
+            draft_vocab=draft_vocab, chat=chat, max_source=max_source, truncate=truncate,
         )  # fmt: skip
-        fitting = _fitting(decoder.model, max_source, max_tokens, truncate=truncate, chat=chat)
         run_all = partial(
             decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,
             temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
@@ -155,10 +137,10 @@ def batch(
                         writer.append(record)
                         progress.written += 1
 
-                process(
-                    lines, run_all, decoder.encode, emit, watch=progress.count, prefix=prefix,
-                    **fitting,
-                )  # fmt: skip
+                def encode(prompt: str) -> Source:
+                    return decoder.fit(prefix + prompt, max_tokens)
+
+                process(lines, run_all, encode, emit, watch=progress.count)
     if expected is not None and progress.written < expected:
         raise Failure(
             f"{source} had {expected} lines to do when the run began but {progress.written} when "
@@ -168,33 +150,6 @@ def batch(
         note(tip)
     if progress.failed:
         raise typer.Exit(SOME_FAILED)
-
-
-def _fitting(
-    model: LanguageModel, max_source: int | None, max_tokens: int, *, truncate: bool, chat: bool
-) -> dict[str, Any]:
-    """What `process` is to do about long prompts.
-
-    Raises:
-        ValueError: If `max_source` is more than the model can read.
-    """
-    limit, longest = model.max_context, max_source or model.max_source
-    if limit is not None and longest > limit:
-        raise ValueError(
-            f"--max-source must be at most {limit}, all that the model reads, got {longest}"
-        )
-    shorten: Shorten = keep_beginning
-    advice = "use --truncate to cut it, or --max-source N to allow more"
-    if model.prompt_in_context:
-        shorten = partial(keep_end, special=model.special_tokens)
-        advice = "split it" if chat else "use --truncate to cut it"
-        if limit is not None and truncate and max_source is None:
-            longest = max(limit // 2, limit - max_tokens + 1)
-    return {
-        "max_source": longest,
-        "shorten": shorten if truncate else None,
-        "advice": advice,
-    }
 
 
 class _Progress:

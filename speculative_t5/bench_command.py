@@ -22,7 +22,15 @@ from .benchmark import GREEDY, Arm, Bench, Report, arms_of, first_token_seconds
 from .decoder import NumDraft, SpeculativeDecoder
 from .engine import Plan
 from .forced import check_shapes, context_of, forced_plan, random_model, random_prompts
-from .options import DEFAULT_MODEL, DraftModel, DraftVocab, Model, draft_of
+from .options import (
+    DEFAULT_MODEL,
+    DraftModel,
+    DraftVocab,
+    MaxSource,
+    Model,
+    Truncate,
+    draft_of,
+)
 from .terminal import Failure, columns, note
 from .text import not_utf8
 
@@ -45,6 +53,8 @@ def bench(
         Path | None,
         typer.Option(help="Text file, a prompt a line.", show_default="six sentences to correct"),
     ] = None,
+    max_source: MaxSource = None,
+    truncate: Truncate = False,
     num_draft: Annotated[
         str, typer.Option(help="Tokens to draft: numbers and ranges, as 1-8 or 2,4,8.")
     ] = "1-8",
@@ -99,19 +109,25 @@ def bench(
                 f"--plot is to go to {plot.absolute().parent}, which is no folder: "
                 "create it, or give another path"
             )
+    draft = draft_of(model, draft_model)
     if random_weights:
+        model, draft, *_ = (*random_weights.split(":"), None)
         setup = _random(
             random_weights, dtype, source, count, acceptance, lengths, max_tokens, draft_vocab
         )
     else:
-        setup = _pair(model, draft_model, dtype, prompts, lengths, max_tokens, draft_vocab)
+        first = SpeculativeDecoder.from_pretrained(
+            model, draft, dtype=_dtype(dtype), max_source=max_source,
+            truncate=truncate,
+        )  # fmt: skip
+        setup = _pair(first, prompts, lengths, max_tokens, draft_vocab)
     with tqdm(total=turns + 2, desc="measuring", unit="turn", disable=None) as bar:
         reports = setup.bench.run(turns, lambda done, _: bar.update(done - bar.n))
     starts = [] if random_weights else _starts(model, draft_model)
     result: dict[str, Any] = {
         "machine": _machine(),
-        "target": setup.target,
-        "draft": setup.draft,
+        "target": model,
+        "draft": draft,
         "prompts": setup.count,
         "max_tokens": max_tokens,
         "draft_vocab": draft_vocab,
@@ -131,25 +147,19 @@ def bench(
 @dataclasses.dataclass(frozen=True)
 class _Setup:
     bench: Bench
-    target: str
-    draft: str | None
     count: int
 
 
 def _pair(
-    model: str,
-    draft_model: str | None,
-    dtype: str | None,
+    first: SpeculativeDecoder,
     prompts: Path | None,
     lengths: Sequence[int],
     max_tokens: int,
     draft_vocab: int | None,
 ) -> _Setup:
-    draft = draft_of(model, draft_model)
-    first = SpeculativeDecoder.from_pretrained(model, draft, dtype=_dtype(dtype))
     target, small, tokenizer = first.model, first.draft, first.tokenizer
     lines = _read_prompts(prompts) if prompts else PROMPTS
-    sources = [first.encode_whole(line) for line in lines if line.strip()]
+    sources = [first.fit(line, max_tokens).ids for line in lines if line.strip()]
     if not sources:
         raise ValueError(f"{prompts} has no prompts: write one on each of its lines")
 
@@ -165,7 +175,7 @@ def _pair(
         decoders["auto"] = drafting("auto")
     decoders["lookup"] = SpeculativeDecoder(target, "lookup", tokenizer, num_draft=max(lengths))
     arms = arms_of(decoders, max_tokens, drafts=small is not None)
-    return _Setup(Bench(target, small, arms, sources, draft_vocab), model, draft, len(sources))
+    return _Setup(Bench(target, small, arms, sources, draft_vocab), len(sources))
 
 
 def _read_prompts(path: Path) -> list[str]:
@@ -199,7 +209,7 @@ def _random(
     kind = _dtype(dtype) or backend.default_dtype()
     target, small = (random_model(name, dtype=kind) for name in names)
     prompts = random_prompts(target, source, count)
-    decoder = SpeculativeDecoder(target)
+    decoder = SpeculativeDecoder(target, max_source=max(source, 2))
 
     def regular(prompt: list[int]) -> Plan:
         return decoder.plan([], GREEDY, max_tokens, speculative=False)
@@ -215,7 +225,7 @@ def _random(
         )
 
     arms = [Arm("regular", regular), *map(arm, lengths)]
-    return _Setup(Bench(target, small, arms, prompts, draft_vocab), names[0], names[1], count)
+    return _Setup(Bench(target, small, arms, prompts, draft_vocab), count)
 
 
 def _starts(model: str, draft_model: str | None) -> list[float]:

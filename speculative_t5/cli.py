@@ -35,6 +35,7 @@ from .options import (
     DraftVocab,
     Lookup,
     MaxNgram,
+    MaxSource,
     MaxTokens,
     MinNgram,
     Model,
@@ -43,6 +44,7 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    Truncate,
     Verify,
     make_decoder,
 )
@@ -83,6 +85,8 @@ def generate(
             rich_help_panel=MODELS,
         ),
     ] = None,
+    max_source: MaxSource = None,
+    truncate: Truncate = False,
     num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
@@ -137,7 +141,7 @@ def generate(
     decoder = make_decoder(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
-        draft_vocab=draft_vocab, chat=chat,
+        draft_vocab=draft_vocab, chat=chat, max_source=max_source, truncate=truncate,
     )  # fmt: skip
     if as_json:
         done = decoder.generate(

@@ -126,6 +126,23 @@ TopP = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the draws.", rich_help_panel=SAMPLING)]
+MaxSource = Annotated[
+    int | None,
+    typer.Option(
+        help="The longest prompt in tokens; a longer one is an error.",
+        show_default="what the model's config.json says, else 512 for a T5",
+        rich_help_panel=MODELS,
+    ),
+]
+Truncate = Annotated[
+    bool,
+    typer.Option(
+        "--truncate",
+        help="Cut prompts that are too long; those of decoder-only models at their beginning, so "
+        "that there is room for --max-tokens.",
+        rich_help_panel=MODELS,
+    ),
+]
 MaxTokens = Annotated[
     int, typer.Option(help="Upper bound on tokens, EOS included.", rich_help_panel=OUTPUT)
 ]
@@ -144,6 +161,8 @@ def make_decoder(
     regular_decode: bool,
     draft_vocab: int | None,
     chat: bool,
+    max_source: int | None,
+    truncate: bool,
 ) -> SpeculativeDecoder:
     """Load the models that a command was asked to use."""
     draft_model = draft_of(model, draft_model)
@@ -152,7 +171,7 @@ def make_decoder(
     return SpeculativeDecoder.from_pretrained(
         model, draft_model, num_draft=draft_length(num_draft), delta=delta,
         verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
-        draft_vocab=draft_vocab, chat=chat,
+        draft_vocab=draft_vocab, chat=chat, max_source=max_source, truncate=truncate,
     )  # fmt: skip
 
 

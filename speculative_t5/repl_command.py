@@ -20,6 +20,7 @@ from .options import (
     DraftVocab,
     Lookup,
     MaxNgram,
+    MaxSource,
     MaxTokens,
     MinNgram,
     Model,
@@ -27,6 +28,7 @@ from .options import (
     Temperature,
     TopK,
     TopP,
+    Truncate,
     Verify,
     draft_length,
     draft_of,
@@ -50,6 +52,8 @@ def repl(
             rich_help_panel=MODELS,
         ),
     ] = None,
+    max_source: MaxSource = None,
+    truncate: Truncate = False,
     num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
@@ -84,7 +88,7 @@ def repl(
     first = make_decoder(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=False,
-        draft_vocab=draft_vocab, chat=chat,
+        draft_vocab=draft_vocab, chat=chat, max_source=max_source, truncate=truncate,
     )  # fmt: skip
     lookup = lookup or draft_model == "lookup"
 
@@ -93,7 +97,8 @@ def repl(
             first.model, first.draft, first.tokenizer,
             num_draft=draft_length(wanted.num_draft, "num_draft"), delta=wanted.delta,
             verify=cast(VerifyRule, wanted.verify), lookup=lookup, min_ngram=min_ngram,
-            max_ngram=max_ngram, draft_vocab=draft_vocab, chat=chat,
+            max_ngram=max_ngram, draft_vocab=draft_vocab, chat=chat, max_source=max_source,
+            truncate=truncate,
         )  # fmt: skip
 
     session, interactive, failed = Repl(load, settings), is_terminal(sys.stdin), False

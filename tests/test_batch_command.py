@@ -116,8 +116,8 @@ def test_prompts_longer_than_the_model_was_made_for_are_errors_unless_cut(here: 
     fits, long = read(here / "out.jsonl")
     assert "text" in fits
     assert re.fullmatch(
-        r"line 2: \d+ tokens, more than 8: use --truncate to cut it, or --max-source N to allow "
-        "more",
+        r"line 2: the prompt has \d+ tokens, more than the 8 that the model is made for: use "
+        r"truncate=True \(--truncate\) to cut it, or max_source=N \(--max-source N\) to allow more",
         long["error"],
     )
     assert run(here, *arguments, "--force", "--truncate").returncode == 0
@@ -236,7 +236,7 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
         ),
         (
             ("batch", "in.txt", "--output", "x", "--max-source", "1"),
-            "--max-source must be at least",
+            "max_source must be an integer of at least 2, got 1",
         ),
         (
             ("batch", "in.txt", "--output", "x", "--batch-size", "0"),

@@ -19,6 +19,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,15 @@ from speculative_t5 import cli, terminal
 from speculative_t5.batch import Record, process
 from speculative_t5.bench_command import _starts
 from speculative_t5.checkpoint import open_checkpoint
+from speculative_t5.encoding import PromptEncoder
 from speculative_t5.pickles import read_bin
 from speculative_t5.prompts import Shard, read_lines
 from speculative_t5.tensors import read_npz
-from speculative_t5.tokenizer import JSONTokenizer
+from speculative_t5.tokenizer import ByteTokenizer, JSONTokenizer
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, run
+from conftest import REPOSITORY, run, tiny_model
 from messages import IMPERATIVES, check_message, complaint, what_is_wrong
 
 HOLE = "{}"  # what is only known when it is raised
@@ -61,7 +63,7 @@ NOTHING_FOUND = {
     ),
     "the model's tokenizer has no chat template: leave chat out, or choose a model that is tuned "
     "for chats": "it is not there",
-    "--truncate would cut the form that --chat puts prompts into: leave one of them out": (
+    "truncate would cut the form that chat puts prompts into: leave one of them out": (
         "both have no value"
     ),
     "it cannot be a name on the Hub: check the path": "_from_hub tells the name before it",
@@ -86,11 +88,6 @@ COMPLETED = {
 
 # Messages that are another's, whole as that is.
 PASSED_ON = {
-    (
-        "batch.py",
-        "process.requests",
-        "{} tokens, more than {}: {}",
-    ): "what to do is said by _fitting, by the kind of model",
     ("causal_checkpoint.py", "_about", "{}: {}"): "causal.py's or opt.py's, behind the folder",
     (
         "loading.py",
@@ -436,6 +433,12 @@ def test_other_messages_are_completed(tmp_path: Path) -> None:
     check_message(str(failed.value), "--model absent")
 
 
+def encoder(max_source: int) -> PromptEncoder:
+    return PromptEncoder(
+        tiny_model(vocab_size=384), ByteTokenizer(REPOSITORY), max_source=max_source
+    )
+
+
 def test_configs_and_lines_are_passed_on(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5", "d_model": -1}')
     with pytest.raises(ValueError, match="d_model in config.json is -1") as caught:
@@ -448,7 +451,7 @@ def test_configs_and_lines_are_passed_on(tmp_path: Path) -> None:
     records: list[Record] = []
     process(
         read_lines(io.BytesIO(content), "jsonl", "text", Shard()), lambda r: iter([*r][:0]),
-        lambda text: list(text.encode()), records.append, max_source=9,
+        partial(encoder(9).fit, max_tokens=9), records.append,
     )  # fmt: skip
     assert len(records) == content.count(b"\n")
     for number, record in enumerate(records, 1):
