@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from . import backend
 from .batch import Output, Record, process
-from .encoding import Source
 from .options import (
     DEFAULT_MODEL,
     Chat,
@@ -29,6 +28,7 @@ from .options import (
     MaxTokens,
     MinNgram,
     Model,
+    Prefix,
     RegularDecode,
     Temperature,
     TopK,
@@ -39,7 +39,6 @@ from .options import (
 )
 from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
 from .terminal import SOME_FAILED, Failure, note, printable, signals_held
-from .text import check_utf8
 
 MOST_TOLD = 10  # errors of single lines, on standard error
 
@@ -70,9 +69,6 @@ def batch(
         str | None,
         typer.Option(help="Where the prompt is in a JSON object.", show_default="text"),
     ] = None,
-    prefix: Annotated[
-        str, typer.Option(help="Put before each prompt, for example 'summarize: '.")
-    ] = "",
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the records in OUTPUT, and go on after them.")
     ] = False,
@@ -83,6 +79,7 @@ def batch(
     model: Model = DEFAULT_MODEL,
     draft_model: DraftModel = None,
     chat: Chat = False,
+    prefix: Prefix = None,
     max_source: MaxSource = None,
     truncate: Truncate = False,
     num_draft: DraftLength = "5",
@@ -106,7 +103,6 @@ def batch(
     A line that cannot be used gets a record with its error, and the run goes on; the exit code is
     then 3. A record is written when it and those before it are there.
     """
-    check_utf8("--prefix", prefix)
     part = Shard.parse(shard)
     if resume and force:
         raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
@@ -117,7 +113,8 @@ def batch(
         decoder = make_decoder(
             model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
             num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
-            draft_vocab=draft_vocab, chat=chat, max_source=max_source, truncate=truncate,
+            draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
+            truncate=truncate,
         )  # fmt: skip
         run_all = partial(
             decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,
@@ -137,9 +134,7 @@ def batch(
                         writer.append(record)
                         progress.written += 1
 
-                def encode(prompt: str) -> Source:
-                    return decoder.fit(prefix + prompt, max_tokens)
-
+                encode = partial(decoder.fit, max_tokens=max_tokens)
                 process(lines, run_all, encode, emit, watch=progress.count)
     if expected is not None and progress.written < expected:
         raise Failure(

@@ -28,6 +28,7 @@ from .options import (
     DraftVocab,
     MaxSource,
     Model,
+    Prefix,
     Truncate,
     draft_of,
 )
@@ -53,6 +54,7 @@ def bench(
         Path | None,
         typer.Option(help="Text file, a prompt a line.", show_default="six sentences to correct"),
     ] = None,
+    prefix: Prefix = None,
     max_source: MaxSource = None,
     truncate: Truncate = False,
     num_draft: Annotated[
@@ -117,7 +119,7 @@ def bench(
         )
     else:
         first = SpeculativeDecoder.from_pretrained(
-            model, draft, dtype=_dtype(dtype), max_source=max_source,
+            model, draft, dtype=_dtype(dtype), prefix=prefix, max_source=max_source,
             truncate=truncate,
         )  # fmt: skip
         setup = _pair(first, prompts, lengths, max_tokens, draft_vocab)

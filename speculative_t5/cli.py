@@ -39,6 +39,7 @@ from .options import (
     MaxTokens,
     MinNgram,
     Model,
+    Prefix,
     RegularDecode,
     Seed,
     Temperature,
@@ -85,6 +86,7 @@ def generate(
             rich_help_panel=MODELS,
         ),
     ] = None,
+    prefix: Prefix = None,
     max_source: MaxSource = None,
     truncate: Truncate = False,
     num_draft: DraftLength = "5",
@@ -141,7 +143,8 @@ def generate(
     decoder = make_decoder(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
-        draft_vocab=draft_vocab, chat=chat, max_source=max_source, truncate=truncate,
+        draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
+        truncate=truncate,
     )  # fmt: skip
     if as_json:
         done = decoder.generate(

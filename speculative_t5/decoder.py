@@ -63,6 +63,8 @@ class SpeculativeDecoder:
             what comes out is the target's own in any case.
         chat: Put prompts that are text into the form of a chat, as what its user says, by the chat
             template of the model's tokenizer.
+        prefix: Put before each prompt that is text, unless it begins with it; "" is none, and None
+            what the model's config.json names as `prefix`. Ids and chats are left alone.
         max_source: The longest prompt in tokens; None for what the model is made for. A longer one
             is an error. A T5 can read more than it was made for, a decoder-only model cannot.
         truncate: Cut longer prompts instead: those of a T5 at their end, those of a decoder-only
@@ -86,6 +88,7 @@ class SpeculativeDecoder:
         max_ngram: int = 8,
         draft_vocab: int | None = None,
         chat: bool = False,
+        prefix: str | None = None,
         max_source: int | None = None,
         truncate: bool = False,
     ) -> None:
@@ -126,7 +129,7 @@ class SpeculativeDecoder:
         self._lookup = lookup
         self._draft_vocab = draft_vocab
         self._prompts = PromptEncoder(
-            model, tokenizer, chat=chat, max_source=max_source, truncate=truncate
+            model, tokenizer, prefix=prefix, chat=chat, max_source=max_source, truncate=truncate
         )
         self._ngrams = (min_ngram, max_ngram)
         self._delta = delta
@@ -146,6 +149,7 @@ class SpeculativeDecoder:
         max_ngram: int = 8,
         draft_vocab: int | None = None,
         chat: bool = False,
+        prefix: str | None = None,
         max_source: int | None = None,
         truncate: bool = False,
         dtype: mx.Dtype | None = None,
@@ -164,7 +168,7 @@ class SpeculativeDecoder:
         return cls(
             target, small, tokenizer, num_draft=num_draft, delta=delta, verify=verify,
             lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram, draft_vocab=draft_vocab,
-            chat=chat, max_source=max_source, truncate=truncate,
+            chat=chat, prefix=prefix, max_source=max_source, truncate=truncate,
         )  # fmt: skip
 
     def generate(
@@ -290,6 +294,11 @@ class SpeculativeDecoder:
     def drafts(self) -> bool:
         """Whether anything is drafted, by a model or by lookups."""
         return self.draft is not None or self._lookup
+
+    @property
+    def prefix(self) -> str:
+        """What is put before each prompt that is text and does not begin with it."""
+        return self._prompts.prefix
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The ids of a prompt, EOS included where the model is a T5; however many they are.

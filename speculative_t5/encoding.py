@@ -36,13 +36,15 @@ class PromptEncoder:
     Args:
         model: Reads the ids.
         tokenizer: None if prompts are ids only.
+        prefix: Put before each prompt that is text and does not begin with it; None for the one
+            that the tokenizer was loaded with, if any.
         chat: Whether a prompt that is text is put into the form of a chat.
         max_source: The longest prompt in tokens; None for what the model is made for.
         truncate: Whether a longer prompt is cut, and not an error.
 
     Raises:
-        ValueError: If `max_source` is out of its range, or `chat` cannot be had or is asked for
-            together with `truncate`.
+        ValueError: If `prefix` is not text, `max_source` is out of its range, or `chat` cannot be
+            had or is asked for together with `truncate`.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class PromptEncoder:
         model: LanguageModel,
         tokenizer: Tokenizer | None,
         *,
+        prefix: str | None = None,
         chat: bool = False,
         max_source: int | None = None,
         truncate: bool = False,
@@ -65,6 +68,12 @@ class PromptEncoder:
             raise ValueError(
                 "truncate would cut the form that chat puts prompts into: leave one of them out"
             )
+        if prefix is None:
+            prefix = getattr(tokenizer, "prefix", "")
+        if not isinstance(prefix, str):
+            raise ValueError(f"prefix must be a string or None, got {prefix!r}")
+        check_utf8("prefix", prefix)
+        self.prefix = prefix
         self._model = model
         self._tokenizer = tokenizer
         self._chat = chat
@@ -135,6 +144,7 @@ class PromptEncoder:
         if not prompt.strip():
             raise ValueError("the prompt is empty: give some text")
         check_utf8("the prompt", prompt)
+        prompt = prompt if prompt.startswith(self.prefix) else self.prefix + prompt
         if self._chat:
             return self._chat_tokenizer().encode_chat([{"role": "user", "content": prompt}])
         if self._tokenizer is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -16,14 +17,14 @@ from .folder import read_json
 from .hub import could_be_name, download, find_cached, look_up
 from .t5 import T5
 from .tensors import as_mlx
-from .tokenizer import Tokenizer, load_tokenizer
+from .tokenizer import Tokenizer, load_tokenizer, read_prefix
 from .weights import find_folder, model_folders
 
 
 def load(
     name_or_path: str | Path, *, dtype: mx.Dtype | None = None
 ) -> tuple[T5 | CausalModel, Tokenizer]:
-    """Load a model and its tokenizer.
+    """Load a model and its tokenizer, which has the `prefix` that config.json names, if any.
 
     Names and shapes are checked before any weights are read; then the weights come one tensor at a
     time, each cast as it comes.
@@ -40,9 +41,15 @@ def load(
             or of a decoder-only kind.
     """
     folder = locate(name_or_path)
+    prefix = read_prefix(folder)
+    model: T5 | CausalModel
+    tokenizer: Tokenizer
     if holds_causal(folder):
-        return load_causal(folder, dtype)
-    return _load_t5(folder, dtype or default_dtype())
+        model, tokenizer = load_causal(folder, dtype)
+    else:
+        model, tokenizer = _load_t5(folder, dtype or default_dtype())
+    cast(Any, tokenizer).prefix = prefix
+    return model, tokenizer
 
 
 def locate(name_or_path: str | Path) -> Path:

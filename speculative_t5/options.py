@@ -9,6 +9,7 @@ from typing import Annotated, cast
 import typer
 
 from .decoder import NumDraft, SpeculativeDecoder, VerifyRule
+from .text import check_utf8
 from .weights import model_folders
 
 DEFAULT_MODEL, DEFAULT_DRAFT = "correct-base", "correct-small"
@@ -126,6 +127,14 @@ TopP = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the draws.", rich_help_panel=SAMPLING)]
+Prefix = Annotated[
+    str | None,
+    typer.Option(
+        help="Put before each prompt that does not begin with it, for example 'summarize: '.",
+        show_default="what the model's config.json names, else none",
+        rich_help_panel=MODELS,
+    ),
+]
 MaxSource = Annotated[
     int | None,
     typer.Option(
@@ -161,17 +170,20 @@ def make_decoder(
     regular_decode: bool,
     draft_vocab: int | None,
     chat: bool,
+    prefix: str | None,
     max_source: int | None,
     truncate: bool,
 ) -> SpeculativeDecoder:
     """Load the models that a command was asked to use."""
+    check_utf8("--prefix", prefix or "")
     draft_model = draft_of(model, draft_model)
     if regular_decode:
         draft_model, lookup = None, False
     return SpeculativeDecoder.from_pretrained(
         model, draft_model, num_draft=draft_length(num_draft), delta=delta,
         verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
-        draft_vocab=draft_vocab, chat=chat, max_source=max_source, truncate=truncate,
+        draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
+        truncate=truncate,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ HISTORY = 1000  # lines kept
 COMPARE_SECONDS, COMPARE_TURNS = 1.0, 5  # /compare goes on until either
 COMMANDS = {
     "/set NAME VALUE": "change an option; /set alone shows them all",
-    "/prefix TEXT": "put before each prompt, with a space; /prefix alone takes it away",
+    "/prefix TEXT": "put it and a space before each prompt; /prefix alone takes it away",
     "/stats": "what the last output cost, and all of them together",
     "/compare [TEXT]": "regular and speculative decoding of this prompt, or of the last one",
     "/help": "these lines",
@@ -126,7 +126,7 @@ class Repl:
     def _generate(self, prompt: str) -> None:
         s = self.settings
         chunks = self.decoder.stream(
-            s.prefix + prompt, max_tokens=s.max_tokens, temperature=s.temperature, top_k=s.top_k,
+            prompt, max_tokens=s.max_tokens, temperature=s.temperature, top_k=s.top_k,
             top_p=s.top_p, seed=s.seed,
         )  # fmt: skip
         self.prompt = prompt
@@ -154,7 +154,8 @@ class Repl:
         console().print(f"{name} = {text}", markup=False)
 
     def _prefix(self, rest: str) -> None:
-        self.settings = replace(self.settings, prefix=f"{rest} " if rest else "")
+        settings = replace(self.settings, prefix=f"{rest} " if rest else "")
+        self.decoder, self.settings = self._checked(settings), settings
         self._tell("prefix")
 
     def _stats(self, _: str) -> None:
@@ -202,7 +203,7 @@ class Repl:
         while spent < COMPARE_SECONDS and len(runs[True]) <= COMPARE_TURNS:
             for speculative, generations in runs.items():
                 done = self.decoder.generate(
-                    s.prefix + prompt, max_tokens=s.max_tokens, temperature=s.temperature,
+                    prompt, max_tokens=s.max_tokens, temperature=s.temperature,
                     top_k=s.top_k, top_p=s.top_p, seed=s.seed, speculative=speculative,
                 )  # fmt: skip
                 generations.append(done)

@@ -35,7 +35,8 @@ class Tokenizer(Protocol):
     """Text at the two ends of the engine.
 
     A tokenizer whose vocabulary may lack characters has an attribute `unknown_id`, the id that
-    stands for them.
+    stands for them. `load` adds an attribute `prefix`: what the model's config.json wants before
+    each text, see `read_prefix`.
     """
 
     @property
@@ -81,6 +82,19 @@ def unknown_characters(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> s
     # Tokenizers normalize, too: some characters are there only when put together.
     characters = dict.fromkeys("".join(unicodedata.normalize("NFKC", text).split()))
     return "".join(c for c in characters if unknown in tokenizer.encode(c))
+
+
+def read_prefix(folder: Path) -> str:
+    """What a model's config.json wants before each prompt, its top-level `prefix`; "" for nothing.
+
+    Raises:
+        ValueError: If it is not a string.
+    """
+    path = folder / "config.json"
+    prefix = (_read_object(path) if path.is_file() else {}).get("prefix")
+    if prefix is not None and not isinstance(prefix, str):
+        raise ValueError(f"prefix in {path} is {prefix!r}, expected a string")
+    return prefix or ""
 
 
 def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from speculative_t5.tokenizer import ByteTokenizer
 
 import numpy as np
 import pytest
-from conftest import POSITIONS, REPOSITORY, tiny_causal, tiny_model
+from conftest import POSITIONS, REPOSITORY, edit_json, tiny_causal, tiny_model
 from messages import check_message
 
 LIMIT = 512  # of a T5 whose config says nothing else
@@ -73,6 +74,61 @@ def test_only_a_t5_can_read_more_than_it_was_made_for() -> None:
         SpeculativeDecoder(tiny_causal("qwen3")).generate([2] * (POSITIONS + 1))
     check_message(str(caught.value), f"{POSITIONS + 1} tokens, more than the {POSITIONS}")
     assert "max_source" not in str(caught.value) and "split it" in str(caught.value)
+
+
+class Prefixed(ByteTokenizer):
+    """A tokenizer as `load` gives it, from a folder that names a prefix."""
+
+    prefix = "do: "
+
+
+@pytest.mark.parametrize(
+    ("given", "used"), [(None, "do: "), ("", ""), ("sum up: ", "sum up: "), ("x", "x")]
+)
+def test_a_prefix_goes_before_text_that_lacks_it(given: str | None, used: str) -> None:
+    tokenizer = Prefixed(Path("absent"))
+    engine = SpeculativeDecoder(tiny_model(vocab_size=384), None, tokenizer, prefix=given)
+    assert engine.prefix == used
+    assert engine.encode("text") == tokenizer.encode(used + "text")
+    assert engine.encode(used + "text") == tokenizer.encode(used + "text"), "it is there already"
+    assert engine.encode([5, 1]) == [5, 1], "ids are left alone"
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        engine.encode(" ")
+
+
+def test_a_prefix_counts_as_a_part_of_the_prompt() -> None:
+    engine = decoder(prefix="do: ")
+    assert len(engine.fit("x" * (LIMIT - 5)).ids) == LIMIT
+    with pytest.raises(ValueError, match=f"the prompt has {LIMIT + 1} tokens"):
+        engine.generate("x" * (LIMIT - 4))
+    assert decoder().prefix == "", "a tokenizer that names none has none"
+
+
+@pytest.mark.parametrize("prefix", [3, b"do", ["do"]])
+def test_a_prefix_is_text(prefix: Any) -> None:
+    with pytest.raises(ValueError, match="prefix must be a string or None, got") as caught:
+        decoder(prefix=prefix)
+    check_message(str(caught.value))
+
+
+def test_a_folder_names_the_prefix(tmp_path: Path) -> None:
+    for name in ("correct-base", "correct-small"):
+        shutil.copytree(REPOSITORY / "weights" / name, tmp_path / name)
+    engine = SpeculativeDecoder.from_pretrained(
+        tmp_path / "correct-base", tmp_path / "correct-small"
+    )
+    with_it = engine.generate("correct: He go home.")
+    assert engine.generate("He go home.").tokens == with_it.tokens
+    bare = SpeculativeDecoder.from_pretrained(tmp_path / "correct-base", prefix="")
+    assert bare.generate("correct: He go home.").tokens == with_it.tokens
+    assert bare.encode("He go home.") == bare.tokenizer.encode("He go home.")  # type: ignore
+    for wrong in (3, ["correct: "], True):
+        edit_json(tmp_path / "correct-base" / "config.json", prefix=wrong)
+        with pytest.raises(ValueError, match="expected a string") as caught:
+            load(tmp_path / "correct-base")
+        check_message(str(caught.value), "prefix in ")
+    edit_json(tmp_path / "correct-base" / "config.json", prefix=None)
+    assert load(tmp_path / "correct-base")[1].prefix == ""  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("max_source", [1, 0, -3, 2.5, "9"])

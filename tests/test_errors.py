@@ -466,7 +466,10 @@ def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     (tmp_path / "in.txt").write_text("The old man.\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "empty.txt").write_bytes(b"\n\n")
-    for name, content in (("broken", b"{"), ("latin", b'{"a": "\xe9"}'), ("list", b"[]")):
+    configs = {
+        "broken": b"{", "latin": b'{"a": "\xe9"}', "list": b"[]", "number": b'{"prefix": 3}',
+    }  # fmt: skip
+    for name, content in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_bytes(content)
     monkeypatch.chdir(tmp_path)
@@ -515,6 +518,8 @@ MODELS = ("--model", "target", "--draft-model", "draft")
         (("--prompt", " "), "the prompt is empty"),
         (("--prompt", "-"), "standard input, which is closed"),
         (("--prompt", "caf\udce9"), "byte 0xe9"),
+        (("--model", "number", "--prompt", "Hello."), "number/config.json is 3"),
+        (("--prefix", "caf\udce9", "--prompt", "Hello."), "--prefix is not UTF-8: byte 0xe9"),
         (("--seed", "3", "batch", "in.txt"), "--seed stands before the word batch"),
         (("batch", "absent.txt"), "absent.txt: No such file or directory"),
         (("batch", "weights"), "weights is a folder"),
