@@ -7,10 +7,10 @@ import json
 import os
 import stat
 import sys
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, BinaryIO
 
@@ -124,6 +124,30 @@ def _encoded(line: Line, encode: Encode) -> Source:
     return encode(line.prompt)
 
 
+@dataclass
+class Earlier:
+    """The records that an earlier run has left.
+
+    Attributes:
+        done: How many there are.
+        failed: How many of them are errors.
+        cut: How many outputs were cut, by their length in tokens.
+    """
+
+    done: int = 0
+    failed: int = 0
+    cut: Counter[int] = field(default_factory=Counter)
+
+    def count(self, record: Mapping[str, Any]) -> None:
+        """One more record."""
+        self.done += 1
+        self.failed += "error" in record
+        stats = record.get("stats")
+        tokens = stats.get("tokens") if isinstance(stats, dict) else None
+        if record.get("finish_reason") == "length" and isinstance(tokens, int):
+            self.cut[tokens] += 1
+
+
 class Output:
     """Records appended to a file, a whole line at a time; "-" is standard output.
 
@@ -202,16 +226,16 @@ class Output:
         if self._name != "-":
             os.close(self._file)
 
-    def resume(self, lines: Iterator[Line]) -> tuple[Iterator[Line], int, int]:
+    def resume(self, lines: Iterator[Line]) -> tuple[Iterator[Line], Earlier]:
         """Skip the lines that have records, and cut off what a killed run left of the last one.
 
         Returns:
-            The lines still to do, how many records there are, and how many of them are errors.
+            The lines still to do, and what the records there say.
 
         Raises:
             ValueError: If a record is not that of the line in its place.
         """
-        done = failed = end = 0
+        earlier, end = Earlier(), 0
         with open(self._file, "rb", closefd=False) as reader:
             following = reader.readline(MAX_RECORD)
             while following:
@@ -220,12 +244,12 @@ class Output:
                 if record is None and line is not None and not following and _is_torn(raw, line):
                     lines = chain([line], lines)  # to be done again
                     break
-                self._check(record, line, done + 1)
-                done, failed = done + 1, failed + ("error" in (record or {}))
+                self._check(record, line, earlier.done + 1)
+                earlier.count(record or {})
                 end += len(raw)
         os.truncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
-        return lines, done, failed
+        return lines, earlier
 
     def _check(self, record: dict[str, Any] | None, line: Line | None, number: int) -> None:
         where = f"{self._name}, line {number},"

@@ -14,7 +14,7 @@ import typer
 from tqdm import tqdm
 
 from . import backend
-from .batch import Output, Record, process
+from .batch import Earlier, Output, Record, process
 from .options import (
     DEFAULT_MODEL,
     Chat,
@@ -38,7 +38,7 @@ from .options import (
     make_decoder,
 )
 from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
-from .terminal import SOME_FAILED, Failure, note, printable, signals_held
+from .terminal import SOME_FAILED, Failure, cut_at, note, printable, signals_held, some_of
 
 MOST_TOLD = 10  # errors of single lines, on standard error
 
@@ -124,10 +124,10 @@ def batch(
         run_all(())  # options are checked here, before anything is written
         expected = None if total is None else part.size(total)
         with writer:
-            done = failed = 0
+            earlier = Earlier()
             if resume:
-                lines, done, failed = writer.resume(lines)
-            with _Progress(expected, done, failed, advise=writer.regular) as progress:
+                lines, earlier = writer.resume(lines)
+            with _Progress(expected, earlier, max_tokens, advise=writer.regular) as progress:
 
                 def emit(record: Record) -> None:
                     with signals_held():
@@ -150,14 +150,19 @@ def batch(
 class _Progress:
     """What a run over a file shows on standard error: a bar, errors, and a line at the end."""
 
-    def __init__(self, total: int | None, done: int, failed: int, *, advise: bool) -> None:
-        self.written, self.failed = done, failed
+    def __init__(
+        self, total: int | None, earlier: Earlier, max_tokens: int, *, advise: bool
+    ) -> None:
+        self.written, self.failed, self._cut = earlier.done, earlier.failed, earlier.cut.copy()
         self._total = total
-        self._earlier = done
+        self._earlier = earlier.done
+        self._max_tokens = max_tokens
         self._advise = advise
+        self._unknown: dict[str, None] = {}  # characters, in the order they were met
+        self._lacking = 0  # prompts with some of them
         self._told = self._tokens = self._rounds = self._drafted = self._accepted = 0
         self._began = time.perf_counter()
-        self._bar = tqdm(total=total, initial=done, unit=" prompts", disable=None)
+        self._bar = tqdm(total=total, initial=earlier.done, unit=" prompts", disable=None)
 
     def count(self, record: Record) -> None:
         """One more record is known."""
@@ -170,8 +175,11 @@ class _Progress:
             self._rounds += stats.rounds
             self._drafted += stats.drafted
             self._accepted += stats.accepted
+            self._cut[stats.emitted] += record.done.finish_reason == "length"
             rate = self._tokens / (time.perf_counter() - self._began)
             self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+        self._lacking += bool(record.unknown)
+        self._unknown |= dict.fromkeys(record.unknown)
         self._bar.update()
 
     def _tell(self, error: str) -> None:
@@ -188,6 +196,11 @@ class _Progress:
         """Take the bar away, and tell what was done."""
         self._bar.close()
         note(f"[{', '.join(self._parts())}]")
+        if self._lacking:
+            note(
+                f"prompts with characters that the model's vocabulary lacks: {self._lacking:,} "
+                f"({some_of(self._unknown)}); it reads an unknown mark instead"
+            )
         if kind is not None and self.written and self._advise:
             note("what is written stays; --resume goes on after it")
 
@@ -199,6 +212,10 @@ class _Progress:
             yield f"{self._earlier:,} of them before"
         if self.failed:
             yield f"{self.failed:,} with errors"
+        if at_most := self._cut[self._max_tokens]:
+            yield f"{at_most:,} {cut_at(self._max_tokens)}"
+        if others := self._cut.total() - at_most:
+            yield f"{others:,} {cut_at(None)}"
         if self._rounds:
             yield f"{self._tokens:,} tokens in {seconds:.1f} s"
             yield f"{self._tokens / seconds:,.0f} tokens/s"

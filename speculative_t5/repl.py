@@ -14,7 +14,7 @@ from .calibration import cache_folder
 from .decoder import SpeculativeDecoder
 from .results import Generation, Stats
 from .sampling import Sampler
-from .terminal import note
+from .terminal import footer, note, remark
 from .terminal_view import console, legend, shaded, show
 
 HISTORY = 1000  # lines kept
@@ -125,14 +125,16 @@ class Repl:
 
     def _generate(self, prompt: str) -> None:
         s = self.settings
+        source = self.decoder.fit(prompt, s.max_tokens)
+        remark(source)
         chunks = self.decoder.stream(
-            prompt, max_tokens=s.max_tokens, temperature=s.temperature, top_k=s.top_k,
+            source.ids, max_tokens=s.max_tokens, temperature=s.temperature, top_k=s.top_k,
             top_p=s.top_p, seed=s.seed,
         )  # fmt: skip
         self.prompt = prompt
-        stats = show(chunks, drafts=s.show_drafts and self.decoder.drafts)
-        self.done.append(stats)
-        note(stats.summary())
+        last = show(chunks, drafts=s.show_drafts and self.decoder.drafts)
+        self.done.append(last.stats)
+        note(footer(last.stats, last.finish_reason, s.max_tokens))
 
     def _set(self, rest: str) -> None:
         name, _, text = rest.replace("=", " ", 1).partition(" ")

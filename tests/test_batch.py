@@ -6,12 +6,13 @@ import io
 import json
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.batch import Output, Record, process
+from speculative_t5.batch import Earlier, Output, Record, process
 from speculative_t5.encoding import Source
 from speculative_t5.prompts import EMPTY, Line, Shard, open_input, read_lines
 from speculative_t5.results import Generation, Stats
@@ -121,7 +122,8 @@ class Job:
             with Output(str(self.target), stream, **options) as output:
                 counts = None
                 if options.get("resume"):
-                    found, *counts = output.resume(found)
+                    found, earlier = output.resume(found)
+                    counts = [earlier.done, earlier.failed]
                 process(found, shout, encode, output.append)
         return counts
 
@@ -147,6 +149,16 @@ def test_a_resumed_run_is_an_uninterrupted_one(job: Job) -> None:
     job.target.unlink()
     assert job.run(resume=True) == [0, 0], "nothing to go on with is a start"
     assert job.target.read_bytes() == whole
+
+
+def test_what_earlier_records_say_is_counted() -> None:
+    earlier = Earlier()
+    for reason, tokens in (("length", 9), ("eos", 9), ("length", 9), ("length", 4)):
+        earlier.count({"id": 1, "finish_reason": reason, "stats": {"tokens": tokens}})
+    for odd in ({"finish_reason": "length"}, {"finish_reason": "length", "stats": 3}):
+        earlier.count(odd)
+    earlier.count({"error": "line 7: empty"})
+    assert earlier == Earlier(7, 1, Counter({9: 2, 4: 1}))
 
 
 def test_a_torn_line_may_end_in_zeros(job: Job) -> None:

@@ -66,7 +66,15 @@ def test_every_line_gets_its_record(here: Path) -> None:
     assert done.returncode == 3 and done.stdout == b""
     told, summary = done.stderr.decode().splitlines()
     assert told == f"line 12: {EMPTY}"
-    parts = ("40 prompts", "1 with errors", "tokens/s", "acceptance", "tokens per round", "peak")
+    parts = (
+        "40 prompts",
+        "1 with errors",
+        "cut at --max-tokens 12",
+        "tokens/s",
+        "acceptance",
+        "tokens per round",
+        "peak",
+    )
     assert all(part in summary for part in parts), summary
     prompts = (here / "in.txt").read_text().splitlines()
     records = read(here / "out.jsonl")
@@ -329,11 +337,14 @@ def test_only_the_first_errors_are_shown(here: Path) -> None:
     assert len(done.stderr.splitlines()) == 11 and b"further" not in done.stderr
 
 
-def test_a_resumed_run_tells_of_earlier_errors(here: Path) -> None:
+def test_a_resumed_run_tells_of_earlier_errors_and_cuts(here: Path) -> None:
     assert run(here, *BATCH, *SHORT).returncode == 3
     again = run(here, *BATCH, *SHORT, "--resume")
     assert again.returncode == 3
-    assert again.stderr == b"[40 prompts, 40 of them before, 1 with errors]\n"
+    cut = sum(record.get("finish_reason") == "length" for record in read(here / "out.jsonl"))
+    assert cut > 0 and again.stderr.decode() == (
+        f"[40 prompts, 40 of them before, 1 with errors, {cut} cut at --max-tokens 12]\n"
+    )
 
 
 def test_a_terminal_is_shown_prompts_tokens_and_time_left(here: Path) -> None:

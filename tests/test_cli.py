@@ -35,7 +35,9 @@ def test_the_text_streams_and_a_footer_follows(place: Path) -> None:
     assert done.stdout.decode() == out["text"] + "\n"
     footer = done.stderr.decode().splitlines()[0]
     assert re.fullmatch(
-        r"\d+ tok/s - 12 tokens - \d+ % of drafts accepted - \d\.\d tokens per round", footer
+        r"\d+ tok/s - 12 tokens - \d+ % of drafts accepted - \d\.\d tokens per round - "
+        r"cut at --max-tokens 12",
+        footer,
     )
 
 
@@ -69,7 +71,9 @@ def test_drafts_are_shown_on_a_terminal(place: Path) -> None:
     assert any(ACCEPTED in line for line in text) and any(BONUS in line for line in text)
     plain = run(place, *PAIR, "--prompt", "The old man.").stdout.decode()
     assert re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(text)) + "\n" == plain
-    assert re.search(r" tokens per round - \d+\.\dx regular \(estimated\)$", footer)
+    assert re.search(
+        r" tokens per round - \d+\.\dx regular \(estimated\) - cut at --max-tokens 12$", footer
+    )
 
 
 def test_no_color_is_respected(place: Path) -> None:
@@ -245,6 +249,7 @@ def test_the_prompt_also_comes_from_standard_input(place: Path) -> None:
         ((*PAIR, "--num-draft", "x"), None, "--num-draft must be an integer of at least 1 or auto"),
         ((*PAIR, "--max-tokens", "0"), None, "max_tokens must be at least 1, got 0"),
         ((*PAIR, "--prompt", " "), None, "the prompt is empty"),
+        ((*PAIR, "--prompt", "-"), b"", "the prompt is empty"),
         (PAIR, b"", "the prompt is empty"),
         (PAIR, b"caf\xe9", "not UTF-8: byte 0xe9 at offset 3"),
         ((*PAIR, "--prompt", b"caf\xe9"), None, "--prompt is not UTF-8: byte 0xe9"),
