@@ -22,6 +22,7 @@ from .options import (
     DraftLength,
     DraftModel,
     DraftVocab,
+    Dtype,
     Lookup,
     MaxNgram,
     MaxSource,
@@ -82,6 +83,7 @@ def batch(
     prefix: Prefix = None,
     max_source: MaxSource = None,
     truncate: Truncate = False,
+    dtype: Dtype = None,
     num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
@@ -114,7 +116,7 @@ def batch(
             model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
             num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
             draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
-            truncate=truncate,
+            truncate=truncate, dtype=dtype,
         )  # fmt: skip
         run_all = partial(
             decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -22,10 +22,12 @@ from .benchmark import GREEDY, Arm, Bench, Report, arms_of, first_token_seconds
 from .decoder import NumDraft, SpeculativeDecoder
 from .engine import Plan
 from .forced import check_shapes, context_of, forced_plan, random_model, random_prompts
+from .loading import as_dtype
 from .options import (
     DEFAULT_MODEL,
     DraftModel,
     DraftVocab,
+    Dtype,
     MaxSource,
     Model,
     Prefix,
@@ -57,6 +59,7 @@ def bench(
     prefix: Prefix = None,
     max_source: MaxSource = None,
     truncate: Truncate = False,
+    dtype: Dtype = None,
     num_draft: Annotated[
         str, typer.Option(help="Tokens to draft: numbers and ranges, as 1-8 or 2,4,8.")
     ] = "1-8",
@@ -78,10 +81,6 @@ def bench(
     ] = 0.8,
     source: Annotated[int, typer.Option(help="With --random: tokens of a prompt.")] = 256,
     count: Annotated[int, typer.Option(help="With --random: prompts.")] = 3,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="float32, bfloat16 or float16.", show_default="the device's own"),
-    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the table.")
     ] = False,
@@ -119,13 +118,14 @@ def bench(
         )
     else:
         first = SpeculativeDecoder.from_pretrained(
-            model, draft, dtype=_dtype(dtype), prefix=prefix, max_source=max_source,
+            model, draft, dtype=dtype, prefix=prefix, max_source=max_source,
             truncate=truncate,
         )  # fmt: skip
         setup = _pair(first, prompts, lengths, max_tokens, draft_vocab)
     with tqdm(total=turns + 2, desc="measuring", unit="turn", disable=None) as bar:
         reports = setup.bench.run(turns, lambda done, _: bar.update(done - bar.n))
-    starts = [] if random_weights else _starts(model, draft_model)
+    same = {"--draft-model": draft_model, "--dtype": dtype, "--prefix": prefix}
+    starts = [] if random_weights else _starts(model, same)
     result: dict[str, Any] = {
         "machine": _machine(),
         "target": model,
@@ -208,7 +208,7 @@ def _random(
                 f"--source and --max-tokens must be at most {limit} together, which {name} reads, "
                 f"got {source} and {max_tokens}"
             )
-    kind = _dtype(dtype) or backend.default_dtype()
+    kind = as_dtype(dtype) or backend.default_dtype()
     target, small = (random_model(name, dtype=kind) for name in names)
     prompts = random_prompts(target, source, count)
     decoder = SpeculativeDecoder(target, max_source=max(source, 2))
@@ -230,11 +230,16 @@ def _random(
     return _Setup(Bench(target, small, arms, prompts, draft_vocab), count)
 
 
-def _starts(model: str, draft_model: str | None) -> list[float]:
-    """Seconds to the first output of new processes, once files are in the page cache."""
+def _starts(model: str, options: Mapping[str, str | None]) -> list[float]:
+    """Seconds to the first output of new processes, once files are in the page cache.
+
+    Args:
+        model: The target.
+        options: Of the command line; those that are None are left out.
+    """
     arguments = ["--model", model, "--prompt", PROMPTS[1]]
-    if draft_model:
-        arguments += ["--draft-model", draft_model]
+    for name, value in options.items():
+        arguments += [] if value is None else [name, value]
     try:
         return [first_token_seconds(arguments) for _ in range(STARTS + 1)][1:]
     except RuntimeError as error:
@@ -339,10 +344,3 @@ def _lengths(text: str) -> list[int]:
     if not lengths or min(lengths) < 1:
         raise ValueError(f"--num-draft must be at least 1, ranges upwards, got {text!r}")
     return sorted(set(lengths))
-
-
-def _dtype(name: str | None) -> mx.Dtype | None:
-    known = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-    if name is not None and name not in known:
-        raise ValueError(f"--dtype must be one of {', '.join(known)}, got {name!r}")
-    return known[name] if name else None

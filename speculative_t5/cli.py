@@ -33,6 +33,7 @@ from .options import (
     DraftLength,
     DraftModel,
     DraftVocab,
+    Dtype,
     Lookup,
     MaxNgram,
     MaxSource,
@@ -51,7 +52,7 @@ from .options import (
 )
 from .repl_command import repl
 from .results import Chunk, Generation
-from .terminal import footer, is_terminal, new_app, note, print_stream, remark, run
+from .terminal import footer, is_terminal, new_app, note, patience, print_stream, remark, run
 from .text import check_utf8, not_utf8
 
 DEFAULT_PROMPT = (
@@ -89,6 +90,7 @@ def generate(
     prefix: Prefix = None,
     max_source: MaxSource = None,
     truncate: Truncate = False,
+    dtype: Dtype = None,
     num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
@@ -151,7 +153,7 @@ def generate(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
         draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
-        truncate=truncate,
+        truncate=truncate, dtype=dtype,
     )  # fmt: skip
     source = decoder.fit(prompt, max_tokens)
     if example:
@@ -164,11 +166,12 @@ def generate(
         )  # fmt: skip
         print(json.dumps(_as_dict(done), ensure_ascii=False))
     else:
-        chunks = decoder.stream(
-            source.ids, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            seed=seed,
-        )  # fmt: skip
-        last = _show(chunks, drafts=show_drafts and decoder.drafts)
+        with patience() as watched:
+            chunks = decoder.stream(
+                source.ids, max_tokens=max_tokens, temperature=temperature, top_k=top_k,
+                top_p=top_p, seed=seed,
+            )  # fmt: skip
+            last = _show(watched(chunks), drafts=show_drafts and decoder.drafts)
         estimated = None
         if last.stats.drafted and is_terminal(sys.stderr):  # nobody waits for it elsewhere
             estimated = speedup(

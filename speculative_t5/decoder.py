@@ -152,12 +152,12 @@ class SpeculativeDecoder:
         prefix: str | None = None,
         max_source: int | None = None,
         truncate: bool = False,
-        dtype: mx.Dtype | None = None,
+        dtype: mx.Dtype | str | None = None,
     ) -> SpeculativeDecoder:
         """Load target and draft from folders, or by their names under weights/ or on the Hub.
 
         The draft "lookup" is neither: it drafts without a model. The other options are those of the
-        constructor, and `dtype` is that of `load`.
+        constructor, and `dtype` is that of `load`, for both models.
         """
         target, tokenizer = load(model, dtype=dtype)
         small: LanguageModel | None = None

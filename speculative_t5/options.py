@@ -9,6 +9,7 @@ from typing import Annotated, cast
 import typer
 
 from .decoder import NumDraft, SpeculativeDecoder, VerifyRule
+from .loading import DTYPES
 from .text import check_utf8
 from .weights import model_folders
 
@@ -31,6 +32,11 @@ def known_drafts(incomplete: str) -> Iterator[str]:
 def known_rules(incomplete: str) -> Iterator[str]:
     """What --verify takes."""
     return (rule for rule in ("auto", "token", "block") if rule.startswith(incomplete))
+
+
+def known_dtypes(incomplete: str) -> Iterator[str]:
+    """What --dtype takes."""
+    return (name for name in DTYPES if name.startswith(incomplete))
 
 
 Model = Annotated[
@@ -135,6 +141,15 @@ Prefix = Annotated[
         rich_help_panel=MODELS,
     ),
 ]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Type to compute in: float32, float16 or bfloat16.",
+        show_default="float32 on a CPU, else bfloat16",
+        rich_help_panel=MODELS,
+        autocompletion=known_dtypes,
+    ),
+]
 MaxSource = Annotated[
     int | None,
     typer.Option(
@@ -173,6 +188,7 @@ def make_decoder(
     prefix: str | None,
     max_source: int | None,
     truncate: bool,
+    dtype: str | None,
 ) -> SpeculativeDecoder:
     """Load the models that a command was asked to use."""
     check_utf8("--prefix", prefix or "")
@@ -183,7 +199,7 @@ def make_decoder(
         model, draft_model, num_draft=draft_length(num_draft), delta=delta,
         verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
-        truncate=truncate,
+        truncate=truncate, dtype=dtype,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from .calibration import cache_folder
 from .decoder import SpeculativeDecoder
 from .results import Generation, Stats
 from .sampling import Sampler
-from .terminal import footer, note, remark
+from .terminal import footer, note, patience, remark
 from .terminal_view import console, legend, shaded, show
 
 HISTORY = 1000  # lines kept
@@ -26,7 +26,9 @@ COMMANDS = {
     "/compare [TEXT]": "regular and speculative decoding of this prompt, or of the last one",
     "/help": "these lines",
     "/quit": "leave, as does Ctrl-D; Ctrl-C stops an output",
+    "exit, quit, help": "the same; after a space, or not typed, they are prompts",
 }
+BARE = {"exit": "/quit", "quit": "/quit", "help": "/help"}  # a file may have them for prompts
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,12 @@ class Repl:
     Args:
         load: Makes a decoder with these settings, on models that are loaded already.
         settings: To begin with.
+        typed: Whether lines are typed by a person, who may leave the slash of a few commands out.
     """
 
     load: Callable[[Settings], SpeculativeDecoder]
     settings: Settings
+    typed: bool = False
     prompt: str | None = None  # the last one, without its prefix
     done: list[Stats] = field(default_factory=list)
 
@@ -96,6 +100,7 @@ class Repl:
             ValueError: If it cannot be done. Nothing has changed then.
             KeyboardInterrupt: If it is stopped. The session can go on.
         """
+        line = BARE.get(line.rstrip(), line) if self.typed else line
         line = line.strip()
         if not line.startswith("/") or line.startswith("//"):  # the second is for texts with one
             if line:
@@ -127,12 +132,13 @@ class Repl:
         s = self.settings
         source = self.decoder.fit(prompt, s.max_tokens)
         remark(source)
-        chunks = self.decoder.stream(
-            source.ids, max_tokens=s.max_tokens, temperature=s.temperature, top_k=s.top_k,
-            top_p=s.top_p, seed=s.seed,
-        )  # fmt: skip
-        self.prompt = prompt
-        last = show(chunks, drafts=s.show_drafts and self.decoder.drafts)
+        with patience() as watched:
+            chunks = self.decoder.stream(
+                source.ids, max_tokens=s.max_tokens, temperature=s.temperature, top_k=s.top_k,
+                top_p=s.top_p, seed=s.seed,
+            )  # fmt: skip
+            self.prompt = prompt
+            last = show(watched(chunks), drafts=s.show_drafts and self.decoder.drafts)
         self.done.append(last.stats)
         note(footer(last.stats, last.finish_reason, s.max_tokens))
 

@@ -16,6 +16,7 @@ from .options import (
     DraftLength,
     DraftModel,
     DraftVocab,
+    Dtype,
     Lookup,
     MaxNgram,
     MaxSource,
@@ -43,6 +44,7 @@ def repl(
     prefix: Prefix = None,
     max_source: MaxSource = None,
     truncate: Truncate = False,
+    dtype: Dtype = None,
     num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
@@ -64,7 +66,8 @@ def repl(
 ) -> None:
     """Try prompts and options one after another, on models that are loaded once.
 
-    Each line is a prompt, or a command that begins with a slash; /help lists them.
+    Each line is a prompt, or a command that begins with a slash; /help lists them. At a terminal
+    exit, quit and help alone do without the slash.
     """
     from .repl import Repl, Settings, typed_lines  # rich takes time to import
 
@@ -72,7 +75,7 @@ def repl(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=False,
         draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
-        truncate=truncate,
+        truncate=truncate, dtype=dtype,
     )  # fmt: skip
     settings = Settings(
         num_draft, delta, verify, temperature, top_k, top_p, max_tokens, seed, show_drafts,
@@ -89,7 +92,8 @@ def repl(
             max_source=max_source, truncate=truncate,
         )  # fmt: skip
 
-    session, interactive, failed = Repl(load, settings), is_terminal(sys.stdin), False
+    interactive, failed = is_terminal(sys.stdin), False
+    session = Repl(load, settings, typed=interactive)
     if interactive:
         draft = draft_of(model, draft_model)
         note(f"{model}{f', {draft} drafts' if draft else ''}; prefix {first.prefix!r}; /help lists "

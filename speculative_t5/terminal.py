@@ -7,8 +7,10 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from itertools import islice
+from threading import Timer
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
@@ -17,6 +19,11 @@ import typer
 from .encoding import Source
 from .results import Chunk, FinishReason, Stats
 
+SLOW = 3.0  # seconds
+STILL_WORKING = (
+    "the first tokens take long: MLX may be compiling its kernels, which takes up to half a minute "
+    "once after a restart of the machine"
+)
 MOST_NAMED = 5  # of the characters that a vocabulary lacks
 FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
 # typer exports one kind of its errors in arguments; this is the base of them all.
@@ -45,8 +52,9 @@ class Failure(RuntimeError):
 def new_app(*, completion: bool = False) -> typer.Typer:
     """An application without commands yet; completion adds options that set up a shell's."""
     return typer.Typer(
-        add_completion=completion, rich_markup_mode="rich", pretty_exceptions_enable=False
-    )
+        add_completion=completion, rich_markup_mode="rich", pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )  # fmt: skip
 
 
 def run(app: typer.Typer, name: str) -> NoReturn:
@@ -56,6 +64,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     errors, 130 for Ctrl-C.
     """
     _open_what_is_closed()
+    warnings.showwarning = lambda message, *_: note(f"warning: {printable(str(message))}")
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -120,6 +129,29 @@ def note(line: str) -> None:
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person sees it; None is a stream that is closed."""
     return stream is not None and stream.isatty()
+
+
+@contextlib.contextmanager
+def patience(seconds: float = SLOW) -> Iterator[Callable[[Iterable[Chunk]], Iterator[Chunk]]]:
+    """Say on a terminal, once, that the first chunk may take long, if it does.
+
+    Yields:
+        What passes on the chunks that are waited for.
+    """
+    timer = Timer(seconds, note, [STILL_WORKING])
+    timer.daemon = True
+    if is_terminal(sys.stderr):
+        timer.start()
+
+    def watched(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        for chunk in chunks:
+            timer.cancel()
+            yield chunk
+
+    try:
+        yield watched
+    finally:
+        timer.cancel()
 
 
 NOTHING = Chunk("", [], 0, Stats())

@@ -172,6 +172,7 @@ def test_the_installed_program_goes_by_its_name(place: Path) -> None:
         ("speculative-t5 --mo", {"--model"}),
         ("speculative-t5 --model corr", {"correct-base", "correct-small"}),
         ("speculative-t5 --draft-model l", {"lookup"}),
+        ("speculative-t5 --dtype b", {"bfloat16"}),
         ("speculative-t5 --verify ", {"auto", "token", "block"}),
         ("speculative-t5 mod", {"models"}),
         ("speculative-t5 batch --draft-model tar", {"target"}),
@@ -377,6 +378,7 @@ def test_an_unwritable_output_is_told(place: Path) -> None:
 
 def test_help_groups_options_and_names_defaults(place: Path) -> None:
     text = run(place, "--help").stdout.decode()
+    assert run(place, "-h").stdout.decode() == text
     for name in ("--num-draft", "--delta", "correct-base", "correct-small", "[default: 256]"):
         assert name in text
     groups = re.split(r"─ (\w+) ─", text)
@@ -392,8 +394,9 @@ def test_help_groups_options_and_names_defaults(place: Path) -> None:
 
 @pytest.mark.parametrize("command", ["repl", "batch", "models", "convert", "bench"])
 def test_every_command_has_help(place: Path, command: str) -> None:
-    done = run(place, command, "--help")
+    done = run(place, command, "-h")
     assert done.returncode == 0 and b"Usage: python -m speculative_t5 " in done.stdout
+    assert b"--help" in done.stdout
 
 
 def test_the_command_convert_is_convert_py(place: Path) -> None:

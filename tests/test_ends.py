@@ -6,17 +6,21 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
+from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, backend
+from speculative_t5 import SpeculativeDecoder, backend, load, terminal
 from speculative_t5.cli import DEFAULT_PROMPT, main
-from speculative_t5.results import Stats
-from speculative_t5.terminal import footer, some_of
+from speculative_t5.results import Chunk, Stats
+from speculative_t5.terminal import STILL_WORKING, footer, patience, some_of
 
+import mlx.core as mx
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, V1_1, write_checkpoint
 from messages import check_message
 
 SNOW = "\u2603"
@@ -205,3 +209,125 @@ def test_a_resumed_batch_does_not_ask_for_the_prefix_in_records(call: Call, here
     (here / "out").write_bytes(whole[: whole.index(b"\n") + 1])
     assert call("batch", "in.txt", "--output", "out", "--resume").code == 0
     assert (here / "out").read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_types_go_by_their_names(name: str) -> None:
+    folder, kind = REPOSITORY / "weights" / "correct-small", getattr(mx, name)
+    assert load(folder, dtype=name)[0].dtype == load(folder, dtype=kind)[0].dtype == kind
+    engine = SpeculativeDecoder.from_pretrained(folder, folder, dtype=name)
+    assert engine.model.dtype == engine.draft.dtype == kind  # type: ignore
+
+
+@pytest.mark.parametrize("dtype", ["int8", "", "FLOAT32", mx.int32, 3])
+def test_other_types_are_refused_by_name(dtype: Any) -> None:
+    for read in (load, SpeculativeDecoder.from_pretrained):
+        with pytest.raises(
+            ValueError, match="dtype must be float32, float16 or bfloat16, got"
+        ) as e:
+            read(REPOSITORY / "weights" / "correct-small", dtype=dtype)
+        check_message(str(e.value))
+
+
+def test_every_command_that_generates_takes_a_type(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    whole = SpeculativeDecoder.__init__
+
+    def noting(self: SpeculativeDecoder, model: Any, *rest: Any, **options: Any) -> None:
+        seen.append(model.dtype)
+        whole(self, model, *rest, **options)
+
+    monkeypatch.setattr(SpeculativeDecoder, "__init__", noting)
+    monkeypatch.setattr("speculative_t5.bench_command._starts", lambda *_: [])
+    (here / "in.txt").write_text("He go home.\n")
+    for command in (
+        ("--prompt", "He go home."), ("batch", "in.txt"), ("repl",),
+        ("bench", "--turns", "1", "--num-draft", "2", "--max-tokens", "24"),
+    ):  # fmt: skip
+        seen.clear()
+        assert call(*command, "--dtype", "bfloat16").code == 0
+        assert set(seen) == {mx.bfloat16}
+        refused = call(*command, "--dtype", "int8")
+        assert refused.err == ["error: dtype must be float32, float16 or bfloat16, got 'int8'"]
+
+
+def test_warnings_are_one_line(call: Call, here: Path, spiece: bytes) -> None:
+    """Of the command line: Python would show where in the sources they come from."""
+    write_checkpoint(here / "gated", V1_1, spiece)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = call("--model", "gated", "--dtype", "float16", "--prompt", "x", "--max-tokens", "2")
+    assert done.code == 0
+    said = [line for line in done.err if "float16" in line]
+    assert said == [
+        "warning: float16 overflows in the feed-forward of T5 v1.1 and flan models; use bfloat16"
+    ]
+
+
+class Impatient:
+    """A timer that does not wait: it is over when it is started."""
+
+    def __init__(self, seconds: float, function: Callable[..., None], arguments: list[str]) -> None:
+        self.over = lambda: function(*arguments)
+        self.started = self.cancelled = False
+        self.daemon = False
+        TIMERS.append(self)
+
+    def start(self) -> None:
+        self.started = True
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+TIMERS: list[Impatient] = []
+
+
+def test_a_slow_first_token_is_explained_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TIMERS.clear()
+    monkeypatch.setattr(terminal, "Timer", Impatient)
+    chunks = [Chunk("a", [5], 0, Stats()), Chunk("b", [6], 0, Stats())]
+
+    def generating() -> Iterator[Chunk]:
+        assert TIMERS[-1].started == terminal.is_terminal(sys.stderr)
+        assert not TIMERS[-1].cancelled
+        if TIMERS[-1].started:
+            TIMERS[-1].over()
+        yield chunks[0]
+        assert TIMERS[-1].cancelled, "by the first chunk"
+        yield chunks[1]
+
+    for shown in (False, True):
+        monkeypatch.setattr(terminal, "is_terminal", lambda stream, shown=shown: shown)
+        with patience() as watched:
+            assert list(watched(generating())) == chunks
+        err = capsys.readouterr().err
+        assert err == (f"{STILL_WORKING}\n" if shown else "")
+    with pytest.raises(ValueError), patience():
+        raise ValueError("before the first chunk")
+    assert TIMERS[-1].cancelled
+
+
+def test_the_timer_is_a_real_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
+    over = Event()
+    monkeypatch.setattr(terminal, "note", lambda line: over.set())
+    with patience(0.0) as watched:
+        assert over.wait(30)
+        assert list(watched([])) == []
+
+
+@pytest.mark.parametrize("command", [("--prompt", "He go home."), ("repl",)])
+def test_the_commands_that_stream_have_patience(
+    call: Call, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TIMERS.clear()
+    monkeypatch.setattr(terminal, "Timer", Impatient)
+    assert call(*command, stdin="He go home.\n").code == 0
+    assert [timer.cancelled for timer in TIMERS] == [True]

@@ -428,9 +428,10 @@ def test_other_messages_are_completed(tmp_path: Path) -> None:
     assert raised_in(caught.value.__cause__) == ("tokenizer.py", "_read_bpe")
     check_message(str(caught.value), "vocab.json")
     with pytest.raises(terminal.Failure, match=r"gave no text \(exit code 2\)") as failed:
-        _starts("absent", None)
+        _starts("absent", {"--draft-model": None, "--dtype": "float32"})
     assert raised_in(failed.value.__cause__) == ("benchmark.py", "first_token_seconds")
     check_message(str(failed.value), "--model absent")
+    assert "--dtype float32" in str(failed.value) and "--draft-model" not in str(failed.value)
 
 
 def encoder(max_source: int) -> PromptEncoder:
@@ -550,6 +551,7 @@ MODELS = ("--model", "target", "--draft-model", "draft")
         (("bench", "--turns", "0"), "got 0"),
         (("bench", "--acceptance", "2"), "got 2.0"),
         (("bench", "--dtype", "int3"), "'int3'"),
+        (("--dtype", "int3", "--prompt", "Hello."), "'int3'"),
         (("bench", "--random", "t5-base"), "'t5-base'"),
         (("bench", "--random", "t5-tiny:t5-tiny"), "'t5-tiny'"),
         (

@@ -136,6 +136,19 @@ def test_the_prefix_goes_before_each_prompt(screen: Screen) -> None:
     assert screen.say(PROMPT) == bare
 
 
+def test_a_person_may_leave_the_slash_out(screen: Screen) -> None:
+    screen.say("/set show_drafts off")
+    for word in ("exit", "quit", "help"):
+        assert screen.say(word) and screen.repl.prompt == word, "it may come from a file"
+    screen.repl.typed = True
+    for word in ("exit", "quit", "help"):
+        for line, prompt in ((f" {word}", word), (f"//{word}", f"/{word}"), (f"{word} it",) * 2):
+            assert screen.say(line) and screen.repl.prompt == prompt
+    assert screen.say("help ") == screen.say("/help")
+    assert not screen.repl.handle("exit") and not screen.repl.handle("quit")
+    assert screen.repl.prompt == "help it"
+
+
 def test_two_slashes_begin_a_text_with_one(screen: Screen) -> None:
     screen.say("/set show_drafts off")
     text = screen.say("//set the sun")
