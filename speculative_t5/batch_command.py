@@ -95,7 +95,7 @@ def batch(
     top_p: TopP = 1.0,
     max_tokens: MaxTokens = 256,
     seed: Annotated[
-        int, typer.Option(help="Seed of the draws, which hang on it and the line's number.")
+        int, typer.Option(help="Seed for sampling, used with the number of each line.")
     ] = 0,
     draft_vocab: DraftVocab = None,
     regular_decode: RegularDecode = False,
@@ -103,7 +103,7 @@ def batch(
     """Generate for every line of a file of prompts; one JSON record for each, in their order.
 
     A line that cannot be used gets a record with its error, and the run goes on; the exit code is
-    then 3. A record is written when it and those before it are there.
+    then 3. A record is written when it and all records before it are done.
     """
     part = Shard.parse(shard)
     if resume and force:

@@ -64,20 +64,24 @@ def bench(
         str, typer.Option(help="Tokens to draft: numbers and ranges, as 1-8 or 2,4,8.")
     ] = "1-8",
     draft_vocab: DraftVocab = None,
-    max_tokens: Annotated[int, typer.Option(help="Of each output, EOS included.")] = 128,
-    turns: Annotated[int, typer.Option(help="Times that all is measured; medians count.")] = 5,
+    max_tokens: Annotated[
+        int, typer.Option(help="Upper bound on tokens of each output, EOS included.")
+    ] = 128,
+    turns: Annotated[
+        int, typer.Option(help="How often everything is measured; medians are reported.")
+    ] = 5,
     random_weights: Annotated[
         str | None,
         typer.Option(
             "--random",
             metavar="TARGET:DRAFT",
-            help="Random weights of these shapes instead, as t5-base:t5-small or "
-            "opt-350m:opt-125m, with drafts that are right as often as --acceptance says.",
+            help="Use random weights of these shapes instead, as t5-base:t5-small or "
+            "opt-350m:opt-125m, with drafts that are accepted as often as --acceptance says.",
             show_default=False,
         ),
     ] = None,
     acceptance: Annotated[
-        float, typer.Option(help="With --random: chance of each drafted token to be right.")
+        float, typer.Option(help="With --random: the chance that a drafted token is accepted.")
     ] = 0.8,
     source: Annotated[int, typer.Option(help="With --random: tokens of a prompt.")] = 256,
     count: Annotated[int, typer.Option(help="With --random: prompts.")] = 3,
@@ -94,7 +98,8 @@ def bench(
 ) -> None:
     """Measure greedy decoding, one prompt at a time: regular, speculative, lookup, auto.
 
-    All in one process and by turns, so that ratios hold though the machine's speed drifts.
+    Everything runs interleaved in one process, so that ratios hold even if the machine's speed
+    drifts.
     """  # fmt: skip
     lengths = _lengths(num_draft)
     for option, value in (("--turns", turns), ("--max-tokens", max_tokens), ("--count", count),

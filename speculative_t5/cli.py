@@ -124,7 +124,7 @@ def generate(
         bool,
         typer.Option(
             "--version",
-            help="Print the versions of this program and of MLX, and leave.",
+            help="Print the versions of this program and of MLX, and exit.",
             is_eager=True,
             callback=_print_version,
         ),
@@ -219,7 +219,10 @@ def convert_command(
         bool, typer.Option("--allow-nonfinite", help="Go on where weights are NaN or infinite.")
     ] = False,
     only_inspect: Annotated[
-        bool, typer.Option("--inspect", help="Tell what would be written and taken; write nothing.")
+        bool,
+        typer.Option(
+            "--inspect", help="Show what would be written and what it takes; write nothing."
+        ),
     ] = False,
 ) -> None:
     """Convert a Hugging Face T5 checkpoint to a model folder."""

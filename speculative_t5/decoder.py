@@ -55,12 +55,12 @@ class SpeculativeDecoder:
         verify: "token" judges drafted tokens one by one, "block" the draft as a whole, which
             accepts more of it and is exact as well; "auto" is "block" unless delta is above 0. At
             temperature 0 the two are the same.
-        lookup: Lookups also with a draft model: up to `num_draft` tokens after the model's own.
+        lookup: Use lookups beside a draft model: up to `num_draft` tokens after the model's own.
         min_ngram: Fewest last tokens of the output that a lookup must find again, at least 1.
-        max_ngram: Longest match that it tells from a shorter one.
-        draft_vocab: Let the draft model propose the first so many ids only, None is all: its output
-            head costs less. Tokenizers that put frequent pieces first lose little acceptance, and
-            what comes out is the target's own in any case.
+        max_ngram: The longest match that a lookup prefers to a shorter one.
+        draft_vocab: Let the draft model propose only this many ids, the first ones, so that its
+            output head costs less; None is all. Tokenizers that put frequent pieces first lose
+            little acceptance, and the output is the target's own in any case.
         chat: Put prompts that are text into the form of a chat, as what its user says, by the chat
             template of the model's tokenizer.
         prefix: Put before each prompt that is text, unless it begins with it; "" is none, and None
@@ -190,10 +190,10 @@ class SpeculativeDecoder:
             prompt: Text; source ids (EOS included, where a T5 reads them) as a list; or a chat as
                 a list of messages, each with its "role" and "content".
             max_tokens: Upper bound on emitted tokens, EOS included.
-            temperature: 0 is greedy; above it, outputs are drawn.
-            top_k: Draw from the k most probable tokens only; 0 is all of them.
+            temperature: 0 is greedy; above 0 tokens are sampled.
+            top_k: Sample from the k most probable tokens only; 0 is all of them.
             top_p: Then from the most probable ones that reach this sum; 1 is all of them.
-            seed: Of the draws; the same seed, options and machine give the same tokens. With
+            seed: For sampling; the same seed, options and machine give the same tokens. With
                 num_draft "auto" that is as long as the calibration is kept, see `calibration`.
             speculative: False decodes with the target alone.
             probabilities: Tell for each token how probable it was to the target and to the draft
@@ -258,9 +258,9 @@ class SpeculativeDecoder:
         """Generate the outputs for any number of prompts: index and output of each as it ends.
 
         `batch_size` of them are decoded side by side, each accepting what it can; when one ends the
-        next takes its place. What a prompt gives hangs on itself, its index and the seed alone, not
-        on its neighbours, up to rounding, if `num_draft` is a number. (With "auto" all share one
-        length, which drawn tokens hang on; the distribution is the target's in any case.)
+        next takes its place. An output depends only on its prompt, its index and the seed, not on
+        its neighbours, up to rounding, if `num_draft` is a number. (With "auto" all rows share one
+        length, on which sampled tokens depend; the distribution is the target's in any case.)
 
         Args:
             prompts: An index, at least 0, and the prompt (see `generate`) of each, as `enumerate`
@@ -272,7 +272,7 @@ class SpeculativeDecoder:
             temperature: 0 is greedy.
             top_k: 0 is all tokens.
             top_p: 1 is all tokens.
-            seed: Of the draws, which hang on it and on the prompt's index.
+            seed: For sampling, together with the prompt's index.
             speculative: False decodes with the target alone.
 
         Raises:

@@ -68,33 +68,35 @@ Chat = Annotated[
 DraftVocab = Annotated[
     int | None,
     typer.Option(
-        help="Let the draft propose the first so many ids only, which costs less.",
+        help="Let the draft propose the first N ids only, which costs less.",
         show_default="all",
         rich_help_panel=DRAFTING,
     ),
 ]
 DraftLength = Annotated[
     str,
-    typer.Option(help="Tokens to draft for each target pass; or auto.", rich_help_panel=DRAFTING),
+    typer.Option(
+        help="Tokens to draft for each pass of the target, or auto.", rich_help_panel=DRAFTING
+    ),
 ]
 Lookup = Annotated[
     bool,
     typer.Option(
         "--lookup",
-        help="Lookups after the draft model's tokens, too.",
+        help="Also copy tokens from the prompt, after the draft model's own.",
         rich_help_panel=DRAFTING,
     ),
 ]
 MinNgram = Annotated[
     int,
     typer.Option(
-        help="Fewest last tokens that a lookup must find again.", rich_help_panel=DRAFTING
+        help="The fewest last tokens that a lookup must find again.", rich_help_panel=DRAFTING
     ),
 ]
 MaxNgram = Annotated[
     int,
     typer.Option(
-        help="Longest match that a lookup tells from a shorter one.", rich_help_panel=DRAFTING
+        help="The longest match that a lookup prefers to a shorter one.", rich_help_panel=DRAFTING
     ),
 ]
 Delta = Annotated[
@@ -107,7 +109,7 @@ Delta = Annotated[
 Verify = Annotated[
     str,
     typer.Option(
-        help="Rule for drafts when drawing: token, block (accepts more), or auto.",
+        help="Rule that judges drafts when sampling: token, block (accepts more), or auto.",
         rich_help_panel=DRAFTING,
         autocompletion=known_rules,
     ),
@@ -119,20 +121,22 @@ RegularDecode = Annotated[
     ),
 ]
 Temperature = Annotated[
-    float, typer.Option(help="0 is greedy; above it, draw.", rich_help_panel=SAMPLING)
+    float, typer.Option(help="0 is greedy; above 0 tokens are sampled.", rich_help_panel=SAMPLING)
 ]
 TopK = Annotated[
     int,
-    typer.Option(help="Draw from the k most probable tokens; 0 is all.", rich_help_panel=SAMPLING),
+    typer.Option(
+        help="Sample from the k most probable tokens; 0 is all.", rich_help_panel=SAMPLING
+    ),
 ]
 TopP = Annotated[
     float,
     typer.Option(
-        help="Then from the most probable that reach this sum; 1 is all.",
+        help="Then from the most probable ones that sum to this; 1 is all.",
         rich_help_panel=SAMPLING,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the draws.", rich_help_panel=SAMPLING)]
+Seed = Annotated[int, typer.Option(help="Seed for sampling.", rich_help_panel=SAMPLING)]
 Prefix = Annotated[
     str | None,
     typer.Option(

@@ -240,17 +240,26 @@ def test_every_command_that_generates_takes_a_type(
         whole(self, model, *rest, **options)
 
     monkeypatch.setattr(SpeculativeDecoder, "__init__", noting)
-    monkeypatch.setattr("speculative_t5.bench_command._starts", lambda *_: [])
     (here / "in.txt").write_text("He go home.\n")
-    for command in (
-        ("--prompt", "He go home."), ("batch", "in.txt"), ("repl",),
-        ("bench", "--turns", "1", "--num-draft", "2", "--max-tokens", "24"),
-    ):  # fmt: skip
+    for command in (("--prompt", "He go home."), ("batch", "in.txt"), ("repl",)):
         seen.clear()
         assert call(*command, "--dtype", "bfloat16").code == 0
         assert set(seen) == {mx.bfloat16}
         refused = call(*command, "--dtype", "int8")
         assert refused.err == ["error: dtype must be float32, float16 or bfloat16, got 'int8'"]
+
+
+def test_bench_takes_a_type_and_a_prefix(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def noting(first: SpeculativeDecoder, *_: Any) -> None:
+        seen.append((first.model.dtype, first.prefix))  # type: ignore[attr-defined]
+        raise ValueError("this is enough: leave the rest out")
+
+    monkeypatch.setattr("speculative_t5.bench_command._pair", noting)
+    for options in (("--dtype", "bfloat16"), ("--prefix", "do: ", "--dtype", "float16")):
+        assert call("bench", *options).code == 2
+    assert seen == [(mx.bfloat16, "correct: "), (mx.float16, "do: ")]
 
 
 def test_warnings_are_one_line(call: Call, here: Path, spiece: bytes) -> None:
