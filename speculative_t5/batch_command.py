@@ -197,12 +197,12 @@ class _Progress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Take the bar away, and tell what was done."""
         self._bar.close()
-        note(f"[{', '.join(self._parts())}]")
         if self._lacking:
             note(
                 f"prompts with characters that the model's vocabulary lacks: {self._lacking:,} "
                 f"({some_of(self._unknown)}); it reads an unknown mark instead"
             )
+        note(f"[{', '.join(self._parts())}]")
         if kind is not None and self.written and self._advise:
             note("what is written stays; --resume goes on after it")
 

@@ -177,7 +177,8 @@ def test_signals_end_a_run_after_a_whole_line(here: Path, number: int, code: int
     assert process.returncode == code, errors
     written = (here / "out.jsonl").read_bytes()
     assert written.endswith(b"\n") and len(read(here / "out.jsonl")) < MANY
-    summary, advice, *rest = errors.decode().splitlines()
+    lacking, summary, advice, *rest = errors.decode().splitlines()
+    assert lacking.startswith("prompts with characters that the model's vocabulary lacks: ")
     assert re.match(rf"\[\d+ of {MANY:,} prompts, ", summary)
     assert advice == "what is written stays; --resume goes on after it"
     assert rest == (["error: interrupted"] if number == signal.SIGINT else [])

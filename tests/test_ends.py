@@ -127,7 +127,7 @@ def test_characters_that_the_vocabulary_lacks_are_named_once(
 def test_a_batch_says_in_how_many_prompts_characters_are_lacking(call: Call, here: Path) -> None:
     (here / "in.txt").write_text(f"He {SNOW} go.\nHe go.\nHe {SNOW}\u4e16 go.\n")
     done = call("batch", "in.txt")
-    assert done.err[-1] == (
+    assert done.err[-2] == (
         f"prompts with characters that the model's vocabulary lacks: 2 ({SNOW} \u4e16); "
         "it reads an unknown mark instead"
     )
