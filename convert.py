@@ -1,4 +1,4 @@
-"""Convert a Hugging Face T5 checkpoint: python convert.py --model t5-small."""
+"""Convert a Hugging Face T5 checkpoint: python convert.py --model google/flan-t5-small."""
 
 import sys
 

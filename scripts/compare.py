@@ -50,6 +50,7 @@ INEXACT = ("ctranslate2 int8",)
 TOLERATED = 1 / 20  # of the outputs: float32 programs may round near-ties differently
 MIN_TOKENS, MAX_TOKENS = 20, 60  # of the regular outputs that `pair` keeps, EOS included
 LIMIT = 256  # tokens of any output of `pair`
+MAX_SOURCE = 2**16  # tokens of a prompt, beyond what random shapes are made for
 # Seconds between two requests: threads of the program before may spin for a while when it is done.
 PAUSE = 0.1
 
@@ -309,16 +310,19 @@ def ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[s
         blocks.library = None  # MLX's own operations alone
         return lambda ids, max_tokens: naive.generate(model, ids, max_tokens), about
     if name == REGULAR:
-        decoder: Any = speculative_t5.SpeculativeDecoder(model, None)
+        decoder: Any = speculative_t5.SpeculativeDecoder(model, None, max_source=MAX_SOURCE)
     elif "acceptance" in spec:
         draft = read_back(place / "draft")
         drafting = speculative_t5.SpeculativeDecoder(
-            model, draft, num_draft=spec["num_draft"], draft_vocab=spec["draft_vocab"]
-        )
+            model, draft, num_draft=spec["num_draft"], draft_vocab=spec["draft_vocab"],
+            max_source=MAX_SOURCE,
+        )  # fmt: skip
         decoder = ForcedDecoder(drafting, spec["acceptance"])
     else:
         draft = read_back(place / "draft")
-        decoder = speculative_t5.SpeculativeDecoder(model, draft, num_draft=spec["num_draft"])
+        decoder = speculative_t5.SpeculativeDecoder(
+            model, draft, num_draft=spec["num_draft"], max_source=MAX_SOURCE
+        )
 
     def generate(ids: list[int], max_tokens: int) -> list[int]:
         output = decoder.generate(ids, max_tokens=max_tokens)

@@ -7,13 +7,14 @@ import json
 import os
 import stat
 import sys
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, BinaryIO
 
+from .encoding import Source
 from .prompts import MAX_LINE, Line
 from .results import Generation
 
@@ -21,19 +22,27 @@ MAX_RECORD = 8 * MAX_LINE  # bytes; a character may take as many in JSON, and th
 MOST_HELD, MOST_CHARACTERS = 1000, 2**24  # records with errors that wait for their turn
 COUNTED = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
 
-Encode = Callable[[str], list[int]]
-Shorten = Callable[[list[int], int], list[int]]
+Encode = Callable[[str], Source]
 Generate = Callable[[Iterable[tuple[int, list[int]]]], Iterator[tuple[int, Generation]]]
 
 
 @dataclass(frozen=True)
 class Record:
-    """What becomes of a line: an output, or an error."""
+    """What becomes of a line: an output, or an error.
+
+    Attributes:
+        line: The line.
+        done: Its output.
+        error: Why there is none.
+        truncated: Whether the prompt was too long and was cut.
+        unknown: The characters of the prompt that the vocabulary lacks; not written to the file.
+    """
 
     line: Line
     done: Generation | None = None
     error: str | None = None
     truncated: bool = False
+    unknown: str = ""
 
     def to_json(self) -> bytes:
         """One line of JSON, the newline with it.
@@ -60,27 +69,19 @@ def process(
     emit: Callable[[Record], None],
     *,
     watch: Callable[[Record], None] = lambda _: None,
-    prefix: str = "",
-    max_source: int,
-    shorten: Shorten | None = None,
-    advice: str = "split it",
 ) -> None:
     """Make a record of each line, and emit them in the lines' order.
 
     Args:
         lines: Input.
         generate: Takes indices and source ids as it has room for them, gives outputs as they end.
-        encode: Text -> ids, as the model takes them; a ValueError is the line's own.
+        encode: Text -> ids, as the model takes them; a ValueError becomes the line's error.
         emit: Takes the records, in order.
         watch: Is shown each record as soon as it is known, before those ahead of it may be.
-        prefix: Put before each prompt.
-        max_source: Longest prompt, in tokens.
-        shorten: Makes one of so many tokens from a longer one; None where that is an error.
-        advice: What to do about it then.
     """
     order: deque[int] = deque()
     ready: dict[int, Record] = {}
-    asked: dict[int, tuple[Line, bool]] = {}
+    asked: dict[int, tuple[Line, Source]] = {}
     remaining, at_end = iter(lines), False
 
     def settle(number: int, record: Record) -> None:
@@ -94,34 +95,21 @@ def process(
         for line in remaining:
             order.append(line.number)
             try:
-                ids = _encoded(line, encode, prefix)
-                excess = len(ids) - max_source
-                if excess > 0 and shorten is None:
-                    raise ValueError(f"{len(ids)} tokens, more than {max_source}: {advice}")
+                source = _encoded(line, encode)
             except ValueError as error:
                 settle(line.number, Record(line, error=str(error)))
                 if _too_many(ready.values()):
                     return  # for now: the prompts before them have to end first
                 continue
-            asked[line.number] = line, excess > 0
-            yield line.number - 1, shorten(ids, max_source) if excess > 0 and shorten else ids
+            asked[line.number] = line, source
+            yield line.number - 1, source.ids
         at_end = True
 
     while not at_end:
         for index, done in generate(requests()):
-            line, truncated = asked.pop(index + 1)
-            settle(line.number, Record(line, done, truncated=truncated))
-
-
-def keep_beginning(ids: list[int], limit: int) -> list[int]:
-    """The first of more than `limit` ids, and the EOS behind them."""
-    return [*ids[: limit - 1], ids[-1]]
-
-
-def keep_end(ids: list[int], limit: int, special: Collection[int]) -> list[int]:
-    """The last of more than `limit` ids, behind the special one that a text may begin with."""
-    begin = ids[:1] if ids[0] in special and limit > 1 else []
-    return [*begin, *ids[len(begin) - limit :]]
+            line, source = asked.pop(index + 1)
+            truncated = source.cut > 0
+            settle(line.number, Record(line, done, truncated=truncated, unknown=source.unknown))
 
 
 def _too_many(held: Collection[Record]) -> bool:
@@ -130,10 +118,34 @@ def _too_many(held: Collection[Record]) -> bool:
     return len(held) >= MOST_HELD or characters >= MOST_CHARACTERS
 
 
-def _encoded(line: Line, encode: Encode, prefix: str) -> list[int]:
+def _encoded(line: Line, encode: Encode) -> Source:
     if line.prompt is None or line.error:
         raise ValueError(line.error)
-    return encode(prefix + line.prompt)
+    return encode(line.prompt)
+
+
+@dataclass
+class Earlier:
+    """The records that an earlier run has left.
+
+    Attributes:
+        done: How many there are.
+        failed: How many of them are errors.
+        cut: How many outputs were cut, by their length in tokens.
+    """
+
+    done: int = 0
+    failed: int = 0
+    cut: Counter[int] = field(default_factory=Counter)
+
+    def count(self, record: Mapping[str, Any]) -> None:
+        """One more record."""
+        self.done += 1
+        self.failed += "error" in record
+        stats = record.get("stats")
+        tokens = stats.get("tokens") if isinstance(stats, dict) else None
+        if record.get("finish_reason") == "length" and isinstance(tokens, int):
+            self.cut[tokens] += 1
 
 
 class Output:
@@ -214,16 +226,16 @@ class Output:
         if self._name != "-":
             os.close(self._file)
 
-    def resume(self, lines: Iterator[Line]) -> tuple[Iterator[Line], int, int]:
+    def resume(self, lines: Iterator[Line]) -> tuple[Iterator[Line], Earlier]:
         """Skip the lines that have records, and cut off what a killed run left of the last one.
 
         Returns:
-            The lines still to do, how many records there are, and how many of them are errors.
+            The lines still to do, and what the records there say.
 
         Raises:
             ValueError: If a record is not that of the line in its place.
         """
-        done = failed = end = 0
+        earlier, end = Earlier(), 0
         with open(self._file, "rb", closefd=False) as reader:
             following = reader.readline(MAX_RECORD)
             while following:
@@ -232,12 +244,12 @@ class Output:
                 if record is None and line is not None and not following and _is_torn(raw, line):
                     lines = chain([line], lines)  # to be done again
                     break
-                self._check(record, line, done + 1)
-                done, failed = done + 1, failed + ("error" in (record or {}))
+                self._check(record, line, earlier.done + 1)
+                earlier.count(record or {})
                 end += len(raw)
         os.truncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
-        return lines, done, failed
+        return lines, earlier
 
     def _check(self, record: dict[str, Any] | None, line: Line | None, number: int) -> None:
         where = f"{self._name}, line {number},"

@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import mlx.core as mx
 import typer
 from tqdm import tqdm
 
-from .batch import Output, Record, Shorten, keep_beginning, keep_end, process
+from .batch import Earlier, Output, Record, process
 from .options import (
     DEFAULT_MODEL,
     Chat,
@@ -21,22 +21,33 @@ from .options import (
     DraftLength,
     DraftModel,
     DraftVocab,
+    Dtype,
     Lookup,
     MaxNgram,
+    MaxSource,
     MaxTokens,
     MinNgram,
     Model,
+    Prefix,
     RegularDecode,
     Temperature,
     TopK,
     TopP,
+    Truncate,
     Verify,
     make_decoder,
 )
 from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
-from .session import LanguageModel
-from .terminal import SOME_FAILED, Failure, give_tips, note, printable, signals_held
-from .text import check_utf8
+from .terminal import (
+    SOME_FAILED,
+    Failure,
+    cut_at,
+    give_tips,
+    note,
+    printable,
+    signals_held,
+    some_of,
+)
 
 MOST_TOLD = 10  # errors of single lines, on standard error
 
@@ -67,9 +78,6 @@ def batch(
         str | None,
         typer.Option(help="Where the prompt is in a JSON object.", show_default="text"),
     ] = None,
-    prefix: Annotated[
-        str, typer.Option(help="Put before each prompt, for example 'summarize: '.")
-    ] = "",
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the records in OUTPUT, and go on after them.")
     ] = False,
@@ -77,24 +85,13 @@ def batch(
     shard: Annotated[
         str, typer.Option(help="This part of INPUT only: 2/8 is every eighth line from the second.")
     ] = "1/1",
-    truncate: Annotated[
-        bool,
-        typer.Option(
-            "--truncate",
-            help="Cut prompts that are too long, instead of an error; those of decoder-only models "
-            "at their beginning, so that there is room for --max-tokens.",
-        ),
-    ] = False,
-    max_source: Annotated[
-        int | None,
-        typer.Option(
-            help="Longest prompt, in tokens.",
-            show_default="what the model's config.json says, else 512 for a T5",
-        ),
-    ] = None,
     model: Model = DEFAULT_MODEL,
     draft_model: DraftModel = None,
     chat: Chat = False,
+    prefix: Prefix = None,
+    max_source: MaxSource = None,
+    truncate: Truncate = False,
+    dtype: Dtype = None,
     num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
@@ -106,7 +103,7 @@ def batch(
     top_p: TopP = 1.0,
     max_tokens: MaxTokens = 256,
     seed: Annotated[
-        int, typer.Option(help="Seed of the draws, which hang on it and the line's number.")
+        int, typer.Option(help="Seed for sampling, used with the number of each line.")
     ] = 0,
     draft_vocab: DraftVocab = None,
     regular_decode: RegularDecode = False,
@@ -114,18 +111,11 @@ def batch(
     """Generate for every line of a file of prompts; one JSON record for each, in their order.
 
     A line that cannot be used gets a record with its error, and the run goes on; the exit code is
-    then 3. A record is written when it and those before it are there.
+    then 3. A record is written when it and all records before it are done.
     """
-    check_utf8("--prefix", prefix)
     part = Shard.parse(shard)
     if resume and force:
         raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
-    if max_source is not None and max_source < 2:
-        raise ValueError(f"--max-source must be at least 2, got {max_source}")
-    if chat and truncate:
-        raise ValueError(
-            "--truncate would cut the form that --chat puts prompts into: leave one of them out"
-        )
     with open_input(source) as stream:
         writer = Output(output, stream, resume=resume, force=force)
         lines = read_lines(stream, *_form(source, form, field), part)
@@ -133,9 +123,9 @@ def batch(
         decoder = make_decoder(
             model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
             num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
-            draft_vocab=draft_vocab, chat=chat,
+            draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
+            truncate=truncate, dtype=dtype,
         )  # fmt: skip
-        fitting = _fitting(decoder.model, max_source, max_tokens, truncate=truncate, chat=chat)
         run_all = partial(
             decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,
             temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
@@ -144,20 +134,18 @@ def batch(
         run_all(())  # options are checked here, before anything is written
         expected = None if total is None else part.size(total)
         with writer:
-            done = failed = 0
+            earlier = Earlier()
             if resume:
-                lines, done, failed = writer.resume(lines)
-            with _Progress(expected, done, failed, advise=writer.regular) as progress:
+                lines, earlier = writer.resume(lines)
+            with _Progress(expected, earlier, max_tokens, advise=writer.regular) as progress:
 
                 def emit(record: Record) -> None:
                     with signals_held():
                         writer.append(record)
                         progress.written += 1
 
-                process(
-                    lines, run_all, decoder.encode, emit, watch=progress.count, prefix=prefix,
-                    **fitting,
-                )  # fmt: skip
+                encode = partial(decoder.fit, max_tokens=max_tokens)
+                process(lines, run_all, encode, emit, watch=progress.count)
     if expected is not None and progress.written < expected:
         raise Failure(
             f"{source} had {expected} lines to do when the run began but {progress.written} when "
@@ -168,44 +156,22 @@ def batch(
         raise typer.Exit(SOME_FAILED)
 
 
-def _fitting(
-    model: LanguageModel, max_source: int | None, max_tokens: int, *, truncate: bool, chat: bool
-) -> dict[str, Any]:
-    """What `process` is to do about long prompts.
-
-    Raises:
-        ValueError: If `max_source` is more than the model can read.
-    """
-    limit, longest = model.max_context, max_source or model.max_source
-    if limit is not None and longest > limit:
-        raise ValueError(
-            f"--max-source must be at most {limit}, all that the model reads, got {longest}"
-        )
-    shorten: Shorten = keep_beginning
-    advice = "use --truncate to cut it, or --max-source N to allow more"
-    if model.prompt_in_context:
-        shorten = partial(keep_end, special=model.special_tokens)
-        advice = "split it" if chat else "use --truncate to cut it"
-        if limit is not None and truncate and max_source is None:
-            longest = max(limit // 2, limit - max_tokens + 1)
-    return {
-        "max_source": longest,
-        "shorten": shorten if truncate else None,
-        "advice": advice,
-    }
-
-
 class _Progress:
     """What a run over a file shows on standard error: a bar, errors, and a line at the end."""
 
-    def __init__(self, total: int | None, done: int, failed: int, *, advise: bool) -> None:
-        self.written, self.failed = done, failed
+    def __init__(
+        self, total: int | None, earlier: Earlier, max_tokens: int, *, advise: bool
+    ) -> None:
+        self.written, self.failed, self._cut = earlier.done, earlier.failed, earlier.cut.copy()
         self._total = total
-        self._earlier = done
+        self._earlier = earlier.done
+        self._max_tokens = max_tokens
         self._advise = advise
+        self._unknown: dict[str, None] = {}  # characters, in the order they were met
+        self._lacking = 0  # prompts with some of them
         self._told = self._tokens = self._rounds = self._drafted = self._accepted = 0
         self._began = time.perf_counter()
-        self._bar = tqdm(total=total, initial=done, unit=" prompts", disable=None)
+        self._bar = tqdm(total=total, initial=earlier.done, unit=" prompts", disable=None)
 
     def count(self, record: Record) -> None:
         """One more record is known."""
@@ -218,8 +184,11 @@ class _Progress:
             self._rounds += stats.rounds
             self._drafted += stats.drafted
             self._accepted += stats.accepted
+            self._cut[stats.emitted] += record.done.finish_reason == "length"
             rate = self._tokens / (time.perf_counter() - self._began)
             self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+        self._lacking += bool(record.unknown)
+        self._unknown |= dict.fromkeys(record.unknown)
         self._bar.update()
 
     def _tell(self, error: str) -> None:
@@ -235,6 +204,11 @@ class _Progress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Take the bar away, and tell what was done."""
         self._bar.close()
+        if self._lacking:
+            note(
+                f"prompts with characters that the model's vocabulary lacks: {self._lacking:,} "
+                f"({some_of(self._unknown)}); it reads an unknown mark instead"
+            )
         note(f"[{', '.join(self._parts())}]")
         if kind is not None and self.written and self._advise:
             note("what is written stays; --resume goes on after it")
@@ -247,6 +221,10 @@ class _Progress:
             yield f"{self._earlier:,} of them before"
         if self.failed:
             yield f"{self.failed:,} with errors"
+        if at_most := self._cut[self._max_tokens]:
+            yield f"{at_most:,} {cut_at(self._max_tokens)}"
+        if others := self._cut.total() - at_most:
+            yield f"{others:,} {cut_at(None)}"
         if self._rounds:
             yield f"{self._tokens:,} tokens in {seconds:.1f} s"
             yield f"{self._tokens / seconds:,.0f} tokens/s"

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,18 @@ from .benchmark import GREEDY, Arm, Bench, Report, arms_of, first_token_seconds
 from .decoder import NumDraft, SpeculativeDecoder
 from .engine import Plan
 from .forced import check_shapes, context_of, forced_plan, random_model, random_prompts
-from .options import DEFAULT_MODEL, DraftModel, DraftVocab, Model, draft_of
+from .loading import as_dtype
+from .options import (
+    DEFAULT_MODEL,
+    DraftModel,
+    DraftVocab,
+    Dtype,
+    MaxSource,
+    Model,
+    Prefix,
+    Truncate,
+    draft_of,
+)
 from .terminal import Failure, columns, give_tips
 from .text import not_utf8
 
@@ -45,31 +56,35 @@ def bench(
         Path | None,
         typer.Option(help="Text file, a prompt a line.", show_default="six sentences to correct"),
     ] = None,
+    prefix: Prefix = None,
+    max_source: MaxSource = None,
+    truncate: Truncate = False,
+    dtype: Dtype = None,
     num_draft: Annotated[
         str, typer.Option(help="Tokens to draft: numbers and ranges, as 1-8 or 2,4,8.")
     ] = "1-8",
     draft_vocab: DraftVocab = None,
-    max_tokens: Annotated[int, typer.Option(help="Of each output, EOS included.")] = 128,
-    turns: Annotated[int, typer.Option(help="Times that all is measured; medians count.")] = 5,
+    max_tokens: Annotated[
+        int, typer.Option(help="Upper bound on tokens of each output, EOS included.")
+    ] = 128,
+    turns: Annotated[
+        int, typer.Option(help="How often everything is measured; medians are reported.")
+    ] = 5,
     random_weights: Annotated[
         str | None,
         typer.Option(
             "--random",
             metavar="TARGET:DRAFT",
-            help="Random weights of these shapes instead, as t5-base:t5-small or "
-            "opt-350m:opt-125m, with drafts that are right as often as --acceptance says.",
+            help="Use random weights of these shapes instead, as t5-base:t5-small or "
+            "opt-350m:opt-125m, with drafts that are accepted as often as --acceptance says.",
             show_default=False,
         ),
     ] = None,
     acceptance: Annotated[
-        float, typer.Option(help="With --random: chance of each drafted token to be right.")
+        float, typer.Option(help="With --random: the chance that a drafted token is accepted.")
     ] = 0.8,
     source: Annotated[int, typer.Option(help="With --random: tokens of a prompt.")] = 256,
     count: Annotated[int, typer.Option(help="With --random: prompts.")] = 3,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="float32, bfloat16 or float16.", show_default="the device's own"),
-    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the table.")
     ] = False,
@@ -83,7 +98,8 @@ def bench(
 ) -> None:
     """Measure greedy decoding, one prompt at a time: regular, speculative, lookup, auto.
 
-    All in one process and by turns, so that ratios hold though the machine's speed drifts.
+    Everything runs interleaved in one process, so that ratios hold even if the machine's speed
+    drifts.
     """  # fmt: skip
     lengths = _lengths(num_draft)
     for option, value in (("--turns", turns), ("--max-tokens", max_tokens), ("--count", count),
@@ -99,19 +115,26 @@ def bench(
                 f"--plot is to go to {plot.absolute().parent}, which is no folder: "
                 "create it, or give another path"
             )
+    draft = draft_of(model, draft_model)
     if random_weights:
+        model, draft, *_ = (*random_weights.split(":"), None)
         setup = _random(
             random_weights, dtype, source, count, acceptance, lengths, max_tokens, draft_vocab
         )
     else:
-        setup = _pair(model, draft_model, dtype, prompts, lengths, max_tokens, draft_vocab)
+        first = SpeculativeDecoder.from_pretrained(
+            model, draft, dtype=dtype, prefix=prefix, max_source=max_source,
+            truncate=truncate,
+        )  # fmt: skip
+        setup = _pair(first, prompts, lengths, max_tokens, draft_vocab)
     with tqdm(total=turns + 2, desc="measuring", unit="turn", disable=None) as bar:
         reports = setup.bench.run(turns, lambda done, _: bar.update(done - bar.n))
-    starts = [] if random_weights else _starts(model, draft_model)
+    same = {"--draft-model": draft_model, "--dtype": dtype, "--prefix": prefix}
+    starts = [] if random_weights else _starts(model, same)
     result: dict[str, Any] = {
         "machine": _machine(),
-        "target": setup.target,
-        "draft": setup.draft,
+        "target": model,
+        "draft": draft,
         "prompts": setup.count,
         "max_tokens": max_tokens,
         "draft_vocab": draft_vocab,
@@ -130,25 +153,19 @@ def bench(
 @dataclasses.dataclass(frozen=True)
 class _Setup:
     bench: Bench
-    target: str
-    draft: str | None
     count: int
 
 
 def _pair(
-    model: str,
-    draft_model: str | None,
-    dtype: str | None,
+    first: SpeculativeDecoder,
     prompts: Path | None,
     lengths: Sequence[int],
     max_tokens: int,
     draft_vocab: int | None,
 ) -> _Setup:
-    draft = draft_of(model, draft_model)
-    first = SpeculativeDecoder.from_pretrained(model, draft, dtype=_dtype(dtype))
     target, small, tokenizer = first.model, first.draft, first.tokenizer
     lines = _read_prompts(prompts) if prompts else PROMPTS
-    sources = [first.encode_whole(line) for line in lines if line.strip()]
+    sources = [first.fit(line, max_tokens).ids for line in lines if line.strip()]
     if not sources:
         raise ValueError(f"{prompts} has no prompts: write one on each of its lines")
 
@@ -164,7 +181,7 @@ def _pair(
         decoders["auto"] = drafting("auto")
     decoders["lookup"] = SpeculativeDecoder(target, "lookup", tokenizer, num_draft=max(lengths))
     arms = arms_of(decoders, max_tokens, drafts=small is not None)
-    return _Setup(Bench(target, small, arms, sources, draft_vocab), model, draft, len(sources))
+    return _Setup(Bench(target, small, arms, sources, draft_vocab), len(sources))
 
 
 def _read_prompts(path: Path) -> list[str]:
@@ -195,10 +212,10 @@ def _random(
                 f"--source and --max-tokens must be at most {limit} together, which {name} reads, "
                 f"got {source} and {max_tokens}"
             )
-    kind = _dtype(dtype) or backend.default_dtype()
+    kind = as_dtype(dtype) or backend.default_dtype()
     target, small = (random_model(name, dtype=kind) for name in names)
     prompts = random_prompts(target, source, count)
-    decoder = SpeculativeDecoder(target)
+    decoder = SpeculativeDecoder(target, max_source=max(source, 2))
 
     def regular(prompt: list[int]) -> Plan:
         return decoder.plan([], GREEDY, max_tokens, speculative=False)
@@ -214,14 +231,19 @@ def _random(
         )
 
     arms = [Arm("regular", regular), *map(arm, lengths)]
-    return _Setup(Bench(target, small, arms, prompts, draft_vocab), names[0], names[1], count)
+    return _Setup(Bench(target, small, arms, prompts, draft_vocab), count)
 
 
-def _starts(model: str, draft_model: str | None) -> list[float]:
-    """Seconds to the first output of new processes, once files are in the page cache."""
+def _starts(model: str, options: Mapping[str, str | None]) -> list[float]:
+    """Seconds to the first output of new processes, once files are in the page cache.
+
+    Args:
+        model: The target.
+        options: Of the command line; those that are None are left out.
+    """
     arguments = ["--model", model, "--prompt", PROMPTS[1]]
-    if draft_model:
-        arguments += ["--draft-model", draft_model]
+    for name, value in options.items():
+        arguments += [] if value is None else [name, value]
     try:
         return [first_token_seconds(arguments) for _ in range(STARTS + 1)][1:]
     except RuntimeError as error:
@@ -326,10 +348,3 @@ def _lengths(text: str) -> list[int]:
     if not lengths or min(lengths) < 1:
         raise ValueError(f"--num-draft must be at least 1, ranges upwards, got {text!r}")
     return sorted(set(lengths))
-
-
-def _dtype(name: str | None) -> mx.Dtype | None:
-    known = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-    if name is not None and name not in known:
-        raise ValueError(f"--dtype must be one of {', '.join(known)}, got {name!r}")
-    return known[name] if name else None

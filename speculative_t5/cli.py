@@ -33,33 +33,47 @@ from .options import (
     DraftLength,
     DraftModel,
     DraftVocab,
+    Dtype,
     Lookup,
     MaxNgram,
+    MaxSource,
     MaxTokens,
     MinNgram,
     Model,
+    Prefix,
     RegularDecode,
     Seed,
     Temperature,
     TopK,
     TopP,
+    Truncate,
     Verify,
     make_decoder,
 )
 from .repl_command import repl
-from .results import Chunk, Generation, Stats
-from .terminal import give_tips, is_terminal, new_app, note, print_stream, run
+from .results import Chunk, Generation
+from .terminal import (
+    footer,
+    give_tips,
+    is_terminal,
+    new_app,
+    note,
+    patience,
+    print_stream,
+    remark,
+    run,
+)
 from .text import check_utf8, not_utf8
 
 DEFAULT_PROMPT = (
-    "correct: my sister have never been too paris. She wants to to go their next summer, but its "
+    "my sister have never been too paris. She wants to to go their next summer, but its "
     "very expensive"
 )
 
 
 EXAMPLES = """Examples:
 
-{name} --prompt "correct: He go home" --show-drafts
+{name} --prompt "He go home" --show-drafts
 
 {name} batch prompts.txt --output out.jsonl"""
 
@@ -81,10 +95,14 @@ def generate(
         str | None,
         typer.Option(
             help="Text to give the model; - reads standard input, as does a pipe.",
-            show_default="a sentence to correct",
+            show_default=f"a sentence to correct, for {DEFAULT_MODEL} alone",
             rich_help_panel=MODELS,
         ),
     ] = None,
+    prefix: Prefix = None,
+    max_source: MaxSource = None,
+    truncate: Truncate = False,
+    dtype: Dtype = None,
     num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
@@ -133,33 +151,46 @@ def generate(
         return
     if prompt is None or prompt == "-":
         prompt = _read_prompt(asked=prompt == "-")
+    example = prompt is None
+    if prompt is None:
+        if Path(model).name != DEFAULT_MODEL:  # the sentence would mean nothing to it
+            raise ValueError(
+                f"there is no prompt for {model}: give one by --prompt or on standard input"
+            )
+        prompt = DEFAULT_PROMPT
     check_utf8("--prompt", prompt)
     if not prompt.strip():
         raise ValueError("the prompt is empty: give some text by --prompt or on standard input")
     decoder = make_decoder(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
-        draft_vocab=draft_vocab, chat=chat,
+        draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
+        truncate=truncate, dtype=dtype,
     )  # fmt: skip
+    source = decoder.fit(prompt, max_tokens)
+    if example:
+        note(f"prompt: {prompt}")
+    remark(source)
     if as_json:
         done = decoder.generate(
-            prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+            source.ids, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
             seed=seed,
         )  # fmt: skip
         print(json.dumps(_as_dict(done), ensure_ascii=False))
     else:
-        chunks = decoder.stream(
-            prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            seed=seed,
-        )  # fmt: skip
-        stats = _show(chunks, drafts=show_drafts and decoder.drafts)
+        with patience() as watched:
+            chunks = decoder.stream(
+                source.ids, max_tokens=max_tokens, temperature=temperature, top_k=top_k,
+                top_p=top_p, seed=seed,
+            )  # fmt: skip
+            last = _show(watched(chunks), drafts=show_drafts and decoder.drafts)
         estimated = None
-        if stats.drafted and is_terminal(sys.stderr):  # nobody waits for it elsewhere
+        if last.stats.drafted and is_terminal(sys.stderr):  # nobody waits for it elsewhere
             estimated = speedup(
-                decoder, prompt, stats, max_tokens=max_tokens, temperature=temperature,
+                decoder, source.ids, last.stats, max_tokens=max_tokens, temperature=temperature,
                 top_k=top_k, top_p=top_p, seed=seed,
             )  # fmt: skip
-        note(stats.summary(estimated))
+        note(footer(last.stats, last.finish_reason, max_tokens, estimated))
     give_tips()
 
 
@@ -203,7 +234,10 @@ def convert_command(
         bool, typer.Option("--allow-nonfinite", help="Go on where weights are NaN or infinite.")
     ] = False,
     only_inspect: Annotated[
-        bool, typer.Option("--inspect", help="Tell what would be written and taken; write nothing.")
+        bool,
+        typer.Option(
+            "--inspect", help="Show what would be written and what it takes; write nothing."
+        ),
     ] = False,
 ) -> None:
     """Convert a Hugging Face T5 checkpoint to a model folder."""
@@ -261,7 +295,7 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
             raise ValueError(f"{option} is no option of {command}: leave it out")
 
 
-def _show(chunks: Iterable[Chunk], *, drafts: bool) -> Stats:
+def _show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
     """Print a stream as it comes; rich, which takes time to import, is for who can see it."""
     if sys.stdout is None or not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
         return print_stream(chunks)
@@ -270,8 +304,8 @@ def _show(chunks: Iterable[Chunk], *, drafts: bool) -> Stats:
     return show(chunks, drafts=drafts)
 
 
-def _read_prompt(asked: bool) -> str:
-    """The prompt from standard input if it is a pipe or a file, or if asked; else the default."""
+def _read_prompt(*, asked: bool) -> str | None:
+    """The prompt from standard input, if that is a pipe or a file or was asked for."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError) as error:  # closed, or not a file at all
@@ -279,9 +313,9 @@ def _read_prompt(asked: bool) -> str:
             raise ValueError(
                 "the prompt was to come from standard input, which is closed: give it by --prompt"
             ) from error
-        return DEFAULT_PROMPT
+        return None
     if not asked and not stat.S_ISFIFO(mode) and not stat.S_ISREG(mode):
-        return DEFAULT_PROMPT
+        return None
     try:
         return sys.stdin.buffer.read().decode("utf-8").strip()
     except UnicodeDecodeError as error:

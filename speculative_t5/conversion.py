@@ -23,7 +23,7 @@ from .npz import NewTensor
 from .pipeline import read_ahead
 from .places import new_folder, origin
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy
-from .tokenizer import TOKENIZER_FILES, load_tokenizer
+from .tokenizer import TOKENIZER_FILES, load_tokenizer, read_prefix
 from .weights import check_replaceable, write_folder
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -117,12 +117,13 @@ def convert(
             "convert what it was made from"
         )
     load_tokenizer(source, checkpoint.config)
+    prefix = read_prefix(source)
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
     kinds = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
     conversion = _Conversion(checkpoint, config, kinds, allow_nonfinite, progress)
     write_folder(
         output,
-        config.to_dict() | origins,
+        config.to_dict() | ({"prefix": prefix} if prefix else {}) | origins,
         conversion.tensors(),
         [path for file in TOKENIZER_FILES if (path := source / file).is_file()],
         num_bytes=conversion.num_bytes,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import mlx.core as mx
 
 from . import threads
 from .calibration import Padded, calibrate
 from .draft import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
+from .encoding import Prompt as Prompt
+from .encoding import PromptEncoder, Source, check_prompts
 from .engine import WINDOW, Plan, Request, decode, in_order_of_length
 from .loading import load
 from .lookup import check_ngrams
@@ -25,12 +26,9 @@ from .sampling import Sampler
 from .schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from .scoring import pair_probabilities
 from .session import LanguageModel
-from .text import check_utf8
-from .tokenizer import ChatTokenizer, Message, Tokenizer
+from .tokenizer import Tokenizer
 from .verify import Verifier
 
-# Text; source ids, a T5's with EOS; or a chat.
-Prompt = str | Sequence[int] | Sequence[Message]
 VerifyRule = Literal["auto", "token", "block"]
 NumDraft = int | Literal["auto"]
 MAX_BATCH = 2**16
@@ -59,14 +57,20 @@ class SpeculativeDecoder:
         verify: "token" judges drafted tokens one by one, "block" the draft as a whole, which
             accepts more of it and is exact as well; "auto" is "block" unless delta is above 0. At
             temperature 0 the two are the same.
-        lookup: Lookups also with a draft model: up to `num_draft` tokens after the model's own.
+        lookup: Use lookups beside a draft model: up to `num_draft` tokens after the model's own.
         min_ngram: Fewest last tokens of the output that a lookup must find again, at least 1.
-        max_ngram: Longest match that it tells from a shorter one.
-        draft_vocab: Let the draft model propose the first so many ids only, None is all: its output
-            head costs less. Tokenizers that put frequent pieces first lose little acceptance, and
-            what comes out is the target's own in any case.
+        max_ngram: The longest match that a lookup prefers to a shorter one.
+        draft_vocab: Let the draft model propose only this many ids, the first ones, so that its
+            output head costs less; None is all. Tokenizers that put frequent pieces first lose
+            little acceptance, and the output is the target's own in any case.
         chat: Put prompts that are text into the form of a chat, as what its user says, by the chat
             template of the model's tokenizer.
+        prefix: Put before each prompt that is text, unless it begins with it; "" is none, and None
+            what the model's config.json names as `prefix`. Ids and chats are left alone.
+        max_source: The longest prompt in tokens; None for what the model is made for. A longer one
+            is an error. A T5 can read more than it was made for, a decoder-only model cannot.
+        truncate: Cut longer prompts instead: those of a T5 at their end, those of a decoder-only
+            model at their beginning, so that there is room for `max_tokens`.
 
     Raises:
         ValueError: If an option is out of its range or the models' tokenizers differ.
@@ -86,6 +90,9 @@ class SpeculativeDecoder:
         max_ngram: int = 8,
         draft_vocab: int | None = None,
         chat: bool = False,
+        prefix: str | None = None,
+        max_source: int | None = None,
+        truncate: bool = False,
     ) -> None:
         if not 0 <= delta <= 1:
             raise ValueError(f"delta must be between 0 and 1, got {delta}")
@@ -124,9 +131,9 @@ class SpeculativeDecoder:
         self._calibrating = threading.Lock()  # held while one is measured, made or looked up
         self._lookup = lookup
         self._draft_vocab = draft_vocab
-        self._chat = chat
-        if chat:
-            self._chat_tokenizer()  # refused at once if there is none
+        self._prompts = PromptEncoder(
+            model, tokenizer, prefix=prefix, chat=chat, max_source=max_source, truncate=truncate
+        )
         self._ngrams = (min_ngram, max_ngram)
         self._delta = delta
         self._verify_in_blocks = verify != "token" and delta == 0
@@ -145,11 +152,15 @@ class SpeculativeDecoder:
         max_ngram: int = 8,
         draft_vocab: int | None = None,
         chat: bool = False,
-        dtype: mx.Dtype | None = None,
+        prefix: str | None = None,
+        max_source: int | None = None,
+        truncate: bool = False,
+        dtype: mx.Dtype | str | None = None,
     ) -> SpeculativeDecoder:
         """Load target and draft from folders, or by their names, which `load` looks up.
 
-        The draft "lookup" is neither: it drafts without a model.
+        The draft "lookup" is neither: it drafts without a model. The other options are those of the
+        constructor, and `dtype` is that of `load`, for both models.
         """
         target, tokenizer = load(model, dtype=dtype)
         small: LanguageModel | None = None
@@ -160,7 +171,7 @@ class SpeculativeDecoder:
         return cls(
             target, small, tokenizer, num_draft=num_draft, delta=delta, verify=verify,
             lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram, draft_vocab=draft_vocab,
-            chat=chat,
+            chat=chat, prefix=prefix, max_source=max_source, truncate=truncate,
         )  # fmt: skip
 
     def generate(
@@ -182,10 +193,10 @@ class SpeculativeDecoder:
             prompt: Text; source ids (EOS included, where a T5 reads them) as a list; or a chat as
                 a list of messages, each with its "role" and "content".
             max_tokens: Upper bound on emitted tokens, EOS included.
-            temperature: 0 is greedy; above it, outputs are drawn.
-            top_k: Draw from the k most probable tokens only; 0 is all of them.
+            temperature: 0 is greedy; above 0 tokens are sampled.
+            top_k: Sample from the k most probable tokens only; 0 is all of them.
             top_p: Then from the most probable ones that reach this sum; 1 is all of them.
-            seed: Of the draws; the same seed, options and machine give the same tokens. With
+            seed: For sampling; the same seed, options and machine give the same tokens. With
                 num_draft "auto" that is as long as the calibration is kept, see `calibration`.
             speculative: False decodes with the target alone.
             probabilities: Tell for each token how probable it was to the target and to the draft
@@ -193,9 +204,10 @@ class SpeculativeDecoder:
             progress: Show a bar on standard error.
 
         Raises:
-            ValueError: If the prompt is empty or an option is out of its range.
+            ValueError: If the prompt is empty, too long or not a prompt, or an option is out of its
+                range.
         """
-        source, sampler = self.encode_whole(prompt), Sampler(temperature, top_k, top_p)
+        source, sampler = self.fit(prompt, max_tokens).ids, Sampler(temperature, top_k, top_p)
         rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
         ((_, done),) = as_generations(
             with_bar(rounds, max_tokens) if progress else rounds, self.tokenizer
@@ -224,8 +236,9 @@ class SpeculativeDecoder:
         Args and errors are those of `iter_batch`; all prompts are checked before the first is
         decoded. At the same seed the first output is that of `generate`.
         """
+        check_prompts(prompts)
         sampler = Sampler(temperature, top_k, top_p)
-        sources = [self.encode_whole(prompt) for prompt in prompts]
+        sources = [self.fit(prompt, max_tokens).ids for prompt in prompts]
         # Rows of like length together pad less, and those that end last are short.
         requests = in_order_of_length(enumerate(sources), max(len(sources), 1))
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
@@ -248,9 +261,9 @@ class SpeculativeDecoder:
         """Generate the outputs for any number of prompts: index and output of each as it ends.
 
         `batch_size` of them are decoded side by side, each accepting what it can; when one ends the
-        next takes its place. What a prompt gives hangs on itself, its index and the seed alone, not
-        on its neighbours, up to rounding, if `num_draft` is a number. (With "auto" all share one
-        length, which drawn tokens hang on; the distribution is the target's in any case.)
+        next takes its place. An output depends only on its prompt, its index and the seed, not on
+        its neighbours, up to rounding, if `num_draft` is a number. (With "auto" all rows share one
+        length, on which sampled tokens depend; the distribution is the target's in any case.)
 
         Args:
             prompts: An index, at least 0, and the prompt (see `generate`) of each, as `enumerate`
@@ -262,15 +275,19 @@ class SpeculativeDecoder:
             temperature: 0 is greedy.
             top_k: 0 is all tokens.
             top_p: 1 is all tokens.
-            seed: Of the draws, which hang on it and on the prompt's index.
+            seed: For sampling, together with the prompt's index.
             speculative: False decodes with the target alone.
 
         Raises:
-            ValueError: If an option is out of its range, or a prompt is empty.
+            ValueError: If an option is out of its range, or a prompt is empty, too long or not a
+                prompt.
         """
+        check_prompts(prompts)
         sampler = Sampler(temperature, top_k, top_p)
-        requests: Iterator[Request]
-        requests = ((check_index(index), self.encode_whole(prompt)) for index, prompt in prompts)
+        requests: Iterator[Request] = (
+            (check_index(index), self.fit(prompt, max_tokens).ids)
+            for index, prompt in map(_as_pair, prompts)
+        )
         if by_length and batch_size > 1:
             requests = in_order_of_length(requests, WINDOW * batch_size)
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
@@ -281,69 +298,27 @@ class SpeculativeDecoder:
         """Whether anything is drafted, by a model or by lookups."""
         return self.draft is not None or self._lookup
 
+    @property
+    def prefix(self) -> str:
+        """What is put before each prompt that is text and does not begin with it."""
+        return self._prompts.prefix
+
     def encode(self, prompt: Prompt) -> list[int]:
-        """The ids of a prompt as the model gets them, EOS included where it is a T5.
+        """The ids of a prompt, EOS included where the model is a T5; however many they are.
 
         Raises:
-            ValueError: If it is empty, or text and there is no tokenizer, or a chat and
-                there is no template for it, or an id is out of range.
+            ValueError: If it is empty or not a prompt, or text and there is no tokenizer, or a chat
+                and there is no template for it, or an id is out of range.
         """
-        if isinstance(prompt, str):
-            if not prompt.strip():
-                raise ValueError("the prompt is empty: give some text")
-            check_utf8("the prompt", prompt)
-            ids = self._encode_text(prompt)
-        elif any(isinstance(part, Mapping) for part in prompt):
-            ids = self._encode_chat(cast(Sequence[Message], prompt))
-        else:
-            ids = [operator.index(i) for i in cast(Sequence[int], prompt)]
-        if not ids:
-            raise ValueError("the prompt is empty: give some ids")
-        bad = [i for i in ids if not 0 <= i < self.model.vocab_size]
-        if bad:
-            raise ValueError(
-                f"prompt ids must be from 0 to {self.model.vocab_size - 1}, got {bad[0]}"
-            )
-        return ids
+        return self._prompts.encode(prompt)
 
-    def encode_whole(self, prompt: Prompt) -> list[int]:
-        """As `encode`, of a prompt that the model can read as a whole.
+    def fit(self, prompt: Prompt, max_tokens: int = 256) -> Source:
+        """A prompt as the model reads it when at most `max_tokens` are generated: cut if it may be.
 
         Raises:
-            ValueError: If it cannot, too: it is longer than the model's context.
+            ValueError: See `encode`; and if it is too long and `truncate` is not set.
         """
-        ids, limit = self.encode(prompt), self.model.max_context
-        if limit is not None and len(ids) > limit:
-            raise ValueError(
-                f"the prompt has {len(ids)} tokens, the model reads {limit} with what it "
-                "generates: split it"
-            )
-        return ids
-
-    def _encode_text(self, prompt: str) -> list[int]:
-        if self._chat:
-            return self._encode_chat([{"role": "user", "content": prompt}])
-        if self.tokenizer is None:
-            raise ValueError(
-                "a prompt as text needs a tokenizer, and this decoder has none: give ids"
-            )
-        return self.tokenizer.encode(prompt)
-
-    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        return self._chat_tokenizer().encode_chat(messages)
-
-    def _chat_tokenizer(self) -> ChatTokenizer:
-        if not isinstance(self.tokenizer, ChatTokenizer):
-            raise ValueError(
-                "a chat needs a decoder-only model's tokenizer, and this decoder has none: "
-                "leave chat out"
-            )
-        if not self.tokenizer.has_chat_template:
-            raise ValueError(
-                "the model's tokenizer has no chat template: leave chat out, or choose a model "
-                "that is tuned for chats"
-            )
-        return self.tokenizer
+        return self._prompts.fit(prompt, max_tokens)
 
     def stream(
         self,
@@ -357,7 +332,7 @@ class SpeculativeDecoder:
         speculative: bool = True,
     ) -> Iterator[Chunk]:
         """Generate one output, a chunk for each pass of the target; as `generate` otherwise."""
-        source = self.encode_whole(prompt)
+        source = self.fit(prompt, max_tokens).ids
         sampler = Sampler(temperature, top_k, top_p)
         rounds = self._rounds([(0, source)], sampler, max_tokens, seed, speculative, 1)
         return as_chunks(rounds, self.tokenizer)
@@ -464,6 +439,16 @@ class SpeculativeDecoder:
             prompt_in_context=target.prompt_in_context,
         )
         return CombinedDrafter(model, lookup, target.end_tokens) if model else lookup
+
+
+def _as_pair(item: object) -> tuple[int, Prompt]:
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise ValueError(
+            "each of prompts must be an index with its prompt, as enumerate makes them, got "
+            f"{type(item).__name__}"
+        )
+    index, prompt = item
+    return index, prompt
 
 
 def check_index(index: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -17,13 +18,15 @@ from .hub import could_be_name, download, find_cached, look_up
 from .places import find_folder, known_names
 from .t5 import T5
 from .tensors import as_mlx
-from .tokenizer import Tokenizer, load_tokenizer
+from .tokenizer import Tokenizer, load_tokenizer, read_prefix
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
 def load(
-    name_or_path: str | Path, *, dtype: mx.Dtype | None = None
+    name_or_path: str | Path, *, dtype: mx.Dtype | str | None = None
 ) -> tuple[T5 | CausalModel, Tokenizer]:
-    """Load a model and its tokenizer.
+    """Load a model and its tokenizer, which has the `prefix` that config.json names, if any.
 
     Names and shapes are checked before any weights are read; then the weights come one tensor at a
     time, each cast as it comes.
@@ -32,17 +35,39 @@ def load(
         name_or_path: A model folder; the name of one (see `places.weights_folders`), or of the
             repository on the Hugging Face Hub that it was converted from; or a Hugging Face
             folder. Any other name is one on the Hub, which is downloaded to its own cache.
-        dtype: Type to compute in; by default float32 on a CPU, bfloat16 on Metal and CUDA (there,
-            what mlx-lm has quantized stays in its own type).
+        dtype: Type to compute in, by its name or MLX's: float32, float16 or bfloat16. By default
+            float32 on a CPU, bfloat16 on Metal and CUDA (there, what mlx-lm has quantized stays in
+            its own type).
 
     Raises:
-        ValueError: If there is no such folder or name, or it is not a whole model of the T5 family
-            or of a decoder-only kind.
+        ValueError: If there is no such folder or name, it is not a whole model of the T5 family
+            or of a decoder-only kind, or it cannot compute in that type.
     """
+    kind = as_dtype(dtype)
     folder = locate(name_or_path)
+    prefix = read_prefix(folder)
+    model: T5 | CausalModel
+    tokenizer: Tokenizer
     if holds_causal(folder):
-        return load_causal(folder, dtype)
-    return _load_t5(folder, dtype or default_dtype())
+        model, tokenizer = load_causal(folder, kind)
+    else:
+        model, tokenizer = _load_t5(folder, kind or default_dtype())
+    cast(Any, tokenizer).prefix = prefix
+    return model, tokenizer
+
+
+def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
+    """A type to compute in, by its name or as it is; None stays None.
+
+    Raises:
+        ValueError: If models cannot compute in it.
+    """
+    if dtype is None:
+        return None
+    for name, kind in DTYPES.items():
+        if dtype in (name, kind):
+            return kind
+    raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
 
 
 def locate(name_or_path: str | Path) -> Path:

@@ -8,7 +8,9 @@ from typing import Annotated, cast
 import typer
 
 from .decoder import NumDraft, SpeculativeDecoder, VerifyRule
+from .loading import DTYPES
 from .places import model_folders, named_draft
+from .text import check_utf8
 
 DEFAULT_MODEL = "correct-base"
 MODELS, DRAFTING, SAMPLING, OUTPUT = "Models", "Drafting", "Sampling", "Output"  # groups of --help
@@ -29,6 +31,11 @@ def known_drafts(incomplete: str) -> Iterator[str]:
 def known_rules(incomplete: str) -> Iterator[str]:
     """What --verify takes."""
     return (rule for rule in ("auto", "token", "block") if rule.startswith(incomplete))
+
+
+def known_dtypes(incomplete: str) -> Iterator[str]:
+    """What --dtype takes."""
+    return (name for name in DTYPES if name.startswith(incomplete))
 
 
 Model = Annotated[
@@ -60,33 +67,35 @@ Chat = Annotated[
 DraftVocab = Annotated[
     int | None,
     typer.Option(
-        help="Let the draft propose the first so many ids only, which costs less.",
+        help="Let the draft propose the first N ids only, which costs less.",
         show_default="all",
         rich_help_panel=DRAFTING,
     ),
 ]
 DraftLength = Annotated[
     str,
-    typer.Option(help="Tokens to draft for each target pass; or auto.", rich_help_panel=DRAFTING),
+    typer.Option(
+        help="Tokens to draft for each pass of the target, or auto.", rich_help_panel=DRAFTING
+    ),
 ]
 Lookup = Annotated[
     bool,
     typer.Option(
         "--lookup",
-        help="Lookups after the draft model's tokens, too.",
+        help="Also copy tokens from the prompt, after the draft model's own.",
         rich_help_panel=DRAFTING,
     ),
 ]
 MinNgram = Annotated[
     int,
     typer.Option(
-        help="Fewest last tokens that a lookup must find again.", rich_help_panel=DRAFTING
+        help="The fewest last tokens that a lookup must find again.", rich_help_panel=DRAFTING
     ),
 ]
 MaxNgram = Annotated[
     int,
     typer.Option(
-        help="Longest match that a lookup tells from a shorter one.", rich_help_panel=DRAFTING
+        help="The longest match that a lookup prefers to a shorter one.", rich_help_panel=DRAFTING
     ),
 ]
 Delta = Annotated[
@@ -99,7 +108,7 @@ Delta = Annotated[
 Verify = Annotated[
     str,
     typer.Option(
-        help="Rule for drafts when drawing: token, block (accepts more), or auto.",
+        help="Rule that judges drafts when sampling: token, block (accepts more), or auto.",
         rich_help_panel=DRAFTING,
         autocompletion=known_rules,
     ),
@@ -111,20 +120,56 @@ RegularDecode = Annotated[
     ),
 ]
 Temperature = Annotated[
-    float, typer.Option(help="0 is greedy; above it, draw.", rich_help_panel=SAMPLING)
+    float, typer.Option(help="0 is greedy; above 0 tokens are sampled.", rich_help_panel=SAMPLING)
 ]
 TopK = Annotated[
     int,
-    typer.Option(help="Draw from the k most probable tokens; 0 is all.", rich_help_panel=SAMPLING),
+    typer.Option(
+        help="Sample from the k most probable tokens; 0 is all.", rich_help_panel=SAMPLING
+    ),
 ]
 TopP = Annotated[
     float,
     typer.Option(
-        help="Then from the most probable that reach this sum; 1 is all.",
+        help="Then from the most probable ones that sum to this; 1 is all.",
         rich_help_panel=SAMPLING,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the draws.", rich_help_panel=SAMPLING)]
+Seed = Annotated[int, typer.Option(help="Seed for sampling.", rich_help_panel=SAMPLING)]
+Prefix = Annotated[
+    str | None,
+    typer.Option(
+        help="Put before each prompt that does not begin with it, for example 'summarize: '.",
+        show_default="what the model's config.json names, else none",
+        rich_help_panel=MODELS,
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Type to compute in: float32, float16 or bfloat16.",
+        show_default="float32 on a CPU, else bfloat16",
+        rich_help_panel=MODELS,
+        autocompletion=known_dtypes,
+    ),
+]
+MaxSource = Annotated[
+    int | None,
+    typer.Option(
+        help="The longest prompt in tokens; a longer one is an error.",
+        show_default="what the model's config.json says, else 512 for a T5",
+        rich_help_panel=MODELS,
+    ),
+]
+Truncate = Annotated[
+    bool,
+    typer.Option(
+        "--truncate",
+        help="Cut prompts that are too long; those of decoder-only models at their beginning, so "
+        "that there is room for --max-tokens.",
+        rich_help_panel=MODELS,
+    ),
+]
 MaxTokens = Annotated[
     int, typer.Option(help="Upper bound on tokens, EOS included.", rich_help_panel=OUTPUT)
 ]
@@ -143,15 +188,21 @@ def make_decoder(
     regular_decode: bool,
     draft_vocab: int | None,
     chat: bool,
+    prefix: str | None,
+    max_source: int | None,
+    truncate: bool,
+    dtype: str | None,
 ) -> SpeculativeDecoder:
     """Load the models that a command was asked to use."""
+    check_utf8("--prefix", prefix or "")
     draft_model = draft_of(model, draft_model)
     if regular_decode:
         draft_model, lookup = None, False
     return SpeculativeDecoder.from_pretrained(
         model, draft_model, num_draft=draft_length(num_draft), delta=delta,
         verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
-        draft_vocab=draft_vocab, chat=chat,
+        draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
+        truncate=truncate, dtype=dtype,
     )  # fmt: skip
 
 

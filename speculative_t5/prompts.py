@@ -46,7 +46,7 @@ class Shard:
         return line % self.count == self.number % self.count
 
     def size(self, lines: int) -> int:
-        """Its lines, of so many."""
+        """How many of this number of lines are its own."""
         return len(range(self.number, lines + 1, self.count))
 
 

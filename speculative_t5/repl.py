@@ -14,19 +14,21 @@ from .calibration import cache_folder
 from .decoder import SpeculativeDecoder
 from .results import Generation, Stats
 from .sampling import Sampler
-from .terminal import note
+from .terminal import footer, note, patience, remark
 from .terminal_view import console, legend, shaded, show
 
 HISTORY = 1000  # lines kept
 COMPARE_SECONDS, COMPARE_TURNS = 1.0, 5  # /compare goes on until either
 COMMANDS = {
     "/set NAME VALUE": "change an option; /set alone shows them all",
-    "/prefix TEXT": "put before each prompt, with a space; /prefix alone takes it away",
+    "/prefix TEXT": "put it and a space before each prompt; /prefix alone takes it away",
     "/stats": "what the last output cost, and all of them together",
     "/compare [TEXT]": "regular and speculative decoding of this prompt, or of the last one",
     "/help": "these lines",
     "/quit": "leave, as does Ctrl-D; Ctrl-C stops an output",
+    "exit, quit, help": "the same; after a space, or not typed, they are prompts",
 }
+BARE = {"exit": "/quit", "quit": "/quit", "help": "/help"}  # a file may have them for prompts
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,12 @@ class Repl:
     Args:
         load: Makes a decoder with these settings, on models that are loaded already.
         settings: To begin with.
+        typed: Whether lines are typed by a person, who may leave the slash of a few commands out.
     """
 
     load: Callable[[Settings], SpeculativeDecoder]
     settings: Settings
+    typed: bool = False
     prompt: str | None = None  # the last one, without its prefix
     done: list[Stats] = field(default_factory=list)
 
@@ -96,6 +100,7 @@ class Repl:
             ValueError: If it cannot be done. Nothing has changed then.
             KeyboardInterrupt: If it is stopped. The session can go on.
         """
+        line = BARE.get(line.rstrip(), line) if self.typed else line
         line = line.strip()
         if not line.startswith("/") or line.startswith("//"):  # the second is for texts with one
             if line:
@@ -125,14 +130,17 @@ class Repl:
 
     def _generate(self, prompt: str) -> None:
         s = self.settings
-        chunks = self.decoder.stream(
-            s.prefix + prompt, max_tokens=s.max_tokens, temperature=s.temperature, top_k=s.top_k,
-            top_p=s.top_p, seed=s.seed,
-        )  # fmt: skip
-        self.prompt = prompt
-        stats = show(chunks, drafts=s.show_drafts and self.decoder.drafts)
-        self.done.append(stats)
-        note(stats.summary())
+        source = self.decoder.fit(prompt, s.max_tokens)
+        remark(source)
+        with patience() as watched:
+            chunks = self.decoder.stream(
+                source.ids, max_tokens=s.max_tokens, temperature=s.temperature, top_k=s.top_k,
+                top_p=s.top_p, seed=s.seed,
+            )  # fmt: skip
+            self.prompt = prompt
+            last = show(watched(chunks), drafts=s.show_drafts and self.decoder.drafts)
+        self.done.append(last.stats)
+        note(footer(last.stats, last.finish_reason, s.max_tokens))
 
     def _set(self, rest: str) -> None:
         name, _, text = rest.replace("=", " ", 1).partition(" ")
@@ -154,7 +162,8 @@ class Repl:
         console().print(f"{name} = {text}", markup=False)
 
     def _prefix(self, rest: str) -> None:
-        self.settings = replace(self.settings, prefix=f"{rest} " if rest else "")
+        settings = replace(self.settings, prefix=f"{rest} " if rest else "")
+        self.decoder, self.settings = self._checked(settings), settings
         self._tell("prefix")
 
     def _stats(self, _: str) -> None:
@@ -202,7 +211,7 @@ class Repl:
         while spent < COMPARE_SECONDS and len(runs[True]) <= COMPARE_TURNS:
             for speculative, generations in runs.items():
                 done = self.decoder.generate(
-                    s.prefix + prompt, max_tokens=s.max_tokens, temperature=s.temperature,
+                    prompt, max_tokens=s.max_tokens, temperature=s.temperature,
                     top_k=s.top_k, top_p=s.top_p, seed=s.seed, speculative=speculative,
                 )  # fmt: skip
                 generations.append(done)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -11,45 +10,41 @@ import typer
 from .decoder import SpeculativeDecoder, VerifyRule
 from .options import (
     DEFAULT_MODEL,
-    MODELS,
     OUTPUT,
     Chat,
     Delta,
     DraftLength,
     DraftModel,
     DraftVocab,
+    Dtype,
     Lookup,
     MaxNgram,
+    MaxSource,
     MaxTokens,
     MinNgram,
     Model,
+    Prefix,
     Seed,
     Temperature,
     TopK,
     TopP,
+    Truncate,
     Verify,
     draft_length,
     draft_of,
     make_decoder,
 )
 from .terminal import SOME_FAILED, failure, is_terminal, note, printable
-from .text import check_utf8
-
-DEFAULT_PREFIX = "correct: "  # of the shipped model, which knows one task
 
 
 def repl(
     model: Model = DEFAULT_MODEL,
     draft_model: DraftModel = None,
     chat: Chat = False,
-    prefix: Annotated[
-        str | None,
-        typer.Option(
-            help="Put before each prompt, for example 'summarize: '.",
-            show_default=f"'{DEFAULT_PREFIX}' for {DEFAULT_MODEL}, else none",
-            rich_help_panel=MODELS,
-        ),
-    ] = None,
+    prefix: Prefix = None,
+    max_source: MaxSource = None,
+    truncate: Truncate = False,
+    dtype: Dtype = None,
     num_draft: DraftLength = "5",
     lookup: Lookup = False,
     min_ngram: MinNgram = 1,
@@ -71,20 +66,20 @@ def repl(
 ) -> None:
     """Try prompts and options one after another, on models that are loaded once.
 
-    Each line is a prompt, or a command that begins with a slash; /help lists them.
+    Each line is a prompt, or a command that begins with a slash; /help lists them. At a terminal
+    exit, quit and help alone do without the slash.
     """
     from .repl import Repl, Settings, typed_lines  # rich takes time to import
 
-    if prefix is None:
-        prefix = DEFAULT_PREFIX if Path(model).name == DEFAULT_MODEL else ""
-    check_utf8("--prefix", prefix)
-    settings = Settings(
-        num_draft, delta, verify, temperature, top_k, top_p, max_tokens, seed, show_drafts, prefix
-    )
     first = make_decoder(
         model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
         num_draft=num_draft, delta=delta, verify=verify, regular_decode=False,
-        draft_vocab=draft_vocab, chat=chat,
+        draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source=max_source,
+        truncate=truncate, dtype=dtype,
+    )  # fmt: skip
+    settings = Settings(
+        num_draft, delta, verify, temperature, top_k, top_p, max_tokens, seed, show_drafts,
+        first.prefix,
     )  # fmt: skip
     lookup = lookup or draft_model == "lookup"
 
@@ -93,13 +88,15 @@ def repl(
             first.model, first.draft, first.tokenizer,
             num_draft=draft_length(wanted.num_draft, "num_draft"), delta=wanted.delta,
             verify=cast(VerifyRule, wanted.verify), lookup=lookup, min_ngram=min_ngram,
-            max_ngram=max_ngram, draft_vocab=draft_vocab, chat=chat,
+            max_ngram=max_ngram, draft_vocab=draft_vocab, chat=chat, prefix=wanted.prefix,
+            max_source=max_source, truncate=truncate,
         )  # fmt: skip
 
-    session, interactive, failed = Repl(load, settings), is_terminal(sys.stdin), False
+    interactive, failed = is_terminal(sys.stdin), False
+    session = Repl(load, settings, typed=interactive)
     if interactive:
         draft = draft_of(model, draft_model)
-        note(f"{model}{f', {draft} drafts' if draft else ''}; prefix {prefix!r}; /help lists "
+        note(f"{model}{f', {draft} drafts' if draft else ''}; prefix {first.prefix!r}; /help lists "
              "the commands, Ctrl-D leaves")  # fmt: skip
     for line in typed_lines():
         try:

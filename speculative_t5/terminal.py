@@ -7,15 +7,25 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Container, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from itertools import islice
+from threading import Timer
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
 import typer
 
-from .results import Chunk, Stats
+from .encoding import Source
+from .results import Chunk, FinishReason, Stats
 from .tips import SWITCH, due_tips
 
+SLOW = 3.0  # seconds
+STILL_WORKING = (
+    "the first tokens take long: MLX may be compiling its kernels, which takes up to half a minute "
+    "once after a restart of the machine"
+)
+MOST_NAMED = 5  # of the characters that a vocabulary lacks
 FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
 # typer exports one kind of its errors in arguments; this is the base of them all.
 ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
@@ -43,8 +53,9 @@ class Failure(RuntimeError):
 def new_app(*, completion: bool = False) -> typer.Typer:
     """An application without commands yet; completion adds options that set up a shell's."""
     return typer.Typer(
-        add_completion=completion, rich_markup_mode="rich", pretty_exceptions_enable=False
-    )
+        add_completion=completion, rich_markup_mode="rich", pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )  # fmt: skip
 
 
 def run(app: typer.Typer, name: str) -> NoReturn:
@@ -54,6 +65,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     errors, 130 for Ctrl-C.
     """
     _open_what_is_closed()
+    warnings.showwarning = lambda message, *_: note(f"warning: {printable(str(message))}")
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -127,14 +139,75 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def print_stream(chunks: Iterable[Chunk]) -> Stats:
-    """Print the text alone, as it comes; returns what it cost."""
-    stats = Stats()
+@contextlib.contextmanager
+def patience(seconds: float = SLOW) -> Iterator[Callable[[Iterable[Chunk]], Iterator[Chunk]]]:
+    """Say on a terminal, once, that the first chunk may take long, if it does.
+
+    Yields:
+        What passes on the chunks that are waited for.
+    """
+    timer = Timer(seconds, note, [STILL_WORKING])
+    timer.daemon = True
+    if is_terminal(sys.stderr):
+        timer.start()
+
+    def watched(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        for chunk in chunks:
+            timer.cancel()
+            yield chunk
+
+    try:
+        yield watched
+    finally:
+        timer.cancel()
+
+
+NOTHING = Chunk("", [], 0, Stats())
+
+
+def print_stream(chunks: Iterable[Chunk]) -> Chunk:
+    """Print the text alone, as it comes; returns the last chunk."""
+    last = NOTHING
     for chunk in chunks:
         print(chunk.text, end="", flush=True)
-        stats = chunk.stats
+        last = chunk
     print()
-    return stats
+    return last
+
+
+def footer(
+    stats: Stats, finish_reason: FinishReason | None, max_tokens: int, speedup: float | None = None
+) -> str:
+    """The line below an output: what it cost, and whether it was cut."""
+    summary = stats.summary(speedup)
+    if finish_reason != "length":
+        return summary
+    return f"{summary} - {cut_at(max_tokens if stats.emitted == max_tokens else None)}"
+
+
+def cut_at(max_tokens: int | None) -> str:
+    """How to say that outputs were cut; None is for the end of a decoder-only model's context."""
+    return (
+        "cut where the context ends" if max_tokens is None else f"cut at --max-tokens {max_tokens}"
+    )
+
+
+def remark(source: Source) -> None:
+    """Say on standard error what a model does not read of a prompt."""
+    if source.unknown:
+        note(
+            f"the model's vocabulary lacks {some_of(source.unknown)}; "
+            "it reads an unknown mark instead"
+        )
+    if source.cut:
+        note(f"the prompt was cut to {len(source.ids)} tokens, {source.cut} fewer than it has")
+
+
+def some_of(characters: Collection[str]) -> str:
+    """A few characters by name, and how many more there are."""
+    named = printable(" ".join(islice(characters, MOST_NAMED)))
+    more = len(characters) - MOST_NAMED
+    return f"{named} and {more:,} more" if more > 0 else named
 
 
 def visible(text: str) -> str:

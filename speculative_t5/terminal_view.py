@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from .origin import MEANINGS, Origin
-from .results import Chunk, Generation, Stats
-from .terminal import print_stream, visible
+from .results import Chunk, Generation
+from .terminal import NOTHING, print_stream, visible
 
 # Weight and lines tell them apart, too, where there is no colour.
 STYLES: dict[Origin, str] = {
@@ -28,20 +28,24 @@ def console(*, stderr: bool = False) -> Console:
     )
 
 
-def show(chunks: Iterable[Chunk], *, drafts: bool) -> Stats:
-    """Print a stream as it comes: the text alone, or on a terminal with its drafts."""
-    out, stats = console(), Stats()
+def show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
+    """Print a stream as it comes: the text alone, or on a terminal with its drafts.
+
+    Returns:
+        The last chunk.
+    """
+    out, last = console(), NOTHING
     if not out.is_terminal:
         return print_stream(chunks)
     if drafts:
         console(stderr=True).print(legend())
     try:
         for chunk in chunks:
-            stats = chunk.stats
+            last = chunk
             out.print(shaded(chunk) if drafts else Text(visible(chunk.text)), end="")
     finally:
         out.print()
-    return stats
+    return last
 
 
 def shaded(shown: Chunk | Generation) -> Text:

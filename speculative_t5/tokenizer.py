@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -32,7 +33,12 @@ MAX_EXTRA = 10_000  # sentinels: more than any model has, and few enough to be l
 
 
 class Tokenizer(Protocol):
-    """Text at the two ends of the engine."""
+    """Text at the two ends of the engine.
+
+    A tokenizer whose vocabulary may lack characters has an attribute `unknown_id`, the id that
+    stands for them. `load` adds an attribute `prefix`: what the model's config.json wants before
+    each text, see `read_prefix`.
+    """
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -67,6 +73,29 @@ class T5Tokenizer(Tokenizer, Protocol):
     @property
     def eos_token_id(self) -> int:
         """The id that it puts at the end of a text."""
+
+
+def unknown_characters(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> str:
+    """The characters of a text that the vocabulary lacks, each once; `ids` are the text's."""
+    unknown = getattr(tokenizer, "unknown_id", None)
+    if unknown is None or unknown not in ids:
+        return ""
+    # Tokenizers normalize, too: some characters are there only when put together.
+    characters = dict.fromkeys("".join(unicodedata.normalize("NFKC", text).split()))
+    return "".join(c for c in characters if unknown in tokenizer.encode(c))
+
+
+def read_prefix(folder: Path) -> str:
+    """What a model's config.json wants before each prompt, its top-level `prefix`; "" for nothing.
+
+    Raises:
+        ValueError: If it is not a string.
+    """
+    path = folder / "config.json"
+    prefix = (_read_object(path) if path.is_file() else {}).get("prefix")
+    if prefix is not None and not isinstance(prefix, str):
+        raise ValueError(f"prefix in {path} is {prefix!r}, expected a string")
+    return prefix or ""
 
 
 def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
@@ -174,6 +203,11 @@ class SentencePieceTokenizer:
     def eos_token_id(self) -> int:
         return int(self._pieces.eos_id())
 
+    @property
+    def unknown_id(self) -> int:
+        """The id of what there is no piece for."""
+        return int(self._pieces.unk_id())
+
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         # Odd places of the split hold the added tokens.
@@ -209,6 +243,7 @@ class JSONTokenizer:
             role: _content(settings.get(f"{role}_token")) or default
             for role, default in (("pad", "<pad>"), ("eos", "</s>"), ("bos", "<s>"))
         }
+        unknown = _content(settings.get("unk_token")) or "<unk>"
         path = folder / "tokenizer.json"
         if not path.exists():
             path = folder / "vocab.json"
@@ -228,6 +263,7 @@ class JSONTokenizer:
             )
         self._eos: int = found["eos"]
         self._control = {token for token in found.values() if token is not None}
+        self.unknown_id: int | None = self._backend.token_to_id(unknown)
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -6,13 +6,14 @@ import io
 import json
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.batch import Output, Record, keep_beginning, keep_end, process
+from speculative_t5.batch import Earlier, Output, Record, process
+from speculative_t5.encoding import Source
 from speculative_t5.prompts import EMPTY, Line, Shard, open_input, read_lines
 from speculative_t5.results import Generation, Stats
 
@@ -34,15 +35,16 @@ def shout(
             yield index, Generation(text, ids, "eos", Stats(emitted=len(ids)))
 
 
-def encode(text: str) -> list[int]:
+def encode(text: str) -> Source:
     if "<bad>" in text:
         raise ValueError("prompt ids must be from 0 to 8, got 9")
-    return [*text.encode(), 0]
+    ids = [*text.encode(), 0]
+    return Source([*ids[:19], 0], len(ids) - 20) if len(ids) > 20 else Source(ids)
 
 
-def records(content: bytes, **options: Any) -> list[dict[str, Any]]:
+def records(content: bytes) -> list[dict[str, Any]]:
     found: list[Record] = []
-    process(lines(content), shout, encode, found.append, **{"max_source": 20} | options)
+    process(lines(content), shout, encode, found.append)
     return [json.loads(record.to_json()) for record in found]
 
 
@@ -69,7 +71,7 @@ def test_records_are_emitted_as_soon_as_their_turn_has_come() -> None:
             yield line
             assert line.number - len(emitted) <= (0 if line.number <= 50 else 3)
 
-    process(reading(), shout, encode, lambda r: emitted.append(r.line.number), max_source=9)
+    process(reading(), shout, encode, lambda r: emitted.append(r.line.number))
     assert emitted == list(range(1, 101))
 
 
@@ -78,33 +80,17 @@ def test_records_are_shown_as_they_are_known() -> None:
     emitted: list[int] = []
     process(
         lines(b"a\nb\n\nc\nd\n"), shout, encode, lambda r: emitted.append(r.line.number),
-        watch=lambda r: shown.append(r.line.number), max_source=9,
+        watch=lambda r: shown.append(r.line.number),
     )  # fmt: skip
     assert shown == [3, 4, 2, 1, 5], "an error at once, of three prompts the last first"
     assert emitted == [1, 2, 3, 4, 5]
 
 
-def test_a_long_prompt_is_an_error_or_cut() -> None:
-    long = b"x" * 30
-    (found,) = records(long, advice="use another")
-    assert found["error"] == "line 1: 31 tokens, more than 20: use another"
-    assert found["prompt"] == "x" * 30
-    (found,) = records(long, shorten=keep_beginning)
-    assert (found["text"], found["truncated"], found["stats"]["tokens"]) == ("X" * 19, True, 20)
-    (found,) = records(b"x" * 19, shorten=keep_beginning)
-    assert found["text"] == "X" * 19 and "truncated" not in found
-
-
-def test_what_goes_on_from_its_end_is_cut_at_its_beginning() -> None:
-    (found,) = records(b"abc" + b"x" * 17, shorten=partial(keep_end, special={0}))
-    assert (found["text"], found["truncated"]) == ("BC" + "X" * 17, True)
-    assert keep_end([0, 5, 6, 7, 8], 3, special={0}) == [0, 7, 8]
-    assert keep_end([0, 5, 6], 1, special={0}) == [6]
-
-
-def test_a_prefix_goes_before_prompts_and_not_into_records() -> None:
-    (found,) = records(b"a", prefix="do: ")
-    assert (found["prompt"], found["text"]) == ("a", "DO: A")
+def test_records_say_which_prompts_were_cut() -> None:
+    whole, cut = records(b"x" * 19 + b"\n" + b"x" * 30)
+    assert whole["text"] == cut["text"] == "X" * 19
+    assert cut["truncated"] is True and "truncated" not in whole
+    assert cut["prompt"] == "x" * 30
 
 
 def test_what_cannot_be_encoded_is_the_lines_own_error() -> None:
@@ -117,7 +103,7 @@ def test_what_cannot_be_encoded_is_the_lines_own_error() -> None:
 def test_records_hold_any_text() -> None:
     found: list[Record] = []
     prompt = 'a "quote" \\ \u2028 \x00 \N{GRINNING FACE}'
-    process([Line(1, "\u00e9", prompt)], shout, encode, found.append, max_source=99)
+    process([Line(1, "\u00e9", prompt)], shout, encode, found.append)
     raw = found[0].to_json()
     assert raw.count(b"\n") == 1 and "\N{GRINNING FACE}".encode() in raw
     assert json.loads(raw)["prompt"] == prompt
@@ -136,8 +122,9 @@ class Job:
             with Output(str(self.target), stream, **options) as output:
                 counts = None
                 if options.get("resume"):
-                    found, *counts = output.resume(found)
-                process(found, shout, encode, output.append, max_source=20)
+                    found, earlier = output.resume(found)
+                    counts = [earlier.done, earlier.failed]
+                process(found, shout, encode, output.append)
         return counts
 
 
@@ -162,6 +149,16 @@ def test_a_resumed_run_is_an_uninterrupted_one(job: Job) -> None:
     job.target.unlink()
     assert job.run(resume=True) == [0, 0], "nothing to go on with is a start"
     assert job.target.read_bytes() == whole
+
+
+def test_what_earlier_records_say_is_counted() -> None:
+    earlier = Earlier()
+    for reason, tokens in (("length", 9), ("eos", 9), ("length", 9), ("length", 4)):
+        earlier.count({"id": 1, "finish_reason": reason, "stats": {"tokens": tokens}})
+    for odd in ({"finish_reason": "length"}, {"finish_reason": "length", "stats": 3}):
+        earlier.count(odd)
+    earlier.count({"error": "line 7: empty"})
+    assert earlier == Earlier(7, 1, Counter({9: 2, 4: 1}))
 
 
 def test_a_torn_line_may_end_in_zeros(job: Job) -> None:
@@ -249,14 +246,14 @@ def test_errors_do_not_pile_up_behind_a_prompt(monkeypatch: pytest.MonkeyPatch) 
         emitted += 1
         assert record.line.number == emitted
 
-    process(reading(), shout, encode, emit, max_source=9)
+    process(reading(), shout, encode, emit)
     assert emitted == read == 61
 
 
 def test_long_errors_pile_up_even_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speculative_t5.batch.MOST_CHARACTERS", 100)
     held: list[int] = []
-    long = Line(2, 2, "x" * 60)
+    long = Line(2, 2, "<bad>" + "x" * 60)
     calls = 0
 
     def counting(requests: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Generation]]:
@@ -264,8 +261,8 @@ def test_long_errors_pile_up_even_less(monkeypatch: pytest.MonkeyPatch) -> None:
         calls += 1
         yield from shout(requests)
 
-    source = [Line(1, 1, "a"), long, Line(3, 3, "x" * 60), Line(4, 4, "b")]
-    process(source, counting, encode, lambda r: held.append(r.line.number), max_source=9)
+    source = [Line(1, 1, "a"), long, Line(3, 3, "<bad>" + "x" * 60), Line(4, 4, "b")]
+    process(source, counting, encode, lambda r: held.append(r.line.number))
     assert held == [1, 2, 3, 4] and calls == 2
 
 

@@ -66,7 +66,15 @@ def test_every_line_gets_its_record(here: Path) -> None:
     assert done.returncode == 3 and done.stdout == b""
     told, summary = done.stderr.decode().splitlines()
     assert told == f"line 12: {EMPTY}"
-    parts = ("40 prompts", "1 with errors", "tokens/s", "acceptance", "tokens per round", "peak")
+    parts = (
+        "40 prompts",
+        "1 with errors",
+        "cut at --max-tokens 12",
+        "tokens/s",
+        "acceptance",
+        "tokens per round",
+        "peak",
+    )
     assert all(part in summary for part in parts), summary
     prompts = (here / "in.txt").read_text().splitlines()
     records = read(here / "out.jsonl")
@@ -116,8 +124,8 @@ def test_prompts_longer_than_the_model_was_made_for_are_errors_unless_cut(here: 
     fits, long = read(here / "out.jsonl")
     assert "text" in fits
     assert re.fullmatch(
-        r"line 2: \d+ tokens, more than 8: use --truncate to cut it, or --max-source N to allow "
-        "more",
+        r"line 2: the prompt has \d+ tokens, more than the 8 that the model is made for: use "
+        r"truncate=True \(--truncate\) to cut it, or max_source=N \(--max-source N\) to allow more",
         long["error"],
     )
     assert run(here, *arguments, "--force", "--truncate").returncode == 0
@@ -169,7 +177,8 @@ def test_signals_end_a_run_after_a_whole_line(here: Path, number: int, code: int
     assert process.returncode == code, errors
     written = (here / "out.jsonl").read_bytes()
     assert written.endswith(b"\n") and len(read(here / "out.jsonl")) < MANY
-    summary, advice, *rest = errors.decode().splitlines()
+    lacking, summary, advice, *rest = errors.decode().splitlines()
+    assert lacking.startswith("prompts with characters that the model's vocabulary lacks: ")
     assert re.match(rf"\[\d+ of {MANY:,} prompts, ", summary)
     assert advice == "what is written stays; --resume goes on after it"
     assert rest == (["error: interrupted"] if number == signal.SIGINT else [])
@@ -236,7 +245,7 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
         ),
         (
             ("batch", "in.txt", "--output", "x", "--max-source", "1"),
-            "--max-source must be at least",
+            "max_source must be an integer of at least 2, got 1",
         ),
         (
             ("batch", "in.txt", "--output", "x", "--batch-size", "0"),
@@ -329,11 +338,14 @@ def test_only_the_first_errors_are_shown(here: Path) -> None:
     assert len(done.stderr.splitlines()) == 11 and b"further" not in done.stderr
 
 
-def test_a_resumed_run_tells_of_earlier_errors(here: Path) -> None:
+def test_a_resumed_run_tells_of_earlier_errors_and_cuts(here: Path) -> None:
     assert run(here, *BATCH, *SHORT).returncode == 3
     again = run(here, *BATCH, *SHORT, "--resume")
     assert again.returncode == 3
-    assert again.stderr == b"[40 prompts, 40 of them before, 1 with errors]\n"
+    cut = sum(record.get("finish_reason") == "length" for record in read(here / "out.jsonl"))
+    assert cut > 0 and again.stderr.decode() == (
+        f"[40 prompts, 40 of them before, 1 with errors, {cut} cut at --max-tokens 12]\n"
+    )
 
 
 def test_a_terminal_is_shown_prompts_tokens_and_time_left(here: Path) -> None:

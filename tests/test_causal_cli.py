@@ -119,7 +119,7 @@ def test_prompts_beyond_the_context_are_errors_or_lose_their_beginning(
     (here / "long.txt").write_text("He go " * 60 + "\n")
     done = run("batch", "long.txt", *PAIR)
     assert done.returncode == 3
-    assert "tokens, more than 64: use --truncate" in records(done.stdout)[0]["error"]
+    assert "tokens, more than the 64 that the model is made for" in records(done.stdout)[0]["error"]
     done = run("batch", "long.txt", *PAIR, "--truncate", "--max-source", "20")
     assert done.returncode == 0
     (found,) = records(done.stdout)
@@ -133,7 +133,9 @@ def test_prompts_beyond_the_context_are_errors_or_lose_their_beginning(
     last = decoder(here).encode("He go " * 60)[-50:]
     assert found["text"] == decoder(here).generate(last, max_tokens=15).text
     done = run(*PAIR, "--prompt", "He go " * 60)
-    check_error(done, "tokens, the model reads 64 with what it generates: split it")
+    check_error(done, "(--truncate) to cut it, or split it")
+    done = run(*PAIR, "--prompt", "He go " * 60, "--json", *room)
+    assert records(done.stdout)[0]["text"] == found["text"]
 
 
 def check_error(done: Any, message: str) -> None:
@@ -146,7 +148,7 @@ def check_error(done: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("batch", "in.txt", *PAIR, "--max-source", "65"), "--max-source must be at most 64"),
+        (("batch", "in.txt", *PAIR, "--max-source", "65"), "max_source must be at most 64"),
         (("batch", "in.txt", *PAIR, "--chat", "--truncate"), "leave one of them out"),
         (
             ("--model", "target", "--draft-model", "correct-small", *TEXT),

@@ -34,7 +34,9 @@ def test_the_text_streams_and_a_footer_follows(place: Path) -> None:
     assert done.stdout.decode() == out["text"] + "\n"
     footer = done.stderr.decode().splitlines()[0]
     assert re.fullmatch(
-        r"\d+ tok/s - 12 tokens - \d+ % of drafts accepted - \d\.\d tokens per round", footer
+        r"\d+ tok/s - 12 tokens - \d+ % of drafts accepted - \d\.\d tokens per round - "
+        r"cut at --max-tokens 12",
+        footer,
     )
 
 
@@ -68,7 +70,9 @@ def test_drafts_are_shown_on_a_terminal(place: Path) -> None:
     assert any(ACCEPTED in line for line in text) and any(BONUS in line for line in text)
     plain = run(place, *PAIR, "--prompt", "The old man.").stdout.decode()
     assert re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(text)) + "\n" == plain
-    assert re.search(r" tokens per round - \d+\.\dx regular \(estimated\)$", footer)
+    assert re.search(
+        r" tokens per round - \d+\.\dx regular \(estimated\) - cut at --max-tokens 12$", footer
+    )
 
 
 def test_no_color_is_respected(place: Path) -> None:
@@ -168,6 +172,7 @@ def test_the_installed_program_goes_by_its_name(place: Path) -> None:
         ("speculative-t5 --mo", {"--model"}),
         ("speculative-t5 --model corr", {"correct-base", "correct-small"}),
         ("speculative-t5 --draft-model l", {"lookup"}),
+        ("speculative-t5 --dtype b", {"bfloat16"}),
         ("speculative-t5 --verify ", {"auto", "token", "block"}),
         ("speculative-t5 mod", {"models"}),
         ("speculative-t5 batch --draft-model tar", {"target"}),
@@ -245,6 +250,7 @@ def test_the_prompt_also_comes_from_standard_input(place: Path) -> None:
         ((*PAIR, "--num-draft", "x"), None, "--num-draft must be an integer of at least 1 or auto"),
         ((*PAIR, "--max-tokens", "0"), None, "max_tokens must be at least 1, got 0"),
         ((*PAIR, "--prompt", " "), None, "the prompt is empty"),
+        ((*PAIR, "--prompt", "-"), b"", "the prompt is empty"),
         (PAIR, b"", "the prompt is empty"),
         (PAIR, b"caf\xe9", "not UTF-8: byte 0xe9 at offset 3"),
         ((*PAIR, "--prompt", b"caf\xe9"), None, "--prompt is not UTF-8: byte 0xe9"),
@@ -372,6 +378,7 @@ def test_an_unwritable_output_is_told(place: Path) -> None:
 
 def test_help_groups_options_and_names_defaults(place: Path) -> None:
     text = run(place, "--help").stdout.decode()
+    assert run(place, "-h").stdout.decode() == text
     for name in ("--num-draft", "--delta", "correct-base", "[default: 256]"):
         assert name in text
     groups = re.split(r"─ (\w+) ─", text)
@@ -387,8 +394,9 @@ def test_help_groups_options_and_names_defaults(place: Path) -> None:
 
 @pytest.mark.parametrize("command", ["repl", "batch", "models", "convert", "bench"])
 def test_every_command_has_help(place: Path, command: str) -> None:
-    done = run(place, command, "--help")
+    done = run(place, command, "-h")
     assert done.returncode == 0 and b"Usage: python -m speculative_t5 " in done.stdout
+    assert b"--help" in done.stdout
 
 
 def test_the_command_convert_is_convert_py(place: Path) -> None:

@@ -62,6 +62,14 @@ def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> N
     assert read_config(folder) == model.config
 
 
+def test_a_prefix_is_kept(source: Path, tmp_path: Path) -> None:
+    for prefix in ("summarize: ", "", None):
+        edit_json(source / "config.json", prefix=prefix)
+        folder = convert(str(source), tmp_path / "out", force=True)
+        assert load(folder)[1].prefix == (prefix or "")  # type: ignore[attr-defined]
+        assert ("prefix" in json.loads((folder / "config.json").read_text())) == bool(prefix)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_dtypes_are_stored_as_asked(source: Path, tmp_path: Path, dtype: str) -> None:
     folder = convert(str(source), tmp_path / "out", dtype=dtype)
@@ -187,6 +195,7 @@ def truncate(path: Path) -> None:
             lambda s: (s / "tokenizer_config.json").write_text('{"extra_ids": 1000000000}'),
             "extra_ids in .* is 1000000000, expected an integer from 0 to 10000",
         ),
+        (lambda s: edit_json(s / "config.json", prefix=3), "prefix in .* is 3, expected a string"),
         (lambda s: shrink(s), "has 220 pieces, the model 100 rows for them"),
     ],
 )

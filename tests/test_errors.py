@@ -19,6 +19,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,15 @@ from speculative_t5 import cli, terminal
 from speculative_t5.batch import Record, process
 from speculative_t5.bench_command import _starts
 from speculative_t5.checkpoint import open_checkpoint
+from speculative_t5.encoding import PromptEncoder
 from speculative_t5.pickles import read_bin
 from speculative_t5.prompts import Shard, read_lines
 from speculative_t5.tensors import read_npz
-from speculative_t5.tokenizer import JSONTokenizer
+from speculative_t5.tokenizer import ByteTokenizer, JSONTokenizer
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, run
+from conftest import REPOSITORY, run, tiny_model
 from messages import IMPERATIVES, check_message, complaint, what_is_wrong
 
 HOLE = "{}"  # what is only known when it is raised
@@ -61,7 +63,7 @@ NOTHING_FOUND = {
     ),
     "the model's tokenizer has no chat template: leave chat out, or choose a model that is tuned "
     "for chats": "it is not there",
-    "--truncate would cut the form that --chat puts prompts into: leave one of them out": (
+    "truncate would cut the form that chat puts prompts into: leave one of them out": (
         "both have no value"
     ),
     "it cannot be a name on the Hub: check the path": "_from_hub tells the name before it",
@@ -99,11 +101,6 @@ COMPLETED = {
 
 # Messages that are another's, whole as that is.
 PASSED_ON = {
-    (
-        "batch.py",
-        "process.requests",
-        "{} tokens, more than {}: {}",
-    ): "what to do is said by _fitting, by the kind of model",
     ("causal_checkpoint.py", "_about", "{}: {}"): "causal.py's or opt.py's, behind the folder",
     (
         "loading.py",
@@ -444,9 +441,16 @@ def test_other_messages_are_completed(tmp_path: Path) -> None:
     assert raised_in(caught.value.__cause__) == ("tokenizer.py", "_read_bpe")
     check_message(str(caught.value), "vocab.json")
     with pytest.raises(terminal.Failure, match=r"gave no text \(exit code 2\)") as failed:
-        _starts("absent", None)
+        _starts("absent", {"--draft-model": None, "--dtype": "float32"})
     assert raised_in(failed.value.__cause__) == ("benchmark.py", "first_token_seconds")
     check_message(str(failed.value), "--model absent")
+    assert "--dtype float32" in str(failed.value) and "--draft-model" not in str(failed.value)
+
+
+def encoder(max_source: int) -> PromptEncoder:
+    return PromptEncoder(
+        tiny_model(vocab_size=384), ByteTokenizer(REPOSITORY), max_source=max_source
+    )
 
 
 def test_configs_and_lines_are_passed_on(tmp_path: Path) -> None:
@@ -461,7 +465,7 @@ def test_configs_and_lines_are_passed_on(tmp_path: Path) -> None:
     records: list[Record] = []
     process(
         read_lines(io.BytesIO(content), "jsonl", "text", Shard()), lambda r: iter([*r][:0]),
-        lambda text: list(text.encode()), records.append, max_source=9,
+        partial(encoder(9).fit, max_tokens=9), records.append,
     )  # fmt: skip
     assert len(records) == content.count(b"\n")
     for number, record in enumerate(records, 1):
@@ -476,7 +480,10 @@ def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     (tmp_path / "in.txt").write_text("The old man.\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "empty.txt").write_bytes(b"\n\n")
-    for name, content in (("broken", b"{"), ("latin", b'{"a": "\xe9"}'), ("list", b"[]")):
+    configs = {
+        "broken": b"{", "latin": b'{"a": "\xe9"}', "list": b"[]", "number": b'{"prefix": 3}',
+    }  # fmt: skip
+    for name, content in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_bytes(content)
     monkeypatch.chdir(tmp_path)
@@ -525,6 +532,8 @@ MODELS = ("--model", "target", "--draft-model", "draft")
         (("--prompt", " "), "the prompt is empty"),
         (("--prompt", "-"), "standard input, which is closed"),
         (("--prompt", "caf\udce9"), "byte 0xe9"),
+        (("--model", "number", "--prompt", "Hello."), "number/config.json is 3"),
+        (("--prefix", "caf\udce9", "--prompt", "Hello."), "--prefix is not UTF-8: byte 0xe9"),
         (("--seed", "3", "batch", "in.txt"), "--seed stands before the word batch"),
         (("batch", "absent.txt"), "absent.txt: No such file or directory"),
         (("batch", "weights"), "weights is a folder"),
@@ -555,6 +564,7 @@ MODELS = ("--model", "target", "--draft-model", "draft")
         (("bench", "--turns", "0"), "got 0"),
         (("bench", "--acceptance", "2"), "got 2.0"),
         (("bench", "--dtype", "int3"), "'int3'"),
+        (("--dtype", "int3", "--prompt", "Hello."), "'int3'"),
         (("bench", "--random", "t5-base"), "'t5-base'"),
         (("bench", "--random", "t5-tiny:t5-tiny"), "'t5-tiny'"),
         (

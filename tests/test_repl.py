@@ -44,7 +44,7 @@ class Screen:
             rule: VerifyRule = wanted.verify  # type: ignore[assignment]
             return SpeculativeDecoder(
                 model, draft, tokenizer, num_draft=draft_length(wanted.num_draft, "num_draft"),
-                delta=wanted.delta, verify=rule,
+                delta=wanted.delta, verify=rule, prefix=wanted.prefix,
             )  # fmt: skip
 
         self.repl = Repl(made, Settings(max_tokens=12, **settings))
@@ -128,10 +128,25 @@ def test_the_prefix_goes_before_each_prompt(screen: Screen) -> None:
     bare = screen.say(PROMPT)
     assert screen.say("/prefix summarize:") == ["prefix = 'summarize: '"]
     with_prefix = screen.say(PROMPT)
-    expected = screen.repl.decoder.generate(f"summarize: {PROMPT}", max_tokens=12).text
+    alone = SpeculativeDecoder(screen.repl.decoder.model, None, screen.repl.decoder.tokenizer)
+    expected = alone.generate(f"summarize: {PROMPT}", max_tokens=12).text
     assert "\n".join(with_prefix) == expected != "\n".join(bare)
+    assert screen.say(f"summarize: {PROMPT}") == with_prefix, "it is there already"
     assert screen.say("/prefix") == ["prefix = ''"]
     assert screen.say(PROMPT) == bare
+
+
+def test_a_person_may_leave_the_slash_out(screen: Screen) -> None:
+    screen.say("/set show_drafts off")
+    for word in ("exit", "quit", "help"):
+        assert screen.say(word) and screen.repl.prompt == word, "it may come from a file"
+    screen.repl.typed = True
+    for word in ("exit", "quit", "help"):
+        for line, prompt in ((f" {word}", word), (f"//{word}", f"/{word}"), (f"{word} it",) * 2):
+            assert screen.say(line) and screen.repl.prompt == prompt
+    assert screen.say("help ") == screen.say("/help")
+    assert not screen.repl.handle("exit") and not screen.repl.handle("quit")
+    assert screen.repl.prompt == "help it"
 
 
 def test_two_slashes_begin_a_text_with_one(screen: Screen) -> None:

@@ -45,7 +45,7 @@ def test_tokens_are_coloured_as_they_stream(monkeypatch: pytest.MonkeyPatch) -> 
             yield chunk
             seen.append(console.export_text(clear=False))
 
-    assert show(arriving(), drafts=True) == THIRD
+    assert show(arriving(), drafts=True) == CHUNKS[-1]
     meanings, text = console.export_text(styles=True).splitlines()
     assert text == SHADED
     assert meanings == (
