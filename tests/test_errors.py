@@ -49,6 +49,8 @@ NOTHING_FOUND = {
     '--plot needs matplotlib, which is not there: run pip install ".[plot]"': "it is not there",
     "the prompt is empty: give some text by --prompt or on standard input": "it is empty",
     "the prompt is empty: give some text": "it is empty",
+    "this process was forked from one that had used MLX, and has none of its threads: use "
+    "multiprocessing's spawn start method": "that it was forked",
     "the prompt is empty: give some ids": "it is empty",
     "empty: write a prompt there, or delete the line": "it is empty",
     "there are no statistics yet: give a prompt first": "nothing was done",
