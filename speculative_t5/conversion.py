@@ -21,7 +21,7 @@ from .config import Quantization, T5Config
 from .hub import download, flat_name, look_up
 from .npz import NewTensor
 from .pipeline import read_ahead
-from .places import new_folder, origin
+from .places import draft_name, new_folder, origin
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy
 from .tokenizer import TOKENIZER_FILES, load_tokenizer, read_prefix
 from .weights import check_replaceable, write_folder
@@ -117,13 +117,13 @@ def convert(
             "convert what it was made from"
         )
     load_tokenizer(source, checkpoint.config)
-    prefix = read_prefix(source)
+    own = {"prefix": read_prefix(source), "draft": draft_name(source)}
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
     kinds = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
     conversion = _Conversion(checkpoint, config, kinds, allow_nonfinite, progress)
     write_folder(
         output,
-        config.to_dict() | ({"prefix": prefix} if prefix else {}) | origins,
+        config.to_dict() | {key: value for key, value in own.items() if value} | origins,
         conversion.tensors(),
         [path for file in TOKENIZER_FILES if (path := source / file).is_file()],
         num_bytes=conversion.num_bytes,

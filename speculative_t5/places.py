@@ -83,11 +83,18 @@ def named_draft(model: str | Path) -> Path | None:
         None if it names none, or none that is here.
     """
     folder = find_folder(model)
-    name = _from_config(folder, "draft") if folder else None
-    if folder is None or not isinstance(name, str) or name in ("", "..") or name != Path(name).name:
+    name = draft_name(folder) if folder else None
+    if folder is None or name is None:
         return None
     beside = folder.resolve().parent / name
     return beside if beside.is_dir() else find_folder(name)
+
+
+def draft_name(folder: Path) -> str | None:
+    """The name of a draft that a folder's config.json has as `draft`; never a path."""
+    name = _from_config(folder, "draft")
+    plain = isinstance(name, str) and name not in ("", "..") and name == Path(name).name
+    return name if plain else None
 
 
 def known_names() -> str:

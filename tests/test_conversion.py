@@ -62,6 +62,14 @@ def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> N
     assert read_config(folder) == model.config
 
 
+def test_a_named_draft_is_kept(source: Path, tmp_path: Path) -> None:
+    for draft in ("small", "../small", None):
+        edit_json(source / "config.json", draft=draft)
+        folder = convert(str(source), tmp_path / f"with {draft is None} {len(draft or '')}")
+        kept = json.loads((folder / "config.json").read_text()).get("draft")
+        assert kept == ("small" if draft == "small" else None)
+
+
 def test_a_prefix_is_kept(source: Path, tmp_path: Path) -> None:
     for prefix in ("summarize: ", "", None):
         edit_json(source / "config.json", prefix=prefix)
