@@ -131,7 +131,7 @@ def test_python_runs_and_prints_what_it_says(page: Path, tmp_path: Path, hub: Hu
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Hub]:
     root = tmp_path_factory.mktemp("hub")
-    for name in ("google/flan-t5-small", "google/flan-t5-xxl"):
+    for name in ("google/flan-t5-small", "google/flan-t5-large", "google/flan-t5-xxl"):
         shutil.copytree(checkpoint, root / name)
     for name, kind in CAUSAL.items():
         write_causal(root / name, kind)
