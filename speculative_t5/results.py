@@ -43,7 +43,7 @@ class Stats:
         def __getattr__(self, name: str) -> tuple[int, ...]:
             """Make a tuple that a snapshot of a `Tally` lacks until it is asked for."""
             if name not in PER_ROUND:
-                raise AttributeError(f"Stats has no attribute {name!r}")
+                return super().__getattribute__(name)  # fails in Python's own words
             made = vars(self)[name] = tuple(getattr(self._tally, name)[: self.rounds])
             return made
 

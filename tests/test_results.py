@@ -105,7 +105,7 @@ def test_copies_of_snapshots_hold_values_alone() -> None:
             assert other == stats and vars(other).keys() == {
                 field.name for field in dataclasses.fields(Stats)
             }
-    with pytest.raises(AttributeError, match="Stats has no attribute 'num_rejected'"):
+    with pytest.raises(AttributeError, match="'Stats' object has no attribute 'num_rejected'"):
         first.num_rejected  # type: ignore[attr-defined]  # noqa: B018
 
 
