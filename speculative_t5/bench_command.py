@@ -326,7 +326,7 @@ def pyplot() -> Any:
         import matplotlib
     except ImportError:
         raise ValueError(
-            '--plot needs matplotlib, which is not there: run pip install ".[plot]"'
+            "--plot needs matplotlib, which is not installed: run pip install matplotlib"
         ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt

@@ -46,7 +46,7 @@ NOTHING_FOUND = {
     "the prompt was to come from standard input, which is closed: give it by --prompt": "no more",
     "the prompts were to come from standard input, which is closed: give a file": "no more",
     "--resume keeps OUTPUT and --force replaces it: give one of them": "both have no value",
-    '--plot needs matplotlib, which is not there: run pip install ".[plot]"': "it is not there",
+    "--plot needs matplotlib, which is not installed: run pip install matplotlib": "it is not",
     "the prompt is empty: give some text by --prompt or on standard input": "it is empty",
     "the prompt is empty: give some text": "it is empty",
     "this process was forked from one that had used MLX, and has none of its threads: use "
