@@ -8,4 +8,5 @@ extra=test
 "$python" -m ruff check .
 "$python" -m mypy
 .venv/bin/lint-imports
-exec "$python" -m pytest "$@"
+# A process for each processor, with one thread for products: more would wait for each other.
+OMP_NUM_THREADS=1 exec "$python" -m pytest --numprocesses auto --dist loadfile "$@"

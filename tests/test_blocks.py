@@ -277,23 +277,27 @@ def test_ids_beyond_the_embedding_give_no_numbers() -> None:
 
 
 def test_parts_of_other_builds_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert blocks.load() is not None
+    assert blocks.load()[0] is not None
 
-    def without(name: str, value: Any) -> None:
+    def without(name: str, value: Any) -> str:
+        """Why the layers are not used where the extension has this in the place of its own."""
         extension = SimpleNamespace(**vars(blocks.library))
         setattr(extension, name, value)
         monkeypatch.setattr(blocks, "import_module", lambda *names: extension)
-        assert blocks.load() is None
+        found, why = blocks.load()
+        assert found is None
+        return why
 
     def refuse(*arguments: Any) -> None:
         raise ValueError("another version of the layers")
 
-    without("mlx_version", "0.1.2")
-    without("initialize", refuse)
-    without("feed_forward", lambda: None)  # as nanobind has it: incompatible function arguments
+    assert without("mlx_version", "0.1.2").startswith("built for MLX 0.1.2, and ")
+    assert without("initialize", refuse) == "not loaded: another version of the layers"
+    # As nanobind has it: incompatible function arguments.
+    assert without("feed_forward", lambda: None).startswith("not loaded: ")
     monkeypatch.undo()
     monkeypatch.setattr(backend, "products", SimpleNamespace())  # older: without layers
-    assert blocks.load() is None
+    assert blocks.load()[0] is None
 
 
 class Wrapped(nn.Module):

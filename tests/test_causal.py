@@ -192,7 +192,9 @@ def test_probabilities_are_those_of_whole_sequences(target: CausalModel) -> None
 
 
 def test_a_prompt_beyond_the_context_is_refused(target: CausalModel) -> None:
-    with pytest.raises(ValueError, match=f"{POSITIONS + 1} tokens, the model reads") as error:
+    with pytest.raises(
+        ValueError, match=f"{POSITIONS + 1} tokens, more than the {POSITIONS}"
+    ) as error:
         SpeculativeDecoder(target).generate([3] * (POSITIONS + 1))
     check_message(str(error.value), str(POSITIONS))
 

@@ -66,10 +66,13 @@ def commands(page: Path) -> list[str]:
     return [line.split("  #")[0].strip() for line in lines if line.split("  #")[0].strip()]
 
 
+# Each command once, under the first page that has it.
+FIRST_PAGES = {command: page for page in reversed(PAGES) for command in commands(page)}
 COMMANDS = [
     pytest.param(command, id=f"{page.relative_to(REPOSITORY)}: {command}")
     for page in PAGES
     for command in dict.fromkeys(commands(page))
+    if FIRST_PAGES[command] == page
 ]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, backend, load, terminal
+from speculative_t5 import SpeculativeDecoder, load, terminal, tips
 from speculative_t5.cli import DEFAULT_PROMPT, main
 from speculative_t5.results import Chunk, Stats
 from speculative_t5.terminal import STILL_WORKING, footer, patience, some_of
@@ -51,7 +51,7 @@ def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     """Runs a command in this process, with nothing or some text on its standard input."""
     monkeypatch.chdir(here)
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    monkeypatch.setattr(backend, "tips", [])
+    monkeypatch.setenv(tips.SWITCH, "0")
 
     def called(*arguments: str, stdin: str | None = None) -> Done:
         (here / "stdin").write_text(stdin or "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from pathlib import Path
 
 from speculative_t5 import Generation, SpeculativeDecoder
 
@@ -70,13 +69,3 @@ def test_the_pair_is_small_and_remembers_no_paths() -> None:
     for folder in folders:
         stored = (folder / "spiece.model").read_bytes()
         assert not re.search(rb"/(home|root|tmp|Users)/|deu\.txt", stored)
-
-
-def test_the_snippet_of_the_readme_runs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = Path(REPOSITORY / "README.md").read_text(encoding="utf-8")
-    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    monkeypatch.chdir(REPOSITORY)
-    exec(compile(snippet, "README.md", "exec"), {})
-    assert "My sister has never been to Paris." in capsys.readouterr().out
