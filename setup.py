@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,29 +50,34 @@ class BuildExtensions(build_ext):
     def run(self) -> None:
         self.force = True
         products = Path(self.get_ext_fullpath("speculative_t5._products"))
-        for old in products.parent.glob("_*.so"):
-            old.unlink()
+        openblas = products.parent / "_openblas.so"
+        for folder in (products.parent, Path(self.build_lib, "speculative_t5")):
+            for name in ("_products", "_blocks"):
+                Path(folder, self.get_ext_filename(name)).unlink(missing_ok=True)
+        openblas.unlink(missing_ok=True)
         super().run()
         if sys.platform.startswith("linux") and not products.exists():
-            copy_openblas(products.parent / "_openblas.so")
+            copy_openblas(openblas)
 
 
 def copy_openblas(target: Path) -> None:
     """Copy the OpenBLAS of scipy-openblas32, without the prefix of the functions that MLX calls."""
-    spec, patchelf = find_spec("scipy_openblas32"), shutil.which("patchelf")
-    if not (spec and spec.origin and patchelf):
-        print("warning: no scipy-openblas32 and patchelf to build with, so no OpenBLAS for MLX")
-        return
-    (library,) = Path(spec.origin).parent.glob("lib/libscipy_openblas*.so")
-    names = target.with_suffix(".names")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    names.write_text("".join(f"scipy_{name} {name}\n" for name in BLAS_FUNCTIONS))
-    subprocess.run(
-        [patchelf, "--rename-dynamic-symbols", names, "--set-soname", target.name]
-        + ["--output", target, library],
-        check=True,
-    )
-    names.unlink()
+    try:
+        import scipy_openblas32
+
+        library = Path(scipy_openblas32.get_lib_dir(), scipy_openblas32.get_library(fullname=True))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", suffix=".names") as names:
+            names.writelines(f"scipy_{name} {name}\n" for name in BLAS_FUNCTIONS)
+            names.flush()
+            subprocess.run(
+                ["patchelf", "--rename-dynamic-symbols", names.name, "--set-soname", target.name]
+                + ["--output", target, library],
+                check=True,
+            )
+    except (ImportError, OSError, subprocess.CalledProcessError) as error:
+        target.unlink(missing_ok=True)
+        print(f"warning: MLX gets no OpenBLAS, and will be slow on this CPU: {error}")
 
 
 def description() -> str:

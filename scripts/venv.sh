@@ -14,8 +14,9 @@ built_from() {
     cat pyproject.toml setup.py speculative_t5/native/*
     { c++ --version || cc --version || echo "no compiler"; } 2>/dev/null | head -n 1
     "$python" --version
-    "$python" -c 'import os, sysconfig; print(os.listdir(sysconfig.get_path("include")))' 2>&1
-    ls -d .venv/lib/python*/site-packages/mlx*.dist-info 2>/dev/null
+    "$python" -c 'import pathlib, sysconfig
+print(pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
+    find .venv/lib -maxdepth 3 -name "mlx*.dist-info" | sort
 }
 
 # A second run is quick: it compares that with what it was at the last installation.

@@ -48,13 +48,15 @@ def new_folder(name: str) -> Path:
 
 def find_folder(name_or_path: str | Path) -> Path | None:
     """The model folder of that path, or of that name in `weights_folders`, if there is one."""
-    candidates = [Path(name_or_path), *(folder / name_or_path for folder in weights_folders())]
-    folders = [candidate for candidate in candidates if candidate.is_dir()]
+    path, found = Path(name_or_path), model_folders()
+    candidates = {weights / name_or_path for weights in weights_folders()}
+    named = [folder for folder in found if folder in candidates]
     # A checkpoint may lie beside weights/ under the name of its conversion, which is meant then.
-    folders.sort(key=lambda folder: not (folder / "weights.npz").exists())
-    if folders:
-        return folders[0]
-    for folder in model_folders():
+    if path.is_dir() and ((path / "weights.npz").exists() or not named):
+        return path
+    if named:
+        return named[0]
+    for folder in found:
         if str(name_or_path) == origin(folder).get("repository"):
             return folder
     return None
@@ -64,9 +66,12 @@ def model_folders() -> list[Path]:
     """All model folders in `weights_folders`."""
     found: dict[Path, Path] = {}
     for weights in weights_folders():
-        for folder in sorted(path.parent for path in weights.glob("*/config.json")):
-            if (folder / "weights.npz").is_file() or find_weights(folder):
-                found.setdefault(folder.resolve(), folder)
+        try:
+            for folder in sorted(path.parent for path in weights.glob("*/config.json")):
+                if (folder / "weights.npz").is_file() or find_weights(folder):
+                    found.setdefault(folder.resolve(), folder)
+        except PermissionError:  # the home of another user, as in some containers
+            continue
     return list(found.values())
 
 

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,24 @@ def test_the_sources_that_are_given_away_have_what_tests_need(source: Path) -> N
         wanted |= {f"weights/{name}/{file}" for file in ("config.json", "weights.npz")}
     assert wanted <= given
     assert not {name for name in given if name.endswith((".so", ".pyc"))}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="extensions are Linux's alone")
+def test_the_package_is_built_even_where_openblas_cannot_be_copied(
+    source: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "patchelf"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    package = source / "speculative_t5"
+    for name in ("_products", "_blocks"):  # of this Python, and of another one
+        (package / f"{name}{EXTENSION_SUFFIXES[0]}").touch()
+        (package / f"{name}.another.so").touch()
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        cwd=source, check=True, capture_output=True, text=True,
+        env=os.environ | {"CC": "false", "CXX": "false", "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert "warning: MLX gets no OpenBLAS" in done.stdout
+    left = {path.name for path in package.iterdir() if path.name.startswith(("_pro", "_bl", "_op"))}
+    assert left == {"_products.another.so", "_blocks.another.so"}

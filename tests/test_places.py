@@ -129,3 +129,35 @@ def test_the_command_to_convert_is_named_as_it_is_typed(monkeypatch: pytest.Monk
     assert places.convert_command() == "python convert.py --model NAME_OR_PATH"
     monkeypatch.setattr(places, "CHECKOUT", None)
     assert places.convert_command(["--model", "x"]) == "speculative-t5 convert --model x"
+
+
+def test_a_folder_that_may_not_be_read_is_passed_over(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = put(elsewhere / "user" / "weights", "hidden")
+    (hidden / "weights.npz").unlink()
+
+    def refuse(folder: Path) -> Path:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(places, "find_weights", refuse)
+    assert {folder.name for folder in places.model_folders()} == SHIPPED
+
+
+def test_an_earlier_folder_wins_whatever_kind_of_model_it_has(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(Path("weights"))
+    named = put(elsewhere / "named")
+    (named / "weights.npz").rename(named / "model.safetensors")
+    monkeypatch.setenv(places.VARIABLE, str(elsewhere / "named"))
+    assert places.find_folder("model") == named
+
+
+def test_a_conversion_wins_over_its_checkpoint_in_the_current_folder(elsewhere: Path) -> None:
+    Path("model").mkdir()
+    assert places.find_folder("model") == Path("model")
+    converted = put(Path("weights"))
+    assert places.find_folder("model") == converted
+    Path("model/weights.npz").touch()
+    assert places.find_folder("model") == Path("model")

@@ -15,6 +15,7 @@ from conftest import REPOSITORY
 FAKE_PYTHON = f"""#!/bin/sh
 case "$*" in
     *"pip install"*) echo "$*" >>installations ;;
+    *sysconfig*) [ -e headers ] && echo True || echo False ;;
     *) exec {sys.executable} "$@" ;;
 esac
 """
@@ -64,6 +65,10 @@ def test_a_change_of_what_the_package_is_built_from_installs_again(
     packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
     (packages / "mlx-0.32.4.dist-info").rename(packages / "mlx-0.32.5.dist-info")
     assert install(compiler="gcc 13") == 4
+    (tmp_path / "headers").touch()
+    assert install(compiler="gcc 13") == 5
+    shutil.rmtree(packages)
+    assert install(compiler="gcc 13") == 6
 
 
 def test_arguments_of_the_script_are_not_those_of_the_installation(
