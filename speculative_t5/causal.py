@@ -94,6 +94,7 @@ class CausalModel:
 
     def __call__(self, tokens: mx.array) -> mx.array:
         """Logits (B, L, V) of what follows each token of whole sequences (B, L)."""
+        threads.enter()
         logits: mx.array = self.model(tokens)
         return logits
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -32,6 +32,7 @@ from .verify import Verifier
 VerifyRule = Literal["auto", "token", "block"]
 NumDraft = int | Literal["auto"]
 MAX_BATCH = 2**16
+LEARNED = ("_schedules", "_calibrating")  # attributes of a decoder that its copies make anew
 REHEARSAL_TOKENS = 128  # of an output that only serves to measure costs
 
 
@@ -137,6 +138,14 @@ class SpeculativeDecoder:
         self._ngrams = (min_ngram, max_ngram)
         self._delta = delta
         self._verify_in_blocks = verify != "token" and delta == 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies have: all but what was learned here of costs and acceptance."""
+        return {name: value for name, value in vars(self).items() if name not in LEARNED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._schedules, self._calibrating = {}, threading.Lock()
 
     @classmethod
     def from_pretrained(

@@ -12,6 +12,7 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
+from . import threads
 from .draft import Draft, Drafter, empty_draft
 from .results import FinishReason, Round, Tally
 from .sampling import round_keys
@@ -104,6 +105,7 @@ class _Batch:
 
     def round(self) -> list[Round]:
         """One pass of the target, and what it gave each row."""
+        threads.enter()  # a stream may have begun in another thread, or before a fork
         if self._plan.ahead:
             return self._undrafted()
         plan, contexts = self._plan, [row.context for row in self.rows]

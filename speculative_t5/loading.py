@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from . import threads
 from .backend import default_dtype
 from .causal import CausalModel
 from .causal_checkpoint import load_causal
@@ -43,6 +44,7 @@ def load(
         ValueError: If there is no such folder or name, it is not a whole model of the T5 family
             or of a decoder-only kind, or it cannot compute in that type.
     """
+    threads.enter()
     kind = as_dtype(dtype)
     folder = locate(name_or_path)
     prefix = read_prefix(folder)

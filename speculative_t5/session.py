@@ -10,6 +10,8 @@ from typing import Any, Protocol, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from . import threads
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -31,6 +33,7 @@ class Vocabulary:
 
 def fingerprint(description: str, parameters: Any) -> str:
     """Hexadecimal digest of a description and of a sample of every weight in a tree of them."""
+    threads.enter()
     digest = hashlib.sha256(description.encode())
     weights = cast(list[tuple[str, mx.array]], tree_flatten(parameters))
     samples = {name: w.reshape(-1)[:8].astype(mx.float32) for name, w in weights}

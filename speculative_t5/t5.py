@@ -77,6 +77,10 @@ class Prepared:
         self._functions: dict[str, Step] = {"step": model.step, "choose": model.choose}
         self._compiled = Compiled()
 
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Leave copies of a model without one: each makes its own."""
+        return _nothing, ()
+
     def is_of(self, model: T5) -> bool:
         """Whether the model still is what was compiled."""
         return self._links[0][0] is model and all(
@@ -108,6 +112,10 @@ class Prepared:
         if name not in own.functions:
             own.functions[name] = mx.compile(self._functions[name])
         return own.functions[name](vocab_size, tokens, at, cache, sources, *others)
+
+
+def _nothing() -> None:
+    return None
 
 
 def links(node: Any) -> Iterator[Link]:

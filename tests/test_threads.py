@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import subprocess
 import sys
 import threading
@@ -279,12 +281,16 @@ def test_a_process_that_was_forked_later_says_what_to_do() -> None:
         "lambda: list(decoder.stream(PROMPT))",
         "lambda: decoder.model(mx.array([[3, 1]]), mx.array([[0]]))",
         "lambda: generate(adaptive)",
+        "lambda: next(begun)",
+        "lambda: decoder.model.fingerprint",
         "load",
     ]
     done = run_script(
         FORK
         + "import mlx.core as mx\n"
         + "decoder, adaptive = load(), load(draft='lookup', num_draft='auto')\n"
+        + "begun = decoder.stream(PROMPT)\n"
+        + "next(begun)\n"
         + "".join(f"in_child({work})\n" for work in works)
         + "generate(decoder)\n"
         + f"in_child({works[0]})"
@@ -314,3 +320,16 @@ def test_pools_of_processes_give_outputs_or_an_error(method: str, tmp_path: Any)
     )
     done = run_script(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
     assert (done.stdout, done.stderr) == (SAYS if method == "fork" else "True\n", "")
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_give_the_same_and_learn_for_themselves(copied: Callable[[Any], Any]) -> None:
+    target = tiny_model()
+    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
+    unused = copied(decoder)
+    expected = decoder.generate([3, 4, 1], max_tokens=12).tokens
+    used, model = copied(decoder), copied(decoder.model)
+    for one in (unused, used, SpeculativeDecoder(model)):
+        assert one.generate([3, 4, 1], max_tokens=12).tokens == expected
+    assert used._schedules == {} and used._calibrating is not decoder._calibrating
+    assert used.model is not decoder.model
