@@ -17,6 +17,8 @@ import mlx.core as mx
 
 from . import backend
 
+BUILT_FOR = "built for MLX"  # how the state of layers that do not fit begins
+
 
 def load() -> tuple[Any, str]:
     """The extension, or None; and that it was loaded, or why not."""
@@ -30,7 +32,7 @@ def load() -> tuple[Any, str]:
         return None, f"not loaded: {error}"
     built, installed = getattr(found, "mlx_version", "an older version"), version("mlx")
     if built != installed:  # MLX's C++ interface changes with every release
-        return None, f"built for MLX {built}, and {installed} is installed"
+        return None, f"{BUILT_FOR} {built}, and {installed} is installed"
     try:
         backend.products.layers.restype = ctypes.c_void_p
         found.initialize(backend.products.layers())

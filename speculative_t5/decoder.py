@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from . import threads
 from .calibration import Padded, calibrate
+from .checks import check_integer, check_number
 from .draft import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .encoding import Prompt as Prompt
 from .encoding import PromptEncoder, Source, check_prompts
@@ -95,7 +96,7 @@ class SpeculativeDecoder:
         max_source: int | None = None,
         truncate: bool = False,
     ) -> None:
-        if not 0 <= delta <= 1:
+        if not 0 <= check_number("delta", delta) <= 1:
             raise ValueError(f"delta must be between 0 and 1, got {delta}")
         if verify not in ("auto", "token", "block"):
             raise ValueError(f"verify must be 'auto', 'token' or 'block', got {verify!r}")
@@ -115,9 +116,7 @@ class SpeculativeDecoder:
             )
         # Where ids end with EOS, as GPT-2's do, a draft does without it.
         least = 0 if model.prompt_in_context else model.eos_token_id
-        if draft_vocab is not None and draft_vocab < 1:
-            raise ValueError(f"draft_vocab must be at least 1, got {draft_vocab}")
-        if draft_vocab is not None and draft_vocab <= least:
+        if draft_vocab is not None and check_integer("draft_vocab", draft_vocab, 1) <= least:
             raise ValueError(
                 f"draft_vocab must be above {model.eos_token_id}, the id that ends outputs, "
                 f"got {draft_vocab}"
@@ -294,10 +293,10 @@ class SpeculativeDecoder:
         check_prompts(prompts)
         sampler = Sampler(temperature, top_k, top_p)
         requests: Iterator[Request] = (
-            (check_index(index), self.fit(prompt, max_tokens).ids)
+            (check_integer("a prompt's index", index, 0), self.fit(prompt, max_tokens).ids)
             for index, prompt in map(_as_pair, prompts)
         )
-        if by_length and batch_size > 1:
+        if by_length and check_integer("batch_size", batch_size, 1, MAX_BATCH) > 1:
             requests = in_order_of_length(requests, WINDOW * batch_size)
         rounds = self._rounds(requests, sampler, max_tokens, seed, speculative, batch_size)
         return as_generations(rounds, self.tokenizer)
@@ -356,10 +355,7 @@ class SpeculativeDecoder:
         batch_size: int,
     ) -> Iterator[Round]:
         """All rounds; options are checked at the call, not at the first of them."""
-        if not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH:
-            raise ValueError(
-                f"batch_size must be an integer from 1 to {MAX_BATCH}, got {batch_size!r}"
-            )
+        check_integer("batch_size", batch_size, 1, MAX_BATCH)
         requests = iter(requests)
         first = list(islice(requests, batch_size)) if self._num_draft == "auto" else []
         plan = self.plan(first, sampler, max_tokens, seed, speculative)
@@ -385,10 +381,8 @@ class SpeculativeDecoder:
         Raises:
             ValueError: If an option is out of its range.
         """
-        if not 0 <= seed < 2**63:
-            raise ValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+        check_integer("seed", seed, 0, 2**63 - 1)
+        check_integer("max_tokens", max_tokens, 1)
         verifier = Verifier(sampler, self._delta, self._verify_in_blocks)
         drafter = self._drafter(sampler) if speculative else None
         schedule: Schedule = FixedSchedule(0)
@@ -458,13 +452,6 @@ def _as_pair(item: object) -> tuple[int, Prompt]:
         )
     index, prompt = item
     return index, prompt
-
-
-def check_index(index: int) -> int:
-    """Refuse what is no index of a prompt."""
-    if not isinstance(index, int) or index < 0:
-        raise ValueError(f"a prompt's index must be an integer of at least 0, got {index!r}")
-    return index
 
 
 def check_pair(model: LanguageModel, draft: LanguageModel) -> None:

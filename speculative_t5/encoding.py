@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,12 +190,16 @@ def keep_end(ids: list[int], limit: int, special: Collection[int]) -> list[int]:
 
 
 def _parts(prompt: object) -> list[object]:
-    if isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Iterable):
+    parts: list[object] | None = None
+    if not isinstance(prompt, bytes | bytearray | Mapping):
+        with contextlib.suppress(TypeError):  # of what has no parts, as a number
+            parts = list(cast(Iterable[object], prompt))
+    if parts is None:
         raise ValueError(
             "a prompt must be text, a list of ids or a list of messages (each with role and "
             f"content), got {_shown(prompt)}"
         )
-    return list(prompt)
+    return parts
 
 
 def _as_ids(parts: list[object]) -> list[int]:

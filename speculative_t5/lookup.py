@@ -5,17 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-INDEXED = 16  # tokens of the longest n-grams that are indexed
+from .checks import check_integer
+
+MAX_NGRAM = 16  # longer n-grams would only make the index larger
 
 
 def check_ngrams(min_ngram: int, max_ngram: int) -> None:
     """Refuse sizes of lookups' matches that make no sense."""
-    if not isinstance(min_ngram, int) or min_ngram < 1:
-        raise ValueError(f"min_ngram must be an integer of at least 1, got {min_ngram!r}")
-    if not isinstance(max_ngram, int) or max_ngram < min_ngram:
-        raise ValueError(
-            f"max_ngram must be an integer of at least min_ngram, {min_ngram}, got {max_ngram!r}"
-        )
+    check_integer("min_ngram", min_ngram, 1, MAX_NGRAM)
+    check_integer("max_ngram", max_ngram, min_ngram, MAX_NGRAM)
 
 
 class Lookup:
@@ -29,8 +27,7 @@ class Lookup:
 
     Source and output are one text, which only grows. An index says where its n-grams end, so that
     a proposal late in a text costs no more than an early one. It has single tokens, and a longer
-    n-gram where the same without its first token occurs more than once. N-grams longer than
-    `INDEXED` are compared token by token.
+    n-gram where the same without its first token occurs more than once.
 
     Example:
         With source "I has a red car" and output "I" the longest match is "I": "has a red car". With
@@ -41,7 +38,6 @@ class Lookup:
         self._text = list(source)
         self._num_source = len(self._text)
         self._min_ngram, self._max_ngram = min_ngram, max_ngram
-        self._deepest = min(max_ngram, INDEXED)
         self._ends: dict[tuple[int, ...], list[int]] = {}  # where n-grams end, in order
         self._num_indexed = 0
 
@@ -81,12 +77,12 @@ class Lookup:
 
     def _index(self, end: int) -> None:
         """Note the n-grams that end here."""
-        for size in range(1, min(self._deepest, end + 1) + 1):
+        for size in range(1, min(self._max_ngram, end + 1) + 1):
             ends = self._ends.setdefault(self._ngram(end, size), [])
             ends.append(end)
             if len(ends) == 1:
                 return
-            if len(ends) == 2 and size < self._deepest and size <= ends[0]:
+            if len(ends) == 2 and size < self._max_ngram and size <= ends[0]:
                 self._ends[self._ngram(ends[0], size + 1)] = ends[:1]
 
     def _ngram(self, end: int, size: int) -> tuple[int, ...]:
@@ -104,13 +100,11 @@ class Lookup:
         """Indexed places before `end`, in order, with the best of all among them."""
         ends: list[int] = []
         size = 0
-        while size < min(self._deepest, end + 1):
+        while size < min(self._max_ngram, end + 1):
             longer = self._ends.get(self._ngram(end, size + 1))
             if longer is None or longer[0] >= end:
                 break
             ends, size = longer, size + 1
-        if size == self._deepest < self._max_ngram:
-            return ends[: bisect_left(ends, end)]  # their matches may be longer still
         num_inside = bisect_left(ends, self._num_source)
         if not num_inside:
             return ends[: bisect_left(ends, end)][-1:]

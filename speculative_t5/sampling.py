@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from .checks import check_integer, check_number
+
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
 
 
@@ -33,15 +35,13 @@ class Sampler:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
+        temperature = check_number("temperature", self.temperature)
+        if not (temperature == 0 or MIN_TEMPERATURE <= temperature < math.inf):
             raise ValueError(
                 f"temperature must be 0 or at least {MIN_TEMPERATURE:g}, got {self.temperature}"
             )
-        if not isinstance(self.top_k, int) or self.top_k < 0:
-            raise ValueError(
-                f"top_k must be an integer of at least 0 (0 is off), got {self.top_k!r}"
-            )
-        if not 0 < self.top_p <= 1:
+        check_integer("top_k", self.top_k, 0)
+        if not 0 < check_number("top_p", self.top_p) <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1 (1 is off), got {self.top_p}")
 
     def probs(self, logits: mx.array) -> mx.array:

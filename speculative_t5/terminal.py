@@ -22,8 +22,8 @@ from .tips import SWITCH, due_tips
 
 SLOW = 3.0  # seconds
 STILL_WORKING = (
-    "the first tokens take long: MLX may be compiling its kernels, which takes up to half a minute "
-    "once after a restart of the machine"
+    "the first tokens take long: on a CPU, MLX compiles its kernels once after a restart of the "
+    "machine, for up to half a minute; --num-draft auto measures a pair once; or the model is large"
 )
 MOST_NAMED = 5  # of the characters that a vocabulary lacks
 FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
@@ -250,6 +250,8 @@ def columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
 def _argument_error(error: Any) -> str:
     """What typer says of an argument, and what was given, which its newer versions leave out."""
     text = str(error.format_message()).rstrip(".")
+    if text.startswith("No such command"):  # which may have been meant as a prompt
+        text += " (a prompt is given by --prompt)"
     checked = getattr(error.__cause__, "errors", None)  # pydantic's
     return f"{text}, got {checked()[0]['input']!r}" if callable(checked) else text
 

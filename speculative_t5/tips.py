@@ -6,6 +6,7 @@ import os
 import time
 
 from . import backend
+from .blocks import BUILT_FOR
 from .calibration import cache_folder
 
 SWITCH = "SPECULATIVE_T5_TIPS"  # "0" silences them
@@ -19,6 +20,10 @@ TIPS = {
     "OpenBLAS": "OpenBLAS is missing, so long prompts and large batches take longer on this CPU; "
     "get it with: pip install scipy-openblas32",
 }
+OTHER_MLX = (
+    "the package's layers do not fit the installed MLX, so decoding takes about 1.5 times as long; "
+    "install the MLX that they were built for (pip install 'mlx[cpu]==VERSION')"
+)
 
 
 def tips() -> list[str]:
@@ -28,7 +33,10 @@ def tips() -> list[str]:
     missing = {part: why for part, why in backend.parts.items() if not why.startswith("loaded")}
     if "products" in missing:
         missing.pop("layers", None)  # one tip for both
-    return [f"{TIPS[part]} ({part}: {why})" for part, why in missing.items()]
+    return [
+        f"{OTHER_MLX if why.startswith(BUILT_FOR) else TIPS[part]} ({part}: {why})"
+        for part, why in missing.items()
+    ]
 
 
 def due_tips() -> list[str]:

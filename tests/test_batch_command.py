@@ -265,7 +265,7 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
             "is named 'absent', and",
         ),
         (("--seed", "3", "batch", "in.txt"), "--seed stands before the word batch"),
-        (("in.txt",), "No such command 'in.txt'"),
+        (("in.txt",), "No such command 'in.txt' (a prompt is given by --prompt)"),
     ],
 )
 def test_bad_arguments_get_one_line_and_leave_nothing(

@@ -169,8 +169,8 @@ def test_nothing_is_looked_up_after_the_models_end() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((0, 8), "min_ngram must be an integer of at least 1, got 0"),
-        ((4, 3), "max_ngram must be an integer of at least min_ngram, 4, got 3"),
+        ((0, 8), "min_ngram must be an integer from 1 to 16, got 0"),
+        ((4, 3), "max_ngram must be an integer from 4 to 16, got 3"),
     ],
 )
 def test_ngram_sizes_out_of_range_are_refused(sizes: tuple[int, int], message: str) -> None:

@@ -142,6 +142,7 @@ def test_max_source_is_an_integer(max_source: Any) -> None:
     [
         (None, "None"),
         (b"x", "b'x' (bytes)"),
+        (np.array(5), "array(5) (ndarray)"),
         (7, "7 (int)"),
         (["a"], "a list that holds 'a' (str)"),
         ([3, None], "a list that holds None"),

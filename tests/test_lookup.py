@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from speculative_t5.draft import CombinedDrafter, Draft, LookupDrafter
-from speculative_t5.lookup import INDEXED, Lookup
+from speculative_t5.lookup import MAX_NGRAM, Lookup
 
 import mlx.core as mx
 import pytest
 from conftest import Watched
 from plain_lookup import look_up
 
-SIZES = [(low, high) for high in (1, 2, 3, 8, INDEXED, INDEXED + 5) for low in range(1, high + 1)]
+SIZES = [(low, high) for high in (1, 2, 3, 8, MAX_NGRAM) for low in range(1, high + 1)]
 
 
 def text(rng: random.Random, length: int, alphabet: int, before: Sequence[int] = ()) -> list[int]:

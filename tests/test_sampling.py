@@ -132,8 +132,8 @@ def test_filters_agree_with_the_definition(top_k: int, top_p: float) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top_k": -1}, "top_k must be an integer of at least 0 .* got -1"),
-        ({"top_k": 2.5}, "top_k must be an integer of at least 0 .* got 2.5"),
+        ({"top_k": -1}, "top_k must be an integer of at least 0, got -1"),
+        ({"top_k": 2.5}, "top_k must be an integer of at least 0, got 2.5"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1 .* got 0.0"),
         ({"top_p": 1.1}, "top_p must be above 0 and at most 1 .* got 1.1"),
         ({"top_p": float("nan")}, "top_p must be above 0 and at most 1 .* got nan"),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from speculative_t5 import backend, terminal, tips
+from speculative_t5.blocks import BUILT_FOR
 
 import pytest
 
@@ -37,6 +38,14 @@ def test_products_and_layers_that_are_both_missing_are_one_tip(
     monkeypatch.setattr(backend, "parts", state | {"products": "loaded, AVX2"})
     (only,) = tips.tips()
     assert only.startswith("the package's layers")
+
+
+def test_layers_for_another_mlx_need_that_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = f"{BUILT_FOR} 0.32.4, and 0.32.5 is installed"
+    state = {"products": "loaded", "layers": why, "OpenBLAS": "loaded"}
+    monkeypatch.setattr(backend, "parts", state)
+    (only,) = tips.tips()
+    assert "pip install 'mlx[cpu]==" in only and "compiler" not in only and why in only
 
 
 def test_there_are_none_where_all_is_loaded_or_was_switched_off_or_on_a_gpu(
