@@ -13,8 +13,8 @@ SWITCH = "SPECULATIVE_T5_TIPS"  # "0" silences them
 DAY = 24 * 60 * 60  # seconds
 REINSTALL = "install the package again (pip install --force-reinstall --no-deps PATH_OF_CHECKOUT)"
 TIPS = {
-    "products": "the package's C parts were not built, so decoding on this CPU is slower than it "
-    f"could be; install a compiler (apt-get install g++ python3-dev), then {REINSTALL}",
+    "products": "the package's C parts were not built, so decoding on this CPU takes 2 to 3 times "
+    f"as long; install a compiler (apt-get install g++ python3-dev), then {REINSTALL}",
     "layers": "the package's layers for this CPU are missing, so decoding takes about 1.5 times as "
     f"long; with a compiler at hand (apt-get install g++ python3-dev), {REINSTALL}",
     "OpenBLAS": "OpenBLAS is missing, so long prompts and large batches take longer on this CPU; "

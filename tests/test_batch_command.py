@@ -258,7 +258,7 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
         (("batch", "in.txt", "--output", "x", "--temperature", "-1"), "temperature must be 0 or"),
         (
             ("batch", "in.txt", "--output", "x", "--max-tokens", "0"),
-            "max_tokens must be at least 1",
+            "max_tokens must be an integer of at least 1",
         ),
         (
             ("batch", "in.txt", "--output", "x", "--model", "absent"),
