@@ -414,8 +414,10 @@ class SpeculativeDecoder:
         settings = (*sampling, *rule, self._lookup, *self._ngrams, self._draft_vocab, batch)
 
         def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
-            drawn = seed if sampler.temperature else None
-            plan = Plan(Padded(drafter), schedule, verifier, REHEARSAL_TOKENS, drawn, timed=True)
+            sampling_seed = seed if sampler.temperature else None
+            plan = Plan(
+                Padded(drafter), schedule, verifier, REHEARSAL_TOKENS, sampling_seed, timed=True
+            )
             return decode(self.model, requests, plan, batch_size=len(requests))
 
         with self._calibrating:  # other threads wait, and would disturb what is measured
