@@ -21,7 +21,7 @@ print(pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
 
 # A second run is quick: it compares that with what it was at the last installation.
 stamp=.venv/installed-${extra:-base}
-if ! built_from | cmp -s - "$stamp"; then
+if [[ ! -e $stamp || $(built_from) != $(<"$stamp") ]]; then
     echo "installing into .venv${extra:+ (extra: $extra)} ..." >&2
     "$python" -m pip install --quiet --disable-pip-version-check --editable ".${extra:+[$extra]}"
     built_from >"$stamp"

@@ -41,11 +41,12 @@ def install(tmp_path: Path) -> Callable[..., int]:
 
     def run(*arguments: str, compiler: str = "gcc 12") -> int:
         write_program(tmp_path / "bin" / "c++", f"#!/bin/sh\necho '{compiler}'\n")
-        subprocess.run(
+        done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", "extra=; . scripts/venv.sh", "demo.sh", *arguments],
-            cwd=tmp_path, check=True, capture_output=True,
+            cwd=tmp_path, check=True, capture_output=True, text=True,
             env=os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
         )  # fmt: skip
+        assert done.stderr in ("", "installing into .venv ...\n")
         return len((tmp_path / "installations").read_text().splitlines())
 
     return run
