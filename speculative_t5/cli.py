@@ -20,9 +20,10 @@ from . import backend
 from ._version import __version__
 from .batch_command import batch
 from .bench_command import bench
-from .conversion import DTYPES, convert
+from .conversion import convert
 from .estimate import speedup
 from .inspection import as_lines, inspect
+from .loading import DTYPES
 from .models_command import models
 from .options import (
     DEFAULT_MODEL,

@@ -19,6 +19,7 @@ from .checkpoint import (
 )
 from .config import Quantization, T5Config
 from .hub import download, flat_name, look_up
+from .loading import as_dtype
 from .npz import NewTensor
 from .pipeline import read_ahead
 from .places import draft_name, new_folder, origin
@@ -26,7 +27,6 @@ from .tensors import Shape, StoredTensor, as_mlx, as_numpy
 from .tokenizer import TOKENIZER_FILES, load_tokenizer, read_prefix
 from .weights import check_replaceable, write_folder
 
-DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # of what is written, by name
 
 PIECE = 1 << 16  # numbers
@@ -89,7 +89,7 @@ def convert(
             "leave --revision out"
         )
     wanted = Quantization(quantize, group_size) if quantize is not None else None
-    target = None if dtype is None else _dtype(dtype)
+    target = as_dtype(dtype)
     output = output or new_folder(Path(model).resolve().name if local else flat_name(model))
     options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
     made = {"repository": model, "revision": revision, **options}
@@ -129,12 +129,6 @@ def convert(
         num_bytes=conversion.num_bytes,
     )
     return output
-
-
-def _dtype(name: str) -> mx.Dtype:
-    if name not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
-    return DTYPES[name]
 
 
 def quantized(config: T5Config, wanted: Quantization, keep_wo: bool | None = None) -> T5Config:

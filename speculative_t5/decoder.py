@@ -105,10 +105,10 @@ class SpeculativeDecoder:
                 f"verify 'block' is exact and takes no delta above 0, got {delta}: "
                 "use verify 'token' or delta 0"
             )
-        if isinstance(draft, str):
-            if draft != "lookup":
-                raise ValueError(f"draft must be a loaded model, 'lookup' or None, got {draft!r}")
+        if isinstance(draft, str) and draft == "lookup":
             draft, lookup = None, True
+        elif draft is not None and not hasattr(draft, "start"):
+            raise ValueError(f"draft must be a loaded model, 'lookup' or None, got {draft!r}")
         check_ngrams(min_ngram, max_ngram)
         if num_draft != "auto" and (not isinstance(num_draft, int) or num_draft < 1):
             raise ValueError(

@@ -12,9 +12,9 @@ from .backend import default_dtype
 from .causal_checkpoint import look_at
 from .checkpoint import open_checkpoint, read_config
 from .config import Quantization, T5Config
-from .conversion import DTYPES, new_layout, num_bytes, num_parameters, quantized
+from .conversion import new_layout, num_bytes, num_parameters, quantized
 from .hub import look_up
-from .loading import holds_causal
+from .loading import DTYPES, holds_causal
 from .places import model_folders
 from .session import Vocabulary
 from .tokenizer import ByteTokenizer, JSONTokenizer, Tokenizer, load_tokenizer

@@ -74,6 +74,8 @@ def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
 
 def locate(name_or_path: str | Path) -> Path:
     """The folder of a model; see `load`."""
+    if not isinstance(name_or_path, str | Path) or not str(name_or_path):
+        raise ValueError(f"a model must be given by its name or path, got {name_or_path!r}")
     return find_folder(name_or_path) or _from_hub(str(name_or_path))
 
 

@@ -288,7 +288,10 @@ def test_convert_refuses_in_one_line(place: Path) -> None:
             "no folder 'absent', the Hub cannot be reached, and it is not in the cache",
         ),
         (("--model", "bert"), "this is a bert"),
-        (("--model", "checkpoint", "--dtype", "int3"), "dtype must be one of float32"),
+        (
+            ("--model", "checkpoint", "--dtype", "int3"),
+            "dtype must be float32, float16 or bfloat16, got 'int3'",
+        ),
         (("--model", "checkpoint", "--output", "file/out"), "file"),
         (("--model", "checkpoint", "--output", "file"), "file"),
         (("--model", "checkpoint", "--output", "checkpoint"), "is or holds the checkpoint itself"),

@@ -15,7 +15,8 @@ from typing import Any
 
 from speculative_t5 import load
 from speculative_t5.checkpoint import open_checkpoint, read_config
-from speculative_t5.conversion import DTYPES, convert
+from speculative_t5.conversion import convert
+from speculative_t5.loading import DTYPES
 
 import mlx.core as mx
 import numpy as np

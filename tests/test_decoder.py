@@ -352,6 +352,7 @@ def test_a_draft_of_the_first_ids_proposes_no_others(target: Any, temperature: f
         ({"num_draft": 0}, "num_draft must be an integer of at least 1 or 'auto', got 0"),
         ({"num_draft": "many"}, "num_draft must be an integer of at least 1 or 'auto', got 'many'"),
         ({"draft": "small"}, "draft must be a loaded model, 'lookup' or None, got 'small'"),
+        ({"draft": 1}, "draft must be a loaded model, 'lookup' or None, got 1"),
         ({"min_ngram": 0}, "min_ngram must be an integer from 1 to 16, got 0"),
         ({"min_ngram": 3, "max_ngram": 2}, "max_ngram must be an integer from 3 to 16, got 2"),
         ({"max_ngram": 17}, "max_ngram must be .* to 16, got 17"),

@@ -121,3 +121,9 @@ def test_text_goes_in_and_comes_out(folder: Path) -> None:
     )
     ids = load(folder)[1].encode("The old man sat on the bench.")
     assert engine.generate(np.array(ids), max_tokens=12).tokens == out.tokens
+
+
+@pytest.mark.parametrize("name", [None, 1, b"tiny", ""])
+def test_what_is_neither_a_name_nor_a_path_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match="a model must be given by its name or path, got"):
+        load(name)
