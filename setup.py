@@ -19,7 +19,7 @@ from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-NATIVE = "speculative_t5/native"
+NATIVE = "speculative_t5/cpu/native"
 MODELS = ("correct-base", "correct-small")  # of weights/, to be installed with the package
 BLAS_FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # that MLX calls
 
@@ -49,9 +49,9 @@ class BuildExtensions(build_ext):
 
     def run(self) -> None:
         self.force = True
-        products = Path(self.get_ext_fullpath("speculative_t5._products"))
+        products = Path(self.get_ext_fullpath("speculative_t5.cpu._products"))
         openblas = products.parent / "_openblas.so"
-        for folder in (products.parent, Path(self.build_lib, "speculative_t5")):
+        for folder in (products.parent, Path(self.build_lib, "speculative_t5", "cpu")):
             for name in ("_products", "_blocks"):
                 Path(folder, self.get_ext_filename(name)).unlink(missing_ok=True)
         openblas.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def description() -> str:
 def kernels() -> Extension:
     """Products and layers, in plain C: they know nothing of MLX."""
     return Extension(
-        "speculative_t5._products",
+        "speculative_t5.cpu._products",
         [f"{NATIVE}/products.c", f"{NATIVE}/layers.c"],
         extra_compile_args=["-O3", "-std=gnu11", "-fvisibility=hidden"],
         libraries=["pthread", "m"],
@@ -109,7 +109,7 @@ def blocks() -> list[Extension]:
     source = Path(nanobind.source_dir())
     return [
         Extension(
-            "speculative_t5._blocks",
+            "speculative_t5.cpu._blocks",
             [f"{NATIVE}/blocks.cpp", f"{NATIVE}/nanobind.cpp"],
             include_dirs=[
                 str(home / "include"),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.batch_command import peak_memory
+from speculative_t5.cli.batch import peak_memory
 
 import mlx.core as mx
 import typer
@@ -85,12 +85,12 @@ def throughput(
     """Tokens per second, regular and speculative, by batch size."""
     prompts = mixed_prompts(data, count)
     decoder = engine(num_draft=num_draft)
-    arms = [(speculative, size) for speculative in (False, True) for size in (1, 4, 16, 64)]
+    variants = [(speculative, size) for speculative in (False, True) for size in (1, 4, 16, 64)]
     seconds: defaultdict[tuple[bool, int], float] = defaultdict(float)
     tokens: dict[tuple[bool, int], int] = {}
     order = random.Random(0)
     for turn in range(turns + 1):
-        for speculative, size in order.sample(arms, len(arms)):
+        for speculative, size in order.sample(variants, len(variants)):
             began = time.perf_counter()
             outputs = decoder.generate_batch(
                 prompts[: 2 * size] if turn == 0 else prompts,
@@ -101,8 +101,9 @@ def throughput(
                 tokens[speculative, size] = sum(output.stats.emitted for output in outputs)
     print(f"{count} prompts, {turns} turns, temperature {temperature:g}, num_draft {num_draft}")
     for speculative in (False, True):
-        speed = {size: turns * tokens[arm] / seconds[arm]
-                 for arm in arms if arm[0] == speculative for size in arm[1:]}  # fmt: skip
+        speed = {size: turns * tokens[variant] / seconds[variant]
+                 for variant in variants if variant[0] == speculative
+                 for size in variant[1:]}  # fmt: skip
         row = "  ".join(f"{size}: {s:5.0f} ({s / speed[1]:.2f})" for size, s in speed.items())
         name = "speculative" if speculative else "regular"
         print(f"{name:12} tokens/s by batch size (over batch size 1): {row}")

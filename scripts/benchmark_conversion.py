@@ -27,8 +27,8 @@ from multiprocessing import Process
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-from speculative_t5.checkpoint import plan
-from speculative_t5.config import T5Config
+from speculative_t5.checkpoints.t5 import plan
+from speculative_t5.models.t5.config import T5Config
 
 import numpy as np
 import typer

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:  # each worker imports what it needs, and no more: see above
-    from speculative_t5.t5 import T5
+    from speculative_t5.models.t5.model import T5
 
 REGULAR, SPECULATIVE, ASSISTED = "ours regular", "ours speculative", "transformers assisted"
 # Modules that each program needs beyond this package's dependencies.
@@ -130,7 +130,7 @@ def shape(
 ) -> None:
     """Random weights of published shapes; drafted tokens are accepted at a forced rate."""
     names = chosen(only)
-    from speculative_t5.forced import SHAPES, random_model
+    from speculative_t5.bench.synthetic import SHAPES, random_model
 
     for given in (name, draft_shape):
         if given not in SHAPES:
@@ -188,7 +188,7 @@ def as_hugging_face(model: T5, folder: Path) -> None:
     Raises:
         ValueError: If the model is quantized, or has a position bias in every layer (umt5).
     """
-    from speculative_t5.checkpoint import plan
+    from speculative_t5.checkpoints.t5 import plan
 
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -211,8 +211,8 @@ def as_hugging_face(model: T5, folder: Path) -> None:
 
 def read_back(folder: Path) -> T5:
     """The model that `as_hugging_face` wrote."""
-    from speculative_t5.checkpoint import open_checkpoint
-    from speculative_t5.t5 import T5
+    from speculative_t5.checkpoints.t5 import open_checkpoint
+    from speculative_t5.models.t5.model import T5
 
     import mlx.core as mx
 
@@ -293,10 +293,10 @@ def loaded(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
 
 def ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
     import speculative_t5
-    from speculative_t5 import blocks
-    from speculative_t5.backend import num_threads
-    from speculative_t5.forced import ForcedDecoder
-    from speculative_t5.tips import tips
+    from speculative_t5.bench.synthetic import SyntheticDecoder
+    from speculative_t5.cli.tips import tips
+    from speculative_t5.cpu import blocks
+    from speculative_t5.device import num_threads
 
     import naive
 
@@ -310,18 +310,18 @@ def ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[s
         blocks.library = None  # MLX's own operations alone
         return lambda ids, max_tokens: naive.generate(model, ids, max_tokens), about
     if name == REGULAR:
-        decoder: Any = speculative_t5.SpeculativeDecoder(model, None, max_source=MAX_SOURCE)
+        decoder: Any = speculative_t5.SpeculativeDecoder(model, None, max_source_length=MAX_SOURCE)
     elif "acceptance" in spec:
         draft = read_back(place / "draft")
         drafting = speculative_t5.SpeculativeDecoder(
             model, draft, num_draft=spec["num_draft"], draft_vocab=spec["draft_vocab"],
-            max_source=MAX_SOURCE,
+            max_source_length=MAX_SOURCE,
         )  # fmt: skip
-        decoder = ForcedDecoder(drafting, spec["acceptance"])
+        decoder = SyntheticDecoder(drafting, spec["acceptance"])
     else:
         draft = read_back(place / "draft")
         decoder = speculative_t5.SpeculativeDecoder(
-            model, draft, num_draft=spec["num_draft"], max_source=MAX_SOURCE
+            model, draft, num_draft=spec["num_draft"], max_source_length=MAX_SOURCE
         )
 
     def generate(ids: list[int], max_tokens: int) -> list[int]:

@@ -7,8 +7,8 @@ Temperature 1, the same pair, prompts and lengths in one run. mlx-lm draws the t
 each place and accepts a drafted one that equals it: of p and q, as probable as the sum of p q. The
 rule here accepts with the sum of min(p, q), which is never less; block verification with more yet.
 All three are exact, which is tested on many short outputs for one prompt: the second token has to
-be distributed as the target has it, summed over all first tokens. An arm that accepts every draft
-shows what the test says of one that is not. Needs `pip install ".[causal]"`.
+be distributed as the target has it, summed over all first tokens. A variant that accepts every
+draft shows what the test says of one that is not. Needs `pip install ".[causal]"`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder, load
-from speculative_t5.causal import CausalModel
-from speculative_t5.decoder import VerifyRule
+from speculative_t5.generation.decoder import VerifyRule
+from speculative_t5.models.causal import CausalModel
 
 import mlx.core as mx
 import numpy as np
@@ -142,7 +142,7 @@ def theirs(
         max_tokens=max_tokens, sampler=make_sampler(temp=temperature),
     )  # fmt: skip
     for token, _, from_draft in steps:
-        ended = int(token) in target.end_tokens
+        ended = int(token) in target.eos_token_ids
         yield target.eos_token_id if ended else int(token), bool(from_draft)
         if ended:
             return
@@ -173,7 +173,7 @@ def second_token_law(target: CausalModel, prompt: Sequence[int]) -> np.ndarray:
 
     All ids that end an output count as EOS.
     """
-    ends = sorted(target.end_tokens)
+    ends = sorted(target.eos_token_ids)
     first = probabilities(target, [prompt])[0]
     second = probabilities(target, [[*prompt, token] for token in range(len(first))])
     ended, first[ends] = first[ends].sum(), 0
@@ -270,7 +270,7 @@ def compare_acceptance(
     max_tokens: int,
     seed: int,
 ) -> dict[str, Counts]:
-    """Decode all prompts in every arm."""
+    """Decode all prompts in every variant."""
     mx.random.seed(seed)
     found = {"mlx-lm": Counts()}
     for prompt in prompts:
@@ -294,12 +294,12 @@ def compare_exactness(
     runs: int,
     seed: int,
 ) -> dict[str, tuple[Fit, float]]:
-    """Test the second token of many outputs for one prompt in every arm.
+    """Test the second token of many outputs for one prompt in every variant.
 
     The outputs may be `num_draft` + 1 tokens long, so that first rounds are drafted for in full.
 
     Returns:
-        By arm the test, and the share of outputs that began with a drafted token.
+        By variant the test, and the share of outputs that began with a drafted token.
     """
     law, eos, length = second_token_law(target, prompt), target.eos_token_id, num_draft + 1
 
@@ -310,8 +310,8 @@ def compare_exactness(
     begun = [list(islice(theirs(target, draft, prompt, num_draft, length), 2)) for _ in range(runs)]
     opened = sum(output[0][1] for output in begun)
     found = {"mlx-lm": told([[token for token, _ in output] for output in begun], opened)}
-    arms = {f"ours, {rule}": {"verify": rule} for rule in RULES}
-    for name, options in (arms | {"delta 1, not exact": {"delta": 1.0}}).items():
+    variants = {f"ours, {rule}": {"verify": rule} for rule in RULES}
+    for name, options in (variants | {"delta 1, not exact": {"delta": 1.0}}).items():
         decoder = SpeculativeDecoder(target, draft, num_draft=num_draft, **options)
         outputs = decoder.generate_batch(
             [prompt] * runs, batch_size=BATCH, max_tokens=length, temperature=1.0, seed=seed

@@ -7,7 +7,7 @@
 A model is a folder, or a shape that `bench --random` knows, with random weights. Greedy, one prompt
 at a time, in the device's type: regular decoding against `generate_step`, and with a draft
 speculative decoding against `speculative_generate_step`. Both use the same BLAS, as this process
-has loaded it. Each turn has a new order of the arms; ratios are taken within it. Outputs are
+has loaded it. Each turn has a new order of the variants; ratios are taken within it. Outputs are
 compared first, which also warms up. Needs `pip install ".[causal]"`.
 """
 
@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.causal import CausalModel
-from speculative_t5.forced import CAUSAL_SHAPES, random_model
+from speculative_t5.bench.synthetic import CAUSAL_SHAPES, random_model
+from speculative_t5.models.causal import CausalModel
 
 import mlx.core as mx
 import typer
 
 OURS, THEIRS = "ours, regular", "mlx-lm, generate_step"
 OURS_FASTER, THEIRS_FASTER = "ours, speculative", "mlx-lm, speculative_generate_step"
-Arm = Callable[[list[int], int], list[int]]  # prompt and most tokens -> tokens, EOS included
+Variant = Callable[[list[int], int], list[int]]  # prompt and most tokens -> tokens, EOS included
 
 
 def open_model(name: str) -> CausalModel:
@@ -48,7 +48,7 @@ def open_model(name: str) -> CausalModel:
     return model
 
 
-def ours(decoder: SpeculativeDecoder) -> Arm:
+def ours(decoder: SpeculativeDecoder) -> Variant:
     end = [decoder.model.eos_token_id]
 
     def run(prompt: list[int], max_tokens: int) -> list[int]:
@@ -58,7 +58,7 @@ def ours(decoder: SpeculativeDecoder) -> Arm:
     return run
 
 
-def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Arm:
+def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Variant:
     from mlx_lm.generate import generate_step, speculative_generate_step
 
     def run(prompt: list[int], max_tokens: int) -> list[int]:
@@ -71,7 +71,7 @@ def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Arm
             )  # fmt: skip
         tokens = []
         for step in steps:
-            ended = int(step[0]) in model.end_tokens
+            ended = int(step[0]) in model.eos_token_ids
             tokens.append(model.eos_token_id if ended else int(step[0]))  # any end, as ours
             if ended:
                 break
@@ -80,29 +80,31 @@ def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Arm
     return run
 
 
-def arms_of(model: CausalModel, draft: CausalModel | None, num_draft: int) -> dict[str, Arm]:
+def variants_of(
+    model: CausalModel, draft: CausalModel | None, num_draft: int
+) -> dict[str, Variant]:
     """What to compare, by name."""
-    arms = {OURS: ours(SpeculativeDecoder(model)), THEIRS: theirs(model, None, num_draft)}
+    variants = {OURS: ours(SpeculativeDecoder(model)), THEIRS: theirs(model, None, num_draft)}
     if draft is not None:
-        arms[OURS_FASTER] = ours(SpeculativeDecoder(model, draft, num_draft=num_draft))
-        arms[THEIRS_FASTER] = theirs(model, draft, num_draft)
-    return arms
+        variants[OURS_FASTER] = ours(SpeculativeDecoder(model, draft, num_draft=num_draft))
+        variants[THEIRS_FASTER] = theirs(model, draft, num_draft)
+    return variants
 
 
 def measure(
-    arms: dict[str, Arm], prompts: Sequence[list[int]], max_tokens: int, turns: int
+    variants: dict[str, Variant], prompts: Sequence[list[int]], max_tokens: int, turns: int
 ) -> dict[str, list[float]]:
-    """Tokens per second of each arm in each turn."""
-    rates: dict[str, list[float]] = {name: [] for name in arms}
+    """Tokens per second of each variant in each turn."""
+    rates: dict[str, list[float]] = {name: [] for name in variants}
     order = random.Random(0)
     for _ in range(turns):
-        seconds, tokens = dict.fromkeys(arms, 0.0), dict.fromkeys(arms, 0)
+        seconds, tokens = dict.fromkeys(variants, 0.0), dict.fromkeys(variants, 0)
         for prompt in prompts:
-            for name in order.sample(list(arms), len(arms)):
+            for name in order.sample(list(variants), len(variants)):
                 began = time.perf_counter()
-                tokens[name] += len(arms[name](prompt, max_tokens))
+                tokens[name] += len(variants[name](prompt, max_tokens))
                 seconds[name] += time.perf_counter() - began
-        for name in arms:
+        for name in variants:
             rates[name].append(tokens[name] / seconds[name])
     return rates
 
@@ -119,19 +121,19 @@ def main(
     try:
         target = open_model(model)
         small = open_model(draft) if draft else None
-        arms = arms_of(target, small, num_draft)
+        variants = variants_of(target, small, num_draft)
         drawn = random.Random(0)
         prompts = [
             drawn.choices(range(1, target.vocab_size), k=prompt_tokens) for _ in range(count)
         ]
-        expected = [arms[OURS](prompt, tokens) for prompt in prompts]
+        expected = [variants[OURS](prompt, tokens) for prompt in prompts]
     except ValueError as error:
         sys.exit(f"error: {error}")
     same = {
-        name: sum(arm(p, tokens) == e for p, e in zip(prompts, expected, strict=True))
-        for name, arm in arms.items()
+        name: sum(variant(p, tokens) == e for p, e in zip(prompts, expected, strict=True))
+        for name, variant in variants.items()
     }
-    rates = measure(arms, prompts, tokens, turns)
+    rates = measure(variants, prompts, tokens, turns)
     print(f"{model}{f', {draft} drafts {num_draft}' if draft else ''}; {count} prompts of "
           f"{prompt_tokens} tokens, {sum(map(len, expected))} tokens of output, {turns} turns, "
           f"{mx.default_device()}")  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.bench_command import PROMPTS
-from speculative_t5.terminal import give_tips
+from speculative_t5.cli.bench import PROMPTS
+from speculative_t5.cli.terminal import give_tips
 
 import typer
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.draft import Draft
-from speculative_t5.engine import decode
-from speculative_t5.sampling import Sampler
-from speculative_t5.session import Session
-from speculative_t5.verify import Verifier
+from speculative_t5.decoding.drafters import Draft
+from speculative_t5.decoding.loop import decode
+from speculative_t5.decoding.protocols import Session
+from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.decoding.verify import Verifier
 
 import mlx.core as mx
 import typer

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.bench_command import pyplot
+from speculative_t5.cli.bench import pyplot
 
 import mlx.core as mx
 import sacrebleu
@@ -71,17 +71,19 @@ def measure(examples: list[tuple[str, str]], temperature: float, num_draft: int)
         )
         for delta in DELTAS
     }
-    arms: list[float | None] = [None, *DELTAS]
-    done: dict[float | None, list[Generation]] = {arm: [] for arm in arms}
+    variants: list[float | None] = [None, *DELTAS]
+    done: dict[float | None, list[Generation]] = {variant: [] for variant in variants}
     order = random.Random(0)
-    for arm in arms:  # the first use of everything is slower
-        run(decoders, arm, examples[0][0], temperature, 0)
+    for variant in variants:  # the first use of everything is slower
+        run(decoders, variant, examples[0][0], temperature, 0)
     for seed, (source, _) in enumerate(tqdm(examples, desc=f"temperature {temperature:g}")):
-        for arm in order.sample(arms, len(arms)):
-            done[arm].append(run(decoders, arm, source, temperature, seed))
+        for variant in order.sample(variants, len(variants)):
+            done[variant].append(run(decoders, variant, source, temperature, seed))
     references = [reference for _, reference in examples]
     regular = done[None]
-    return [summary(temperature, arm, done[arm], regular, references) for arm in arms]
+    return [
+        summary(temperature, variant, done[variant], regular, references) for variant in variants
+    ]
 
 
 def run(

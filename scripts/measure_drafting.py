@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.t5 import T5
+from speculative_t5.models.t5.model import T5
 
 import mlx.core as mx
 import numpy as np
@@ -50,20 +50,20 @@ def likelihood(
 ) -> None:
     """Mean log-likelihood of sampled outputs under the target: speculative against regular.
 
-    The arm with delta accepts every draft: it is not exact, and the comparison has to show it.
+    The variant with delta accepts every draft: it is not exact, and the comparison has to show it.
     """
     prompts = sources(data, count)
     for filters in ({}, {"top_k": 20, "top_p": 0.9}):
         print(f"temperature 1, {filters or 'no filter'}, {count} outputs each:")
         regular = score(engine(), prompts, seed=0, speculative=False, **filters)
         print(f"  {'regular':12} {regular.mean():8.3f} nats per output")
-        arms = {
+        variants = {
             "block": {"verify": "block"},
             "token": {"verify": "token"},
             "delta 1": {"delta": 1.0},
         }
-        for seed, (name, options) in enumerate(arms.items(), 1):
-            # Seeds of its own for every arm: differences then have the error of two samples.
+        for seed, (name, options) in enumerate(variants.items(), 1):
+            # Seeds of its own for every variant: differences then have the error of two samples.
             decoder = engine(num_draft=num_draft, **options)
             found = score(decoder, prompts, seed=seed * 10**6, **filters)
             differences = found - regular
@@ -167,45 +167,52 @@ def lengths(
     mx.random.seed(0)
     noise = T5(base.draft.config)
     mx.eval(noise.parameters())
-    # Arms draw different outputs at temperature 1: it takes more of them to tell the arms apart.
+    # At temperature 1 variants sample different outputs: it takes more to tell them apart.
     for name, draft, temperature, share in (
         ("greedy", base.draft, 0.0, count),
         ("temperature 1", base.draft, 1.0, 4 * count),
         ("random draft, greedy", noise, 0.0, count // 2),
         ("random draft, temperature 1", noise, 1.0, count // 2),
     ):
-        arms: dict[str, SpeculativeDecoder] = {
+        variants: dict[str, SpeculativeDecoder] = {
             "0": SpeculativeDecoder(base.model, None, base.tokenizer)
         }
         for num_draft in (*range(1, 11), "auto"):
-            arms[str(num_draft)] = SpeculativeDecoder(
+            variants[str(num_draft)] = SpeculativeDecoder(
                 base.model, draft, base.tokenizer, num_draft=num_draft, lookup=lookup
             )
-        compare(f"{name}, {share} prompts", arms, warmup, prompts[:share], temperature)
+        compare(f"{name}, {share} prompts", variants, warmup, prompts[:share], temperature)
 
 
 def compare(
     name: str,
-    arms: dict[str, SpeculativeDecoder],
+    variants: dict[str, SpeculativeDecoder],
     warmup: str,
     prompts: list[str],
     temperature: float,
 ) -> None:
-    """Decode each prompt in every arm by turns, and print each arm's tokens per second."""
-    done: dict[str, list[Generation]] = {arm: [] for arm in arms}
-    for decoder in arms.values():
+    """Decode each prompt in every variant by turns, and print each variant's tokens per second."""
+    done: dict[str, list[Generation]] = {variant: [] for variant in variants}
+    for decoder in variants.values():
         decoder.generate(warmup, temperature=temperature)
     for i, prompt in enumerate(prompts):
-        order = list(arms)
+        order = list(variants)
         random.Random(i).shuffle(order)
-        for arm in order:
-            done[arm].append(arms[arm].generate(prompt, temperature=temperature, seed=i))
+        for variant in order:
+            done[variant].append(
+                variants[variant].generate(prompt, temperature=temperature, seed=i)
+            )
     speeds = {
-        arm: sum(o.stats.emitted for o in outputs) / sum(o.stats.seconds for o in outputs)
-        for arm, outputs in done.items()
+        variant: sum(o.stats.emitted for o in outputs) / sum(o.stats.seconds for o in outputs)
+        for variant, outputs in done.items()
     }
-    best = max((arm for arm in arms if arm != "auto"), key=lambda arm: speeds[arm])
-    print(f"{name}, tokens/s: " + ", ".join(f"{arm} {speed:.0f}" for arm, speed in speeds.items()))
+    best = max(
+        (variant for variant in variants if variant != "auto"), key=lambda variant: speeds[variant]
+    )
+    print(
+        f"{name}, tokens/s: "
+        + ", ".join(f"{variant} {speed:.0f}" for variant, speed in speeds.items())
+    )
     chosen = [n for o in done["auto"] for n in o.stats.num_draft]
     print(
         f"  auto is {speeds['auto'] / speeds[best]:.3f} of the best fixed length, {best}, and "

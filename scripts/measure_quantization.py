@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.conversion import convert
-from speculative_t5.loading import locate
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints.loading import locate
 
 import mlx.core as mx
 import sacrebleu

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.estimate import speedup
-from speculative_t5.terminal_view import legend, shaded
+from speculative_t5.bench.estimate import speedup
+from speculative_t5.cli.view import legend, shaded
 
 import numpy as np
 import typer

@@ -34,7 +34,7 @@ from mlx_lm.models import llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 REPOSITORY = Path(__file__).parent.parent
-OWN_TEXT = ("README.md", "docs/*.md", "speculative_t5/*.py", "scripts/*.py")
+OWN_TEXT = ("README.md", "docs/*.md", "speculative_t5/**/*.py", "scripts/*.py")
 MOST_READ = 4_000_000  # characters of a file: a minute does not get through more
 HELD_OUT = 0.05  # of the characters
 HELD_OUT_FILE = "held-out.txt"

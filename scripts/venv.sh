@@ -11,7 +11,7 @@ fi
 
 # Everything that the installed package was built from: its sources, the compiler, Python and MLX.
 built_from() {
-    cat pyproject.toml setup.py speculative_t5/native/*
+    cat pyproject.toml setup.py speculative_t5/cpu/native/*
     { c++ --version || cc --version || echo "no compiler"; } 2>/dev/null | head -n 1
     "$python" --version
     "$python" -c 'import pathlib, sysconfig

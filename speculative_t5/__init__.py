@@ -1,10 +1,38 @@
 """Speculative decoding on MLX, for T5s and decoder-only models: faster, with the same output."""
 
-from . import backend as backend  # isort: skip  (first: it prepares BLAS for mlx.core)
-from .config import T5Config
-from .decoder import SpeculativeDecoder
-from .loading import load
-from .results import Chunk, Generation, Stats
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import device as device  # isort: skip  (first: it loads the BLAS that mlx.core then calls)
+
+if TYPE_CHECKING:
+    from .checkpoints import load
+    from .decoding import Stats
+    from .generation import Chunk, Generation, SpeculativeDecoder
+    from .models import T5Config
+
+__version__ = "0.5.0"
+
+_ROOMS = {
+    "Chunk": "generation",
+    "Generation": "generation",
+    "SpeculativeDecoder": "generation",
+    "Stats": "decoding",
+    "T5Config": "models",
+    "load": "checkpoints",
+}
 
 __all__ = ["Chunk", "Generation", "SpeculativeDecoder", "Stats", "T5Config", "__version__", "load"]
-from ._version import __version__
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's room when the name is first used."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_ROOMS[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import opt
-from speculative_t5.causal import CausalModel
-from speculative_t5.config import T5Config
-from speculative_t5.conversion import convert
-from speculative_t5.loading import load
-from speculative_t5.sampling import Sampler
-from speculative_t5.t5 import T5
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints.loading import load
+from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.models import opt
+from speculative_t5.models.causal import CausalModel
+from speculative_t5.models.t5.config import T5Config
+from speculative_t5.models.t5.model import T5
 
 import mlx.core as mx
 import numpy as np

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 def look_up(
     source: list[int], output: list[int], num_draft: int, min_ngram: int, max_ngram: int
 ) -> list[int]:
-    """What `speculative_t5.lookup.Lookup` proposes."""
+    """What `speculative_t5.decoding.lookup.Lookup` proposes."""
     text = source + output
     at = _longest_match(text, len(source), min_ngram, max_ngram)
     if at is None and len(output) > 1:

@@ -15,11 +15,12 @@ from itertools import product
 from typing import Any
 from unittest.mock import patch
 
-from speculative_t5 import draft as drafting
-from speculative_t5 import engine, verify
-from speculative_t5.draft import Draft, ModelDrafter
-from speculative_t5.sampling import Sampler
-from speculative_t5.verify import Odds, Verdict, Verifier
+from speculative_t5.decoding import drafters as drafting
+from speculative_t5.decoding import loop as engine
+from speculative_t5.decoding import verify
+from speculative_t5.decoding.drafters import Draft, ModelDrafter
+from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.decoding.verify import Odds, Verdict, Verifier
 
 import mlx.core as mx
 import numpy as np

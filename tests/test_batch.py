@@ -12,10 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.batch import Earlier, Output, Record, process
-from speculative_t5.encoding import Source
-from speculative_t5.prompts import EMPTY, Line, Shard, open_input, read_lines
-from speculative_t5.results import Generation, Stats
+from speculative_t5.cli.job import Earlier, Output, Record, process
+from speculative_t5.cli.prompts import EMPTY, Line, Shard, open_input, read_lines
+from speculative_t5.decoding.results import Stats
+from speculative_t5.generation.outputs import Generation
+from speculative_t5.tokenizers.encoding import Source
 
 import pytest
 
@@ -231,7 +232,7 @@ def test_what_another_run_wrote_meanwhile_is_kept(job: Job) -> None:
 
 
 def test_errors_do_not_pile_up_behind_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative_t5.batch.MOST_HELD", 5)
+    monkeypatch.setattr("speculative_t5.cli.job.MOST_HELD", 5)
     read = emitted = 0
 
     def reading() -> Iterator[Line]:
@@ -251,7 +252,7 @@ def test_errors_do_not_pile_up_behind_a_prompt(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_long_errors_pile_up_even_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative_t5.batch.MOST_CHARACTERS", 100)
+    monkeypatch.setattr("speculative_t5.cli.job.MOST_CHARACTERS", 100)
     held: list[int] = []
     long = Line(2, 2, "<bad>" + "x" * 60)
     calls = 0

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.prompts import EMPTY
+from speculative_t5.cli.prompts import EMPTY
 
 import pytest
 from conftest import REPOSITORY, edit_json, run
@@ -125,13 +125,14 @@ def test_prompts_longer_than_the_model_was_made_for_are_errors_unless_cut(here: 
     assert "text" in fits
     assert re.fullmatch(
         r"line 2: the prompt has \d+ tokens, more than the 8 that the model is made for: use "
-        r"truncate=True \(--truncate\) to cut it, or max_source=N \(--max-source N\) to allow more",
+        r"truncate=True \(--truncate\) to cut it, or max_source_length=N "
+        r"\(--max-source-length N\) to allow more",
         long["error"],
     )
     assert run(here, *arguments, "--force", "--truncate").returncode == 0
     cut = read(here / "out.jsonl")
     assert cut[0] == fits and cut[1]["truncated"] is True
-    assert run(here, *arguments, "--force", "--max-source", "999").returncode == 0
+    assert run(here, *arguments, "--force", "--max-source-length", "999").returncode == 0
     whole = read(here / "out.jsonl")
     assert whole[0] == fits and whole[1].keys() == fits.keys()
 
@@ -244,8 +245,8 @@ def test_an_input_that_shrinks_is_told(here: Path) -> None:
             "--field 'a' is for --format jsonl",
         ),
         (
-            ("batch", "in.txt", "--output", "x", "--max-source", "1"),
-            "max_source must be an integer of at least 2, got 1",
+            ("batch", "in.txt", "--output", "x", "--max-source-length", "1"),
+            "max_source_length must be an integer of at least 2, got 1",
         ),
         (
             ("batch", "in.txt", "--output", "x", "--batch-size", "0"),

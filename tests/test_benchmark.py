@@ -10,34 +10,34 @@ from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.bench_command import _lengths, bench, draw
-from speculative_t5.benchmark import (
+from speculative_t5.bench.benchmark import (
     GREEDY,
-    Arm,
     Bench,
     Costs,
     Report,
     Run,
+    Variant,
     _Stepper,
-    arms_of,
     first_token_seconds,
     observed,
+    variants_of,
 )
-from speculative_t5.causal import CausalModel, build
-from speculative_t5.draft import ModelDrafter
-from speculative_t5.engine import decode
-from speculative_t5.forced import (
+from speculative_t5.bench.synthetic import (
     CAUSAL_SHAPES,
     SHAPES,
     Replayed,
     check_shapes,
     context_of,
-    forced_plan,
     random_model,
     random_prompts,
+    synthetic_plan,
 )
-from speculative_t5.schedule import Outcome
-from speculative_t5.t5 import T5
+from speculative_t5.cli.bench import _lengths, bench, draw
+from speculative_t5.decoding.drafters import ModelDrafter
+from speculative_t5.decoding.loop import decode
+from speculative_t5.decoding.schedule import Outcome
+from speculative_t5.models.causal import CausalModel, build
+from speculative_t5.models.t5.model import T5
 
 import mlx.core as mx
 import pytest
@@ -97,7 +97,7 @@ def test_replayed_drafts_are_right_as_often_as_asked(
     decoder = SpeculativeDecoder(target, tiny(kind, vocab_size=20, seed=3), num_draft=1)
     drafted = accepted = 0
     for prompt in prompts:
-        plan = forced_plan(decoder, outputs, acceptance, 100)
+        plan = synthetic_plan(decoder, outputs, acceptance, 100)
         rounds = list(decode(target, [(0, prompt)], plan, batch_size=1))
         assert rounds[-1].output == outputs[tuple(prompt)]
         drafted += rounds[-1].stats.drafted
@@ -163,7 +163,7 @@ def test_bare_passes_are_over_ids_of_the_vocabulary() -> None:
             seen.extend(tokens.flatten().tolist())
             return tokens
 
-        def choose(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
+        def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
             return self.step(tokens)
 
         def truncate(self, lengths: list[int]) -> None:
@@ -191,9 +191,9 @@ def test_costs_of_lengths_not_measured_are_on_lines_too() -> None:
 
 
 def test_outputs_of_one_round_leave_nothing_to_measure(target: T5) -> None:
-    arms = arms_of({"lookup": SpeculativeDecoder(target, "lookup")}, 1, drafts=False)
+    variants = variants_of({"lookup": SpeculativeDecoder(target, "lookup")}, 1, drafts=False)
     with pytest.raises(ValueError, match="regular: every output ends in its first round"):
-        Bench(target, None, arms, PROMPTS).run(1)
+        Bench(target, None, variants, PROMPTS).run(1)
 
 
 def test_a_report_adds_up(target: T5) -> None:
@@ -203,7 +203,7 @@ def test_a_report_adds_up(target: T5) -> None:
         "lookup": SpeculativeDecoder(target, "lookup", num_draft=4),
     }
     done: list[int] = []
-    bench = Bench(target, draft, arms_of(decoders, 24, drafts=True), PROMPTS)
+    bench = Bench(target, draft, variants_of(decoders, 24, drafts=True), PROMPTS)
     reports = bench.run(1, lambda n, total: done.append(total - n))
     assert done == [2, 1, 0]
     assert [r.name for r in reports] == ["regular", "K = 2", "lookup"]
@@ -231,15 +231,18 @@ def made_up(emitted: list[int], seconds: float, drafted: int = 0) -> Run:
 
 
 def test_forwards_are_passes_of_the_target_per_token(target: T5) -> None:
-    arms = [Arm("regular", lambda prompt: None), Arm("K = 3", lambda prompt: None, True)]  # type: ignore[arg-type, return-value]
-    measured = Bench(target, None, arms, PROMPTS[:2])
+    variants = [
+        Variant("regular", lambda prompt: None),
+        Variant("K = 3", lambda prompt: None, True),
+    ]  # type: ignore[arg-type, return-value]
+    measured = Bench(target, None, variants, PROMPTS[:2])
     alone = [made_up([1] * 6, 2.0), made_up([1] * 4, 2.0)]
     turns = [
         {"regular": alone, "K = 3": [made_up(a, 3.0, 3), made_up(b, 3.0, 3)]}
         for a, b in (([3, 3], [4]), ([3, 3], [2, 2]), ([1, 2, 3], [2, 2]))
     ]
     costs = [Costs(2.0, {(0, 1): 2.0, (3, 1): 2.5, (3, 4): 2.5})] * 3
-    regular, drafting = (measured._report(arm, turns, turns[-1], costs) for arm in arms)
+    regular, drafting = (measured._report(variant, turns, turns[-1], costs) for variant in variants)
     assert regular.forwards == 1 and regular.waits == 1 and regular.same == 2
     assert drafting.forwards == 10 / 4  # of 10 / 3, 10 / 4 and 10 / 5
     assert drafting.tokens_per_round == 10 / 5 and drafting.waits == 1

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from speculative_t5 import backend, blocks
-from speculative_t5.config import T5Config
-from speculative_t5.t5 import T5, T5Session
+from speculative_t5 import device
+from speculative_t5.cpu import blocks
+from speculative_t5.models.t5.config import T5Config
+from speculative_t5.models.t5.model import T5, T5Session
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -53,14 +54,14 @@ def model(request: pytest.FixtureRequest) -> T5:
 @pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
 def level(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
     """Layers of a copy of the library that uses these instructions at most."""
-    built = next(iter(sorted(Path(backend.__file__).parent.glob("_products*.so"))))
+    built = next(iter(sorted(device.FOLDER.glob("_products*.so"))))
     copy = ctypes.CDLL(str(shutil.copy(built, tmp_path / "copy.so")))
     copy.products_init(None, 0, 40, 2, request.param)
     copy.layers.restype = ctypes.c_void_p
     blocks.library.initialize(copy.layers())
     yield request.param
-    assert backend.products
-    blocks.library.initialize(backend.products.layers())
+    assert device.products
+    blocks.library.initialize(device.products.layers())
 
 
 def random_model(config: T5Config, seed: int = 0) -> T5:
@@ -296,7 +297,7 @@ def test_parts_of_other_builds_are_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     # As nanobind has it: incompatible function arguments.
     assert without("feed_forward", lambda: None).startswith("not loaded: ")
     monkeypatch.undo()
-    monkeypatch.setattr(backend, "products", SimpleNamespace())  # older: without layers
+    monkeypatch.setattr(device, "products", SimpleNamespace())  # older: without layers
     assert blocks.load()[0] is None
 
 

@@ -26,10 +26,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in BUILT_FROM + GIVEN_ALONG:
         (source / name).symlink_to(REPOSITORY / name)
     package = source / "speculative_t5"
-    (package / "native").mkdir(parents=True)
     for path in (REPOSITORY / "speculative_t5").glob("**/*"):
         if path.suffix in (".py", ".c", ".h", ".cpp", ".typed"):
-            (package / path.relative_to(REPOSITORY / "speculative_t5")).symlink_to(path)
+            copy = package / path.relative_to(REPOSITORY / "speculative_t5")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.symlink_to(path)
     tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
     for folder in ("lib", f"lib.{tag}"):
         stale = source / "build" / folder / "speculative_t5"
@@ -60,8 +61,9 @@ def build(source: Path, what: str, **environment: str) -> None:
 
 def test_a_wheel_has_the_modules_the_models_and_nothing_else(installed: Path) -> None:
     package = installed / "speculative_t5"
-    ours = {path.name for path in (REPOSITORY / "speculative_t5").glob("*.py")}
-    assert {path.name for path in package.glob("*.py")} == ours
+    ours = REPOSITORY / "speculative_t5"
+    modules = {path.relative_to(ours) for path in ours.rglob("*.py")}
+    assert {path.relative_to(package) for path in package.rglob("*.py")} == modules
     assert not list(package.glob("**/*.[ch]*"))
     assert "Tatoeba" in (package / "weights" / "README.md").read_text()
     for name in ("correct-base", "correct-small"):
@@ -72,9 +74,9 @@ def test_a_wheel_has_the_modules_the_models_and_nothing_else(installed: Path) ->
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MLX's BLAS is Linux's alone")
 def test_without_a_compiler_mlx_gets_openblas(installed: Path) -> None:
     code = (
-        "from speculative_t5 import backend\n"
+        "from speculative_t5 import device\n"
         "import ctypes, numpy as np, mlx.core as mx\n"
-        "print(backend.FOLDER, backend.parts['products'], backend.parts['OpenBLAS'], sep='\\n')\n"
+        "print(device.FOLDER, device.parts['products'], device.parts['OpenBLAS'], sep='\\n')\n"
         "print(bool(ctypes.CDLL(None).cblas_sgemm and ctypes.CDLL(None).cblas_dgemm))\n"
         "x = np.random.default_rng(0).normal(size=(50, 70)).astype(np.float32)\n"
         "print(np.allclose(np.array(mx.array(x) @ mx.array(x.T)), x @ x.T, atol=1e-4))\n"
@@ -86,7 +88,7 @@ def test_without_a_compiler_mlx_gets_openblas(installed: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(installed)},
     )  # fmt: skip
     folder, *states = done.stdout.splitlines()
-    assert Path(folder) == installed / "speculative_t5"
+    assert Path(folder) == installed / "speculative_t5" / "cpu"
     assert states == ["not built", "loaded", "True", "True"]
 
 
@@ -123,7 +125,7 @@ def test_the_package_is_built_even_where_openblas_cannot_be_copied(
     broken = tmp_path / "patchelf"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
-    package = source / "speculative_t5"
+    package = source / "speculative_t5" / "cpu"
     for name in ("_products", "_blocks"):  # of this Python, and of another one
         (package / f"{name}{EXTENSION_SUFFIXES[0]}").touch()
         (package / f"{name}.another.so").touch()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from speculative_t5.cache import (
+from speculative_t5.decoding.schedule import FixedSchedule
+from speculative_t5.models.cache import (
     GROWTH,
     SMALLEST,
     SOURCE_STEP,
@@ -10,7 +11,6 @@ from speculative_t5.cache import (
     fitting,
     write,
 )
-from speculative_t5.schedule import FixedSchedule
 
 import mlx.core as mx
 import pytest

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.calibration import GRID, SAMPLES, cache_folder, calibrate, hardware
-from speculative_t5.results import Round
-from speculative_t5.schedule import MAX_DRAFT, Calibration, Outcome, Schedule
+from speculative_t5.decoding.calibration import GRID, SAMPLES, cache_folder, calibrate, hardware
+from speculative_t5.decoding.results import Round
+from speculative_t5.decoding.schedule import MAX_DRAFT, Calibration, Outcome, Schedule
 
 import numpy as np
 import pytest
@@ -102,7 +102,7 @@ def test_a_machine_is_known_by_its_hardware_not_by_its_name(
 
     changes: list[tuple[str, Any]] = [
         ("platform.machine", lambda: "another architecture"),
-        ("speculative_t5.backend.num_threads", lambda: 1000),
+        ("speculative_t5.device.num_threads", lambda: 1000),
         ("mlx.core.device_info", device_info),
         ("mlx.core.default_device", lambda: "a GPU"),
     ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.causal import CausalModel
-from speculative_t5.sampling import Sampler
+from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.models.causal import CausalModel
 
 import mlx.core as mx
 import numpy as np
@@ -87,7 +87,7 @@ def test_long_prompts_are_read_in_parts(
 ) -> None:
     sequences = prompts(3, longest=60)
     whole = np.array(target.start(sequences)[0].step(mx.array([s[-1:] for s in sequences])))
-    monkeypatch.setattr("speculative_t5.causal.PREFILL", 7)
+    monkeypatch.setattr("speculative_t5.models.causal.PREFILL", 7)
     parts = np.array(target.start(sequences)[0].step(mx.array([s[-1:] for s in sequences])))
     np.testing.assert_allclose(parts, whole, atol=2e-4)
 
@@ -164,8 +164,8 @@ def test_any_of_several_ends_ends_an_output(target: CausalModel) -> None:
     prompt = prompts(3)[2]
     alone = SpeculativeDecoder(target).generate(prompt, max_tokens=40)
     end = alone.tokens[-1]
-    both = CausalModel(target.model, eos_token_id=1, more_ends=[end], max_context=POSITIONS)
-    assert both.end_tokens == {1, end}
+    both = CausalModel(target.model, eos_token_id=1, extra_eos_ids=[end], max_context=POSITIONS)
+    assert both.eos_token_ids == {1, end}
     out = SpeculativeDecoder(both, tiny_draft(target)).generate(prompt, max_tokens=40)
     assert out.finish_reason == "eos"
     assert out.tokens == alone.tokens[: alone.tokens.index(end)]
@@ -211,7 +211,7 @@ def test_a_cache_that_cannot_be_rewound_is_refused_by_name() -> None:
 
 def test_opt_runs_in_the_same_sessions() -> None:
     """Ours, which mlx-lm lacks: post-norm and with a projection, as opt-350m."""
-    from speculative_t5 import opt
+    from speculative_t5.models import opt
 
     config = {
         "model_type": "opt", "hidden_size": 16, "num_hidden_layers": 2, "ffn_dim": 24,

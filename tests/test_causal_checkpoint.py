@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.causal import MLX_LM, CausalModel, build
-from speculative_t5.causal_config import max_context, read_causal_config
+from speculative_t5.checkpoints.causal_config import max_context, read_causal_config
+from speculative_t5.models.causal import MLX_LM, CausalModel, build
 
 import mlx.core as mx
 import numpy as np
@@ -43,7 +43,7 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     model, tokenizer = load(tmp_path, dtype=mx.float32)
     assert_parity(model, reference)
     assert model.max_context == 64
-    assert model.end_tokens == {0}
+    assert model.eos_token_ids == {0}
     assert model.vocabulary == tokenizer.vocabulary
 
 
@@ -129,16 +129,16 @@ def test_the_type_to_compute_in_is_the_devices_or_chosen(folder: Path) -> None:
 def test_ends_come_from_the_generations_config_the_models_or_the_tokenizer(folder: Path) -> None:
     edit_json(folder / "generation_config.json", eos_token_id=[7, 0])
     model, _ = load(folder)
-    assert (model.eos_token_id, model.end_tokens) == (7, {0, 7})
+    assert (model.eos_token_id, model.eos_token_ids) == (7, {0, 7})
     (folder / "generation_config.json").unlink()
-    assert load(folder)[0].end_tokens == {0}
+    assert load(folder)[0].eos_token_ids == {0}
     edit_json(folder / "config.json", eos_token_id=None)
-    assert load(folder)[0].end_tokens == {0}
+    assert load(folder)[0].eos_token_ids == {0}
 
 
 def test_a_generations_empty_list_of_ends_says_nothing(folder: Path) -> None:
     edit_json(folder / "generation_config.json", eos_token_id=[])
-    assert load(folder)[0].end_tokens == {0}
+    assert load(folder)[0].eos_token_ids == {0}
 
 
 def test_the_token_before_texts_is_not_doubled(folder: Path) -> None:
@@ -197,7 +197,7 @@ def test_quantized_matrices_keep_their_scales_where_16_bits_are_computed_in(
     convert(str(tmp_path / "source"), str(tmp_path / "made"), quantize=True, q_group_size=32,
             dtype="float16")  # fmt: skip
     assert floats(load(tmp_path / "made")[0]) == {mx.float32}
-    monkeypatch.setattr("speculative_t5.causal_checkpoint.default_dtype", lambda: mx.bfloat16)
+    monkeypatch.setattr("speculative_t5.checkpoints.causal.default_dtype", lambda: mx.bfloat16)
     assert floats(load(tmp_path / "made")[0]) == {mx.float16}
     assert floats(load(tmp_path / "made", dtype=mx.bfloat16)[0]) == {mx.bfloat16}
 
@@ -255,7 +255,7 @@ def test_opts_texts_begin_with_its_own_token(tmp_path: Path) -> None:
     ids = tokenizer.encode("He goes home.")
     assert ids[0] == 2 and 2 not in ids[1:]
     assert tokenizer.decode(ids) == "He goes home."
-    assert model.end_tokens == {2}
+    assert model.eos_token_ids == {2}
 
 
 def test_chats_are_put_into_the_models_form(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.cli import main
+from speculative_t5.cli.main import main
 
 import mlx.core as mx
 import pytest
@@ -120,7 +120,7 @@ def test_prompts_beyond_the_context_are_errors_or_lose_their_beginning(
     done = run("batch", "long.txt", *PAIR)
     assert done.returncode == 3
     assert "tokens, more than the 64 that the model is made for" in records(done.stdout)[0]["error"]
-    done = run("batch", "long.txt", *PAIR, "--truncate", "--max-source", "20")
+    done = run("batch", "long.txt", *PAIR, "--truncate", "--max-source-length", "20")
     assert done.returncode == 0
     (found,) = records(done.stdout)
     last = decoder(here).encode("He go " * 60)[-20:]
@@ -148,7 +148,10 @@ def check_error(done: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("batch", "in.txt", *PAIR, "--max-source", "65"), "max_source must be at most 64"),
+        (
+            ("batch", "in.txt", *PAIR, "--max-source-length", "65"),
+            "max_source_length must be at most 64",
+        ),
         (("batch", "in.txt", *PAIR, "--chat", "--truncate"), "leave one of them out"),
         (
             ("--model", "target", "--draft-model", "correct-small", *TEXT),

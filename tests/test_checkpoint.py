@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import load
-from speculative_t5.checkpoint import open_checkpoint
-from speculative_t5.config import T5Config
-from speculative_t5.conversion import convert
-from speculative_t5.tokenizer import load_tokenizer
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints.t5 import open_checkpoint
+from speculative_t5.models.t5.config import T5Config
+from speculative_t5.tokenizers.t5 import load_tokenizer
 
 import mlx.core as mx
 import pytest

@@ -18,7 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import __version__, backend, inspection, models_command, places
+from speculative_t5 import __version__, device
+from speculative_t5.checkpoints import inspection, places
+from speculative_t5.cli import models as models_command
 
 import pytest
 from conftest import REPOSITORY, edit_json, run
@@ -98,7 +100,7 @@ def test_the_version_is_told(place: Path) -> None:
     assert done.returncode == 0
     versions, *parts = done.stdout.decode().splitlines()
     assert versions == f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}"
-    assert parts == [f"{part}: {state}" for part, state in backend.parts.items()]
+    assert parts == [f"{part}: {state}" for part, state in device.parts.items()]
 
 
 def test_models_that_cannot_be_read_harm_no_others(

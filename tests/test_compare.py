@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.t5 import T5
+from speculative_t5.models.t5.model import T5
 
 import compare
 import mlx.core as mx

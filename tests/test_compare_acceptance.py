@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.causal import CausalModel
+from speculative_t5.models.causal import CausalModel
 
 import compare_acceptance
 import mlx.core as mx
@@ -131,13 +131,13 @@ def test_predictions_are_the_sums_over_tokens(models: tuple[CausalModel, CausalM
     assert predicted(models[0], models[0], prompts)[1] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("more_ends", [[], [6]])
+@pytest.mark.parametrize("extra_eos_ids", [[], [6]])
 def test_the_law_of_the_second_token_is_the_sum_over_first_ones(
-    models: tuple[CausalModel, CausalModel], more_ends: list[int]
+    models: tuple[CausalModel, CausalModel], extra_eos_ids: list[int]
 ) -> None:
     model, prompt = models[0].model, [3, 4, 5]
-    target = CausalModel(model, eos_token_id=1, max_context=64, more_ends=more_ends)
-    ends = [1, *more_ends]
+    target = CausalModel(model, eos_token_id=1, max_context=64, extra_eos_ids=extra_eos_ids)
+    ends = [1, *extra_eos_ids]
     first = softmax(target, prompt)
     expected = [0.0] * 8 + [sum(first[end] for end in ends)]
     for x, p in enumerate(first):
@@ -229,6 +229,6 @@ def test_a_trained_pair_is_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
         text=None, num_draft=2, count=2, prompt_tokens=4, max_tokens=6, runs=5, seed=0,
     )  # fmt: skip
     out = capsys.readouterr().out
-    for arm in ("mlx-lm", "ours, token", "ours, block"):
-        assert sum(line.startswith(arm) for line in out.splitlines()) == 2
+    for variant in ("mlx-lm", "ours, token", "ours, block"):
+        assert sum(line.startswith(variant) for line in out.splitlines()) == 2
     assert "delta 1, not exact" in out

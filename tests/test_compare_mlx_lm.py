@@ -1,4 +1,4 @@
-"""The comparison of speed with mlx-lm: what it counts, and that its arms do the same."""
+"""The comparison of speed with mlx-lm: what it counts, and that its variants do the same."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from conftest import VARIED, tiny_causal, tiny_draft
 @pytest.mark.parametrize("kind", ["gpt2", "qwen3"])
 def test_all_arms_give_the_same_outputs(kind: str) -> None:
     target = tiny_causal(kind, vocab_size=20, layers=2, seed=VARIED[kind])
-    arms = compare.arms_of(target, tiny_draft(target), 3)
-    assert len(arms) == 4
+    variants = compare.variants_of(target, tiny_draft(target), 3)
+    assert len(variants) == 4
     for prompt in ([2, 3, 4], [5] * 9, [7, 9]):
-        outputs = [arm(prompt, 25) for arm in arms.values()]
+        outputs = [variant(prompt, 25) for variant in variants.values()]
         assert all(output == outputs[0] for output in outputs)
         assert 1 <= len(outputs[0]) <= 25
         ended = outputs[0][-1] == target.eos_token_id
@@ -24,14 +24,14 @@ def test_rates_are_tokens_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(compare.time, "perf_counter", lambda: clock[0])
 
-    def arm(seconds: float) -> compare.Arm:
+    def variant(seconds: float) -> compare.Variant:
         def run(prompt: list[int], max_tokens: int) -> list[int]:
             clock[0] += seconds
             return [0] * max_tokens
 
         return run
 
-    rates = compare.measure({"slow": arm(2.0), "fast": arm(0.5)}, [[1], [2]], 10, turns=3)
+    rates = compare.measure({"slow": variant(2.0), "fast": variant(0.5)}, [[1], [2]], 10, turns=3)
     assert rates == {"slow": [5.0] * 3, "fast": [20.0] * 3}
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import load
-from speculative_t5.checkpoint import open_checkpoint, read_config
-from speculative_t5.conversion import convert
-from speculative_t5.loading import DTYPES
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints.loading import DTYPES
+from speculative_t5.checkpoints.t5 import open_checkpoint, read_config
 
 import mlx.core as mx
 import numpy as np
@@ -243,8 +243,8 @@ def test_an_interrupted_run_keeps_the_old_folder_and_leaves_nothing_else(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from speculative_t5 import weights
-from speculative_t5.conversion import convert
+from speculative_t5.checkpoints import writing as weights
+from speculative_t5.checkpoints.conversion import convert
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -450,7 +450,7 @@ def test_a_revision_is_not_of_a_folder(source: Path, tmp_path: Path) -> None:
 
 SLOW = """
 import sys, time
-from speculative_t5 import conversion
+from speculative_t5.checkpoints import conversion
 from speculative_t5.cli import convert_main
 checked = conversion._checked
 conversion._checked = lambda tensor: (time.sleep(0.1) or item for item in checked(tensor))

@@ -8,12 +8,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, verify
-from speculative_t5.draft import Draft, ModelDrafter
-from speculative_t5.engine import cut
-from speculative_t5.results import Stats
-from speculative_t5.sampling import Sampler, round_keys
-from speculative_t5.verify import Verdict, verify_tokens
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.decoding import verify
+from speculative_t5.decoding.drafters import Draft, ModelDrafter
+from speculative_t5.decoding.loop import cut
+from speculative_t5.decoding.results import Stats
+from speculative_t5.decoding.sampling import Sampler, round_keys
+from speculative_t5.decoding.verify import Verdict, verify_tokens
 
 import mlx.core as mx
 import numpy as np
@@ -159,11 +160,11 @@ def same_for_all_places(keys: mx.array, num_places: int) -> mx.array:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", ["draft", "verify"])
+@pytest.mark.parametrize("place", ["drafters", "verify"])
 def test_the_distribution_test_fails_if_places_share_their_key(
     place: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"speculative_t5.{place}.place_keys", same_for_all_places)
+    monkeypatch.setattr(f"speculative_t5.decoding.{place}.place_keys", same_for_all_places)
     engine = SpeculativeDecoder(*models(kind), num_draft=2, verify="token")
     assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
 
@@ -178,7 +179,7 @@ def test_the_distribution_test_fails_if_keys_are_used_twice(
         keys = round_keys(seed, index, round_)
         return keys[[0, 0]] if same == "purpose" else keys
 
-    monkeypatch.setattr("speculative_t5.engine.round_keys", bug)
+    monkeypatch.setattr("speculative_t5.decoding.loop.round_keys", bug)
     engine = SpeculativeDecoder(*models(kind), num_draft=2, verify="token")
     assert sampled_distance(engine, PROMPTS[0], COUNT) > 1.5 * TOLERANCE
 

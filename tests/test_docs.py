@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from speculative_t5.conversion import convert
+from speculative_t5.checkpoints.conversion import convert
 
 import pytest
 from checkpoints import write_causal

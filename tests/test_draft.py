@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.draft import CombinedDrafter, Draft, LookupDrafter, ModelDrafter
-from speculative_t5.lookup import Lookup
-from speculative_t5.sampling import Sampler
+from speculative_t5.decoding.drafters import CombinedDrafter, Draft, LookupDrafter, ModelDrafter
+from speculative_t5.decoding.lookup import Lookup
+from speculative_t5.decoding.sampling import Sampler
 
 import mlx.core as mx
 import pytest

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.encoding import PromptEncoder, keep_beginning, keep_end
-from speculative_t5.tokenizer import ByteTokenizer
+from speculative_t5.tokenizers.encoding import PromptEncoder, keep_beginning, keep_end
+from speculative_t5.tokenizers.t5 import ByteTokenizer
 
 import numpy as np
 import pytest
@@ -47,14 +47,16 @@ def test_a_prompt_that_is_too_long_is_refused(prompt: Any) -> None:
 
 def test_a_longer_prompt_may_be_allowed_or_cut_on_purpose() -> None:
     text = "ab" * 300
-    whole, cut = decoder(max_source=601), decoder(truncate=True)
+    whole, cut = decoder(max_source_length=601), decoder(truncate=True)
     assert len(whole.fit(text).ids) == 601 and whole.fit(text).cut == 0
     expected = whole.encode(text)[: LIMIT - 1] + [1]
     assert cut.fit(text).ids == expected and cut.fit(text).cut == 601 - LIMIT
     generated = [engine.generate(text, max_tokens=4) for engine in (whole, cut)]
     assert generated[1].tokens == whole.generate(expected, max_tokens=4).tokens
-    with pytest.raises(ValueError, match="601 tokens, more than the 600 that max_source allows"):
-        decoder(max_source=600).generate(text)
+    with pytest.raises(
+        ValueError, match="601 tokens, more than the 600 that max_source_length allows"
+    ):
+        decoder(max_source_length=600).generate(text)
 
 
 def test_a_prompt_is_cut_where_its_model_needs_it_least() -> None:
@@ -69,11 +71,11 @@ def test_a_prompt_is_cut_where_its_model_needs_it_least() -> None:
 
 def test_only_a_t5_can_read_more_than_it_was_made_for() -> None:
     with pytest.raises(ValueError, match=f"at most {POSITIONS}, all that the model reads, got"):
-        SpeculativeDecoder(tiny_causal("qwen3"), max_source=POSITIONS + 1)
+        SpeculativeDecoder(tiny_causal("qwen3"), max_source_length=POSITIONS + 1)
     with pytest.raises(ValueError) as caught:
         SpeculativeDecoder(tiny_causal("qwen3")).generate([2] * (POSITIONS + 1))
     check_message(str(caught.value), f"{POSITIONS + 1} tokens, more than the {POSITIONS}")
-    assert "max_source" not in str(caught.value) and "split it" in str(caught.value)
+    assert "max_source_length" not in str(caught.value) and "split it" in str(caught.value)
 
 
 class Prefixed(ByteTokenizer):
@@ -131,10 +133,10 @@ def test_a_folder_names_the_prefix(tmp_path: Path) -> None:
     assert load(tmp_path / "correct-base")[1].prefix == ""  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("max_source", [1, 0, -3, 2.5, "9"])
-def test_max_source_is_an_integer(max_source: Any) -> None:
-    with pytest.raises(ValueError, match="max_source must be an integer of at least 2, got"):
-        decoder(max_source=max_source)
+@pytest.mark.parametrize("max_source_length", [1, 0, -3, 2.5, "9"])
+def test_max_source_is_an_integer(max_source_length: Any) -> None:
+    with pytest.raises(ValueError, match="max_source_length must be an integer of at least 2, got"):
+        decoder(max_source_length=max_source_length)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, load, terminal, tips
-from speculative_t5.cli import DEFAULT_PROMPT, main
-from speculative_t5.results import Chunk, Stats
-from speculative_t5.terminal import STILL_WORKING, footer, patience, some_of
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.cli import terminal, tips
+from speculative_t5.cli.main import DEFAULT_PROMPT, main
+from speculative_t5.cli.terminal import STILL_WORKING, footer, patience, some_of
+from speculative_t5.decoding.results import Stats
+from speculative_t5.generation.outputs import Chunk
 
 import mlx.core as mx
 import pytest
@@ -256,7 +258,7 @@ def test_bench_takes_a_type_and_a_prefix(call: Call, monkeypatch: pytest.MonkeyP
         seen.append((first.model.dtype, first.prefix))  # type: ignore[attr-defined]
         raise ValueError("this is enough: leave the rest out")
 
-    monkeypatch.setattr("speculative_t5.bench_command._pair", noting)
+    monkeypatch.setattr("speculative_t5.cli.bench._pair", noting)
     for options in (("--dtype", "bfloat16"), ("--prefix", "do: ", "--dtype", "float16")):
         assert call("bench", *options).code == 2
     assert seen == [(mx.bfloat16, "correct: "), (mx.float16, "do: ")]

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.draft import Draft, ModelDrafter
-from speculative_t5.engine import Plan, decode, in_order_of_length
-from speculative_t5.sampling import Sampler
-from speculative_t5.schedule import FixedSchedule, Outcome
-from speculative_t5.verify import Verifier
+from speculative_t5.decoding.drafters import Draft, ModelDrafter
+from speculative_t5.decoding.loop import Plan, decode, in_order_of_length
+from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.decoding.schedule import FixedSchedule, Outcome
+from speculative_t5.decoding.verify import Verifier
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_a_round_reads_no_more_of_a_long_output(
 
     monkeypatch.setattr(type(target), "start", watched)
     endless = property(lambda self: frozenset[int]())
-    monkeypatch.setattr(type(target), "end_tokens", endless, raising=False)
+    monkeypatch.setattr(type(target), "eos_token_ids", endless, raising=False)
     rounds = decoder.stream([5, 6, 7, EOS], max_tokens=120)
     reads = [started[0].count for _ in rounds][:-1]  # the last round copies the output
     each = [later - earlier for earlier, later in itertools.pairwise(reads)]
@@ -104,7 +104,7 @@ def test_a_round_reads_no_more_of_a_long_output(
 
 def with_keys_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows keyed by where they are in the batch."""
-    from speculative_t5 import engine
+    from speculative_t5.decoding import loop as engine
 
     def bug(self: Any) -> Any:
         rows = self.rows
@@ -241,7 +241,7 @@ def test_prompts_are_encoded_ahead_until_they_are_many_tokens(
     monkeypatch.setattr(kind, "expect", counted)
     decoder = engine(target, "lookup")
     for tokens, largest in ((10_000, 5), (1, 1)):
-        monkeypatch.setattr("speculative_t5.engine.AHEAD_TOKENS", tokens)
+        monkeypatch.setattr("speculative_t5.decoding.loop.AHEAD_TOKENS", tokens)
         sizes.clear()
         decoder.generate_batch(prompts(20), batch_size=5, max_tokens=13)
         assert (sum(sizes), max(sizes)) == (15, largest)

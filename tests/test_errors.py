@@ -23,15 +23,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import cli, terminal
-from speculative_t5.batch import Record, process
-from speculative_t5.bench_command import _starts
-from speculative_t5.checkpoint import open_checkpoint
-from speculative_t5.encoding import PromptEncoder
-from speculative_t5.pickles import read_bin
-from speculative_t5.prompts import Shard, read_lines
-from speculative_t5.tensors import read_npz
-from speculative_t5.tokenizer import ByteTokenizer, JSONTokenizer
+from speculative_t5.checkpoints.pickles import read_bin
+from speculative_t5.checkpoints.t5 import open_checkpoint
+from speculative_t5.checkpoints.tensors import read_npz
+from speculative_t5.cli import main as cli
+from speculative_t5.cli import terminal
+from speculative_t5.cli.bench import _starts
+from speculative_t5.cli.job import Record, process
+from speculative_t5.cli.prompts import Shard, read_lines
+from speculative_t5.tokenizers.encoding import PromptEncoder
+from speculative_t5.tokenizers.t5 import ByteTokenizer, JSONTokenizer
 
 import numpy as np
 import pytest
@@ -449,9 +450,9 @@ def test_other_messages_are_completed(tmp_path: Path) -> None:
     assert "--dtype float32" in str(failed.value) and "--draft-model" not in str(failed.value)
 
 
-def encoder(max_source: int) -> PromptEncoder:
+def encoder(max_source_length: int) -> PromptEncoder:
     return PromptEncoder(
-        tiny_model(vocab_size=384), ByteTokenizer(REPOSITORY), max_source=max_source
+        tiny_model(vocab_size=384), ByteTokenizer(REPOSITORY), max_source_length=max_source_length
     )
 
 

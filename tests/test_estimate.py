@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.estimate import PASSES, speedup
-from speculative_t5.results import Chunk, Generation, Stats
+from speculative_t5.bench.estimate import PASSES, speedup
+from speculative_t5.decoding.results import Stats
+from speculative_t5.generation.outputs import Chunk, Generation
 
 import pytest
 from conftest import tiny_draft, tiny_model

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from speculative_t5.draft import Draft
-from speculative_t5.sampling import Sampler
-from speculative_t5.verify import Odds, block_odds, residual, token_odds
+from speculative_t5.decoding.drafters import Draft
+from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.decoding.verify import Odds, block_odds, residual, token_odds
 
 import mlx.core as mx
 import numpy as np

@@ -12,13 +12,13 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from speculative_t5 import causal
-from speculative_t5.cache import KVCache
-from speculative_t5.draft import ModelDrafter
-from speculative_t5.engine import Plan, cut, decode
-from speculative_t5.sampling import Sampler
-from speculative_t5.schedule import FixedSchedule
-from speculative_t5.verify import Verifier, residual
+from speculative_t5.decoding.drafters import ModelDrafter
+from speculative_t5.decoding.loop import Plan, cut, decode
+from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.decoding.schedule import FixedSchedule
+from speculative_t5.decoding.verify import Verifier, residual
+from speculative_t5.models import causal
+from speculative_t5.models.cache import KVCache
 
 import mlx.core as mx
 import numpy as np

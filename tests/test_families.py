@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.conversion import convert
-from speculative_t5.inspection import inspect
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints.inspection import inspect
 
 import mlx.core as mx
 import numpy as np

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from speculative_t5 import load
-from speculative_t5.checkpoint import open_checkpoint
-from speculative_t5.conversion import convert
-from speculative_t5.tokenizer import load_tokenizer
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints.t5 import open_checkpoint
+from speculative_t5.tokenizers.t5 import load_tokenizer
 
 import pytest
 from checkpoints import END, write_causal

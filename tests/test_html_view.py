@@ -10,8 +10,9 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
-from speculative_t5.html_view import STYLES
-from speculative_t5.results import Generation, Stats
+from speculative_t5.decoding.results import Stats
+from speculative_t5.generation.html_view import STYLES
+from speculative_t5.generation.outputs import Generation
 
 import numpy as np
 import pytest

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from speculative_t5 import hub as hub_module
 from speculative_t5 import load
-from speculative_t5.hub import Repository, download, flat_name
+from speculative_t5.checkpoints import hub as hub_module
+from speculative_t5.checkpoints.hub import Repository, download, flat_name
 
 import numpy as np
 import pytest
@@ -156,7 +156,7 @@ def loaded(hub: Hub, *names: str, **environment: str) -> list[str]:
         "    try:\n"
         "        model, tokenizer = load(name)\n"
         "        out = SpeculativeDecoder(model, None, tokenizer).generate('He go', max_tokens=2)\n"
-        "        print(out.stats.emitted, model.end_tokens)\n"
+        "        print(out.stats.emitted, model.eos_token_ids)\n"
         "    except ValueError as error:\n"
         "        print(f'error: {error}')\n"
     )

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import load
-from speculative_t5.checkpoint import open_checkpoint
-from speculative_t5.config import T5Config
-from speculative_t5.conversion import convert, num_parameters
-from speculative_t5.inspection import cache_bytes, inspect
+from speculative_t5.checkpoints.conversion import convert, num_parameters
+from speculative_t5.checkpoints.inspection import cache_bytes, inspect
+from speculative_t5.checkpoints.t5 import open_checkpoint
+from speculative_t5.models.t5.config import T5Config
 
 import mlx.core as mx
 import pytest

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from speculative_t5.draft import CombinedDrafter, Draft, LookupDrafter
-from speculative_t5.lookup import MAX_NGRAM, Lookup
+from speculative_t5.decoding.drafters import CombinedDrafter, Draft, LookupDrafter
+from speculative_t5.decoding.lookup import MAX_NGRAM, Lookup
 
 import mlx.core as mx
 import pytest

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.opt import FIRST_POSITION, Model, ModelArgs, position_ids
+from speculative_t5.models.opt import FIRST_POSITION, Model, ModelArgs, position_ids
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -321,5 +321,5 @@ def test_other_configs_are_refused(changed: dict[str, Any], found: str) -> None:
 
 
 def test_mlx_lm_is_not_imported() -> None:
-    code = "import sys, speculative_t5.opt; sys.exit('mlx_lm' in sys.modules)"
+    code = "import sys, speculative_t5.models.opt; sys.exit('mlx_lm' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)

@@ -9,7 +9,8 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from speculative_t5 import backend, blocks
+from speculative_t5 import device
+from speculative_t5.cpu import blocks
 
 import pytest
 from conftest import REPOSITORY
@@ -18,7 +19,7 @@ from conftest import REPOSITORY
 @pytest.fixture(autouse=True)
 def with_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if these tests run with the parts switched off."""
-    monkeypatch.delenv(backend.SWITCH, raising=False)
+    monkeypatch.delenv(device.SWITCH, raising=False)
 
 
 def python(code: str) -> str:
@@ -39,7 +40,7 @@ def test_importing_brings_in_neither_torch_nor_transformers() -> None:
 def test_one_file_imports_mlx_lm() -> None:
     found = [
         path.name
-        for path in (REPOSITORY / "speculative_t5").glob("*.py")
+        for path in (REPOSITORY / "speculative_t5").rglob("*.py")
         if re.search(r"^\s*(import|from) mlx_lm\b", path.read_text(), re.MULTILINE)
     ]
     assert found == ["causal.py"]
@@ -61,7 +62,7 @@ linux_only = pytest.mark.skipif(
 @linux_only
 def test_mlx_calls_our_products_or_else_openblas() -> None:
     code = (
-        "from speculative_t5 import backend\n"
+        "from speculative_t5 import device\n"
         "import ctypes\n"
         "function = ctypes.CDLL(None).cblas_sgemm  # the one that MLX finds first\n"
         "address = ctypes.cast(function, ctypes.c_void_p).value\n"
@@ -69,10 +70,10 @@ def test_mlx_calls_our_products_or_else_openblas() -> None:
         "    first, last = (int(part, 16) for part in line.split()[0].split('-'))\n"
         "    if first <= address < last:\n"
         "        print(line.split('/')[-1].strip())\n"
-        "print(backend.parts['OpenBLAS'])"
+        "print(device.parts['OpenBLAS'])"
     )
     library, openblas = python(code).splitlines()
-    built = any((REPOSITORY / "speculative_t5").glob("_products*.so"))
+    built = any(device.FOLDER.glob("_products*.so"))
     assert library.startswith("_products" if built else "_openblas")
     assert openblas == "loaded"
 
@@ -83,18 +84,19 @@ def test_importing_mlx_first_is_warned_of() -> None:
         "import warnings, mlx.core\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
-        "    from speculative_t5 import backend\n"
+        "    from speculative_t5 import device\n"
         "print(*(w.message for w in caught))"
     )
-    assert python(code) == backend.LATE
+    assert python(code) == device.LATE
 
 
 @linux_only
 def test_the_switch_leaves_mlx_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(backend.SWITCH, "0")
+    monkeypatch.setenv(device.SWITCH, "0")
     code = (
-        "from speculative_t5 import backend, blocks\n"
-        "print(backend.products, blocks.library, *sorted(backend.parts), 'scipy_openblas32' in "
+        "from speculative_t5 import device\n"
+        "from speculative_t5.cpu import blocks\n"
+        "print(device.products, blocks.library, *sorted(device.parts), 'scipy_openblas32' in "
         "open('/proc/self/maps').read())"
     )
     assert python(code) == "None None OpenBLAS layers products False"
@@ -104,13 +106,13 @@ def test_the_switch_leaves_mlx_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
 def test_parts_that_are_missing_are_no_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(backend, "FOLDER", tmp_path)
-    monkeypatch.delenv(backend.SWITCH, raising=False)
+    monkeypatch.setattr(device, "FOLDER", tmp_path)
+    monkeypatch.delenv(device.SWITCH, raising=False)
     missing = {"products": "not built", "OpenBLAS": "not built"}
-    assert backend.load_blas() == (None, missing)
+    assert device.load_blas() == (None, missing)
     (tmp_path / f"_products{EXTENSION_SUFFIXES[0]}").write_text("not a library")
     (tmp_path / "_openblas.so").write_text("not a library")
-    products, parts = backend.load_blas()
+    products, parts = device.load_blas()
     assert products is None
     assert all(state.startswith("not loaded: ") for state in parts.values())
 
@@ -134,12 +136,12 @@ def test_layers_are_built_for_the_version_of_mlx_that_is_installed() -> None:
 def test_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert backend.num_threads() == 3
+    assert device.num_threads() == 3
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
-    assert backend.num_threads() == 1
+    assert device.num_threads() == 1
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "many")
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert 1 <= backend.num_threads() <= (os.cpu_count() or 1)
+    assert 1 <= device.num_threads() <= (os.cpu_count() or 1)
 
 
 @linux_only
@@ -165,11 +167,11 @@ def test_threads_are_no_more_than_a_container_may_use(
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    monkeypatch.setattr(backend, "CPU_MAX", tmp_path / "cpu.max")
-    monkeypatch.setattr(backend, "CPU_CFS", tmp_path)
+    monkeypatch.setattr(device, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(device, "CPU_CFS", tmp_path)
     if version_2:
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
     elif quota:
         (tmp_path / "cpu.cfs_quota_us").write_text(f"{quota}\n")
         (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
-    assert backend.num_threads() == threads
+    assert device.num_threads() == threads

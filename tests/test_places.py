@@ -6,7 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from speculative_t5 import load, places
+from speculative_t5 import load
+from speculative_t5.checkpoints import places
 
 import pytest
 from conftest import REPOSITORY, V1_0, edit_json, write_checkpoint
@@ -96,7 +97,7 @@ def test_without_a_home_there_is_no_users_folder(monkeypatch: pytest.MonkeyPatch
 def test_a_converted_model_is_found_from_another_folder(
     elsewhere: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from speculative_t5.conversion import convert
+    from speculative_t5.checkpoints.conversion import convert
 
     write_checkpoint(elsewhere / "tiny", V1_0, spiece)
     folder = convert(str(elsewhere / "tiny"))

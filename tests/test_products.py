@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import backend
+from speculative_t5 import device
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def product(level: int, tmp_path: Path) -> Product:
 
 def own_copy(folder: Path, *, rows: int = 10**6, threads: int = 2, level: int = 2) -> Product:
     """alpha x w + beta y by a copy of the library: the one that MLX uses is left as it is."""
-    built = next(iter(sorted(Path(backend.__file__).parent.glob("_products*.so"))), None)
+    built = next(iter(sorted(device.FOLDER.glob("_products*.so"))), None)
     if built is None:  # the package is to work without it, and slower
         pytest.skip("built without a C compiler")
     copy = shutil.copy(built, folder / f"copy{rows}-{threads}-{level}.so")
@@ -154,7 +154,7 @@ def test_many_rows_are_shared_only_where_the_library_allows_it(
     tmp_path: Path, shared: bool, m: int, n: int
 ) -> None:
     """Some builds of OpenBLAS give wrong numbers when two threads call them at once."""
-    library, why = backend.load_openblas()
+    library, why = device.load_openblas()
     assert library, why
     product = own_copy(tmp_path)
     calls: list[tuple[int, int]] = []

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.prompts import (
+from speculative_t5.cli.prompts import (
     EMPTY,
     MAX_LINE,
     ONE_OBJECT,

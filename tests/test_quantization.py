@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.checkpoint import open_checkpoint
-from speculative_t5.conversion import convert
-from speculative_t5.t5 import T5
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints.t5 import open_checkpoint
+from speculative_t5.models.t5.model import T5
 
 import mlx.core as mx
 import numpy as np

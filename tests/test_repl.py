@@ -13,11 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, load, repl, repl_command, terminal_view
-from speculative_t5.decoder import VerifyRule
-from speculative_t5.options import draft_length
-from speculative_t5.repl import Repl, Settings, together
-from speculative_t5.results import Stats
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.cli import conversation as repl
+from speculative_t5.cli import repl as repl_command
+from speculative_t5.cli import view as terminal_view
+from speculative_t5.cli.conversation import Repl, Settings, together
+from speculative_t5.cli.options import draft_length
+from speculative_t5.decoding.results import Stats
+from speculative_t5.generation.decoder import VerifyRule
 
 import pytest
 import typer

@@ -7,8 +7,8 @@ import json
 import pickle
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.origin import origins_of_round
-from speculative_t5.results import PER_ROUND, Chunk, Generation, Stats, Tally
+from speculative_t5.decoding.results import PER_ROUND, Stats, Tally, origins_of_round
+from speculative_t5.generation.outputs import Chunk, Generation
 
 import pytest
 from conftest import tiny_draft, tiny_model

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from speculative_t5.sampling import (
+from speculative_t5.decoding.sampling import (
     Sampler,
     draw,
     final_keys,

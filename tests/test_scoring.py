@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.sampling import Sampler
-from speculative_t5.scoring import PASS, token_probabilities
+from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.decoding.scoring import PASS, token_probabilities
 
 import numpy as np
 import pytest

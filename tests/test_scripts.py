@@ -30,8 +30,8 @@ def write_program(path: Path, text: str) -> None:
 @pytest.fixture
 def install(tmp_path: Path) -> Callable[..., int]:
     """Runs venv.sh in a checkout whose pip does nothing; returns how often it was called so far."""
-    (tmp_path / "speculative_t5" / "native").mkdir(parents=True)
-    for name in ("pyproject.toml", "setup.py", "speculative_t5/native/products.c"):
+    (tmp_path / "speculative_t5" / "cpu" / "native").mkdir(parents=True)
+    for name in ("pyproject.toml", "setup.py", "speculative_t5/cpu/native/products.c"):
         (tmp_path / name).write_text("contents\n")
     (tmp_path / "scripts").mkdir()
     shutil.copy(REPOSITORY / "scripts" / "venv.sh", tmp_path / "scripts")
@@ -61,7 +61,7 @@ def test_a_change_of_what_the_package_is_built_from_installs_again(
 ) -> None:
     assert install() == 1
     assert install(compiler="gcc 13") == 2
-    (tmp_path / "speculative_t5" / "native" / "products.c").write_text("other contents\n")
+    (tmp_path / "speculative_t5" / "cpu" / "native" / "products.c").write_text("other contents\n")
     assert install(compiler="gcc 13") == 3
     packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
     (packages / "mlx-0.32.4.dist-info").rename(packages / "mlx-0.32.5.dist-info")

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.layers import FeedForward, softmax
-from speculative_t5.positions import relative_position_bucket
-from speculative_t5.t5 import T5
+from speculative_t5.models.t5.layers import FeedForward, softmax
+from speculative_t5.models.t5.model import T5
+from speculative_t5.models.t5.positions import relative_position_bucket
 
 import mlx.core as mx
 import numpy as np
@@ -86,7 +86,7 @@ def test_prompts_encoded_in_groups_are_as_they_are_alone(
 
     monkeypatch.setattr(T5, "_encoded", counted)
     for limit, least in ((10_000, 1), (64, 4), (1, 12)):
-        monkeypatch.setattr("speculative_t5.t5.ENCODED_TOKENS", limit)
+        monkeypatch.setattr("speculative_t5.models.t5.model.ENCODED_TOKENS", limit)
         passes.clear()
         session, _ = model.start(prompts)
         assert len(passes) >= least
@@ -192,7 +192,7 @@ def test_shapes_that_are_compiled_for_are_bounded(
 ) -> None:
     model = pair[1]
     expected = [model.start([[5, 9, 1]])[0].step(mx.zeros((1, n), mx.int32)) for n in range(1, 6)]
-    monkeypatch.setattr("speculative_t5.t5.MAX_SHAPES", 2)
+    monkeypatch.setattr("speculative_t5.models.t5.model.MAX_SHAPES", 2)
     model.forget()
     for n in (1, 2, 3, 4, 5, 1):
         found = model.start([[5, 9, 1]])[0].step(mx.zeros((1, n), mx.int32))
@@ -219,5 +219,5 @@ def test_logits_of_the_first_ids_only(pair: tuple[Any, T5]) -> None:
     tokens = mx.array([[0, 7]])
     whole = model.start([[5, 9, 1]])[0].step(tokens)
     assert mx.allclose(model.start([[5, 9, 1]])[0].step(tokens, 40), whole[..., :40], atol=1e-5)
-    chosen = model.start([[5, 9, 1]])[0].choose(tokens, 40)
+    chosen = model.start([[5, 9, 1]])[0].step_argmax(tokens, 40)
     assert chosen.tolist() == mx.argmax(whole[..., :40], axis=-1).tolist()

@@ -9,8 +9,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from speculative_t5.npz import NewTensor, write_npz
-from speculative_t5.tensors import read_npz, read_safetensors
+from speculative_t5.checkpoints.npz import NewTensor, write_npz
+from speculative_t5.checkpoints.tensors import read_npz, read_safetensors
 
 import mlx.core as mx
 import numpy as np
@@ -51,7 +51,7 @@ def test_blocks_are_the_rows_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     array = np.arange(35, dtype=np.float32).reshape(7, 5)
     safetensors(tmp_path / "a.safetensors", {"a": entry([7, 5], 0, 140)}, array.tobytes())
     tensor = read_safetensors(tmp_path / "a.safetensors")["a"]
-    monkeypatch.setattr("speculative_t5.tensors.BLOCK_BYTES", 41)
+    monkeypatch.setattr("speculative_t5.checkpoints.tensors.BLOCK_BYTES", 41)
     blocks = list(tensor.blocks())
     assert [len(block) for block in blocks] == [2, 2, 2, 1]
     assert (np.concatenate(blocks) == array).all()

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-from speculative_t5.terminal import printable, signals_held
+from speculative_t5.cli.terminal import printable, signals_held
 
 import pytest
 

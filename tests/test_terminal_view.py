@@ -6,11 +6,12 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from speculative_t5 import terminal_view
-from speculative_t5.inspection import Listed
-from speculative_t5.models_command import as_lines
-from speculative_t5.results import Chunk, Generation, Stats
-from speculative_t5.terminal_view import legend, shaded, show
+from speculative_t5.checkpoints.inspection import Listed
+from speculative_t5.cli import view as terminal_view
+from speculative_t5.cli.models import as_lines
+from speculative_t5.cli.view import legend, shaded, show
+from speculative_t5.decoding.results import Stats
+from speculative_t5.generation.outputs import Chunk, Generation
 
 import pytest
 from rich.console import Console

@@ -13,16 +13,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, blocks, decoder, t5
-from speculative_t5.causal import CausalModel
-from speculative_t5.schedule import (
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.cpu import blocks
+from speculative_t5.decoding.schedule import (
     MAX_DRAFT,
     AdaptiveSchedule,
     Calibration,
     Counts,
     Outcome,
 )
-from speculative_t5.t5 import T5
+from speculative_t5.generation import decoder
+from speculative_t5.models.causal import CausalModel
+from speculative_t5.models.t5 import model as t5
+from speculative_t5.models.t5.model import T5
 
 import mlx.core as mx
 import pytest

@@ -6,8 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from speculative_t5 import backend, terminal, tips
-from speculative_t5.blocks import BUILT_FOR
+from speculative_t5 import device
+from speculative_t5.cli import terminal, tips
+from speculative_t5.cpu.blocks import BUILT_FOR
 
 import pytest
 
@@ -15,11 +16,11 @@ import pytest
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine that lacks everything, where no tip has been given yet."""
-    for name in (tips.SWITCH, backend.SWITCH):
+    for name in (tips.SWITCH, device.SWITCH):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(backend, "on_cpu", lambda: True)
-    monkeypatch.setattr(backend, "parts", {"products": "not built", "OpenBLAS": "not built"})
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "parts", {"products": "not built", "OpenBLAS": "not built"})
     return tmp_path
 
 
@@ -33,9 +34,9 @@ def test_products_and_layers_that_are_both_missing_are_one_tip(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state = {"products": "not built", "layers": "not loaded", "OpenBLAS": "loaded"}
-    monkeypatch.setattr(backend, "parts", state)
+    monkeypatch.setattr(device, "parts", state)
     assert len(tips.tips()) == 1
-    monkeypatch.setattr(backend, "parts", state | {"products": "loaded, AVX2"})
+    monkeypatch.setattr(device, "parts", state | {"products": "loaded, AVX2"})
     (only,) = tips.tips()
     assert only.startswith("the package's layers")
 
@@ -43,7 +44,7 @@ def test_products_and_layers_that_are_both_missing_are_one_tip(
 def test_layers_for_another_mlx_need_that_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     why = f"{BUILT_FOR} 0.32.4, and 0.32.5 is installed"
     state = {"products": "loaded", "layers": why, "OpenBLAS": "loaded"}
-    monkeypatch.setattr(backend, "parts", state)
+    monkeypatch.setattr(device, "parts", state)
     (only,) = tips.tips()
     assert "pip install 'mlx[cpu]==" in only and "compiler" not in only and why in only
 
@@ -51,13 +52,13 @@ def test_layers_for_another_mlx_need_that_mlx(monkeypatch: pytest.MonkeyPatch) -
 def test_there_are_none_where_all_is_loaded_or_was_switched_off_or_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(backend, "on_cpu", lambda: False)
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
     assert tips.tips() == []
-    monkeypatch.setattr(backend, "on_cpu", lambda: True)
-    monkeypatch.setenv(backend.SWITCH, "0")
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
+    monkeypatch.setenv(device.SWITCH, "0")
     assert tips.tips() == []
-    monkeypatch.delenv(backend.SWITCH)
-    monkeypatch.setattr(backend, "parts", dict.fromkeys(backend.PARTS, "loaded"))
+    monkeypatch.delenv(device.SWITCH)
+    monkeypatch.setattr(device, "parts", dict.fromkeys(device.PARTS, "loaded"))
     assert tips.tips() == []
 
 

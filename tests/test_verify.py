@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from speculative_t5 import verify
-from speculative_t5.draft import Draft
-from speculative_t5.sampling import draw, final_keys, one_hot, place_keys
-from speculative_t5.verify import (
+from speculative_t5.decoding import verify
+from speculative_t5.decoding.drafters import Draft
+from speculative_t5.decoding.sampling import draw, final_keys, one_hot, place_keys
+from speculative_t5.decoding.verify import (
     Verdict,
     lenient_argmax,
     num_agreed,

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, load, loading
-from speculative_t5.conversion import convert
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.checkpoints import loading
+from speculative_t5.checkpoints.conversion import convert
 
 import huggingface_hub
 import mlx.core as mx

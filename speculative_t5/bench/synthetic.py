@@ -1,0 +1,258 @@
+"""Models of known shapes with random weights, and drafts of a set acceptance: real costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map_with_path
+
+from ..decoding import Draft, Drafter, Plan, Sampler, decode
+from ..generation import Generation, SpeculativeDecoder
+from ..models import T5, CausalModel, T5Config, build
+
+_SIZES = {  # d_model, d_kv, d_ff, heads, layers of each stack
+    "t5-small": (512, 64, 2048, 8, 6),
+    "t5-base": (768, 64, 3072, 12, 12),
+    "t5-large": (1024, 64, 4096, 16, 24),
+    "t5-3b": (1024, 128, 16384, 32, 24),
+}
+SHAPES = {
+    name: T5Config(d_model, d_kv, d_ff, num_heads, depth, depth, vocab_size=32128)
+    for name, (d_model, d_kv, d_ff, num_heads, depth) in _SIZES.items()
+}
+
+
+def _gpt2(size: int, num_heads: int, depth: int) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2", "n_embd": size, "n_head": num_heads, "n_layer": depth,
+        "n_positions": 1024, "n_ctx": 1024, "layer_norm_epsilon": 1e-5, "vocab_size": 50257,
+        "eos_token_id": 50256,
+    }  # fmt: skip
+
+
+def _opt(size: int, num_heads: int, depth: int, **others: Any) -> dict[str, Any]:
+    return {
+        "model_type": "opt", "hidden_size": size, "num_attention_heads": num_heads,
+        "num_hidden_layers": depth, "ffn_dim": 4 * size, "word_embed_proj_dim": size,
+        "max_position_embeddings": 2048, "vocab_size": 50272, "eos_token_id": 2,
+    } | others  # fmt: skip
+
+
+def _qwen3(size: int, num_heads: int, depth: int, d_ff: int) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3", "hidden_size": size, "num_attention_heads": num_heads,
+        "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": depth,
+        "intermediate_size": d_ff, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+        "max_position_embeddings": 40960, "tie_word_embeddings": True, "vocab_size": 151936,
+        "eos_token_id": 151645,
+    }  # fmt: skip
+
+
+CAUSAL_SHAPES = {  # as in config.json
+    "gpt2": _gpt2(768, 12, 12),
+    "gpt2-medium": _gpt2(1024, 16, 24),
+    "gpt2-large": _gpt2(1280, 20, 36),
+    "gpt2-xl": _gpt2(1600, 25, 48),
+    "opt-125m": _opt(768, 12, 12),
+    "opt-350m": _opt(1024, 16, 24, word_embed_proj_dim=512, do_layer_norm_before=False),
+    "opt-1.3b": _opt(2048, 32, 24),
+    "qwen3-0.6b": _qwen3(1024, 16, 28, 3072),
+    "qwen3-1.7b": _qwen3(2048, 16, 28, 6144),
+    "qwen3-4b": _qwen3(2560, 32, 36, 9728),
+}
+# Small ones: with large ones each token would be followed by itself.
+_EMBEDDINGS = ("shared", "wte", "wpe", "embed_tokens", "embed_positions")
+
+
+def check_shapes(target: str, draft: str) -> None:
+    """Refuse names of shapes that make no pair.
+
+    Raises:
+        ValueError: If there is no such shape, or their vocabularies differ.
+    """
+    ours, theirs = _family(target), _family(draft)
+    if ours != theirs:
+        raise ValueError(
+            f"{target} has the vocabulary of {ours}, {draft} that of {theirs}: "
+            "choose two shapes of one family"
+        )
+
+
+def context_of(shape: str) -> int | None:
+    """Tokens of prompt and output that it reads, at most; None if T5's, which have no bound."""
+    config = CAUSAL_SHAPES.get(shape, {})
+    return config.get("n_positions") or config.get("max_position_embeddings")
+
+
+def random_model(shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> T5 | CausalModel:
+    """A model of that shape whose outputs mean nothing and do not end.
+
+    Args:
+        shape: Of `SHAPES` or `CAUSAL_SHAPES`.
+        dtype: Of the weights.
+        seed: Of the weights.
+
+    Raises:
+        ValueError: If there is no such shape, or it takes mlx-lm and that is missing.
+    """
+    if _family(shape) == "t5":
+        model = T5(SHAPES[shape])
+        _draw(model, model.eos_token_id, dtype, seed)
+        return model
+    config, positions = CAUSAL_SHAPES[shape], context_of(shape)
+    assert positions is not None
+    module, eos = build(config), config["eos_token_id"]
+    _draw(module, eos, dtype, seed)
+    return CausalModel(module, eos_token_id=eos, max_context=positions)
+
+
+def random_prompts(model: T5 | CausalModel, length: int, count: int) -> list[list[int]]:
+    """So many prompts of so many ids, the same in every run; T5's end by EOS, others have none."""
+    size, eos = model.vocab_size, model.eos_token_id
+    ids = [i for i in range(min(100, size // 2), min(30_000, size)) if i != eos]
+    last = [eos] if isinstance(model, T5) else []
+    drawn = random.Random(0)
+    return [[*drawn.choices(ids, k=length - len(last)), *last] for _ in range(count)]
+
+
+def _family(shape: str) -> str:
+    """What shapes have one vocabulary: "t5", or the model_type."""
+    if shape in SHAPES:
+        return "t5"
+    if shape not in CAUSAL_SHAPES:
+        known = ", ".join([*SHAPES, *CAUSAL_SHAPES])
+        raise ValueError(f"there is no shape {shape!r}: choose from {known}")
+    return str(CAUSAL_SHAPES[shape]["model_type"])
+
+
+def _draw(model: nn.Module, eos: int, dtype: mx.Dtype, seed: int) -> None:
+    """Give a model random weights, one after the other: all in float32 might take too much."""
+    mx.random.seed(seed)
+
+    def drawn(path: str, weight: mx.array) -> mx.array:
+        *_, layer, name = path.split(".")
+        if weight.ndim == 1:
+            new = mx.zeros(weight.shape) if name == "bias" else mx.ones(weight.shape)
+        elif layer in _EMBEDDINGS:
+            new = 0.02 * mx.random.normal(weight.shape)
+            if layer in ("shared", "wte", "embed_tokens"):
+                new[eos] = 0  # never the best
+        else:
+            new = weight.shape[1] ** -0.5 * mx.random.normal(weight.shape)
+            if not isinstance(model, T5):
+                # What tokens have in common would grow from layer to layer until nothing else is
+                # left, and one id be repeated: activations that are above 0, and what is attended.
+                new = new - mx.mean(new, axis=1, keepdims=True)
+                new = 0.5 * new if "attn" in path else new
+        new = new.astype(dtype)
+        mx.eval(new)
+        return new
+
+    model.update(tree_map_with_path(drawn, model.parameters()))
+
+
+class Replayed:
+    """A drafter that costs what another one does, and proposes what is known to follow.
+
+    So any rate of acceptance can be had at the real cost of a pair, whose weights may be random.
+
+    Args:
+        drafter: Drafts, and is overruled.
+        outputs: The target's own output for each prompt (the ids that `start` is given).
+        acceptance: Chance of each token to be right; drawn by prompt and place, so that it is the
+            same in every run.
+        vocab_size: The target's.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        outputs: Mapping[tuple[int, ...], Sequence[int]],
+        acceptance: float,
+        vocab_size: int,
+    ) -> None:
+        self._drafter = drafter
+        self._outputs = outputs
+        self._acceptance = acceptance
+        self._vocab_size = vocab_size
+        self._known: list[list[int]] = []
+        self._begun: list[int | None] = []  # tokens of each row's first context, once it is seen
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+        self._drafter.start(prompts)
+        self._known = [self._damaged(tuple(prompt)) for prompt in prompts]
+        self._begun = [None] * len(prompts)
+
+    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
+        draft = self._drafter.propose(context, num_draft, keys)
+        width = draft.tokens.shape[1]
+        # T5's contexts begin with one token, others' with the prompt.
+        begun = [len(c) if n is None else n for n, c in zip(self._begun, context, strict=True)]
+        self._begun = [*begun]
+        replay = [
+            (known[len(c) - n :] + [0] * width)[:width]
+            for known, n, c in zip(self._known, begun, context, strict=True)
+        ]
+        if width == 0:
+            return draft
+        own = draft.tokens
+        return replace(draft, tokens=mx.array(replay, dtype=mx.int32) + (own - own))
+
+    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        self._drafter.replace(rows, prompts)
+        for row, prompt in zip(rows, prompts, strict=True):
+            self._known[row] = self._damaged(tuple(prompt))
+            self._begun[row] = None
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._drafter.select(rows)
+        self._known = [self._known[row] for row in rows]
+        self._begun = [self._begun[row] for row in rows]
+
+    def _damaged(self, prompt: tuple[int, ...]) -> list[int]:
+        chance = random.Random(str(prompt))
+        return [
+            token if chance.random() < self._acceptance else (token + 1) % self._vocab_size
+            for token in self._outputs[prompt]
+        ]
+
+
+def synthetic_plan(
+    decoder: SpeculativeDecoder,
+    outputs: Mapping[tuple[int, ...], Sequence[int]],
+    acceptance: float,
+    max_tokens: int,
+) -> Plan:
+    """A decoder's plan with its drafts replayed; see `Replayed`."""
+    plan = decoder.plan([], Sampler(), max_tokens)
+    size = decoder.model.vocab_size
+    return replace(plan, drafter=Replayed(plan.drafter, outputs, acceptance, size))
+
+
+class SyntheticDecoder:
+    """Decodes greedily, one prompt at a time, with drafts of a set acceptance.
+
+    Args:
+        decoder: With a draft model and a number of tokens to draft.
+        acceptance: Chance of each drafted token to be right.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, acceptance: float) -> None:
+        self._decoder = decoder
+        self._acceptance = acceptance
+        self._outputs: dict[tuple[int, ...], list[int]] = {}
+
+    def generate(self, prompt: list[int], max_tokens: int) -> Generation:
+        """As `SpeculativeDecoder.generate`; decodes a prompt twice where it is a new one."""
+        decoder, ids = self._decoder, tuple(prompt)
+        if ids not in self._outputs:
+            alone = decoder.generate(prompt, max_tokens=max_tokens, speculative=False)
+            self._outputs[ids] = alone.tokens
+        plan = synthetic_plan(decoder, self._outputs, self._acceptance, max_tokens)
+        *_, last = decode(decoder.model, [(0, prompt)], plan, batch_size=1)
+        return Generation("", last.output, last.finish_reason or "length", last.stats)

@@ -1,0 +1,273 @@
+"""Checkpoints -> model folders, one tensor at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from ..models import Quantization, T5Config
+from ..tokenizers import TOKENIZER_FILES, load_tokenizer, read_prefix
+from .hub import download, flat_name, look_up
+from .loading import as_dtype
+from .npz import NewTensor
+from .pipeline import read_ahead
+from .places import draft_name, new_folder, origin
+from .t5 import Checkpoint, Parameter, open_checkpoint, parameter_shapes, read_config
+from .tensors import Shape, StoredTensor, as_mlx, as_numpy
+from .writing import check_replaceable, write_folder
+
+Layout = dict[str, tuple[Shape, mx.Dtype]]  # of what is written, by name
+
+PIECE = 1 << 16  # numbers
+MIN_SHARE = 0.01  # of the weights: an embedding below it gains nothing by being quantized
+
+# Bits of the exponent, all set in what is not finite, by integers of the same size.
+_EXPONENTS: dict[mx.Dtype, np.generic] = {
+    mx.float32: np.uint32(0x7F800000),
+    mx.float16: np.uint16(0x7C00),
+    mx.bfloat16: np.uint16(0x7F80),
+}
+
+
+def convert(
+    model: str,
+    output: Path | None = None,
+    *,
+    dtype: str | None = None,
+    quantize: int | None = None,
+    group_size: int = 64,
+    keep_wo: bool | None = None,
+    revision: str | None = None,
+    force: bool = False,
+    allow_nonfinite: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    note: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Convert a checkpoint folder, or a repository of the Hugging Face Hub, to a model folder.
+
+    A name that was converted before, with the same options, is neither downloaded nor converted
+    again. Memory is taken for a few blocks of 4 MB, beside what of a tensor is mapped.
+
+    Args:
+        model: Path of the folder (a model folder may be converted to another type, or quantized),
+            or name of the repository.
+        output: Folder to write; by default `new_folder` of the last part of the name.
+        dtype: Type to store: float32, float16 or bfloat16; by default each tensor's own.
+        quantize: Bits to quantize matrices to, 4 or 8; by default they are not.
+        group_size: Weights that share a scale and a bias: 32, 64 or 128.
+        keep_wo: Whether to leave the feed-forward's second matrix unquantized; by default in gated
+            models, where it takes quantization worst.
+        revision: Branch, tag or commit on the Hub.
+        force: Whether to replace a model folder that is there.
+        allow_nonfinite: Whether to go on where weights are NaN or infinite.
+        progress: Called with how many bytes are read, and how many there are.
+        note: Called with what a user should know.
+
+    Returns:
+        The folder written.
+
+    Raises:
+        ValueError: If the checkpoint is not a whole T5 with a tokenizer, an option is out of its
+            range, or the output is there already.
+        OSError: If the Hub cannot be reached or the output cannot be written.
+    """
+    local = Path(model).is_dir()
+    if local and revision is not None:
+        raise ValueError(
+            f"a revision is of a repository on the Hub, and {model} is a folder: "
+            "leave --revision out"
+        )
+    wanted = Quantization(quantize, group_size) if quantize is not None else None
+    target = as_dtype(dtype)
+    output = output or new_folder(Path(model).resolve().name if local else flat_name(model))
+    options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
+    made = {"repository": model, "revision": revision, **options}
+    if local and output.resolve() in (here := Path(model).resolve(), *here.parents):
+        raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
+    if not force and (output / "weights.npz").exists():
+        if not local and made.items() <= origin(output).items():
+            note(f"{output} is there already, of {model}; --force converts it again")
+            return output
+        raise ValueError(
+            f"{output} exists: use --force to replace it, or --output to name another folder"
+        )
+    check_replaceable(output)
+    source, origins = Path(model), {}
+    if not local:
+        repository = look_up(model, revision)
+        if wanted:  # which may be refused, and had better be before the download
+            quantized(read_config(repository.folder), wanted)
+        source = download(repository, note=note)
+        origins = {"converted_from": made | {"commit": repository.commit}}
+    checkpoint = open_checkpoint(source)
+    if checkpoint.config.quantization:
+        raise ValueError(
+            f"{source} is quantized already, to {checkpoint.config.quantization}: "
+            "convert what it was made from"
+        )
+    load_tokenizer(source, checkpoint.config)
+    own = {"prefix": read_prefix(source), "draft": draft_name(source)}
+    config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
+    kinds = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
+    conversion = _Conversion(checkpoint, config, kinds, allow_nonfinite, progress)
+    write_folder(
+        output,
+        config.to_dict() | {key: value for key, value in own.items() if value} | origins,
+        conversion.tensors(),
+        [path for file in TOKENIZER_FILES if (path := source / file).is_file()],
+        num_bytes=conversion.num_bytes,
+    )
+    return output
+
+
+def quantized(config: T5Config, wanted: Quantization, keep_wo: bool | None = None) -> T5Config:
+    """The config of a model once it is quantized as wanted.
+
+    Raises:
+        ValueError: If none of its matrices has whole groups.
+    """
+    if config.d_model % wanted.group_size and config.d_ff % wanted.group_size:
+        raise ValueError(
+            f"no matrix can be quantized in groups of {wanted.group_size}, as d_model is "
+            f"{config.d_model} and d_ff {config.d_ff}: "
+            "choose a --group-size that divides one of them, or leave --quantize out"
+        )
+    embeddings = config.vocab_size * config.d_model >= MIN_SHARE * num_parameters(config)
+    how = dataclasses.replace(
+        wanted, keep_wo=config.gated if keep_wo is None else keep_wo, embeddings=embeddings
+    )
+    return dataclasses.replace(config, quantization=how)
+
+
+def num_parameters(config: T5Config) -> int:
+    """Of a model with this config, before it is quantized."""
+    dense = dataclasses.replace(config, quantization=None)
+    return sum(math.prod(shape) for shape in parameter_shapes(dense).values())
+
+
+def new_layout(config: T5Config, dtype: mx.Dtype | Mapping[str, mx.Dtype]) -> Layout:
+    """Names, shapes and types of what a model with this config is written as.
+
+    Args:
+        config: Quantized or not.
+        dtype: Of all parameters, or of each by name; quantized ones have their scales in it.
+    """
+    shapes = parameter_shapes(config)
+    layout = {}
+    for name, shape in shapes.items():
+        weight, scales = _sibling(name, "weight"), _sibling(name, "scales")
+        kind = dtype if isinstance(dtype, mx.Dtype) else dtype[weight]
+        layout[name] = (shape, mx.uint32 if name == weight and scales in shapes else kind)
+    return layout
+
+
+def num_bytes(layout: Layout) -> int:
+    """Size of all tensors of a layout."""
+    return sum(math.prod(shape) * dtype.size for shape, dtype in layout.values())
+
+
+def _sibling(name: str, last: str) -> str:
+    """x.weight, x.scales, x.biases -> x.last."""
+    return f"{name.rsplit('.', 1)[0]}.{last}"
+
+
+class _Conversion:
+    """Makes what is written of what is stored, block by block."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: T5Config,
+        kinds: Mapping[str, mx.Dtype],
+        allow_nonfinite: bool,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._how = config.quantization
+        self._layout = new_layout(config, kinds)
+        self._allow_nonfinite = allow_nonfinite
+        self._progress = progress
+        stored = [checkpoint.tensors[name] for p in checkpoint.parameters for name in p.sources]
+        self._total = sum(tensor.nbytes for tensor in stored)
+        self._done = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what is written."""
+        return num_bytes(self._layout)
+
+    def tensors(self) -> Iterator[NewTensor]:
+        """All that is written, in the order of the checkpoint's parameters."""
+        for parameter in self._checkpoint.parameters:
+            yield from self._tensors(parameter)
+
+    def _tensors(self, parameter: Parameter) -> Iterator[NewTensor]:
+        """The one new tensor of a parameter, or the three of one that is quantized."""
+        name = parameter.name
+        others = [n for last in ("scales", "biases") if (n := _sibling(name, last)) in self._layout]
+        dtype = self._layout[others[0] if others else name][1]
+        blocks = self._blocks(parameter, dtype)
+        parts: list[list[np.ndarray]] = [[] for _ in others]
+        if others:
+            blocks = self._quantize(blocks, dtype, parts)
+        yield NewTensor(name, *self._layout[name], blocks)
+        # These are small, and whole once the weights have been written.
+        for other, part in zip(others, parts, strict=True):
+            yield NewTensor(other, *self._layout[other], part)
+
+    def _blocks(self, parameter: Parameter, dtype: mx.Dtype) -> Iterator[np.ndarray]:
+        """The rows of a parameter, of all its parts in turn, in another type."""
+        for name in parameter.sources:
+            tensor = self._checkpoint.tensors[name]
+            for block, finite in read_ahead(_checked(tensor)):
+                if not finite and not self._allow_nonfinite:
+                    raise ValueError(
+                        f"{name} has weights that are NaN or infinite; "
+                        "use --allow-nonfinite to convert them all the same"
+                    )
+                yield self._cast(name, block, tensor.dtype, dtype, finite)
+                self._done += block.nbytes
+                self._progress(self._done, self._total)
+
+    def _cast(
+        self, name: str, block: np.ndarray, old: mx.Dtype, new: mx.Dtype, finite: bool
+    ) -> np.ndarray:
+        if old == new:
+            return block
+        array = as_numpy(as_mlx(block, old).astype(new))
+        if finite and not is_finite(array, new):
+            better = "bfloat16 or float32" if new == mx.float16 else "float32"
+            kind = str(new).removeprefix("mlx.core.")
+            raise ValueError(f"{name} has weights too large for {kind}: use {better}")
+        return array
+
+    def _quantize(
+        self, blocks: Iterator[np.ndarray], dtype: mx.Dtype, parts: list[list[np.ndarray]]
+    ) -> Iterator[np.ndarray]:
+        """Quantized rows; their scales and biases are added to `parts`."""
+        assert self._how is not None
+        for block in blocks:
+            packed, *rest = mx.quantize(as_mlx(block, dtype), self._how.group_size, self._how.bits)
+            mx.eval(packed, rest)
+            for part, array in zip(parts, rest, strict=True):
+                part.append(as_numpy(array))
+            yield as_numpy(packed)
+
+
+def _checked(tensor: StoredTensor) -> Iterator[tuple[np.ndarray, bool]]:
+    for block in tensor.blocks():
+        yield block, is_finite(block, tensor.dtype)
+
+
+def is_finite(block: np.ndarray, dtype: mx.Dtype) -> bool:
+    """Whether an array that stands for `dtype` has neither NaN nor infinity in it."""
+    exponent = _EXPONENTS[dtype]
+    bits = block.reshape(-1).view(exponent.dtype)
+    # In pieces that stay in a processor's cache, and whose memory is not new each time.
+    pieces = (bits[i : i + PIECE] & exponent for i in range(0, len(bits), PIECE))
+    return all(piece.max() != exponent for piece in pieces)

@@ -1,0 +1,279 @@
+"""Checkpoints from the Hugging Face Hub: only the files needed, into its own cache."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from ..errors import first_line
+from ..models import is_causal
+from ..tokenizers import TOKENIZER_FILES, has_tokenizer, has_vocabulary, load_tokenizer
+from .folder import WEIGHTS, find_weights, read_index, read_json, weight_files
+from .t5 import read_config
+
+# What is loaded of a decoder-only model beside its weights.
+CAUSAL_FILES = (
+    *TOKENIZER_FILES,
+    "generation_config.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+TIMEOUT = 10.0  # seconds
+SILENT_BYTES = 10**9  # more takes seconds to compare with their digests, which is then told
+_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository at one commit, with its config.json and tokenizer in the cache.
+
+    Attributes:
+        name: Its name.
+        folder: Its folder in the cache.
+        commit: The commit, 40 hexadecimal digits.
+        files: Names of all its files; None if the Hub could not be asked, and the cache must do.
+    """
+
+    name: str
+    folder: Path
+    commit: str
+    files: tuple[str, ...] | None
+
+
+def could_be_name(name: str) -> bool:
+    """Whether a repository could be named so."""
+    return bool(_NAME.fullmatch(name)) and ".." not in name
+
+
+def flat_name(name: str) -> str:
+    """The name of one flat folder for that of a repository: what comes after its slash.
+
+    Raises:
+        ValueError: If it cannot be the name of a repository.
+    """
+    if not could_be_name(name):
+        raise ValueError(
+            f"no checkpoint folder {name!r}, and no name that the Hub could know: "
+            "give the path of a folder, or a name as google/flan-t5-small"
+        )
+    return name.rsplit("/", 1)[-1]
+
+
+def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> Repository:
+    """Find a repository and refuse it, if need be, by its config.json and tokenizer.
+
+    Its weights are neither read nor downloaded.
+
+    Args:
+        name: Its name.
+        revision: Branch, tag or commit.
+        causal: Whether it may be a decoder-only model, whose tokenizer is not looked at here.
+
+    Raises:
+        ValueError: If it cannot be had, or is not a T5 with a tokenizer (or else decoder-only).
+        OSError: If the cache cannot be written.
+    """
+    flat_name(name)
+    # Imported here: only this path needs it, and it takes its time.
+    from huggingface_hub import hf_hub_download, logging, snapshot_download
+
+    logging.set_verbosity_error()  # errors are told here, in one line
+
+    with _explained(name, revision):
+        offline = not _reachable()
+        folder = Path(
+            hf_hub_download(name, "config.json", revision=revision, local_files_only=offline)
+        ).parent
+        causal = causal and is_causal(read_json(folder / "config.json"))
+        config = None if causal else read_config(folder)
+        listed = None if offline else _list_files(name, folder.name)
+        if listed is not None:
+            wanted = [*CAUSAL_FILES] if causal else _tokenizer_files(listed)
+            snapshot_download(name, revision=folder.name, allow_patterns=["config.json", *wanted])
+    if config:
+        load_tokenizer(folder, config)
+    files = None if listed is None else tuple(listed)
+    return Repository(name, folder, folder.name, files)
+
+
+def download(repository: Repository, *, note: Callable[[str], None] = lambda line: None) -> Path:
+    """Bring a repository's weights into the cache, and check them against the Hub's digests.
+
+    Args:
+        repository: As it was looked up.
+        note: Called with what a user should know.
+
+    Returns:
+        The folder in the cache.
+
+    Raises:
+        ValueError: If they cannot be had, or are damaged.
+        OSError: If the cache cannot be written.
+    """
+    if repository.files is not None:
+        _download_weights(repository.name, repository.commit, repository.files)
+    elif find_weights(repository.folder) is None:
+        raise ValueError(
+            f"the Hub cannot be reached, and the weights of {repository.name} are not in the "
+            "cache: check the network and HF_HUB_OFFLINE"
+        )
+    _verify(repository.folder, note)
+    return repository.folder
+
+
+def find_cached(name: str) -> Path | None:
+    """The folder of a repository in the cache, if all is there that loading takes."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(hf_hub_download(name, "config.json", local_files_only=True)).parent
+        weight_files(folder)
+    except (HFValidationError, LocalEntryNotFoundError, ValueError):
+        return None  # whoever then asks for it will be told
+    causal = is_causal(read_json(folder / "config.json"))
+    known = has_vocabulary(folder) if causal else has_tokenizer(folder)
+    return folder if known else None
+
+
+def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    file = next((file for file in WEIGHTS if file in files), None)
+    if file is None:
+        known = (".safetensors", ".bin", ".h5", ".msgpack", ".gguf", ".onnx", ".pt")
+        others = sorted(f for f in files if f.endswith(known))
+        raise ValueError(
+            f"{name} on the Hub has no weights that can be read: expected {WEIGHTS[0]} or "
+            f"{WEIGHTS[2]}, whole or in shards, found {', '.join(others[:3]) or 'neither'}; "
+            "choose a repository that has them"
+        )
+    with _explained(name, commit):
+        wanted = [file]
+        if file.endswith(".index.json"):
+            index = Path(hf_hub_download(name, file, revision=commit))
+            wanted += sorted({*read_index(index).values()})
+        snapshot_download(name, revision=commit, allow_patterns=wanted)
+
+
+def _reachable() -> bool:
+    """Whether something answers where the Hub should be; its client tries for half a minute."""
+    from huggingface_hub import constants
+
+    if getproxies():  # which know better
+        return True
+    address = urlsplit(constants.ENDPOINT)
+    port = address.port or {"http": 80}.get(address.scheme, 443)
+    try:
+        socket.create_connection((address.hostname or "", port), TIMEOUT).close()
+    except OSError:
+        return False
+    return True
+
+
+def _list_files(name: str, commit: str) -> list[str] | None:
+    """Names of a repository's files; None where the Hub cannot be asked."""
+    from huggingface_hub import HfApi
+
+    # HTTPError is that of its HTTP client, which differs by version.
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
+        HfHubHTTPError,
+        HTTPError,
+        OfflineModeIsEnabled,
+    )
+
+    try:
+        siblings = HfApi().model_info(name, revision=commit).siblings
+    except HfHubHTTPError:  # it has answered
+        raise
+    except (OfflineModeIsEnabled, HTTPError):
+        return None
+    return [file.rfilename for file in siblings or []]
+
+
+def _tokenizer_files(files: Sequence[str]) -> list[str]:
+    """Those of a repository that a T5's tokenizer takes: tokenizer.json repeats a spiece.model."""
+    wanted = [name for name in TOKENIZER_FILES if name in files]
+    if "spiece.model" in wanted:
+        return [name for name in wanted if name not in ("tokenizer.json", "vocab.json")]
+    return wanted
+
+
+def _verify(folder: Path, note: Callable[[str], None]) -> None:
+    """Compare the files of weights with their SHA-256, which the cache calls them by."""
+    if find_weights(folder) is None:
+        return
+    shards = weight_files(folder)
+    size = sum(shard.stat().st_size for shard in shards if shard.is_file())
+    if size > SILENT_BYTES:
+        note(f"comparing {size / 1e9:.1f} GB with the Hub's SHA-256")
+    for shard in shards:
+        expected = shard.readlink().name if shard.is_symlink() else ""
+        if not shard.is_file() or not _SHA256.fullmatch(expected):
+            continue  # missing ones are told of when they are opened
+        digest = hashlib.sha256()
+        with shard.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        if digest.hexdigest() != expected:
+            raise ValueError(
+                f"{shard.name} from the Hub is damaged: its SHA-256 is "
+                f"{digest.hexdigest()[:12]}..., expected {expected[:12]}...; "
+                f"delete {shard.resolve()} and run this again"
+            )
+
+
+@contextmanager
+def _explained(name: str, revision: str | None) -> Iterator[None]:
+    """Turn what the Hub's client raises into one line."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ValueError(
+            f"{name} on the Hub is gated: accept its terms on its page there, and run hf auth login"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ValueError(
+            f"there is no folder {name!r} and no such repository on the Hub, or it is private: "
+            "check the name, or run hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(
+            f"{name} on the Hub has no revision {revision!r}: "
+            "choose a branch, tag or commit from its page there"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ValueError(
+            f"there is no folder {name!r}, the Hub cannot be reached, and it is not in the cache: "
+            "check the path, the network and HF_HUB_OFFLINE"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise ValueError(
+            f"{name} on the Hub has no config.json, so that it is no model: choose another"
+        ) from error
+    except errors.HFValidationError as error:
+        raise ValueError(
+            f"{name!r} cannot be a name on the Hub ({first_line(error)}): "
+            "give the path of a folder, or a name as google/flan-t5-small"
+        ) from error
+    except ValueError:
+        raise
+    except Exception as error:  # its HTTP client's errors have no base of their own
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EDQUOT):
+            raise
+        raise ValueError(
+            f"{name} could not be had from the Hub: {first_line(error)}; "
+            "check the network, or try again later"
+        ) from error

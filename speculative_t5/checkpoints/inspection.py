@@ -1,0 +1,258 @@
+"""What converting a checkpoint would write and take, told without converting or downloading it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import mlx.core as mx
+
+from ..decoding import Vocabulary
+from ..device import default_dtype
+from ..models import Quantization, T5Config
+from ..tokenizers import ByteTokenizer, JSONTokenizer, Tokenizer, load_tokenizer
+from .causal import look_at
+from .conversion import new_layout, num_bytes, num_parameters, quantized
+from .hub import look_up
+from .loading import DTYPES, holds_causal
+from .places import model_folders
+from .t5 import open_checkpoint, read_config
+
+SOURCE_TOKENS, OUTPUT_TOKENS = 512, 256  # that the memory to run is told for
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one way to convert takes, in bytes.
+
+    Attributes:
+        options: Of the command line, for example "--quantize 8"; "as it is" for none.
+        file: Size of weights.npz.
+        memory: To run it, by the type computed in, whatever is stored: weights, and keys and values
+            for a prompt of `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`.
+    """
+
+    options: str
+    file: int
+    memory: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is known of a checkpoint before it is converted.
+
+    Attributes:
+        name: As it was asked for.
+        family: Of the T5 family, by its shapes and tokenizer.
+        config: Its config; of a repository that is not downloaded, as config.json has it.
+        vocabulary: Its tokenizer's.
+        num_parameters: Of the model, each counted once.
+        stored: The types its tensors are stored in; empty if they have not been looked at.
+        sizes: Of the ways to convert it; none if it is converted and quantized already.
+        drafts: Model folders with the same tokenizer and fewer parameters, with how many they have.
+    """
+
+    name: str
+    family: str
+    config: T5Config
+    vocabulary: Vocabulary
+    num_parameters: int
+    stored: tuple[str, ...]
+    sizes: tuple[Sizes, ...]
+    drafts: tuple[tuple[Path, int], ...]
+
+
+def inspect(model: str, *, revision: str | None = None) -> Inspection:
+    """Look at a checkpoint folder, a model folder, or a repository of the Hugging Face Hub.
+
+    Of a repository only config.json and the tokenizer are downloaded.
+
+    Raises:
+        ValueError: If it would not be converted.
+    """
+    kinds: dict[str, mx.Dtype] | None = None
+    if Path(model).is_dir():
+        folder = Path(model)
+        checkpoint = open_checkpoint(folder)
+        config = checkpoint.config
+        kinds = {p.name: checkpoint.dtype(p) for p in checkpoint.parameters}
+    else:
+        folder = look_up(model, revision).folder
+        config = read_config(folder)
+    tokenizer = load_tokenizer(folder, config)
+    count = num_parameters(config)
+    return Inspection(
+        name=model,
+        family=family(config, tokenizer),
+        config=config,
+        vocabulary=tokenizer.vocabulary,
+        num_parameters=count,
+        stored=tuple(sorted({_name(dtype) for dtype in (kinds or {}).values()})),
+        sizes=() if config.quantization else tuple(ways(config, kinds)),
+        drafts=tuple(find_drafts(tokenizer.vocabulary, count)),
+    )
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A model folder, as far as it can be read.
+
+    Attributes:
+        folder: Where it is.
+        family: Of the T5 family, or the model_type of others; None if the folder cannot be loaded.
+        num_parameters: Each counted once.
+        stored: The types of its tensors; bits, where it is quantized.
+        size: Of its files, in bytes.
+        drafts: Names of the folders that can draft for it, the smallest first.
+        error: Why it cannot be loaded.
+    """
+
+    folder: Path
+    family: str | None = None
+    num_parameters: int = 0
+    stored: tuple[str, ...] = ()
+    size: int = 0
+    drafts: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def list_models() -> list[Listed]:
+    """All model folders that are found by name, the largest first, then unreadable ones.
+
+    Where two have the same name the first is meant, as it is by `load`.
+    """
+    found = _look_around()
+    listed = []
+    for model, vocabulary in found:
+        drafts = _drafts(vocabulary, model.num_parameters, found)
+        listed.append(replace(model, drafts=tuple(draft.folder.name for draft in drafts)))
+    return listed
+
+
+def find_drafts(vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int]]:
+    """Model folders that share a tokenizer and have fewer parameters, the smallest first."""
+    found = _drafts(vocabulary, num_target, _look_around())
+    return [(model.folder, model.num_parameters) for model in found]
+
+
+def _look_around() -> list[tuple[Listed, Vocabulary | None]]:
+    """All model folders, without drafts yet, with the vocabulary of each one's tokenizer."""
+    folders: dict[str, Path] = {}
+    for folder in model_folders():
+        folders.setdefault(folder.name, folder)
+    found: list[tuple[Listed, Vocabulary | None]] = []
+    for folder in folders.values():
+        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        try:
+            if holds_causal(folder):
+                causal = look_at(folder)
+                model = Listed(folder, causal.kind, causal.num_parameters, causal.stored, size)
+                found.append((model, causal.vocabulary))
+                continue
+            checkpoint = open_checkpoint(folder)
+            config = checkpoint.config
+            tokenizer = load_tokenizer(folder, config)
+        except (OSError, ValueError) as error:
+            found.append((Listed(folder, size=size, error=str(error)), None))
+            continue
+        kinds = {_name(checkpoint.dtype(p)) for p in checkpoint.parameters}
+        stored = (f"{config.quantization.bits} bits",) if config.quantization else (*sorted(kinds),)
+        model = Listed(folder, family(config, tokenizer), num_parameters(config), stored, size)
+        found.append((model, tokenizer.vocabulary))
+    return sorted(found, key=lambda item: (-item[0].num_parameters, item[0].folder.name))
+
+
+def _drafts(
+    vocabulary: Vocabulary | None,
+    num_target: int,
+    found: Sequence[tuple[Listed, Vocabulary | None]],
+) -> list[Listed]:
+    """Those of the same tokenizer that are smaller, the smallest first."""
+    return [
+        model
+        for model, other in reversed(found)
+        if other and other == vocabulary and model.num_parameters < num_target
+    ]
+
+
+def family(config: T5Config, tokenizer: Tokenizer) -> str:
+    """What a model is called in the family; its fine-tunes look the same."""
+    if config.bias_per_layer:
+        return "umt5"
+    if isinstance(tokenizer, ByteTokenizer):
+        return "byt5"
+    if config.eos_token_id == 2:
+        return "codet5" if isinstance(tokenizer, JSONTokenizer) else "madlad400"
+    if config.vocab_size > 200_000:
+        return "mt5"
+    return "T5 v1.1 (as flan-t5, coedit)" if config.gated else "T5 v1.0"
+
+
+def ways(config: T5Config, kinds: dict[str, mx.Dtype] | None) -> Iterator[Sizes]:
+    """The ways to convert a model, and what each takes.
+
+    Args:
+        config: The model's.
+        kinds: The type each parameter is stored in; None if that is not known.
+    """
+    if kinds:
+        yield Sizes("as it is", num_bytes(new_layout(config, kinds)), _memory(config))
+    for name in ("float32", "bfloat16"):
+        file = num_bytes(new_layout(config, DTYPES[name]))
+        yield Sizes(f"--dtype {name}", file, _memory(config))
+    for bits in (8, 4):
+        try:
+            small = quantized(config, Quantization(bits))
+        except ValueError:  # no matrix has whole groups, and so the option is none
+            continue
+        file = num_bytes(new_layout(small, kinds or mx.float32))
+        yield Sizes(f"--quantize {bits}", file, _memory(small))
+
+
+def _memory(config: T5Config) -> dict[str, int]:
+    return {
+        name: num_bytes(new_layout(config, DTYPES[name])) + cache_bytes(config, DTYPES[name])
+        for name in ("float32", "bfloat16")
+    }
+
+
+def cache_bytes(config: T5Config, dtype: mx.Dtype) -> int:
+    """Keys and values of one prompt of `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`."""
+    inner = config.num_heads * config.d_kv
+    return 2 * config.num_decoder_layers * inner * (SOURCE_TOKENS + OUTPUT_TOKENS) * dtype.size
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
+
+
+def as_lines(found: Inspection) -> Iterator[str]:
+    """For people, some lines without their newlines."""
+    config = found.config
+    yield found.name
+    yield f"  family      {found.family}"
+    yield (
+        f"  layers      {config.num_layers} encoder, {config.num_decoder_layers} decoder; d_model "
+        f"{config.d_model}, {config.num_heads} heads of {config.d_kv}, d_ff {config.d_ff}, "
+        f"{'gated ' if config.gated else ''}{config.activation}, "
+        f"{'own' if config.own_head else 'tied'} head"
+    )
+    yield f"  vocabulary  {config.vocab_size} rows; tokenizer of {found.vocabulary}"
+    stored = f"stored as {', '.join(found.stored)}" if found.stored else "by config.json alone"
+    yield f"  parameters  {found.num_parameters / 1e6:.1f} million, {stored}"
+    if config.quantization:
+        yield f"  quantized   to {config.quantization}"
+    if found.sizes:
+        yield f"  {'':18} {'to write':>10}  to run in {'  '.join(found.sizes[0].memory)}"
+    for way in found.sizes:
+        run = "".join(f"{size / 1e9:9.3f} GB" for size in way.memory.values())
+        yield f"  {way.options:18} {way.file / 1e9:7.3f} GB      {run}"
+    drafts = [f"{path} ({count / 1e6:.1f} million)" for path, count in found.drafts]
+    yield f"  drafts      {', '.join(drafts) or 'none that shares its tokenizer is here'}"
+    if found.sizes:
+        yield (
+            f"To run: weights, and keys and values of {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "
+            f"output tokens; {str(default_dtype()).removeprefix('mlx.core.')} is this "
+            "device's default."
+        )

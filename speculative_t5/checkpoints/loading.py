@@ -1,0 +1,124 @@
+"""`load`: a model and its tokenizer, by the path of a folder, or by a name."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+
+from .. import device
+from ..device import default_dtype
+from ..models import T5, CausalModel, is_causal
+from ..tokenizers import Tokenizer, load_tokenizer, read_prefix
+from .causal import load_causal
+from .folder import read_json
+from .hub import could_be_name, download, find_cached, look_up
+from .places import find_folder, known_names
+from .t5 import Checkpoint, Parameter, open_checkpoint
+from .tensors import as_mlx
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+def load(
+    name_or_path: str | Path, *, dtype: mx.Dtype | str | None = None
+) -> tuple[T5 | CausalModel, Tokenizer]:
+    """Load a model and its tokenizer, which has the `prefix` that config.json names, if any.
+
+    Names and shapes are checked before any weights are read; then the weights come one tensor at a
+    time, each cast as it comes.
+
+    Args:
+        name_or_path: A model folder; the name of one (see `places.weights_folders`), or of the
+            repository on the Hugging Face Hub that it was converted from; or a Hugging Face
+            folder. Any other name is one on the Hub, which is downloaded to its own cache.
+        dtype: Type to compute in, by its name or MLX's: float32, float16 or bfloat16. By default
+            float32 on a CPU, bfloat16 on Metal and CUDA (there, what mlx-lm has quantized stays in
+            its own type).
+
+    Raises:
+        ValueError: If there is no such folder or name, it is not a whole model of the T5 family
+            or of a decoder-only kind, or it cannot compute in that type.
+    """
+    device.enter_thread()
+    kind = as_dtype(dtype)
+    folder = locate(name_or_path)
+    prefix = read_prefix(folder)
+    model: T5 | CausalModel
+    tokenizer: Tokenizer
+    if holds_causal(folder):
+        model, tokenizer = load_causal(folder, kind)
+    else:
+        model, tokenizer = _load_t5(folder, kind or default_dtype())
+    cast(Any, tokenizer).prefix = prefix
+    return model, tokenizer
+
+
+def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
+    """A type to compute in, by its name or as it is; None stays None.
+
+    Raises:
+        ValueError: If models cannot compute in it.
+    """
+    if dtype is None:
+        return None
+    for name, kind in DTYPES.items():
+        if dtype in (name, kind):
+            return kind
+    raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
+
+
+def locate(name_or_path: str | Path) -> Path:
+    """The folder of a model; see `load`."""
+    if not isinstance(name_or_path, str | Path) or not str(name_or_path):
+        raise ValueError(f"a model must be given by its name or path, got {name_or_path!r}")
+    return find_folder(name_or_path) or _from_hub(str(name_or_path))
+
+
+def holds_causal(folder: Path) -> bool:
+    """Whether a folder seems to hold a decoder-only model; if not, a T5's loader judges it."""
+    config = folder / "config.json"
+    if (folder / "weights.npz").is_file() or not config.is_file():
+        return False
+    return is_causal(read_json(config))
+
+
+def _from_hub(name: str) -> Path:
+    """The folder of a repository of the Hub in its cache, with all that loading takes."""
+    try:
+        if not could_be_name(name):
+            raise ValueError("it cannot be a name on the Hub: check the path")
+        return find_cached(name) or download(look_up(name, causal=True))
+    except ValueError as error:
+        raise ValueError(
+            f"no model here (found: {known_names()}) is named {name!r}, and {error}"
+        ) from error
+
+
+def _load_t5(folder: Path, dtype: mx.Dtype) -> tuple[T5, Tokenizer]:
+    checkpoint = open_checkpoint(folder)
+    tokenizer = load_tokenizer(folder, checkpoint.config)
+    if dtype == mx.float16 and checkpoint.config.gated:
+        warnings.warn(
+            "float16 overflows in the feed-forward of T5 v1.1 and flan models; use bfloat16",
+            stacklevel=3,
+        )
+    model = T5(checkpoint.config)
+    model.load_weights([(p.name, _take(checkpoint, p, dtype)) for p in checkpoint.parameters])
+    model.vocabulary = tokenizer.vocabulary
+    return model, tokenizer
+
+
+def _take(checkpoint: Checkpoint, parameter: Parameter, dtype: mx.Dtype) -> mx.array:
+    parts = []
+    for name in parameter.sources:
+        tensor = checkpoint.tensors[name]
+        part = as_mlx(tensor.read(), tensor.dtype)
+        # Quantized weights are integers, several in each, and stay so.
+        parts.append(part if tensor.dtype == mx.uint32 else part.astype(dtype))
+        mx.eval(parts)
+    whole = mx.concatenate(parts) if len(parts) > 1 else parts[0]
+    mx.eval(whole)
+    return whole

@@ -1,0 +1,128 @@
+"""Where model folders are looked for by name, and where new ones go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_data_path
+
+from .folder import find_weights, read_json
+
+VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names a folder that goes before all others
+PACKAGE = Path(__file__).parent.parent
+CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "convert.py").is_file() else None
+
+
+def weights_folders() -> list[Path]:
+    """Folders of model folders, in the order in which a name is looked up.
+
+    That of the environment variable SPECULATIVE_T5_WEIGHTS, `weights` in the current folder, the
+    user's own, and the one with the shipped models.
+    """
+    named = os.environ.get(VARIABLE)
+    users = _users_folder()
+    shipped = (CHECKOUT or PACKAGE) / "weights"
+    return [
+        *([Path(named)] if named else []),
+        Path("weights"),
+        *([users] if users else []),
+        shipped,
+    ]
+
+
+def new_folder(name: str) -> Path:
+    """Where a model of that name is written, for any later command to find.
+
+    Returns:
+        A folder in that of SPECULATIVE_T5_WEIGHTS, or in `weights` if the current folder has one,
+        or else in the user's own.
+    """
+    if named := os.environ.get(VARIABLE):
+        return Path(named) / name
+    users = _users_folder()
+    return (users if users and not Path("weights").is_dir() else Path("weights")) / name
+
+
+def find_folder(name_or_path: str | Path) -> Path | None:
+    """The model folder of that path, or of that name in `weights_folders`, if there is one."""
+    path, found = Path(name_or_path), model_folders()
+    candidates = {weights / name_or_path for weights in weights_folders()}
+    named = [folder for folder in found if folder in candidates]
+    # A checkpoint may lie beside weights/ under the name of its conversion, which is meant then.
+    if path.is_dir() and ((path / "weights.npz").exists() or not named):
+        return path
+    if named:
+        return named[0]
+    for folder in found:
+        if str(name_or_path) == origin(folder).get("repository"):
+            return folder
+    return None
+
+
+def model_folders() -> list[Path]:
+    """All model folders in `weights_folders`."""
+    found: dict[Path, Path] = {}
+    for weights in weights_folders():
+        try:
+            for folder in sorted(path.parent for path in weights.glob("*/config.json")):
+                if (folder / "weights.npz").is_file() or find_weights(folder):
+                    found.setdefault(folder.resolve(), folder)
+        except PermissionError:  # the home of another user, as in some containers
+            continue
+    return list(found.values())
+
+
+def origin(folder: Path) -> dict[str, Any]:
+    """What a model folder was converted from and how, as far as it says; empty if it does not."""
+    stored = _from_config(folder, "converted_from")
+    return stored if isinstance(stored, dict) else {}
+
+
+def named_draft(model: str | Path) -> Path | None:
+    """The folder of the draft that a target's config.json names: beside the target, or by name.
+
+    Returns:
+        None if it names none, or none that is here.
+    """
+    folder = find_folder(model)
+    name = draft_name(folder) if folder else None
+    if folder is None or name is None:
+        return None
+    beside = folder.resolve().parent / name
+    return beside if beside.is_dir() else find_folder(name)
+
+
+def draft_name(folder: Path) -> str | None:
+    """The name of a draft that a folder's config.json has as `draft`; never a path."""
+    name = _from_config(folder, "draft")
+    plain = isinstance(name, str) and name not in ("", "..") and name == Path(name).name
+    return name if plain else None
+
+
+def known_names() -> str:
+    """The names of all model folders, for a message."""
+    return ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
+
+
+def convert_command(arguments: Sequence[str] = ("--model", "NAME_OR_PATH")) -> str:
+    """The command that converts a model, as it is typed here."""
+    program = "python convert.py" if CHECKOUT else "speculative-t5 convert"
+    return " ".join((program, *arguments))
+
+
+def _users_folder() -> Path | None:
+    """None for a user without a home, as in some containers."""
+    try:
+        return user_data_path("speculative_t5", appauthor=False) / "weights"
+    except RuntimeError:
+        return None
+
+
+def _from_config(folder: Path, key: str) -> Any:
+    try:
+        return read_json(folder / "config.json").get(key)
+    except (OSError, ValueError):  # whoever opens the folder gets the error
+        return None

@@ -1,0 +1,217 @@
+"""Checkpoints: model folders of our own and Hugging Face's, known before their weights are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from ..models import T5, T5Config
+from .folder import check_shapes, read_json, read_tensors
+from .tensors import Shape, StoredTensor, read_npz
+
+# Where the embedding may be: checkpoints without the first have it under the second (madlad400).
+EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+HEAD = "lm_head.weight"
+# An encoder-decoder bias that old checkpoints have and no T5 uses.
+_UNUSED = re.compile(
+    r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One of our parameters: stored tensors of these names and shapes, stacked by rows."""
+
+    name: str
+    sources: dict[str, Shape]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a folder holds: every parameter of the model, its name and shape checked.
+
+    Attributes:
+        folder: Where it is.
+        config: As the tensors say; where they differ from config.json, they are believed.
+        tensors: What is stored, by its names there.
+        parameters: Ours, in the order of the model, and what each is made of.
+    """
+
+    folder: Path
+    config: T5Config
+    tensors: dict[str, StoredTensor]
+    parameters: list[Parameter]
+
+    def dtype(self, parameter: Parameter) -> mx.Dtype:
+        """The type a parameter is stored in; float32 if its parts differ."""
+        dtypes = {self.tensors[name].dtype for name in parameter.sources}
+        return dtypes.pop() if len(dtypes) == 1 else mx.float32
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a model folder or a Hugging Face checkpoint; no weights are read yet.
+
+    (Except to tell whether a stored output head is the embedding again.)
+
+    Raises:
+        ValueError: If it is not a whole T5; the message names the first thing that is wrong.
+    """
+    config = read_config(folder)
+    if (folder / "weights.npz").exists():
+        path = folder / "weights.npz"
+        tensors = read_npz(path)
+        shapes = parameter_shapes(config)
+        stored = [name for name in tensors if name in shapes]
+        names = [*stored, *(shapes.keys() - tensors.keys())]  # what is missing is told below
+        parameters = [Parameter(name, {name: shapes[name]}) for name in names]
+    else:
+        path = folder
+        tensors = read_tensors(folder)
+        config, tensors = infer_config(config, tensors)
+        parameters = list(plan(config))
+    expected = {name: shape for p in parameters for name, shape in p.sources.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    check_shapes(path, expected, shapes, "T5")
+    return Checkpoint(folder, config, tensors, parameters)
+
+
+def read_config(folder: Path) -> T5Config:
+    """The T5Config of a model folder or a Hugging Face checkpoint.
+
+    Raises:
+        ValueError: If config.json is missing, is not JSON, or is not of a T5.
+    """
+    if not (folder / "config.json").is_file():
+        adapter = (folder / "adapter_config.json").is_file()
+        found = ", but an adapter's settings" if adapter else ""
+        advice = "merge it into its base model" if adapter else "give the folder that has it"
+        raise ValueError(f"{folder} is not a model folder: it has no config.json{found}; {advice}")
+    raw = read_json(folder / "config.json")
+    try:
+        return T5Config.from_dict(raw)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def parameter_shapes(config: T5Config) -> dict[str, Shape]:
+    """Names and shapes of all parameters of a model, as the model itself has them."""
+    arrays = cast(list[tuple[str, mx.array]], tree_flatten(T5(config).parameters()))
+    return {name: tuple(array.shape) for name, array in arrays}
+
+
+def infer_config(
+    config: T5Config, tensors: Mapping[str, StoredTensor]
+) -> tuple[T5Config, dict[str, StoredTensor]]:
+    """Correct a config by the tensors that are there, and leave out those that repeat others.
+
+    Old configs say relu for gated-gelu, and so on. The scaling of the decoder's output is not to be
+    seen in tensors and stays as configured.
+
+    Raises:
+        ValueError: If encoder and decoder have embeddings of their own, as no T5 has.
+    """
+    kept = {name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)}
+    embeddings = [name for name in EMBEDDINGS if name in kept]
+    for name in embeddings[1:]:
+        if not _equal(kept[embeddings[0]], kept[name]):
+            raise ValueError(
+                f"{name} differs from {embeddings[0]}, and a T5 has one embedding: "
+                "save the checkpoint with the one that is meant, or choose another"
+            )
+        del kept[name]
+    if embeddings:
+        kept[EMBEDDINGS[0]] = kept.pop(embeddings[0])
+        if HEAD in kept and _equal(kept[EMBEDDINGS[0]], kept[HEAD]):
+            del kept[HEAD]
+    gated = any(name.endswith("DenseReluDense.wi_0.weight") for name in kept)
+    activation = config.activation
+    if gated and not config.gated and activation in ("relu", "gelu"):
+        activation = "gelu_new"
+    own_bias = re.compile(
+        r"\w+\.block\.1\.layer\.0\.SelfAttention\.relative_attention_bias\.weight"
+    )
+    believed = dataclasses.replace(
+        config,
+        gated=gated,
+        activation=activation,
+        own_head=HEAD in kept,
+        num_layers=_depth(kept, "encoder") or config.num_layers,
+        num_decoder_layers=_depth(kept, "decoder") or config.num_decoder_layers,
+        bias_per_layer=any(own_bias.fullmatch(name) for name in kept),
+    )
+    return believed, kept
+
+
+def _equal(a: StoredTensor, b: StoredTensor) -> bool:
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    pairs = zip(a.blocks(), b.blocks(), strict=True)
+    return all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in pairs)
+
+
+def _depth(tensors: Mapping[str, Any], stack: str) -> int:
+    """How many layers there are: not the last one's number, which a name may set at will."""
+    pattern = re.compile(rf"{stack}\.block\.(\d+)\.")
+    return len({m[1] for name in tensors if (m := pattern.match(name))})
+
+
+def plan(config: T5Config) -> Iterator[Parameter]:
+    """All our parameters and the Hugging Face tensors they are made of."""
+    d, inner = config.d_model, config.num_heads * config.d_kv
+    yield Parameter("shared.weight", {"shared.weight": (config.vocab_size, d)})
+    stacks = (("encoder", config.num_layers), ("decoder", config.num_decoder_layers))
+    for stack, depth in stacks:
+        bias = (config.relative_attention_num_buckets, config.num_heads)
+        yield Parameter(
+            f"{stack}.position_bias.weight",
+            {
+                f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight": bias
+                for i in range(depth if config.bias_per_layer else 1)
+            },
+        )
+        for i in range(depth):
+            ours, theirs = f"{stack}.layers.{i}", f"{stack}.block.{i}.layer"
+            attention = f"{theirs}.0.SelfAttention"
+            yield Parameter(
+                f"{ours}.self_attention.qkv.weight",
+                {f"{attention}.{part}.weight": (inner, d) for part in "qkv"},
+            )
+            yield Parameter(
+                f"{ours}.self_attention.out.weight", {f"{attention}.o.weight": (d, inner)}
+            )
+            yield Parameter(f"{ours}.self_norm.weight", {f"{theirs}.0.layer_norm.weight": (d,)})
+            if stack == "decoder":
+                yield from _plan_cross(ours, theirs, d, inner)
+            yield from _plan_feed_forward(config, ours, f"{theirs}.{1 + (stack == 'decoder')}")
+        yield Parameter(f"{stack}.norm.weight", {f"{stack}.final_layer_norm.weight": (d,)})
+    if config.own_head:
+        yield Parameter(HEAD, {HEAD: (config.vocab_size, d)})
+
+
+def _plan_cross(ours: str, theirs: str, d: int, inner: int) -> Iterator[Parameter]:
+    attention = f"{theirs}.1.EncDecAttention"
+    yield Parameter(f"{ours}.cross_attention.q.weight", {f"{attention}.q.weight": (inner, d)})
+    yield Parameter(
+        f"{ours}.cross_attention.kv.weight",
+        {f"{attention}.{part}.weight": (inner, d) for part in "kv"},
+    )
+    yield Parameter(f"{ours}.cross_attention.out.weight", {f"{attention}.o.weight": (d, inner)})
+    yield Parameter(f"{ours}.cross_norm.weight", {f"{theirs}.1.layer_norm.weight": (d,)})
+
+
+def _plan_feed_forward(config: T5Config, ours: str, theirs: str) -> Iterator[Parameter]:
+    d, d_ff, dense = config.d_model, config.d_ff, f"{theirs}.DenseReluDense"
+    parts = ("wi_0", "wi_1") if config.gated else ("wi",)
+    yield Parameter(
+        f"{ours}.feed_forward.wi.weight", {f"{dense}.{part}.weight": (d_ff, d) for part in parts}
+    )
+    yield Parameter(f"{ours}.feed_forward.wo.weight", {f"{dense}.wo.weight": (d, d_ff)})
+    yield Parameter(f"{ours}.feed_forward_norm.weight", {f"{theirs}.layer_norm.weight": (d,)})

@@ -1,0 +1,278 @@
+"""Prompts and options, one after another, on models that are loaded once."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from statistics import median
+from typing import Any
+
+from ..decoding import Sampler, Stats, cache_folder
+from ..generation import Generation, SpeculativeDecoder
+from .terminal import footer, note, patience, remark
+from .view import console, legend, shaded, show
+
+HISTORY = 1000  # lines kept
+COMPARE_SECONDS, COMPARE_TURNS = 1.0, 5  # /compare goes on until either
+COMMANDS = {
+    "/set NAME VALUE": "change an option; /set alone shows them all",
+    "/prefix TEXT": "put it and a space before each prompt; /prefix alone takes it away",
+    "/stats": "what the last output cost, and all of them together",
+    "/compare [TEXT]": "regular and speculative decoding of this prompt, or of the last one",
+    "/help": "these lines",
+    "/quit": "leave, as does Ctrl-D; Ctrl-C stops an output",
+    "exit, quit, help": "the same; after a space, or not typed, they are prompts",
+}
+BARE = {"exit": "/quit", "quit": "/quit", "help": "/help"}  # a file may have them for prompts
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What /set can change. The names are those of the command line's options."""
+
+    num_draft: str = "5"
+    delta: float = 0.0
+    verify: str = "auto"
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    seed: int = 0
+    show_drafts: bool = True
+    prefix: str = ""
+
+    def changed(self, name: str, text: str) -> Settings:
+        """These with one value read from text.
+
+        Raises:
+            ValueError: If there is no such name, or the text is no such value.
+        """
+        if name == "prefix":
+            raise ValueError(f"the prefix is no option, got {text!r}: use /prefix TEXT")
+        names = [each.name for each in fields(self) if each.name != "prefix"]
+        if name not in names:
+            raise ValueError(
+                f"there is nothing to set named {name!r}: choose from {', '.join(names)}"
+            )
+        return replace(self, **{name: _value(name, type(getattr(self, name)), text)})
+
+
+def _value(name: str, kind: type, text: str) -> Any:
+    if kind is bool:
+        if text.lower() not in ("on", "off"):
+            raise ValueError(f"{name} must be on or off, got {text!r}")
+        return text.lower() == "on"
+    try:
+        return kind(text)
+    except ValueError:
+        expected = "an integer" if kind is int else "a number"
+        raise ValueError(f"{name} must be {expected}, got {text!r}") from None
+
+
+@dataclass
+class Repl:
+    """One session: models, settings, and what has been done so far.
+
+    Args:
+        load: Makes a decoder with these settings, on models that are loaded already.
+        settings: To begin with.
+        typed: Whether lines are typed by a person, who may leave the slash of a few commands out.
+    """
+
+    load: Callable[[Settings], SpeculativeDecoder]
+    settings: Settings
+    typed: bool = False
+    prompt: str | None = None  # the last one, without its prefix
+    done: list[Stats] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.decoder = self._checked(self.settings)
+
+    def handle(self, line: str) -> bool:
+        """Do what a line says; False to leave.
+
+        Raises:
+            ValueError: If it cannot be done. Nothing has changed then.
+            KeyboardInterrupt: If it is stopped. The session can go on.
+        """
+        line = BARE.get(line.rstrip(), line) if self.typed else line
+        line = line.strip()
+        if not line.startswith("/") or line.startswith("//"):  # the second is for texts with one
+            if line:
+                self._generate(line.removeprefix("/"))
+            return True
+        name, _, rest = line.partition(" ")
+        commands = {
+            "/set": self._set, "/prefix": self._prefix, "/stats": self._stats,
+            "/compare": self._compare, "/help": self._help,
+        }  # fmt: skip
+        if name in ("/quit", "/exit"):
+            return False
+        if name not in commands:
+            raise ValueError(
+                f"there is no command {name!r}: use {', '.join(commands)} or /quit, "
+                "or // before a text that begins with a slash"
+            )
+        commands[name](rest.strip())
+        return True
+
+    def _checked(self, settings: Settings) -> SpeculativeDecoder:
+        """A decoder with these settings, all of which are looked at before one is used."""
+        decoder = self.load(settings)
+        sampler = Sampler(settings.temperature, settings.top_k, settings.top_p)
+        decoder.plan([], sampler, settings.max_tokens, settings.seed)
+        return decoder
+
+    def _generate(self, prompt: str) -> None:
+        s = self.settings
+        source = self.decoder.fit(prompt, s.max_tokens)
+        remark(source)
+        with patience() as watched:
+            chunks = self.decoder.stream(
+                source.ids, max_tokens=s.max_tokens, temperature=s.temperature, top_k=s.top_k,
+                top_p=s.top_p, seed=s.seed,
+            )  # fmt: skip
+            self.prompt = prompt
+            last = show(watched(chunks), drafts=s.show_drafts and self.decoder.drafts)
+        self.done.append(last.stats)
+        note(footer(last.stats, last.finish_reason, s.max_tokens))
+
+    def _set(self, rest: str) -> None:
+        name, _, text = rest.replace("=", " ", 1).partition(" ")
+        name = name.lstrip("-").replace("-", "_")
+        if name and not text:
+            raise ValueError(f"/set takes a name and a value, got {rest!r}: use /set num_draft 8")
+        if name:
+            settings = self.settings.changed(name, text.strip())
+            self.decoder, self.settings = self._checked(settings), settings
+        for each in fields(self.settings):
+            if name in ("", each.name):
+                self._tell(each.name)
+
+    def _tell(self, name: str) -> None:
+        value = getattr(self.settings, name)
+        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else repr(value)
+        if isinstance(value, str) and name != "prefix":
+            text = value
+        console().print(f"{name} = {text}", markup=False)
+
+    def _prefix(self, rest: str) -> None:
+        settings = replace(self.settings, prefix=f"{rest} " if rest else "")
+        self.decoder, self.settings = self._checked(settings), settings
+        self._tell("prefix")
+
+    def _stats(self, _: str) -> None:
+        if not self.done:
+            raise ValueError("there are no statistics yet: give a prompt first")
+        out, last = console(), self.done[-1]
+        out.print(f"last: {last.summary()}", markup=False)
+        if last.drafted:
+            shares = "  ".join(f"{share:.0%}" for share in last.acceptance_by_position)
+            out.print(f"      accepted by place in the draft: {shares}", markup=False)
+        out.print(f"all {len(self.done)}: {together(self.done).summary()}", markup=False)
+
+    def _compare(self, rest: str) -> None:
+        prompt = rest or self.prompt
+        if prompt is None:
+            raise ValueError("there is nothing to compare yet: give a prompt, or /compare TEXT")
+        self.prompt = prompt
+        runs, out = self._runs(prompt), console()
+        for speculative, generations in runs.items():
+            last = generations[-1]
+            seconds = median(run.stats.seconds for run in generations)
+            name = "speculative" if speculative else "regular"
+            out.print(f"{name}: {replace(last.stats, seconds=seconds).summary()}", markup=False)
+            out.print(shaded(last))
+        speedup = median(
+            one.stats.seconds / other.stats.seconds
+            for one, other in zip(runs[False], runs[True], strict=True)
+        )
+        same = runs[False][-1].tokens == runs[True][-1].tokens
+        if same:
+            verdict = "the outputs are the same"
+        elif self.settings.delta:
+            verdict = "the outputs differ, as delta allows"
+        elif self.settings.temperature:
+            verdict = "the outputs differ, as draws do"
+        else:
+            verdict = "the outputs differ, which rounding can do in 16 bits"
+        out.print(f"speculative is {speedup:.2f}x regular; {verdict}", markup=False)
+
+    def _runs(self, prompt: str) -> dict[bool, list[Generation]]:
+        """Both ways by turns; the first turn, which warms up, counts only if it is the only one."""
+        s = self.settings
+        runs: dict[bool, list[Generation]] = {False: [], True: []}
+        spent = 0.0
+        while spent < COMPARE_SECONDS and len(runs[True]) <= COMPARE_TURNS:
+            for speculative, generations in runs.items():
+                done = self.decoder.generate(
+                    prompt, max_tokens=s.max_tokens, temperature=s.temperature,
+                    top_k=s.top_k, top_p=s.top_p, seed=s.seed, speculative=speculative,
+                )  # fmt: skip
+                generations.append(done)
+                spent += done.stats.seconds
+        return {way: done[1:] or done for way, done in runs.items()}
+
+    def _help(self, _: str) -> None:
+        for usage, meaning in COMMANDS.items():
+            console().print(f"{usage:17} {meaning}", markup=False)
+        console().print(legend())
+
+
+def together(done: Sequence[Stats]) -> Stats:
+    """The totals of several outputs."""
+    return Stats(
+        tuple(chain.from_iterable(stats.num_draft for stats in done)),
+        tuple(chain.from_iterable(stats.num_drafted for stats in done)),
+        tuple(chain.from_iterable(stats.num_accepted for stats in done)),
+        sum(stats.emitted for stats in done),
+        sum(stats.seconds for stats in done),
+    )
+
+
+def typed_lines() -> Iterator[str]:
+    """Lines of standard input: with an editor and a history if it is a terminal.
+
+    Raises:
+        ValueError: If it is closed.
+    """
+    if sys.stdin is None:
+        raise ValueError("the prompts come from standard input, which is closed: give it lines")
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\n")
+        return
+    with history():
+        while True:
+            try:
+                yield input("> ")
+            except KeyboardInterrupt:
+                note("")  # what was being typed is dropped, and nothing else
+            except EOFError:
+                note("")
+                return
+
+
+@contextlib.contextmanager
+def history() -> Iterator[None]:
+    """Lines typed, of earlier sessions too, under the arrow keys."""
+    try:
+        import readline
+    except ImportError:  # not everywhere a part of Python
+        yield
+        return
+    path = cache_folder().parent / "history"
+    with contextlib.suppress(OSError):  # none yet, or not ours to read
+        readline.read_history_file(path)
+    readline.set_history_length(HISTORY)
+    try:
+        yield
+    finally:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(path)
+        except OSError as error:
+            note(f"the history is not kept: {path}: {error.strerror}")

@@ -1,0 +1,295 @@
+"""From a file of prompts to records of their outputs, in the same order."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, BinaryIO
+
+from ..generation import Generation
+from ..tokenizers import Source
+from .prompts import MAX_LINE, Line
+
+MAX_RECORD = 8 * MAX_LINE  # bytes; a character may take as many in JSON, and the output some more
+MOST_HELD, MOST_CHARACTERS = 1000, 2**24  # records with errors that wait for their turn
+COUNTED = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
+
+Encode = Callable[[str], Source]
+Generate = Callable[[Iterable[tuple[int, list[int]]]], Iterator[tuple[int, Generation]]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What becomes of a line: an output, or an error.
+
+    Attributes:
+        line: The line.
+        done: Its output.
+        error: Why there is none.
+        truncated: Whether the prompt was too long and was cut.
+        unknown: The characters of the prompt that the vocabulary lacks; not written to the file.
+    """
+
+    line: Line
+    done: Generation | None = None
+    error: str | None = None
+    truncated: bool = False
+    unknown: str = ""
+
+    def to_json(self) -> bytes:
+        """One line of JSON, the newline with it.
+
+        It tells nothing of time, so that the same job gives the same bytes, at any batch size, in
+        shards, or resumed.
+        """
+        record: dict[str, Any] = {"id": self.line.id, "prompt": self.line.prompt}
+        if self.done is None:
+            record["error"] = f"line {self.line.number}: {self.error}"
+        else:
+            stats = self.done.stats
+            record |= {"text": self.done.text, "finish_reason": self.done.finish_reason}
+            record |= {"truncated": True} if self.truncated else {}
+            record["stats"] = {"tokens": stats.emitted}
+            record["stats"] |= {name: getattr(stats, name) for name in COUNTED}
+        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def process(
+    lines: Iterable[Line],
+    generate: Generate,
+    encode: Encode,
+    emit: Callable[[Record], None],
+    *,
+    watch: Callable[[Record], None] = lambda _: None,
+) -> None:
+    """Make a record of each line, and emit them in the lines' order.
+
+    Args:
+        lines: Input.
+        generate: Takes indices and source ids as it has room for them, gives outputs as they end.
+        encode: Text -> ids, as the model takes them; a ValueError becomes the line's error.
+        emit: Takes the records, in order.
+        watch: Is shown each record as soon as it is known, before those ahead of it may be.
+    """
+    order: deque[int] = deque()
+    ready: dict[int, Record] = {}
+    asked: dict[int, tuple[Line, Source]] = {}
+    remaining, at_end = iter(lines), False
+
+    def settle(number: int, record: Record) -> None:
+        watch(record)
+        ready[number] = record
+        while order and order[0] in ready:
+            emit(ready.pop(order.popleft()))
+
+    def requests() -> Iterator[tuple[int, list[int]]]:
+        nonlocal at_end
+        for line in remaining:
+            order.append(line.number)
+            try:
+                source = _encoded(line, encode)
+            except ValueError as error:
+                settle(line.number, Record(line, error=str(error)))
+                if _too_many(ready.values()):
+                    return  # for now: the prompts before them have to end first
+                continue
+            asked[line.number] = line, source
+            yield line.number - 1, source.ids
+        at_end = True
+
+    while not at_end:
+        for index, done in generate(requests()):
+            line, source = asked.pop(index + 1)
+            truncated = source.cut > 0
+            settle(line.number, Record(line, done, truncated=truncated, unknown=source.unknown))
+
+
+def _too_many(held: Collection[Record]) -> bool:
+    """Whether records that wait for their turn take too much memory."""
+    characters = sum(len(record.line.prompt or "") for record in held)
+    return len(held) >= MOST_HELD or characters >= MOST_CHARACTERS
+
+
+def _encoded(line: Line, encode: Encode) -> Source:
+    if line.prompt is None or line.error:
+        raise ValueError(line.error)
+    return encode(line.prompt)
+
+
+@dataclass
+class Earlier:
+    """The records that an earlier run has left.
+
+    Attributes:
+        done: How many there are.
+        failed: How many of them are errors.
+        cut: How many outputs were cut, by their length in tokens.
+    """
+
+    done: int = 0
+    failed: int = 0
+    cut: Counter[int] = field(default_factory=Counter)
+
+    def count(self, record: Mapping[str, Any]) -> None:
+        """One more record."""
+        self.done += 1
+        self.failed += "error" in record
+        stats = record.get("stats")
+        tokens = stats.get("tokens") if isinstance(stats, dict) else None
+        if record.get("finish_reason") == "length" and isinstance(tokens, int):
+            self.cut[tokens] += 1
+
+
+class Output:
+    """Records appended to a file, a whole line at a time; "-" is standard output.
+
+    Nothing is created or cut off before it is entered (`with`), which also keeps other processes
+    from writing to the file.
+
+    Args:
+        name: The file.
+        stream: The input, which must be another.
+        resume: Keep the records that the file has.
+        force: Do away with them.
+
+    Raises:
+        ValueError: If it has some and neither is asked for, or is the input; when it is entered, if
+            another process writes to it.
+    """
+
+    def __init__(
+        self, name: str, stream: BinaryIO, *, resume: bool = False, force: bool = False
+    ) -> None:
+        if not name:
+            raise ValueError(f"the output must be the name of a file, or -, got {name!r}")
+        if name == "-" and sys.stdout is None:
+            raise ValueError(
+                "the records were to go to standard output, which is closed: give an --output"
+            )
+        self._name = name
+        self._keep, self._force = resume, force
+        self._file = 1
+        try:
+            found = os.fstat(1) if name == "-" else os.stat(name)
+        except FileNotFoundError:
+            self.regular = True
+            return
+        regular = stat.S_ISREG(found.st_mode)
+        if regular and os.path.samestat(found, os.fstat(stream.fileno())):
+            raise ValueError(f"the output {name} is the input itself: give another --output")
+        self.regular = regular and name != "-"
+        if resume and not self.regular:
+            raise ValueError(
+                f"--resume needs an --output that is a file, which {name} is not: "
+                "give one, or leave --resume out"
+            )
+        if self.regular:
+            self._check_size(found.st_size)
+
+    def _check_size(self, size: int) -> None:
+        if size and not (self._keep or self._force):
+            raise ValueError(
+                f"the output {self._name} has something in it: use --resume to go on with it, or "
+                "--force to start anew"
+            )
+
+    def __enter__(self) -> Output:
+        if not self.regular:
+            if self._name != "-":
+                self._file = os.open(self._name, os.O_WRONLY | os.O_CLOEXEC)
+            return self
+        self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with ExitStack() as undo:
+            undo.callback(os.close, self._file)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"another process is writing to {self._name}: "
+                    "wait for it to end, or give another --output"
+                ) from None
+            self._check_size(os.fstat(self._file).st_size)  # it may have been written to meanwhile
+            if not self._keep:
+                os.truncate(self._file, 0)
+            undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._name != "-":
+            os.close(self._file)
+
+    def resume(self, lines: Iterator[Line]) -> tuple[Iterator[Line], Earlier]:
+        """Skip the lines that have records, and cut off what a killed run left of the last one.
+
+        Returns:
+            The lines still to do, and what the records there say.
+
+        Raises:
+            ValueError: If a record is not that of the line in its place.
+        """
+        earlier, end = Earlier(), 0
+        with open(self._file, "rb", closefd=False) as reader:
+            following = reader.readline(MAX_RECORD)
+            while following:
+                raw, following = following, reader.readline(MAX_RECORD)
+                record, line = _parse(raw), next(lines, None)
+                if record is None and line is not None and not following and _is_torn(raw, line):
+                    lines = chain([line], lines)  # to be done again
+                    break
+                self._check(record, line, earlier.done + 1)
+                earlier.count(record or {})
+                end += len(raw)
+        os.truncate(self._file, end)
+        os.lseek(self._file, end, os.SEEK_SET)
+        return lines, earlier
+
+    def _check(self, record: dict[str, Any] | None, line: Line | None, number: int) -> None:
+        where = f"{self._name}, line {number},"
+        advice = "give another --output, or --force to start anew"
+        if record is None:
+            raise ValueError(f"{where} is no record of a batch: {advice}")
+        if line is None:
+            raise ValueError(f"{where} is more than the input has lines for: {advice}")
+        if (record.get("id"), record.get("prompt")) != (line.id, line.prompt):
+            raise ValueError(
+                f"{where} is not about line {line.number} of the input, as it has another id or "
+                f"prompt: {advice}"
+            )
+
+    def append(self, record: Record) -> None:
+        """Write one record: to a file all of it, or where the disk is full nothing."""
+        start = os.lseek(self._file, 0, os.SEEK_CUR) if self.regular else 0
+        rest = record.to_json()
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            if self.regular:
+                with suppress(OSError):  # the first error is the one to tell
+                    os.truncate(self._file, start)
+            error.filename = "standard output" if self._name == "-" else self._name
+            raise
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    """A record read back; None if it is none, or not a whole line."""
+    try:
+        record = json.loads(raw) if raw.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and "id" in record else None
+
+
+def _is_torn(raw: bytes, line: Line) -> bool:
+    """Whether it is the beginning of that line's record, perhaps with zeros for the rest."""
+    written = raw.rstrip(b"\n").rstrip(b"\x00")
+    head = Record(line, error="").to_json().partition(b', "error": ')[0]
+    return written.startswith(head) or head.startswith(written)

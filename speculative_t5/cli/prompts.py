@@ -1,0 +1,174 @@
+"""Files of prompts, line by line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from ..errors import not_utf8
+
+Format = Literal["text", "jsonl"]
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+EMPTY = "empty: write a prompt there, or delete the line"
+ONE_OBJECT = "write one JSON object on each line, or use --format text"
+HALF = "half of a surrogate pair"
+MAX_LINE = 2**24  # bytes; nobody's prompt is longer, and what is no text may be one line
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Every `count`-th line, from line `number` on (both from 1)."""
+
+    number: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read "2/8".
+
+        Raises:
+            ValueError: If it is none.
+        """
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            raise ValueError(f"a shard must be given as 1/8 to 8/8, got {text!r}")
+        return cls(int(found[1]), int(found[2]))
+
+    def __contains__(self, line: int) -> bool:
+        return line % self.count == self.number % self.count
+
+    def size(self, lines: int) -> int:
+        """How many of this number of lines are its own."""
+        return len(range(self.number, lines + 1, self.count))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the input.
+
+    Attributes:
+        number: From 1; of the whole file, also in a shard.
+        id: The record's own, or the number.
+        prompt: None if the line holds none.
+        error: Why not.
+    """
+
+    number: int
+    id: str | int
+    prompt: str | None
+    error: str | None = None
+
+
+def open_input(name: str) -> BinaryIO:
+    """A file to read lines from, "-" being standard input.
+
+    Raises:
+        OSError: If there is none.
+        ValueError: If it is a folder.
+    """
+    if name == "-":
+        if sys.stdin is None:
+            raise ValueError(
+                "the prompts were to come from standard input, which is closed: give a file"
+            )
+        return open(0, "rb", closefd=False)
+    if Path(name).is_dir():
+        raise ValueError(f"{name} is a folder, expected a file of prompts")
+    return open(name, "rb")
+
+
+def count_lines(stream: BinaryIO) -> int | None:
+    """Lines of a file that can be read twice; None of anything else, such as a pipe."""
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return None
+    start, lines, last = stream.tell(), 0, b"\n"
+    while block := stream.read(2**20):
+        lines += block.count(b"\n")
+        last = block[-1:]
+    stream.seek(start)
+    return lines + (last != b"\n")
+
+
+def read_lines(stream: BinaryIO, form: Format, field: str, shard: Shard) -> Iterator[Line]:
+    """The shard's lines of a stream; those that cannot be read carry an error."""
+    for number in count(1):
+        raw = stream.readline(MAX_LINE + 1)
+        if not raw:
+            return
+        whole = raw
+        while len(whole) > MAX_LINE and not whole.endswith(b"\n"):
+            whole = stream.readline(MAX_LINE + 1)
+            if not whole:
+                break
+        if number in shard:
+            yield _read_line(number, raw, form, field)
+
+
+def _read_line(number: int, raw: bytes, form: Format, field: str) -> Line:
+    if len(raw) > MAX_LINE:
+        return Line(
+            number, number, None, f"longer than {MAX_LINE // 2**20} MiB: split it into several"
+        )
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+    if number == 1:
+        raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return Line(number, number, None, not_utf8(error))
+    if form == "text":
+        return Line(number, number, text, None if text.strip() else EMPTY)
+    return _read_json(number, text, field)
+
+
+def _read_json(number: int, text: str, field: str) -> Line:
+    if not text.strip():
+        return Line(number, number, None, EMPTY)
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Line(number, number, None, f"not JSON: {error}; {ONE_OBJECT}")
+    if not isinstance(record, dict):
+        return Line(number, number, None, f"not a JSON object but {_kind(record)}; {ONE_OBJECT}")
+    own = record.get("id")
+    if own is None:
+        name: str | int = number
+    elif type(own) is int or (isinstance(own, str) and _encodable(own)):
+        name = own
+    else:
+        kind = _kind(own) if not isinstance(own, str) else HALF
+        wrong = f"'id' is {kind}, expected a string or an integer"
+        return Line(number, number, None, wrong)
+    if field not in record:
+        names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
+        wrong = f"no field {field!r}, it has {names}: name the prompt's by --field"
+        return Line(number, name, None, wrong)
+    prompt = record[field]
+    if not isinstance(prompt, str):
+        return Line(number, name, None, f"{field!r} is {_kind(prompt)}, expected a string")
+    if not _encodable(prompt):
+        return Line(number, name, None, f"{field!r} holds {HALF}, expected text")
+    return Line(
+        number, name, prompt, None if prompt.strip() else f"{field!r} is empty, expected a prompt"
+    )
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")

@@ -1,0 +1,226 @@
+"""Verification: which drafted tokens stand, and which token follows them. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .drafters import Draft
+from .protocols import Session
+from .sampling import Sampler, argmax, draw, final_keys, place_keys, uniform
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Per row: drafted tokens accepted, and the token after them (recovered, or the bonus).
+
+    Both (B,) int32.
+    """
+
+    num_accepted: mx.array
+    next_token: mx.array
+
+
+@dataclass(frozen=True)
+class Odds:
+    """What a rule makes of a draft, before anything is left to chance.
+
+    Attributes:
+        chance: With `total`, what place i passes by: u_i * total_i < chance_i for u_i uniform in
+            [0, 1). Both (B, K) float32; no division, so that 0 / 0 never arises.
+        total: See `chance`.
+        ratios: w_0 to w_K, (B, K + 1) float32: after i accepted tokens the next one comes from
+            norm(max(w_i * p - q, 0)).
+        in_order: Whether the first place that fails ends the draft; else the last that passes does.
+    """
+
+    chance: mx.array
+    total: mx.array
+    ratios: mx.array
+    in_order: bool
+
+    def count_accepted(self, drawn: mx.array) -> mx.array:
+        """Drafted tokens that stand, (B,) int32, given draws u (B, K) from [0, 1)."""
+        passed = (drawn * self.total < self.chance).astype(mx.int32)
+        if self.in_order:
+            return mx.sum(mx.cumprod(passed, axis=1), axis=1)
+        places = mx.arange(passed.shape[1] + 1)
+        return mx.max(mx.pad(passed, [(0, 0), (1, 0)]) * places, axis=1)
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """The rule in force: from the target's logits to a verdict.
+
+    Args:
+        sampler: The transform that target and draft share.
+        delta: Lenience; 0 is exact.
+        block: Block verification where tokens are drawn; takes no delta.
+    """
+
+    sampler: Sampler
+    delta: float = 0.0
+    block: bool = False
+
+    def __post_init__(self) -> None:
+        assert not (self.block and self.delta)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the target's `choices` decide, and nothing is left to chance."""
+        return self.sampler.temperature == 0
+
+    def choices(self, draft: Draft, session: Session, tokens: mx.array) -> mx.array:
+        """What stands after each of `tokens` (B, K + 1), the last one and the draft, if greedy.
+
+        (B, K + 1) int32. Drafted tokens stand as far as they agree with it, see `num_agreed`.
+        """
+        if self.delta == 0:
+            return session.step_argmax(tokens)
+        # Lenience is settled in what counts as the argmax; the rule itself stays exact.
+        return lenient_argmax(draft, session.step(tokens), delta=self.delta)
+
+    def verdict(self, draft: Draft, logits: mx.array, keys: mx.array | None) -> Verdict:
+        """Judge a draft by the target's logits (B, K + 1, V) on it, where tokens are drawn."""
+        probs = self.sampler.probs(logits)
+        if self.block:
+            return verify_block(draft, probs, keys)
+        return verify_tokens(draft, probs, keys, delta=self.delta)
+
+
+def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:
+    """What both rules come to where all distributions are one-hot: the first tokens that agree."""
+    pairs = zip(drafted, choices, strict=False)
+    return next((i for i, (token, best) in enumerate(pairs) if token != best), len(drafted))
+
+
+def verify_tokens(
+    draft: Draft, target_probs: mx.array, keys: mx.array | None, *, delta: float = 0.0
+) -> Verdict:
+    """The token-wise rule (Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318).
+
+    A drafted x is accepted with probability min(1, p(x) / q(x) + delta); after the first
+    rejection the next token comes from the residual norm(max(p - q, 0)).
+
+    Args:
+        draft: K drafted tokens per row, and the distributions q they were drawn from.
+        target_probs: p, (B, K + 1, V) float32.
+        keys: (B, 2) uint32, for the acceptance tests and the next token; None if p is one-hot.
+        delta: 0 keeps the target's distribution exactly; 1 accepts every drafted token.
+
+    Returns:
+        A Verdict; distributed, with the accepted tokens before it, as the target's own draws when
+        delta is 0.
+    """
+    return _verdict(token_odds(draft, target_probs, delta=delta), draft, target_probs, keys)
+
+
+def verify_block(draft: Draft, target_probs: mx.array, keys: mx.array | None) -> Verdict:
+    """Block verification (Sun et al. 2403.10444, algorithm 2): exact, and never accepts less.
+
+    The draft is judged as a whole: a token that the target likes less than the draft did may
+    stand for the sake of those after it. In expectation it accepts at least as many tokens as the
+    token-wise rule. Arguments and result are those of `verify_tokens`.
+    """
+    return _verdict(block_odds(draft, target_probs), draft, target_probs, keys)
+
+
+def token_odds(draft: Draft, target_probs: mx.array, *, delta: float = 0.0) -> Odds:
+    """Odds of `verify_tokens`: each place passes by p(x) against q(x), the first failure ends."""
+    p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
+    q_x = _at(draft.dense(target_probs.shape[-1]), draft.tokens)
+    # q(x) = 0 marks a place where nothing was drafted: u * 0 < p(x) must not accept it.
+    chance = mx.where(q_x > 0, p_x + delta * q_x, 0)
+    return Odds(chance, q_x, mx.ones_like(target_probs[..., 0]), in_order=True)
+
+
+def block_odds(draft: Draft, target_probs: mx.array) -> Odds:
+    """Odds of `verify_block`: place i passes by the chance h_i, and the last one to pass counts.
+
+    With w_0 = 1, w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)) and
+    S_i = sum max(w_i p_{i+1} - q_{i+1}, 0), h_i = S_i / (S_i + 1 - w_i). After the last place q is
+    a zero row, which makes h_K = w_K.
+    """
+    p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
+    q_x = _at(draft.dense(target_probs.shape[-1]), draft.tokens)
+    # Where nothing was drafted the ratio is 0, and so are all after it: none of them can pass.
+    steps = mx.where(q_x > 0, p_x / mx.where(q_x > 0, q_x, 1), 0)
+    ratio = mx.ones_like(target_probs[:, 0, 0])
+    ratios = [ratio]
+    for i in range(draft.tokens.shape[1]):
+        ratio = mx.minimum(ratio * steps[:, i], 1)
+        ratios.append(ratio)
+    w = mx.stack(ratios, axis=1)
+    q = _with_bonus(draft, target_probs.shape[-1])
+    excess = mx.maximum(w[:, 1:, None] * target_probs[:, 1:] - q[:, 1:], 0)
+    chance = mx.sum(excess, axis=-1)
+    return Odds(chance, chance + (1 - w[:, 1:]), w, in_order=False)
+
+
+def residual(
+    draft: Draft, target_probs: mx.array, ratios: mx.array, num_accepted: mx.array
+) -> mx.array:
+    """Weights of the token after `num_accepted` (B,) drafted ones: max(w p - q, 0), (B, V) float32.
+
+    With a zero row appended to q, the bonus token after a whole draft comes from p itself.
+    """
+    at = num_accepted[:, None]
+    w_n = mx.take_along_axis(ratios, at, axis=1)
+    p_n = mx.take_along_axis(target_probs, at[..., None], axis=1)[:, 0]
+    q = _with_bonus(draft, target_probs.shape[-1])
+    q_n = mx.take_along_axis(q, at[..., None], axis=1)[:, 0]
+    weights = mx.maximum(w_n * p_n - q_n, 0)
+    # Rounding can leave nothing where p and q are equal; the difference is then immaterial.
+    empty = mx.sum(weights, axis=-1, keepdims=True) == 0
+    return mx.where(empty, p_n, weights)
+
+
+def _verdict(odds: Odds, draft: Draft, target_probs: mx.array, keys: mx.array | None) -> Verdict:
+    if keys is None:
+        drawn = mx.full(draft.tokens.shape, 0.5)
+    else:
+        drawn = uniform(place_keys(keys, draft.tokens.shape[1]))
+    num_accepted = odds.count_accepted(drawn)
+    weights = residual(draft, target_probs, odds.ratios, num_accepted)
+    return Verdict(num_accepted, draw(weights, None if keys is None else final_keys(keys)))
+
+
+def _with_bonus(draft: Draft, vocab_size: int) -> mx.array:
+    """Draft probabilities (B, K + 1, V), with a zero row for the place after the draft."""
+    return mx.pad(draft.dense(vocab_size), [(0, 0), (0, 1), (0, 0)])
+
+
+def lenient_argmax(draft: Draft, logits: mx.array, *, delta: float) -> mx.array:
+    """The target's choices at temperature 0, where a near-tie counts as the argmax.
+
+    A drafted token stands for the argmax if its probability (at temperature 1) is at least
+    (1 - delta) times the largest (2211.17192, appendix A.5, with l = 1 - delta), so that greedy
+    decoding with delta stays deterministic.
+
+    Args:
+        draft: K drafted tokens per row.
+        logits: The target's, (B, K + 1, V).
+        delta: In [0, 1]; 0 is exact greedy decoding.
+
+    Returns:
+        (B, K + 1) int32.
+    """
+    num_draft = draft.tokens.shape[1]
+    best = argmax(logits)
+    if delta > 0 and num_draft > 0:
+        drafted = logits[:, :num_draft].astype(mx.float32)
+        margin = math.log1p(-delta) if delta < 1 else -math.inf
+        near = _at(drafted, draft.tokens) >= mx.max(drafted, axis=-1) + margin
+        if draft.mask is not None:
+            near = near & draft.mask
+        kept = mx.where(near, draft.tokens, best[:, :num_draft])
+        best = mx.concatenate([kept, best[:, num_draft:]], axis=1)
+    return best
+
+
+def _at(values: mx.array, tokens: mx.array) -> mx.array:
+    """Values (B, K, V) at tokens (B, K) -> (B, K)."""
+    return mx.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]

@@ -1,0 +1,194 @@
+"""What has to happen before `mlx.core` is imported, and choices that depend on the device.
+
+Imported first by the package. MLX's CPU wheel for Linux links the reference BLAS, but calls the
+functions of libraries that were loaded globally before it. Here these are our own products of few
+rows (native/products.c), which hand larger ones to the OpenBLAS of the package scipy-openblas32.
+Where they were not built, it is a copy of that OpenBLAS under BLAS's usual names (see setup.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import warnings
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
+
+FEW_ROWS = 128  # beyond that OpenBLAS is faster than our own products
+PTHREADS = 1  # the kind of OpenBLAS that several threads may call at once
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+CPU_CFS = Path("/sys/fs/cgroup/cpu")
+FOLDER = Path(__file__).parent / "cpu"  # where the C parts are, if they were built
+
+SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, to compare with
+PARTS = ("products", "layers", "OpenBLAS")
+
+LATE = (
+    "mlx.core was imported before speculative_t5, so MLX uses its slow reference BLAS on this CPU; "
+    "import speculative_t5 first"
+)
+
+
+def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
+    """Load our products and OpenBLAS ahead of MLX, on Linux.
+
+    Returns:
+        Our products, where they were built; and for each part what was loaded, or why it was not.
+    """
+    if not sys.platform.startswith("linux"):
+        return None, {}
+    if os.environ.get(SWITCH) == "0":
+        return None, dict.fromkeys(PARTS, f"switched off by {SWITCH}=0")
+    mode = ctypes.RTLD_LOCAL if "mlx.core" in sys.modules else ctypes.RTLD_GLOBAL
+    products, missing = load_products(mode)
+    if products is None:
+        return None, {"products": missing, "OpenBLAS": _load_plain_openblas(mode)}
+    openblas, found = load_openblas()
+    address, shared = None, False
+    if openblas:
+        address = ctypes.cast(openblas.scipy_cblas_sgemm, ctypes.c_void_p)
+        shared = openblas.scipy_openblas_get_parallel() == PTHREADS
+        if shared:
+            openblas.scipy_openblas_set_num_threads(1)  # our threads call it
+    products.products_init(address, shared, FEW_ROWS, num_threads(), 2)
+    level = ("portable code", "AVX2", "AVX-512")[products.products_level()]
+    return products, {"products": f"loaded, {level}", "OpenBLAS": found}
+
+
+def load_products(mode: int) -> tuple[ctypes.CDLL | None, str]:
+    """The library built from native/*.c, or None and why."""
+    return _load(next(FOLDER.glob(f"_products{EXTENSION_SUFFIXES[0]}"), None), mode)
+
+
+def load_openblas() -> tuple[ctypes.CDLL | None, str]:
+    """The OpenBLAS of the package scipy-openblas32, or None and why; its names have a prefix."""
+    spec = find_spec("scipy_openblas32")
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        return None, "not installed: pip install scipy-openblas32"
+    libraries = Path(next(iter(folders)), "lib").glob("libscipy_openblas*.so*")
+    return _load(next(libraries, None), ctypes.RTLD_LOCAL)
+
+
+def _load_plain_openblas(mode: int) -> str:
+    """Load the copy of OpenBLAS that MLX calls by BLAS's usual names; tell how it went."""
+    openblas, found = _load(next(FOLDER.glob("_openblas.so"), None), mode)
+    if openblas:
+        openblas.scipy_openblas_set_num_threads(num_threads())
+    return found
+
+
+def _load(path: Path | None, mode: int) -> tuple[ctypes.CDLL | None, str]:
+    if path is None:
+        return None, "not built"
+    try:
+        return ctypes.CDLL(str(path), mode=mode), "loaded"
+    except OSError as error:
+        return None, f"not loaded: {error}"
+
+
+def num_threads() -> int:
+    """Threads to compute with: what the environment says, as OpenBLAS reads it, else processors.
+
+    Those are the ones that this process may run on, and no more than its share of time allows: in
+    a container limited to two processors of many, threads for all would wait for each other.
+    """
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value):
+            return int(value)
+    if not hasattr(os, "sched_getaffinity"):  # not Linux, where nothing asks
+        return os.cpu_count() or 1
+    return max(1, min(len(os.sched_getaffinity(0)), _share_of_time()))
+
+
+def _share_of_time() -> int:
+    """Processors' worth of time that a container's control group may use, rounded up."""
+    try:
+        if CPU_MAX.exists():  # version 2: "200000 100000", or "max 100000"
+            quota, period = CPU_MAX.read_text(encoding="ascii").split()
+        else:
+            quota, period = (
+                (CPU_CFS / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip()
+                for name in ("quota", "period")
+            )
+        limited = quota != "max" and int(quota) > 0
+        return -(-int(quota) // int(period)) if limited else sys.maxsize
+    except (OSError, ValueError, ZeroDivisionError):  # no control groups, or of another kind
+        return sys.maxsize
+
+
+late = "mlx.core" in sys.modules
+products, parts = load_blas()
+
+import mlx.core as mx  # noqa: E402  (the point of this module is what comes before)
+
+
+def default_dtype() -> mx.Dtype:
+    """float32 on a CPU, whose BLAS knows no other type; bfloat16 on Metal and CUDA."""
+    return mx.float32 if on_cpu() else mx.bfloat16
+
+
+def on_cpu() -> bool:
+    """Whether MLX computes on the CPU."""
+    return bool(mx.default_device().type == mx.DeviceType.cpu)
+
+
+class _Process:
+    used = False  # whether MLX has computed here, or in a parent before it forked
+    forked = False  # whether a parent had used MLX when it forked this process
+
+
+class _Release:
+    """Releases what MLX keeps for a thread: its streams, and the functions compiled in it.
+
+    A thread's locals are dropped while it still may run Python. Without this MLX would release the
+    same things later, when the system ends the thread, and wait there for the interpreter's lock:
+    if the program ends meanwhile, the process is aborted ("terminate called without an active
+    exception").
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._this_thread = threading.get_ident  # modules may be gone at the interpreter's end
+        self._clear = mx.clear_streams
+
+    def __del__(self) -> None:
+        # Of a daemon thread that still runs at the program's end, the main thread drops the locals.
+        if self._this_thread() == self._thread:
+            self._clear()
+
+
+_locals = threading.local()
+
+
+def enter_thread() -> None:
+    """Prepare the calling thread for using MLX; to be called before every generation.
+
+    Raises:
+        RuntimeError: If this process was forked after MLX had been used: its threads, which do all
+            the work, are not in the child, and the first computation would wait for them forever.
+    """
+    if _Process.forked:
+        raise RuntimeError(
+            "this process was forked from one that had used MLX, and has none of its threads: "
+            "use multiprocessing's spawn start method"
+        )
+    _Process.used = True
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread and not hasattr(_locals, "release"):
+        _locals.release = _Release()
+
+
+def _after_fork() -> None:
+    _Process.forked = _Process.used
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+if late and parts and on_cpu():
+    warnings.warn(LATE, RuntimeWarning, stacklevel=3)

@@ -1,0 +1,93 @@
+"""An output as notebooks show it: HTML that needs no script and nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+
+from ..decoding import Origin
+from .outputs import MEANINGS, Token
+
+# Half-transparent, so that they go with light and dark pages; lines tell them apart without colour.
+STYLES: dict[Origin, str] = {
+    "accepted": "background:rgba(46,160,67,.28)",
+    "recovered": "background:rgba(219,109,40,.38);border-bottom:2px solid #db6d28",
+    "bonus": "background:rgba(56,139,253,.30);border-bottom:2px dotted #388bfd",
+    "regular": "",
+}
+SHEET = "".join(
+    f".speculative-t5 .{kind}{{{style};border-radius:3px}}" for kind, style in STYLES.items()
+)
+BAR, HEIGHT, MOST_WIDE = 14, 64, 640  # pixels: of a round's bar, of the chart, of all bars
+
+
+def as_html(tokens: Sequence[Token], rounds: Sequence[tuple[int, int]], summary: str) -> str:
+    """The text with each token shaded by its origin, a chart of the rounds, a legend.
+
+    Args:
+        tokens: What was emitted.
+        rounds: Of each round, how many tokens were drafted and how many of them accepted.
+        summary: A line of totals.
+    """
+    if not any(token.text for token in tokens):  # no tokenizer: ids are all there is
+        tokens = [replace(token, text=f" {token.id}") for token in tokens]
+    text = "".join(map(_token, tokens))
+    kinds = [kind for kind in STYLES if any(token.origin == kind for token in tokens)]
+    legend = "".join(
+        f'<span class="{kind}" style="padding:0 4px;margin-right:6px">{kind}</span>'
+        f'<span style="margin-right:14px">{escape(MEANINGS[kind])}</span>'
+        for kind in kinds
+    )
+    hint = "hover over a token for its round"
+    if all(token.p is None for token in tokens):
+        hint += "; generate(..., probabilities=True) tells p and q, too"
+    return (
+        f"<style>{SHEET}</style>"
+        '<div class="speculative-t5" style="max-width:60em;line-height:1.7">'
+        f'<div style="white-space:pre-wrap;font-size:1.1em">{text}</div>'
+        f"{_chart(rounds)}"
+        f'<div style="font-size:.85em;opacity:.85;margin-top:6px">{legend}</div>'
+        f'<div style="font-size:.85em;opacity:.85">{escape(summary)} - {hint}</div>'
+        "</div>"
+    )
+
+
+def _token(token: Token) -> str:
+    hover = f"round {token.round}: {token.origin}&#10;id {token.id}"
+    if token.p is not None:
+        q = "" if token.q is None else f", q = {token.q:.3g}"
+        hover += f"&#10;p = {token.p:.3g}{q}"
+    return f'<span class="{token.origin}" title="{hover}">{escape(token.text)}</span>'
+
+
+def _chart(rounds: Sequence[tuple[int, int]]) -> str:
+    """A bar a round: filled as far as drafted tokens were accepted, outlined as far as drafted."""
+    most = max((drafted for drafted, _ in rounds), default=0)
+    if not most:
+        return ""
+    step = max(2.0, min(BAR, MOST_WIDE / len(rounds)))
+    unit = (HEIGHT - 4) / most
+    bars = "".join(
+        f"<g><title>round {number}: {accepted} of {drafted} drafted tokens accepted</title>"
+        f"{_bar(number - 1, drafted, step, unit, 'rgba(128,128,128,.35)')}"
+        f"{_bar(number - 1, accepted, step, unit, '#2ea043')}</g>"
+        for number, (drafted, accepted) in enumerate(rounds, start=1)
+    )
+    width = step * len(rounds)
+    return (
+        '<div style="overflow-x:auto;margin-top:8px">'
+        f'<div style="font-size:.85em;opacity:.85">accepted of up to {most} drafted tokens, '
+        "round by round</div>"
+        f'<svg width="{width:.0f}" height="{HEIGHT}" role="img" '
+        f'aria-label="accepted tokens by round">{bars}</svg></div>'
+    )
+
+
+def _bar(place: int, count: int, step: float, unit: float, colour: str) -> str:
+    gap = min(2.0, step / 4)
+    height = count * unit
+    return (
+        f'<rect x="{place * step:.1f}" y="{HEIGHT - height:.1f}" width="{step - gap:.1f}" '
+        f'height="{height:.1f}" fill="{colour}"/>'
+    )

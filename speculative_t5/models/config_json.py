@@ -1,0 +1,64 @@
+"""What any model's config.json says: its kind, and values checked as they are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import printable, shown
+
+MODEL_TYPES = ("t5", "mt5", "umt5")
+# Others that are known not to be decoder-only: encoders, and encoder-decoders that are not T5s.
+OTHER_TYPES = (
+    "albert", "bart", "bert", "blenderbot", "camembert", "clip", "deberta", "deberta-v2",
+    "distilbert", "electra", "led", "longformer", "longt5", "m2m_100", "marian", "mbart",
+    "modernbert", "mpnet", "pegasus", "roberta", "siglip", "switch_transformers", "vit",
+    "wav2vec2", "whisper", "xlm-roberta",
+)  # fmt: skip
+_OTHER_HEAD = re.compile(
+    r"\w+For(MaskedLM|PreTraining|\w*Classification|QuestionAnswering|MultipleChoice|CTC)"
+)
+MAX_SIZE = 2**24  # of any one dimension; products of larger ones overflow MLX's shapes
+MAX_LAYERS = 256  # of one stack: a model takes memory for each before its weights are looked at
+
+
+def is_causal(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json seems to be of a decoder-only model."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind in (*MODEL_TYPES, *OTHER_TYPES):
+        return False
+    return not config.get("is_encoder_decoder") and not other_heads(config)
+
+
+def other_heads(config: Mapping[str, Any]) -> list[str]:
+    """Those of a config.json's architectures that do not generate text."""
+    named = config.get("architectures")
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    return [name for name in names if _OTHER_HEAD.fullmatch(name)]
+
+
+def model_type(config: Mapping[str, Any]) -> str:
+    """What a config.json says the model is, as a message can show it."""
+    kind = config.get("model_type")
+    return printable(kind) if kind and isinstance(kind, str) else "model of unknown type"
+
+
+def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
+    """A config.json's `name`, true or false; `default` if it is missing or null."""
+    value = raw.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name} in config.json is {shown(value)}, expected true or false")
+    return default if value is None else value
+
+
+def read_size(raw: Mapping[str, Any], name: str) -> int:
+    """A config.json's `name`, a positive integer that MLX's shapes can hold."""
+    value = raw.get(name)
+    if value is None:
+        raise ValueError(f"{name} in config.json is missing, expected a positive integer")
+    if type(value) is not int or not 0 < value <= MAX_SIZE:
+        raise ValueError(
+            f"{name} in config.json is {shown(value)}, expected a positive integer up to {MAX_SIZE}"
+        )
+    return value

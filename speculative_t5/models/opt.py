@@ -1,0 +1,304 @@
+"""OPT (arXiv 2205.01068) as mlx-lm has its models: it takes any caches that are used as theirs are.
+
+Parameters have Hugging Face's names. Shapes: B batch, L query length, T cached length, H heads,
+D head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import shown
+from .config_json import MAX_LAYERS, model_type, read_flag, read_size
+
+Activation = Literal["relu", "gelu"]
+Mask = mx.array | str | None
+
+ARCHITECTURES = ("OPTForCausalLM", "OPTModel")
+ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {"relu": nn.relu, "gelu": nn.gelu}
+FIRST_POSITION = 2  # row of the position table that is for position 0
+# Stored beside the parameters: the head is the embedding, and fairseq numbered its formats.
+NO_PARAMETERS = ("lm_head.weight", "model.decoder.version")
+
+
+@dataclass(frozen=True)
+class ModelArgs:
+    """An OPT's shape, in the names of Hugging Face's config.json.
+
+    Attributes:
+        ffn_dim: Width of the feed-forward.
+        max_position_embeddings: Tokens of prompt and output together, at most.
+        word_embed_proj_dim: Width of the embedding and head, which are projected to and from
+            hidden_size where that is another.
+        do_layer_norm_before: Whether layers normalize what goes in, or their sums (350m).
+        remove_final_layer_norm: Whether none is there behind the last layer even so.
+        enable_bias: Whether the matrices of layers have biases.
+        layer_norm_elementwise_affine: Whether norms have weights and biases.
+    """
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    ffn_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    word_embed_proj_dim: int
+    do_layer_norm_before: bool = True
+    remove_final_layer_norm: bool = False
+    enable_bias: bool = True
+    layer_norm_elementwise_affine: bool = True
+    activation_function: Activation = "relu"
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> ModelArgs:
+        """Read the contents of a config.json.
+
+        Raises:
+            ValueError: If the model is no OPT that generates, or a kind of it that is not known
+                here, or a size is missing or not a positive integer.
+        """
+        _check_kind(config)
+        sizes = {name: read_size(config, name) for name in _SIZES}
+        _check_proportions(sizes)
+        projected = config.get("word_embed_proj_dim") is not None
+        name = "word_embed_proj_dim" if projected else "hidden_size"
+        activation = config.get("activation_function", "relu")
+        if activation not in ("relu", "gelu"):
+            raise ValueError(
+                f"activation_function in config.json is {shown(activation)}, "
+                f"expected one of {', '.join(ACTIVATIONS)}"
+            )
+        tied = read_flag(config, "tie_word_embeddings", True)
+        if not tied:
+            raise ValueError(f"tie_word_embeddings in config.json is {tied}, expected true")
+        return cls(
+            **sizes,
+            word_embed_proj_dim=read_size(config, name),
+            do_layer_norm_before=read_flag(config, "do_layer_norm_before", True),
+            remove_final_layer_norm=read_flag(config, "_remove_final_layer_norm", False),
+            enable_bias=read_flag(config, "enable_bias", True),
+            layer_norm_elementwise_affine=read_flag(config, "layer_norm_elementwise_affine", True),
+            activation_function=activation,
+        )
+
+
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "ffn_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+class LayerCache(Protocol):
+    """One layer's keys and values, as mlx-lm's caches have them.
+
+    Attributes:
+        offset: Position of the first new token: of all rows, or (B,) int32.
+    """
+
+    offset: Any
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append (B, H, L, D) to every row; all that is there, (B, H, T, D)."""
+
+    def make_mask(
+        self, count: int, /, return_array: bool = False, window_size: int | None = None
+    ) -> Mask:
+        """What L new tokens may see: None for all, "causal", or bool, broadcast to (B, H, L, T)."""
+
+
+class Attention(nn.Module):
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        size, bias = args.hidden_size, args.enable_bias
+        self.num_heads = args.num_attention_heads
+        self.scale = (size // self.num_heads) ** -0.5
+        self.q_proj = nn.Linear(size, size, bias)
+        self.k_proj = nn.Linear(size, size, bias)
+        self.v_proj = nn.Linear(size, size, bias)
+        self.out_proj = nn.Linear(size, size, bias)
+
+    def __call__(self, x: mx.array, mask: Mask, cache: LayerCache | None) -> mx.array:
+        """(B, L, hidden_size), as `x`."""
+        batch, length, _ = x.shape
+        queries, keys, values = (
+            project(x).reshape(batch, length, self.num_heads, -1).transpose(0, 2, 1, 3)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if cache is not None:
+            keys, values = cache.update_and_fetch(keys, values)
+        out = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=self.scale, mask=mask
+        )
+        joined: mx.array = self.out_proj(out.transpose(0, 2, 1, 3).reshape(batch, length, -1))
+        return joined
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.norm_before = args.do_layer_norm_before
+        self.activation = ACTIVATIONS[args.activation_function]
+        self.self_attn = Attention(args)
+        self.self_attn_layer_norm = _norm(args)
+        self.fc1 = nn.Linear(args.hidden_size, args.ffn_dim, args.enable_bias)
+        self.fc2 = nn.Linear(args.ffn_dim, args.hidden_size, args.enable_bias)
+        self.final_layer_norm = _norm(args)
+
+    def __call__(self, x: mx.array, mask: Mask, cache: LayerCache | None) -> mx.array:
+        """(B, L, hidden_size), as `x`."""
+        if self.norm_before:
+            x = x + self.self_attn(self.self_attn_layer_norm(x), mask, cache)
+            return x + self._feed_forward(self.final_layer_norm(x))
+        x = self.self_attn_layer_norm(x + self.self_attn(x, mask, cache))
+        out: mx.array = self.final_layer_norm(x + self._feed_forward(x))
+        return out
+
+    def _feed_forward(self, x: mx.array) -> mx.array:
+        out: mx.array = self.fc2(self.activation(self.fc1(x)))
+        return out
+
+
+class Decoder(nn.Module):
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        size, embedded = args.hidden_size, args.word_embed_proj_dim
+        self.max_positions = args.max_position_embeddings
+        self.embed_tokens = nn.Embedding(args.vocab_size, embedded)
+        self.embed_positions = nn.Embedding(self.max_positions + FIRST_POSITION, size)
+        self.project_in: nn.Linear | None = None
+        self.project_out: nn.Linear | None = None
+        self.final_layer_norm: nn.LayerNorm | None = None
+        if embedded != size:
+            self.project_in = nn.Linear(embedded, size, bias=False)
+            self.project_out = nn.Linear(size, embedded, bias=False)
+        if args.do_layer_norm_before and not args.remove_final_layer_norm:
+            self.final_layer_norm = _norm(args)
+        self.layers = [DecoderLayer(args) for _ in range(args.num_hidden_layers)]
+
+    def __call__(self, inputs: mx.array, cache: Sequence[LayerCache | None]) -> mx.array:
+        """(B, L, word_embed_proj_dim) of tokens (B, L)."""
+        length, first = inputs.shape[1], cache[0]
+        # Both before the layers, which move the caches' offsets.
+        positions = position_ids(0 if first is None else first.offset, length, self.max_positions)
+        mask: Mask = "causal" if length > 1 else None
+        if first is not None:
+            mask = first.make_mask(length, return_array=False, window_size=None)
+        x = self.embed_tokens(inputs)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        x = x + self.embed_positions(positions + FIRST_POSITION)
+        for layer, own in zip(self.layers, cache, strict=True):
+            x = layer(x, mask, own)
+        if self.final_layer_norm is not None:
+            x = self.final_layer_norm(x)
+        if self.project_out is not None:
+            x = self.project_out(x)
+        out: mx.array = x
+        return out
+
+
+class _Body(nn.Module):
+    """Hugging Face's `model.`, which holds the decoder and nothing else."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.decoder = Decoder(args)
+
+
+class Model(nn.Module):
+    """OPT with its head, which is the embedding."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.args = args
+        self.model_type = "opt"
+        self.model = _Body(args)
+
+    def __call__(
+        self, inputs: mx.array, cache: Sequence[LayerCache | None] | None = None
+    ) -> mx.array:
+        """Logits of what follows each token.
+
+        Args:
+            inputs: (B, L), any integers.
+            cache: One for each layer, which this appends to; none reads whole sequences.
+
+        Returns:
+            (B, L, V), of the parameters' type.
+        """
+        decoder = self.model.decoder
+        logits: mx.array = decoder.embed_tokens.as_linear(
+            decoder(inputs, [None] * len(self.layers) if cache is None else cache)
+        )
+        return logits
+
+    @property
+    def layers(self) -> list[DecoderLayer]:
+        layers: list[DecoderLayer] = self.model.decoder.layers
+        return layers
+
+    def sanitize(self, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+        """Tensors of a checkpoint by our names, which are those of OPTForCausalLM.
+
+        OPTModel's lack the `model.` before them. What is no parameter is left out.
+        """
+        named = {
+            f"model.{name}" if name.startswith("decoder.") else name: weight
+            for name, weight in weights.items()
+        }
+        return {name: weight for name, weight in named.items() if name not in NO_PARAMETERS}
+
+
+def position_ids(offset: int | mx.array, length: int, limit: int) -> mx.array:
+    """Positions of `length` new tokens from `offset` on, (L,), or (B, L) for an offset (B,).
+
+    They are kept within 0 .. limit - 1: what stands outside is padding, and whatever it reads is
+    not looked at.
+
+    Example:
+        >>> position_ids(mx.array([-1, 6]), 3, 8).tolist()
+        [[0, 0, 1], [6, 7, 7]]
+    """
+    start = mx.array(offset, dtype=mx.int32)
+    return mx.clip(start[..., None] + mx.arange(length, dtype=mx.int32), 0, limit - 1)
+
+
+def _norm(args: ModelArgs) -> nn.LayerNorm:
+    return nn.LayerNorm(args.hidden_size, affine=args.layer_norm_elementwise_affine)
+
+
+def _check_kind(config: Mapping[str, Any]) -> None:
+    """Refuse what is not an OPT that generates, by what its config.json says it is."""
+    named = config.get("architectures") or []
+    if config.get("model_type") != "opt":
+        raise ValueError(
+            f"this is a {model_type(config)} (model_type in config.json), expected opt"
+        )
+    others = [n for n in named if n not in ARCHITECTURES] if isinstance(named, list) else [named]
+    if others:
+        raise ValueError(
+            f"this is a {others[0]} (architectures in config.json), "
+            f"expected one that generates, such as {ARCHITECTURES[0]}"
+        )
+
+
+def _check_proportions(sizes: Mapping[str, int]) -> None:
+    if sizes["num_hidden_layers"] > MAX_LAYERS:
+        raise ValueError(
+            f"num_hidden_layers in config.json is {sizes['num_hidden_layers']}, "
+            f"expected at most {MAX_LAYERS}"
+        )
+    if sizes["hidden_size"] % sizes["num_attention_heads"]:
+        raise ValueError(
+            f"hidden_size in config.json is {sizes['hidden_size']}, "
+            f"expected a multiple of num_attention_heads, {sizes['num_attention_heads']}"
+        )

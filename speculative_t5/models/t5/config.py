@@ -1,0 +1,268 @@
+"""`T5Config`: what the model code needs to know of a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...errors import first_line, printable, shown
+from ..config_json import (
+    MAX_LAYERS,
+    MAX_SIZE,
+    MODEL_TYPES,
+    is_causal,
+    model_type,
+    other_heads,
+    read_flag,
+    read_size,
+)
+
+Activation = Literal["relu", "gelu", "gelu_new", "silu"]
+
+# What `architectures` of config.json may say: others have no decoder, or another head on it.
+ARCHITECTURES = tuple(
+    f"{prefix}{kind}"
+    for kind in ("ForConditionalGeneration", "WithLMHeadModel", "Model")
+    for prefix in ("T5", "MT5", "UMT5")
+)
+
+# `feed_forward_proj` of config.json -> activation.
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_new",
+    "silu": "silu",
+    "gated-relu": "relu",
+    "gated-gelu": "gelu_new",  # the tanh approximation is meant
+    "gated-gelu_new": "gelu_new",
+    "gated-silu": "silu",
+}
+
+
+MAX_DISTANCE = 2**16
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """MLX's affine quantization of a model's matrices: which of them, and how.
+
+    A matrix whose rows are no multiple of the group is left as it is, as are biases and norms.
+
+    Attributes:
+        bits: Of one weight, 4 or 8.
+        group_size: Weights that share a scale and a bias: 32, 64 or 128.
+        keep_wo: Whether the feed-forward's second matrix is left as it is.
+        embeddings: Whether the embedding and an output head of its own are quantized too.
+    """
+
+    bits: int
+    group_size: int = 64
+    keep_wo: bool = False
+    embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        if type(self.bits) is not int or self.bits not in (4, 8):
+            raise ValueError(f"quantization must be to 4 or 8 bits, got {shown(self.bits)}")
+        if type(self.group_size) is not int or self.group_size not in (32, 64, 128):
+            raise ValueError(
+                f"a group must be of 32, 64 or 128 weights, got {shown(self.group_size)}"
+            )
+        if type(self.keep_wo) is not bool or type(self.embeddings) is not bool:
+            raise ValueError(
+                "keep_wo and embeddings must be true or false, "
+                f"got {shown(self.keep_wo)} and {shown(self.embeddings)}"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits in groups of {self.group_size}"
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """A T5 model's shape, in the names of Hugging Face's config.json.
+
+    Attributes:
+        d_kv: Size of one head; num_heads * d_kv may differ from d_model.
+        num_layers: Depth of the encoder.
+        num_decoder_layers: Depth of the decoder.
+        vocab_size: Rows of the embedding, padding included.
+        gated: Whether the feed-forward has a gate (v1.1, flan) or not (v1.0).
+        own_head: Whether the output head is a matrix of its own, or the shared embedding.
+        scale_decoder_outputs: Whether the decoder's output is multiplied by d_model ** -0.5.
+        bias_per_layer: Whether each layer has a position bias of its own (umt5), or layer 0's
+            serves all of its stack.
+        n_positions: Source tokens it was made for. Positions are relative: a longer source is no
+            error, but more than the model has seen.
+        quantization: How matrices are stored, None if as they are.
+    """
+
+    d_model: int
+    d_kv: int
+    d_ff: int
+    num_heads: int
+    num_layers: int
+    num_decoder_layers: int
+    vocab_size: int
+    activation: Activation = "relu"
+    gated: bool = False
+    own_head: bool = False
+    scale_decoder_outputs: bool = True
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    layer_norm_epsilon: float = 1e-6
+    decoder_start_token_id: int = 0
+    pad_token_id: int = 0
+    eos_token_id: int = 1
+    bias_per_layer: bool = False
+    n_positions: int = 512
+    quantization: Quantization | None = None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> T5Config:
+        """Read the contents of a config.json, Hugging Face's or our own.
+
+        Raises:
+            ValueError: If the model is not a T5, or a size is missing or not a positive integer.
+        """
+        _check_kind(raw)
+        sizes = {name: read_size(raw, name) for name in ("d_model", "d_kv", "d_ff", "num_heads",
+                                                         "num_layers", "vocab_size")}  # fmt: skip
+        sizes["num_decoder_layers"] = (
+            read_size(raw, "num_decoder_layers")
+            if raw.get("num_decoder_layers") is not None
+            else sizes["num_layers"]
+        )
+        _check_proportions(sizes)
+        projection = str(raw.get("feed_forward_proj", "relu"))
+        activation = ACTIVATIONS.get(projection)
+        if activation is None:
+            raise ValueError(
+                f"feed_forward_proj in config.json is {shown(projection)}, "
+                f"expected one of {', '.join(ACTIVATIONS)}"
+            )
+        tied = read_flag(raw, "tie_word_embeddings", True)
+        # transformers 5 writes the second for T5 alone, and the first as true for all; mt5 is never
+        # scaled.
+        scaled = read_flag(raw, "scale_decoder_outputs", tied and raw["model_type"] != "mt5")
+        optional = _optional(raw, sizes["vocab_size"])
+        epsilon = raw.get("layer_norm_epsilon", 1e-6)
+        if not isinstance(epsilon, float) or not 0 < epsilon < 1:
+            raise ValueError(
+                f"layer_norm_epsilon in config.json is {shown(epsilon)}, "
+                "expected a float from 0 to 1"
+            )
+        return cls(
+            **sizes,
+            activation=activation,
+            gated=projection.startswith("gated-"),
+            own_head=not tied,
+            scale_decoder_outputs=scaled,
+            layer_norm_epsilon=epsilon,
+            bias_per_layer=read_flag(raw, "bias_per_layer", raw["model_type"] == "umt5"),
+            quantization=_quantization(raw),
+            **optional,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contents of a config.json that `from_dict` reads back to an equal config."""
+        raw = dataclasses.asdict(self)
+        activation, gated = raw.pop("activation"), raw.pop("gated")
+        raw["feed_forward_proj"] = f"gated-{activation}" if gated else activation
+        raw["tie_word_embeddings"] = not raw.pop("own_head")
+        if raw["quantization"] is None:
+            del raw["quantization"]
+        return {"model_type": "t5", **raw}
+
+
+_OPTIONAL = (
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+    "decoder_start_token_id",
+    "pad_token_id",
+    "eos_token_id",
+    "n_positions",
+)
+
+
+def _check_proportions(sizes: Mapping[str, int]) -> None:
+    for name in ("num_layers", "num_decoder_layers"):
+        if sizes[name] > MAX_LAYERS:
+            raise ValueError(
+                f"{name} in config.json is {sizes[name]}, expected at most {MAX_LAYERS}"
+            )
+    if sizes["num_heads"] * sizes["d_kv"] > MAX_SIZE:
+        raise ValueError(
+            f"num_heads * d_kv in config.json is {sizes['num_heads']} * {sizes['d_kv']}, "
+            f"expected at most {MAX_SIZE}"
+        )
+
+
+def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
+    found = {
+        name: _token(raw, name, vocab_size) if name.endswith("_token_id") else read_size(raw, name)
+        for name in _OPTIONAL
+        if raw.get(name) is not None
+    }
+    buckets = found.get("relative_attention_num_buckets", 32)
+    distance = found.get("relative_attention_max_distance", 128)
+    # Half of the buckets are for one distance each, the others go by the logarithm up to the last.
+    if buckets < 4 or buckets % 2 or not buckets // 2 < distance <= MAX_DISTANCE:
+        raise ValueError(
+            f"relative attention in config.json has {buckets} buckets up to a distance of "
+            f"{distance}, expected an even number from 4 on, and a distance over half of it up to "
+            f"{MAX_DISTANCE}"
+        )
+    return found
+
+
+def _check_kind(raw: Mapping[str, Any]) -> None:
+    """Refuse what is not a T5 that generates, by what its config.json says it is."""
+    kind, named = model_type(raw), raw.get("architectures") or []
+    if is_causal(raw):
+        raise ValueError(
+            f"this is a {kind} (model_type in config.json), which takes no conversion if it "
+            "is decoder-only: give its name or folder to --model as it is"
+        )
+    if kind not in MODEL_TYPES:
+        heads = other_heads(raw)
+        found = f"{printable(heads[0])} (architectures" if heads else f"{kind} (model_type"
+        raise ValueError(
+            f"this is a {found} in config.json), expected one of the T5 family, "
+            f"{', '.join(MODEL_TYPES)}, or a decoder-only model that generates text"
+        )
+    others = [n for n in named if n not in ARCHITECTURES] if isinstance(named, list) else [named]
+    if others:
+        raise ValueError(
+            f"this is a {printable(str(others[0]))} (architectures in config.json), "
+            f"expected one that generates, such as {ARCHITECTURES[0]}"
+        )
+    if quantized := raw.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise ValueError(
+            f"its weights are quantized by {method or 'another program'} "
+            "(quantization_config in config.json): convert the original, with --quantize"
+        )
+
+
+def _quantization(raw: Mapping[str, Any]) -> Quantization | None:
+    stored = raw.get("quantization")
+    if stored is None:
+        return None
+    try:
+        return Quantization(**stored)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"quantization in config.json is {shown(stored)}: {first_line(error)}; "
+            "convert the model again"
+        ) from error
+
+
+def _token(raw: Mapping[str, Any], name: str, vocab_size: int) -> int:
+    value = raw.get(name)
+    if type(value) is not int or not 0 <= value < vocab_size:
+        raise ValueError(
+            f"{name} in config.json is {shown(value)}, expected an id from 0 to {vocab_size - 1}"
+        )
+    return value

@@ -1,0 +1,117 @@
+"""Tokenizers of decoder-only models: transformers reads them, and puts chats into their form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..decoding import Vocabulary
+from ..errors import check_utf8, first_line
+from .t5 import Message, as_vocabulary, refuse_pointers
+
+# Files that hold a tokenizer's pieces.
+VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Whether there is a tokenizer in a folder, and not only its settings."""
+    return any((folder / name).is_file() for name in VOCABULARIES)
+
+
+class CausalTokenizer:
+    """The tokenizer that transformers makes of a folder; nothing in the folder is run.
+
+    Args:
+        folder: With tokenizer.json, or whatever other files its kind has.
+
+    Raises:
+        ValueError: If there is none, or the files are damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not has_vocabulary(folder):  # transformers would make an empty tokenizer
+            raise ValueError(
+                f"no tokenizer in {folder}: expected one of {', '.join(VOCABULARIES)}; "
+                "copy it there from the model that this one was tuned from"
+            )
+        refuse_pointers(folder)
+        import transformers  # takes a second or two
+
+        transformers.logging.set_verbosity_error()
+        try:
+            self._backend: Any = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # what it raises differs by kind and version
+            raise ValueError(
+                f"no tokenizer can be made of {folder} ({first_line(error)}): "
+                "copy its files there from the model that this one was tuned from"
+            ) from error
+        ids: dict[str, int] = self._backend.get_vocab()
+        added = self._backend.added_tokens_decoder.items()
+        special = {*self._backend.all_special_ids, *(i for i, token in added if token.special)}
+        self._known = frozenset(ids.values())
+        self._vocabulary = as_vocabulary(ids, sorted(special))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id that stands for an end; None if there is none. Texts do not get it."""
+        token: int | None = self._backend.eos_token_id
+        return token
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text, with what the tokenizer puts before it, unless the text begins so."""
+        begun = bool(self._backend.bos_token) and text.startswith(self._backend.bos_token)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=not begun)
+        return ids
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be encoded."""
+        return bool(self._backend.chat_template)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a chat in the form the model was tuned on, up to where its answer begins.
+
+        Raises:
+            ValueError: If the model has no chat template, or the template refuses the messages.
+        """
+        for message in messages:
+            _check_message(message)
+        try:
+            ids: list[int] = self._backend.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+        except Exception as error:  # the template's own, and those of the library that fills it in
+            raise ValueError(
+                f"the model's chat template refuses these messages ({first_line(error)}): "
+                "give others, or leave chat out"
+            ) from error
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids; control tokens and vocabulary padding have none."""
+        text: str = self._backend.decode(
+            [token for token in ids if token in self._known],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+
+def _check_message(message: Message) -> None:
+    parts = dict(message) if isinstance(message, Mapping) else {}
+    if not all(isinstance(parts.get(key), str) for key in ("role", "content")):
+        found = [f"{type(value).__name__} for {key}" for key, value in parts.items()]
+        raise ValueError(
+            "a message must be a text for role and one for content, "
+            f"got {', '.join(found) or ('nothing' if message == {} else type(message).__name__)}"
+        )
+    check_utf8("the content of a message", parts["content"])

@@ -1,0 +1,230 @@
+"""From prompts to the ids that a model reads, and what becomes of prompts that are too long."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from ..decoding import LanguageModel
+from ..errors import check_utf8
+from .t5 import ChatTokenizer, Message, Tokenizer, unknown_characters
+
+# Text; source ids, a T5's with EOS; or a chat.
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A prompt as the model reads it.
+
+    Attributes:
+        ids: With EOS at the end where the model is a T5.
+        cut: How many tokens of a longer prompt were cut.
+        unknown: The characters of a text that the vocabulary lacks, each once.
+    """
+
+    ids: list[int]
+    cut: int = 0
+    unknown: str = ""
+
+
+class PromptEncoder:
+    """Encodes prompts for one model.
+
+    Args:
+        model: Reads the ids.
+        tokenizer: None if prompts are ids only.
+        prefix: Put before each prompt that is text and does not begin with it; None for the one
+            that the tokenizer was loaded with, if any.
+        chat: Whether a prompt that is text is put into the form of a chat.
+        max_source_length: The longest prompt in tokens; None for what the model is made for.
+        truncate: Whether a longer prompt is cut, and not an error.
+
+    Raises:
+        ValueError: If `prefix` is not text, `max_source_length` is out of its range, or `chat`
+            cannot be had or is asked for together with `truncate`.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer | None,
+        *,
+        prefix: str | None = None,
+        chat: bool = False,
+        max_source_length: int | None = None,
+        truncate: bool = False,
+    ) -> None:
+        if max_source_length is not None and (
+            not isinstance(max_source_length, int) or max_source_length < 2
+        ):
+            raise ValueError(
+                f"max_source_length must be an integer of at least 2, got {max_source_length!r}"
+            )
+        limit = model.max_context
+        if limit is not None and (max_source_length or 0) > limit:
+            raise ValueError(
+                f"max_source_length must be at most {limit}, all that the model reads, "
+                f"got {max_source_length}"
+            )
+        if chat and truncate:
+            raise ValueError(
+                "truncate would cut the form that chat puts prompts into: leave one of them out"
+            )
+        if prefix is None:
+            prefix = getattr(tokenizer, "prefix", "")
+        if not isinstance(prefix, str):
+            raise ValueError(f"prefix must be a string or None, got {prefix!r}")
+        check_utf8("prefix", prefix)
+        self.prefix = prefix
+        self._model = model
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self._max_source = max_source_length
+        self._truncate = truncate
+        if chat:
+            self._chat_tokenizer()  # refused at once if there is none
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt, however many they are.
+
+        Raises:
+            ValueError: If it is empty or of another kind, or text and there is no tokenizer, or a
+                chat and there is no template for it, or an id is out of range.
+        """
+        if isinstance(prompt, str):
+            ids = self._encode_text(prompt)
+        else:
+            parts = _parts(prompt)
+            if any(isinstance(part, Mapping) for part in parts):
+                ids = self._chat_tokenizer().encode_chat(cast(Sequence[Message], parts))
+            else:
+                ids = _as_ids(parts)
+        if not ids:
+            raise ValueError("the prompt is empty: give some ids")
+        size = self._model.vocab_size
+        bad = [i for i in ids if not 0 <= i < size]
+        if bad:
+            raise ValueError(f"prompt ids must be from 0 to {size - 1}, got {bad[0]}")
+        return ids
+
+    def fit(self, prompt: Prompt, max_tokens: int) -> Source:
+        """Encode a prompt so that the model can read it; `max_tokens` bounds what follows it.
+
+        Raises:
+            ValueError: See `encode`; and if it is too long and may not be cut.
+        """
+        ids, limit, unknown = self.encode(prompt), self._longest(max_tokens), ""
+        if isinstance(prompt, str) and self._tokenizer is not None:
+            unknown = unknown_characters(self._tokenizer, prompt, ids)
+        if len(ids) <= limit:
+            return Source(ids, 0, unknown)
+        chat = self._chat or any(isinstance(part, Mapping) for part in prompt)
+        if self._truncate and not chat:
+            return Source(self._shortened(ids, limit), len(ids) - limit, unknown)
+        allowed = (
+            "the model is made for" if self._max_source is None else "max_source_length allows"
+        )
+        more = "max_source_length=N (--max-source-length N) to allow more"
+        rest = "split it" if self._model.is_decoder_only else more
+        cut = f"use truncate=True (--truncate) to cut it, or {rest}"
+        advice = "split it" if chat else cut
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens, more than the {limit} that {allowed}: {advice}"
+        )
+
+    def _longest(self, max_tokens: int) -> int:
+        """The most tokens that a prompt may have; cut ones leave a decoder-only model room."""
+        limit = self._model.max_context
+        if self._truncate and self._max_source is None and limit is not None:
+            return max(limit // 2, min(limit, limit - max_tokens + 1))
+        return self._max_source or self._model.max_source_length
+
+    def _shortened(self, ids: list[int], limit: int) -> list[int]:
+        if self._model.is_decoder_only:
+            return keep_end(ids, limit, self._model.special_tokens)
+        return keep_beginning(ids, limit)
+
+    def _encode_text(self, prompt: str) -> list[int]:
+        if not prompt.strip():
+            raise ValueError("the prompt is empty: give some text")
+        check_utf8("the prompt", prompt)
+        prompt = prompt if prompt.startswith(self.prefix) else self.prefix + prompt
+        if self._chat:
+            return self._chat_tokenizer().encode_chat([{"role": "user", "content": prompt}])
+        if self._tokenizer is None:
+            raise ValueError(
+                "a prompt as text needs a tokenizer, and this decoder has none: give ids"
+            )
+        return self._tokenizer.encode(prompt)
+
+    def _chat_tokenizer(self) -> ChatTokenizer:
+        if not isinstance(self._tokenizer, ChatTokenizer):
+            raise ValueError(
+                "a chat needs a decoder-only model's tokenizer, and this decoder has none: "
+                "leave chat out"
+            )
+        if not self._tokenizer.has_chat_template:
+            raise ValueError(
+                "the model's tokenizer has no chat template: leave chat out, or choose a model "
+                "that is tuned for chats"
+            )
+        return self._tokenizer
+
+
+def check_prompts(prompts: object) -> None:
+    """Refuse what is not a collection of prompts, such as a single one.
+
+    Raises:
+        ValueError: If it is text, or not a collection at all.
+    """
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts must be a list of them, got {_shown(prompts)}")
+
+
+def keep_beginning(ids: list[int], limit: int) -> list[int]:
+    """The first of more than `limit` ids, and the EOS behind them."""
+    return [*ids[: limit - 1], ids[-1]]
+
+
+def keep_end(ids: list[int], limit: int, special: Collection[int]) -> list[int]:
+    """The last of more than `limit` ids, behind the special one that a text may begin with."""
+    begin = ids[:1] if ids[0] in special and limit > 1 else []
+    return [*begin, *ids[len(begin) - limit :]]
+
+
+def _parts(prompt: object) -> list[object]:
+    parts: list[object] | None = None
+    if not isinstance(prompt, bytes | bytearray | Mapping):
+        with contextlib.suppress(TypeError):  # of what has no parts, as a number
+            parts = list(cast(Iterable[object], prompt))
+    if parts is None:
+        raise ValueError(
+            "a prompt must be text, a list of ids or a list of messages (each with role and "
+            f"content), got {_shown(prompt)}"
+        )
+    return parts
+
+
+def _as_ids(parts: list[object]) -> list[int]:
+    ids = []
+    for part in parts:
+        try:
+            ids.append(operator.index(part))  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ValueError(
+                "a prompt must be text, a list of ids or a list of messages (each with role and "
+                f"content), got a list that holds {_shown(part)}"
+            ) from error
+    return ids
+
+
+def _shown(value: object) -> str:
+    """What was given, in a few words."""
+    if value is None:
+        return "None"
+    text = " ".join(repr(value).split())
+    return f"{text if len(text) <= 40 else text[:37] + '...'} ({type(value).__name__})"
