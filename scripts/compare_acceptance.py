@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder, load
-from speculative_t5.generation.decoder import VerifyRule
+from speculative_t5.generation import VerifyRule
 from speculative_t5.models.causal import CausalModel
 
 import mlx.core as mx

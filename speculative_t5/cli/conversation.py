@@ -10,8 +10,8 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from ..decoding import Sampler, Stats, cache_folder
-from ..generation import Generation, SpeculativeDecoder
+from ..decoding import Stats, cache_folder
+from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .terminal import footer, note, patience, remark
 from .view import console, legend, shaded, show
 
@@ -122,8 +122,9 @@ class Repl:
     def _checked(self, settings: Settings) -> SpeculativeDecoder:
         """A decoder with these settings, all of which are looked at before one is used."""
         decoder = self.load(settings)
-        sampler = Sampler(settings.temperature, settings.top_k, settings.top_p)
-        decoder.plan([], sampler, settings.max_tokens, settings.seed)
+        GenerationOptions(
+            settings.max_tokens, settings.temperature, settings.top_k, settings.top_p, settings.seed
+        )
         return decoder
 
     def _generate(self, prompt: str) -> None:
