@@ -99,7 +99,7 @@ COMPLETED = {
     ("tokenizer.py", "_read_bpe"): ("tokenizer.py", "JSONTokenizer.__init__"),
     # Names what the system's error is about; what to do is told by the error's number.
     ("weights.py", "_replacing"): ("terminal.py", "_with_advice"),
-    ("benchmark.py", "first_token_seconds"): ("bench_command.py", "_starts"),
+    ("first_token.py", "first_token_seconds"): ("bench.py", "_starts"),
 }
 
 # Messages that are another's, whole as that is.
@@ -445,7 +445,7 @@ def test_other_messages_are_completed(tmp_path: Path) -> None:
     check_message(str(caught.value), "vocab.json")
     with pytest.raises(terminal.Failure, match=r"gave no text \(exit code 2\)") as failed:
         _starts("absent", {"--draft-model": None, "--dtype": "float32"})
-    assert raised_in(failed.value.__cause__) == ("benchmark.py", "first_token_seconds")
+    assert raised_in(failed.value.__cause__) == ("first_token.py", "first_token_seconds")
     check_message(str(failed.value), "--model absent")
     assert "--dtype float32" in str(failed.value) and "--draft-model" not in str(failed.value)
 

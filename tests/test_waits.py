@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding import Sampler, count_waits, decode, read
+from speculative_t5.decoding import count_waits, decode, read
+from speculative_t5.generation import GenerationOptions
 
 import mlx.core as mx
 import pytest
@@ -46,7 +47,7 @@ def test_a_round_waits_once(
     target = tiny(kind, vocab_size=20, layers=2, seed=3)
     draft = tiny_draft(target) if drafter in ("model", "both") else None
     decoder = SpeculativeDecoder(target, draft, num_draft=3, lookup=drafter in ("lookup", "both"))
-    plan, source = decoder.plan([], Sampler(temperature), 30), [5, 9, 7, 5, 1]
+    plan, source = decoder.plan(GenerationOptions(max_tokens=30, temperature=temperature)), [5, 9, 7, 5, 1]
     with count_waits() as waits:
         rounds = decode(target, [(0, source)], plan, batch_size=1)
         totals = [(waits.count, len(device_reads)) for _ in rounds]

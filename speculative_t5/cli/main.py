@@ -20,7 +20,7 @@ from .. import __version__, device
 from ..bench import speedup
 from ..checkpoints import DTYPES, as_lines, convert, inspect
 from ..errors import check_utf8, not_utf8
-from ..generation import Chunk, Generation
+from ..generation import Chunk, Generation, GenerationOptions
 from .batch import batch
 from .bench import bench
 from .models import models
@@ -184,10 +184,8 @@ def generate(
             last = _show(watched(chunks), drafts=show_drafts and decoder.drafts)
         estimated = None
         if last.stats.drafted and is_terminal(sys.stderr):  # nobody waits for it elsewhere
-            estimated = speedup(
-                decoder, source.ids, last.stats, max_tokens=max_tokens, temperature=temperature,
-                top_k=top_k, top_p=top_p, seed=seed,
-            )  # fmt: skip
+            options = GenerationOptions(max_tokens, temperature, top_k, top_p, seed)
+            estimated = speedup(decoder, source.ids, last.stats, options)
         note(footer(last.stats, last.finish_reason, max_tokens, estimated))
     give_tips()
 

@@ -54,12 +54,7 @@ class Schedules:
         learning from one call to the next. Elsewhere each call begins with a fresh one, or the same
         seed and options would not give the same tokens twice.
 
-        Args:
-            model: The target.
-            draft: The draft model, if there is one.
-            options: How `plan` drafts.
-            plan: Its drafter and its verifier are measured.
-            requests: The prompts to measure on; their number is the batch size.
+        The drafter and the verifier of `plan` are measured on `requests`, side by side.
         """
         device.enter_thread()  # before the lock, which a fork may leave locked
         verifier, sampler = plan.verifier, plan.verifier.sampler

@@ -231,25 +231,14 @@ class SpeculativeDecoder:
         `batch_size` prompts are decoded side by side, each with its own acceptance; when one ends,
         the next takes its row. If `num_draft` is a number, an output depends only on its prompt,
         its index and the seed, up to rounding, and not on its neighbours. (With "auto" all rows
-        share one draft length, on which sampled tokens depend; they are distributed as the
-        target's all the same.)
+        share one draft length, on which sampled tokens depend; they follow the target's
+        distribution all the same.)
 
-        Args:
-            prompts: Pairs of an index, at least 0, and a prompt (see `generate`), as `enumerate`
-                makes them.
-            batch_size: Rows at a time, 1 to `MAX_BATCH`. Up to as many prompts are taken ahead.
-            by_length: Take `WINDOW` batches of prompts at a time, and begin them in order of
-                length, since rows of similar length pad less. Otherwise they begin as they come.
-            max_tokens: See `generate` for this and all that follow.
-            temperature: See there.
-            top_k: See there.
-            top_p: See there.
-            seed: For sampling, together with the prompt's index.
-            speculative: See there.
-
-        Raises:
-            ValueError: If an option is out of its range, or a prompt is empty, too long or not a
-                prompt.
+        `prompts` are pairs of an index, at least 0, and a prompt, as `enumerate` makes them.
+        `batch_size` is from 1 to `MAX_BATCH`; up to as many prompts are taken ahead. `by_length`
+        takes `WINDOW` batches of prompts at a time and begins them in order of length, since rows
+        of similar length pad less; without it they begin as they come. The other options, and the
+        errors, are those of `generate`.
         """
         check_prompts(prompts)
         options = GenerationOptions(max_tokens, temperature, top_k, top_p, seed, speculative)

@@ -33,11 +33,7 @@ def make_drafter(
 
 
 def check_draft_vocab(model: LanguageModel, options: DraftingOptions) -> None:
-    """Refuse a draft vocabulary that leaves out the EOS of a T5.
-
-    Raises:
-        ValueError: If it does.
-    """
+    """Refuse a draft vocabulary that leaves out the EOS of a T5."""
     # Where a decoder-only model's ids end with EOS, as GPT-2's do, a draft can do without it.
     least = 0 if model.is_decoder_only else model.eos_token_id
     if options.draft_vocab is not None and options.draft_vocab <= least:
@@ -48,11 +44,7 @@ def check_draft_vocab(model: LanguageModel, options: DraftingOptions) -> None:
 
 
 def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
-    """Refuse a target and a draft whose ids stand for different tokens.
-
-    Raises:
-        ValueError: If they differ in kind or in their tokenizers.
-    """
+    """Refuse a target and a draft whose ids stand for different tokens."""
     if model.is_decoder_only != draft.is_decoder_only:
         kinds = {True: "decoder-only", False: "an encoder-decoder"}
         raise ValueError(

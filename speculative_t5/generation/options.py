@@ -103,22 +103,14 @@ class DecoderKeywords(DraftingKeywords, PromptKeywords, total=False):
 
 
 def check_keywords(keywords: DecoderKeywords) -> None:
-    """Refuse keywords that `SpeculativeDecoder` does not have.
-
-    Raises:
-        TypeError: If there is one; the message names it.
-    """
+    """Refuse keywords that `SpeculativeDecoder` does not have, with a TypeError."""
     for name in keywords:
         if name not in DecoderKeywords.__optional_keys__:
             raise TypeError(f"SpeculativeDecoder got an unexpected keyword argument {name!r}")
 
 
 def split_keywords(keywords: DecoderKeywords) -> tuple[DraftingKeywords, PromptKeywords]:
-    """Split a decoder's keywords into those about drafting and those about prompts.
-
-    Raises:
-        TypeError: If there is an unknown one.
-    """
+    """Split a decoder's keywords into those about drafting and those about prompts."""
     check_keywords(keywords)
     drafting, prompts = (
         {name: value for name, value in keywords.items() if name in part.__optional_keys__}
