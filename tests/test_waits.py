@@ -47,7 +47,10 @@ def test_a_round_waits_once(
     target = tiny(kind, vocab_size=20, layers=2, seed=3)
     draft = tiny_draft(target) if drafter in ("model", "both") else None
     decoder = SpeculativeDecoder(target, draft, num_draft=3, lookup=drafter in ("lookup", "both"))
-    plan, source = decoder.plan(GenerationOptions(max_tokens=30, temperature=temperature)), [5, 9, 7, 5, 1]
+    plan, source = (
+        decoder.plan(GenerationOptions(max_tokens=30, temperature=temperature)),
+        [5, 9, 7, 5, 1],
+    )
     with count_waits() as waits:
         rounds = decode(target, [(0, source)], plan, batch_size=1)
         totals = [(waits.count, len(device_reads)) for _ in rounds]
