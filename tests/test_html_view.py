@@ -1,12 +1,15 @@
-"""Outputs in notebooks."""
+"""Outputs as values, and in notebooks."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring
 
-from speculative_t5.decoding.results import Stats
+from speculative_t5.decoding.results import Round, Stats
 from speculative_t5.generation import Generation
+from speculative_t5.generation.outputs import as_chunks, as_generations
+from speculative_t5.tokenizers import ByteTokenizer
 
 DONE = Generation(
     'He <b>is</b> & "was"\nhere.', [5, 6, 7, 8, 9, 10, 11, 12], "eos",
@@ -14,6 +17,17 @@ DONE = Generation(
     ("He", " <b>", "is", "</b>", " &", ' "was"', "\nhere", "."),
     tuple((0.5, 0.25) for _ in range(8)),
 )  # fmt: skip
+
+
+def test_texts_of_streams_and_outputs_are_the_same() -> None:
+    """Even where an output ends within a character."""
+    tokenizer, stats = ByteTokenizer(Path("absent")), Stats((0,), (0,), (0,), 1, 0.1)
+    ids = tokenizer.encode("aé\u4e16")[:-2]  # the last byte and EOS are left out
+    rounds = [Round(7, [token], 0, stats) for token in ids[:-1]]
+    rounds.append(Round(7, ids[-1:], 0, stats, "length", ids))
+    ((index, done),) = as_generations(iter(rounds), tokenizer)
+    assert index == 7 and done.text == "".join(done.pieces) == "aé\ufffd"
+    assert "".join(chunk.text for chunk in as_chunks(iter(rounds), tokenizer)) == done.text
 
 
 def read(done: Generation) -> Element:
