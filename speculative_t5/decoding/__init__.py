@@ -8,7 +8,7 @@ from .calibration import Padded, cache_folder, calibrate
 from .drafters import CombinedDrafter, Draft, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .lookup import check_ngrams
 from .loop import WINDOW, Plan, Request, decode, in_order_of_length
-from .protocols import LanguageModel, Session, Vocabulary, fingerprint
+from .protocols import Encoded, LanguageModel, Session, Vocabulary, fingerprint
 from .results import FinishReason, Origin, Round, Stats, origins_of_round
 from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
@@ -21,6 +21,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "EmptyDrafter",
+    "Encoded",
     "FinishReason",
     "FixedSchedule",
     "LanguageModel",

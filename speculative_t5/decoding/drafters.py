@@ -187,8 +187,8 @@ class ModelDrafter:
         if self._session is None:
             return self._model.start(self._prompts)[0]
         if rows:
-            self._session.expect([self._prompts[row] for row in rows])
-            self._session.replace(rows)
+            encoded = self._session.encode([self._prompts[row] for row in rows])
+            self._session.replace(rows, encoded)
         return self._session
 
     def _catch_up(

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import device
 from .drafters import Draft, Drafter, empty_draft
-from .protocols import LanguageModel, Session
+from .protocols import Encoded, LanguageModel, Session
 from .results import FinishReason, Round, Tally
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
@@ -95,7 +95,7 @@ class _Batch:
         self._plan = plan
         self._model = model
         self._ends = model.eos_token_ids
-        self._ahead: deque[Request] = deque()  # what the session expects
+        self._ahead: deque[tuple[Request, Encoded]] = deque()  # prompts that wait for a row
         self._begun: mx.array | None = None  # what a pass gives that is under way, (B, 1)
         began = self.clock.read()
         sources = [source for _, source in requests]
@@ -174,8 +174,9 @@ class _Batch:
         while free and self._look_ahead(waiting, batch_size):
             count = min(len(free), len(self._ahead))
             taken, free = free[:count], free[count:]
-            requests = [self._ahead.popleft() for _ in taken]
-            contexts = self._session.replace(taken)
+            next_up = [self._ahead.popleft() for _ in taken]
+            requests = [request for request, _ in next_up]
+            contexts = self._session.replace(taken, [encoded for _, encoded in next_up])
             self._plan.drafter.replace(taken, [source for _, source in requests])
             new = self._new_rows(requests, contexts, self.clock.read())
             for i, row in zip(taken, new, strict=True):
@@ -187,16 +188,17 @@ class _Batch:
         self.rows = [self.rows[i] for i in kept]
 
     def _look_ahead(self, waiting: Iterator[Request], batch_size: int) -> bool:
-        """Have the next prompts ready, if there are any: encoding a few together takes less."""
+        """Have the next prompts encoded, if there are any: a few together take less time."""
         if not self._ahead:
-            tokens = 0
+            requests, tokens = [], 0
             for request in islice(waiting, batch_size):
-                self._ahead.append(request)
+                requests.append(request)
                 tokens += len(request[1])
                 if tokens >= AHEAD_TOKENS:
                     break
-            if self._ahead:
-                self._session.expect([source for _, source in self._ahead])
+            if requests:
+                encoded = self._session.encode([source for _, source in requests])
+                self._ahead.extend(zip(requests, encoded, strict=True))
         return bool(self._ahead)
 
     def _new_rows(
