@@ -14,6 +14,7 @@ from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
 from .scoring import pair_probabilities
 from .verify import Odds, Verifier, block_odds, residual, token_odds, verify_block, verify_tokens
+from .waits import Waits, count_waits, read
 
 __all__ = [
     "AdaptiveSchedule",
@@ -41,16 +42,19 @@ __all__ = [
     "Verifier",
     "Vocabulary",
     "WINDOW",
+    "Waits",
     "argmax",
     "block_odds",
     "cache_folder",
     "calibrate",
     "check_ngrams",
+    "count_waits",
     "decode",
     "fingerprint",
     "in_order_of_length",
     "origins_of_round",
     "pair_probabilities",
+    "read",
     "residual",
     "token_odds",
     "verify_block",

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -19,6 +18,7 @@ from .results import FinishReason, Round, Tally
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
 from .verify import Verifier, num_agreed
+from .waits import read
 
 WINDOW = 4  # batches of prompts to put in order of length
 AHEAD_TOKENS = 512  # of prompts that are encoded ahead of their turn
@@ -116,7 +116,7 @@ class _Batch:
         # By its own limit, whatever its neighbours': a row is drafted for as it would be alone.
         draft = draft.limited([row.remaining - 1 for row in self.rows])
         if plan.timed:
-            mx.eval(draft.tokens)
+            read(draft.tokens)
         drafted = time.perf_counter()
         proposals = verify(self._session, contexts, draft, plan.verifier, verify_keys)
         ended = time.perf_counter()
@@ -150,7 +150,7 @@ class _Batch:
         if len(self.rows) == 1 and self.rows[0].remaining > 1:
             self._begun = self._pass(given, later=1)
             mx.async_eval(self._begun)
-        tokens, now = cast(list[list[int]], given.tolist()), self.clock.read()
+        tokens, now = read(given), self.clock.read()
         for row, (token,) in zip(self.rows, tokens, strict=True):
             row.take(Proposal([], 0, 0, token), self._ends, 0, now)
         none = [0] * len(self.rows)
@@ -266,9 +266,9 @@ def verify(
         verdict = verifier.verdict(draft, session.step(tokens), keys)
         told = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
     # The only wait of a round: one array, so that reading it is one, too.
-    rows = mx.concatenate([draft.tokens, told], axis=1).tolist()
+    rows = read(mx.concatenate([draft.tokens, told], axis=1))
     proposals = []
-    for row, length in zip(cast(list[list[int]], rows), draft.lengths, strict=True):
+    for row, length in zip(rows, draft.lengths, strict=True):
         drafted, answer = row[:width], row[width:]
         if verifier.greedy:
             num_accepted = num_agreed(drafted[:length], answer)
