@@ -31,8 +31,8 @@ from speculative_t5.cli import terminal
 from speculative_t5.cli.bench import _starts
 from speculative_t5.cli.job import Record, process
 from speculative_t5.cli.prompts import Shard, read_lines
+from speculative_t5.tokenizers import ByteTokenizer, JSONTokenizer
 from speculative_t5.tokenizers.encoding import PromptEncoder
-from speculative_t5.tokenizers.t5 import ByteTokenizer, JSONTokenizer
 
 import numpy as np
 import pytest
