@@ -216,7 +216,7 @@ def look_at(command: str) -> None:
     "command",
     [
         "python -m pytest -q tests/test_cache.py -k nothing_of_that_name",
-        "python scripts/draw_round.py --no-such-option 1",
+        "python scripts/figures/draw_round.py --no-such-option 1",
         "python -m speculative_t5 bench --no-such-option 1",
         "scripts/no_such_script.sh",
     ],

@@ -1,7 +1,8 @@
-"""Convert a synthetic checkpoint of a given size: peak memory, and speed against that of cp.
+r"""Convert a synthetic checkpoint of a given size: peak memory, and speed against that of cp.
 
-    python scripts/benchmark_conversion.py                              # 4 GB of random weights
-    python scripts/benchmark_conversion.py --gigabytes 45.2 --weights sparse --form old-bin
+    python scripts/benchmarks/benchmark_conversion.py                        # 4 GB, random weights
+    python scripts/benchmarks/benchmark_conversion.py --gigabytes 45.2 --weights sparse \
+        --form old-bin
 
 The checkpoint has t5-11b's widths and as many layers as fill the size. cp and convert.py read the
 same files by turns, and each is timed until what it wrote is on the disk. For .bin it needs torch.
@@ -33,7 +34,7 @@ from speculative_t5.models.t5.config import T5Config
 import numpy as np
 import typer
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 WIDTHS = {
     "d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_heads": 128, "vocab_size": 32128,
 }  # fmt: skip
