@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import load
-from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints.conversion import Observer, convert
 from speculative_t5.checkpoints.loading import DTYPES
 from speculative_t5.checkpoints.t5 import open_checkpoint, read_config
 
@@ -51,7 +51,9 @@ def left(folder: Path) -> list[str]:
 
 def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    folder = convert(str(source), tmp_path / "out", progress=lambda *counts: seen.append(counts))
+    folder = convert(
+        str(source), tmp_path / "out", observer=Observer(lambda *counts: seen.append(counts))
+    )
     assert left(folder) == ["config.json", "spiece.model", "weights.npz"]
     assert seen[-1] == (seen[-1][1],) * 2 and sorted(seen) == seen
     assert seen[-1][1] == sum(t.nbytes for t in open_checkpoint(source).tensors.values())
@@ -232,7 +234,13 @@ def test_an_interrupted_run_keeps_the_old_folder_and_leaves_nothing_else(
 
     for output in ("out", "new"):
         with pytest.raises(type(failure)):
-            convert(str(source), tmp_path / output, dtype="float16", force=True, progress=interrupt)
+            convert(
+                str(source),
+                tmp_path / output,
+                dtype="float16",
+                force=True,
+                observer=Observer(interrupt),
+            )
         assert left(tmp_path) == ["out", "source"]
     assert (tmp_path / "out" / "weights.npz").read_bytes() == before
     convert(str(source), tmp_path / "out", dtype="float16", force=True)
@@ -244,7 +252,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from speculative_t5.checkpoints import writing as weights
-from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints.conversion import Observer, convert
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -253,7 +261,7 @@ if sys.argv[3] == "swap":
     rename = os.rename
     os.rename = lambda a, b: die() if Path(a).name == "new" else rename(a, b)
 tell = die if sys.argv[3] == "half" else print
-convert(sys.argv[1], Path(sys.argv[2]), force=True, progress=tell)
+convert(sys.argv[1], Path(sys.argv[2]), force=True, observer=Observer(tell))
 """
 
 
@@ -272,7 +280,7 @@ def test_what_a_killed_run_leaves_is_cleared_away_by_the_next(
     def look(done: int, total: int) -> None:
         seen.append((tmp_path / "out" / "weights.npz").read_bytes())
 
-    convert(str(source), tmp_path / "out", force=True, progress=look)
+    convert(str(source), tmp_path / "out", force=True, observer=Observer(look))
     assert seen[0] == before  # whole all the time, or brought back
     assert left(tmp_path) == ["out", "source"]
     assert load(tmp_path / "out")
@@ -287,7 +295,7 @@ def test_two_conversions_to_one_folder_are_refused(source: Path, tmp_path: Path)
                 convert(str(source), tmp_path / "out")
             messages.append(str(caught.value))
 
-    convert(str(source), tmp_path / "out", progress=another)
+    convert(str(source), tmp_path / "out", observer=Observer(another))
     assert messages and left(tmp_path) == ["out", "source"]
 
 
@@ -298,7 +306,9 @@ def test_a_lack_of_space_is_told_at_once(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     seen: list[int] = []
     with pytest.raises(OSError, match="No space left on device: it takes 0.00 GB") as caught:
-        convert(str(source), tmp_path / "out", progress=lambda done, total: seen.append(done))
+        convert(
+            str(source), tmp_path / "out", observer=Observer(lambda done, total: seen.append(done))
+        )
     assert caught.value.errno == errno.ENOSPC and not seen
     assert left(tmp_path) == ["source"]
 

@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.checkpoints.pickles import read_bin
+from speculative_t5.checkpoints.npz import read_npz
 from speculative_t5.checkpoints.t5 import open_checkpoint
-from speculative_t5.checkpoints.tensors import read_npz
+from speculative_t5.checkpoints.torch_bin import read_bin
 from speculative_t5.cli import main as cli
 from speculative_t5.cli import terminal
 from speculative_t5.cli.bench import _starts

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.checkpoints.pickles import MAGIC, PROTOCOL, read_bin
+from speculative_t5.checkpoints.torch_bin import MAGIC, PROTOCOL, read_bin
 
 import pytest
 import torch
@@ -318,7 +318,7 @@ ATTACKS = {
 LIMITED = """
 import re, resource, sys
 from pathlib import Path
-from speculative_t5.checkpoints.pickles import read_bin
+from speculative_t5.checkpoints.torch_bin import read_bin
 used = int(re.search(r"VmSize:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 resource.setrlimit(resource.RLIMIT_AS, (used * 1024 + 400_000_000,) * 2)
 for path in sorted(Path(sys.argv[1]).iterdir()):
@@ -386,7 +386,7 @@ def test_members_that_are_not_their_numbers_are_refused(tmp_path: Path, change: 
 RESIDENT = """
 import re, sys
 from pathlib import Path
-from speculative_t5.checkpoints.pickles import read_bin
+from speculative_t5.checkpoints.torch_bin import read_bin
 try:
     for tensor in read_bin(Path(sys.argv[1])).values():
         for block in tensor.blocks():

@@ -9,8 +9,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from speculative_t5.checkpoints.npz import NewTensor, write_npz
-from speculative_t5.checkpoints.tensors import read_npz, read_safetensors
+from speculative_t5.checkpoints.npz import NewTensor, read_npz, write_npz
+from speculative_t5.checkpoints.tensors import read_safetensors
 
 import mlx.core as mx
 import numpy as np
