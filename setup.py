@@ -79,7 +79,7 @@ def copy_openblas(target: Path) -> None:
 
 
 def description() -> str:
-    """Return README.md for a package index, without pictures and links to files of the repository."""
+    """Return README.md for a package index, without pictures and links to the repository."""
     text = Path("README.md").read_text(encoding="utf-8")
     text = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", text)
     return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text)

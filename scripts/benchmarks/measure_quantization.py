@@ -3,7 +3,8 @@
     python scripts/benchmarks/measure_quantization.py --data deu.txt.xz
 
 Converts the target to each number of bits in a temporary folder, computes in float32, and compares
-with the unquantized target: identical outputs, and chrF against the references. Needs the extra `train` and the data that weights/README.md names.
+with the unquantized target: identical outputs, and chrF against the references. Needs the extra
+`train` and the data that weights/README.md names.
 """
 
 from __future__ import annotations

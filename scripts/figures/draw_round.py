@@ -2,8 +2,8 @@
 
     python scripts/figures/draw_round.py
 
-The picture shows real rounds: the prompt is decoded, and each round's draft and the target's answers
-are recorded. Needs `pip install ".[plot]"`.
+The picture shows real rounds: the prompt is decoded, and each draft and the target's answers are
+recorded. Needs `pip install ".[plot]"`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def judged_rounds(decoder: SpeculativeDecoder, prompt: str) -> list[Judged]:
 
 
 def to_draw(rounds: Sequence[Judged], eos: int) -> tuple[Judged, Judged]:
-    """Return two successive rounds, one with a rejection and one without, that do not end the output.
+    """Return two successive rounds, one with a rejection, one without, and neither with EOS.
 
     Raises:
         ValueError: If there are no such rounds.

@@ -167,7 +167,7 @@ def pad(rows: list[list[int]], value: int) -> tuple[torch.Tensor, torch.Tensor]:
 def batches(
     examples: Iterator[Example], tokens: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield batches of similar lengths, at most `tokens` padded tokens each: (ids, mask, labels)."""
+    """Yield batches of similar lengths and at most `tokens` padded tokens: (ids, mask, labels)."""
     rng = random.Random(seed)
     while True:
         pool = sorted(islice(examples, 4096), key=lambda e: (len(e[0]), len(e[1])))
