@@ -17,11 +17,12 @@ from conftest import REPOSITORY
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="extensions are for Linux")
 BUILT_FROM = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "weights")
+TEXTS = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "convert.py")
 FOLDERS = ("docs", "notebooks", "scripts", "tests")
 MODELS = ("correct-base", "correct-small")
 
 
-def setup(source: Path, *arguments: str, path: str = "", **environment: str) -> str:
+def run_setup(source: Path, *arguments: str, path: str = "", **environment: str) -> str:
     path = path or f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.run(
         [sys.executable, "setup.py", "-q", *arguments], cwd=source, check=True,
@@ -33,7 +34,7 @@ def setup(source: Path, *arguments: str, path: str = "", **environment: str) -> 
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources, with files that an earlier build left."""
     source = tmp_path_factory.mktemp("source")
-    for name in (*BUILT_FROM, *FOLDERS, "convert.py"):
+    for name in (*BUILT_FROM, *TEXTS, *FOLDERS):
         (source / name).symlink_to(REPOSITORY / name)
     for path in (REPOSITORY / "speculative_t5").glob("**/*"):
         if path.suffix in (".py", ".c", ".h", ".cpp", ".typed"):
@@ -52,7 +53,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The contents of a wheel that was built without a compiler."""
     without_compiler = {"CC": "false", "CXX": "false"} if sys.platform == "linux" else {}
-    setup(source, "bdist_wheel", "--dist-dir", "dist", **without_compiler)
+    run_setup(source, "bdist_wheel", "--dist-dir", "dist", **without_compiler)
     (wheel,) = (source / "dist").glob("*.whl")
     folder = tmp_path_factory.mktemp("installed")
     zipfile.ZipFile(wheel).extractall(folder)
@@ -100,11 +101,11 @@ def test_description_has_no_relative_links(installed: Path) -> None:
 
 
 def test_source_distribution_has_everything_that_tests_need(source: Path) -> None:
-    setup(source, "sdist", "--dist-dir", "dist")
+    run_setup(source, "sdist", "--dist-dir", "dist")
     (archive,) = (source / "dist").glob("*.tar.gz")
     with tarfile.open(archive) as files:
         given = {name.partition("/")[2] for name in files.getnames()}
-    wanted = {*BUILT_FROM, "convert.py", "weights/README.md"}
+    wanted = {*BUILT_FROM, *TEXTS, "weights/README.md"}
     for folder in (*FOLDERS, "speculative_t5"):
         for path in (REPOSITORY / folder).glob("**/*"):
             if path.is_file() and path.suffix not in (".pyc", ".so"):
@@ -123,7 +124,7 @@ def test_package_is_built_where_openblas_cannot_be_copied(source: Path, tmp_path
     for name in ("_products", "_blocks"):  # of this Python, and of another one
         (package / f"{name}{EXTENSION_SUFFIXES[0]}").touch()
         (package / f"{name}.another.so").touch()
-    shown = setup(
+    shown = run_setup(
         source, "build_ext", "--inplace", path=f"{tmp_path}:/usr/bin:/bin", CC="false", CXX="false"
     )
     assert "warning: MLX gets no OpenBLAS" in shown

@@ -28,6 +28,7 @@ from local_hub import Hub
 
 PAGES = [
     REPOSITORY / "README.md", REPOSITORY / "weights" / "README.md",
+    *(REPOSITORY / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]  # fmt: skip
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from enum import Enum
+from enum import StrEnum
 from multiprocessing import Process
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -44,12 +44,12 @@ FIXED_BYTES = 1.0e9  # a conversion may take this and twice the largest tensor
 Tensors = dict[str, tuple[int, ...]]
 
 
-class Weights(str, Enum):
+class Weights(StrEnum):
     RANDOM = "random"
     SPARSE = "sparse"
 
 
-class Form(str, Enum):
+class Form(StrEnum):
     SHARDS = "shards"
     SINGLE = "single"
     BIN = "bin"
