@@ -37,7 +37,7 @@ def test_bug_can_be_planted(bug: Bug) -> None:
 def test_documentation_lists_every_bug() -> None:
     listed = (REPOSITORY / "docs" / "exactness.md").read_text(encoding="utf-8")
     assert planted_bugs.table(BUGS) in listed, (
-        "put the output of python scripts/checks/planted_bugs.py --table into docs/exactness.md"
+        "run python scripts/checks/planted_bugs.py --update-docs"
     )
 
 
@@ -91,3 +91,12 @@ def test_wrong_entries_are_refused(tmp_path: Path) -> None:
         Bug("", "twice", "file.py", "x", "y", "").planted("x = x")
     with pytest.raises(ValueError, match="is not tests/FILE.py::NAME"):
         planted_bugs.pytest_arguments("test_of_something")
+
+
+def test_table_of_a_page_is_replaced(tmp_path: Path) -> None:
+    page, bugs = tmp_path / "page.md", [Bug("", "wrong sum", "a.py", "+", "-", "t.py::test_sum")]
+    page.write_text(f"above\n\n{planted_bugs.TABLE_HEAD}|---|\n| old |\n\nbelow\n")
+    planted_bugs.update_table(page, bugs)
+    assert page.read_text() == f"above\n\n{planted_bugs.table(bugs)}\nbelow\n"
+    with pytest.raises(ValueError, match="has no table that begins with"):
+        planted_bugs.update_table(REPOSITORY / "README.md", bugs)

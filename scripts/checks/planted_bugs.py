@@ -3,7 +3,7 @@
     python scripts/checks/planted_bugs.py                    # all of them
     python scripts/checks/planted_bugs.py decoding scripts   # those of decoding.toml, scripts.toml
     python scripts/checks/planted_bugs.py --name residual    # those whose name contains this
-    python scripts/checks/planted_bugs.py --table            # print the table of docs/exactness.md
+    python scripts/checks/planted_bugs.py --update-docs      # write the table of docs/exactness.md
 
 Each entry of tests/planted_bugs/*.toml replaces a text that occurs once in a file. The files are
 changed in copies of the checkout, never in place. Every test must first pass without a bug, then
@@ -18,23 +18,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from queue import Queue
 from typing import Annotated
 
 import typer
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # which pytest needs, too
-
 REPOSITORY = Path(__file__).parents[2]
 COLLECTION = Path("tests", "planted_bugs")
+DOCS = REPOSITORY / "docs" / "exactness.md"
+TABLE_HEAD = "| bug | planted in | test that fails |\n"
 FIELDS = {"name", "file", "find", "replace", "test"}
 COPIED = ("speculative_t5", "scripts", "tests")  # folders; others are linked
 TIMEOUT = 600  # seconds of a test
@@ -202,9 +201,19 @@ def check(
 
 
 def table(bugs: Sequence[Bug]) -> str:
-    """Return the Markdown table of docs/exactness.md."""
-    rows = [f"| {bug.name} | `{bug.file}` | `{bug.test}` |" for bug in bugs]
-    return "\n".join(["| bug | planted in | test that fails |", "|---|---|---|", *rows])
+    """Return the Markdown table of all bugs."""
+    rows = [f"| {bug.name} | `{bug.file}` | `{bug.test}` |\n" for bug in bugs]
+    return "".join([TABLE_HEAD, "|---|---|---|\n", *rows])
+
+
+def update_table(page: Path, bugs: Sequence[Bug]) -> None:
+    """Replace the table of a page."""
+    before, head, after = page.read_text(encoding="utf-8").partition(TABLE_HEAD)
+    if not head:
+        raise ValueError(f"{page} has no table that begins with {TABLE_HEAD.strip()!r}")
+    rest = after.splitlines(keepends=True)
+    below = "".join(dropwhile(lambda line: line.startswith("|"), rest))
+    page.write_text(before + table(bugs) + below, encoding="utf-8")
 
 
 def main(
@@ -213,17 +222,21 @@ def main(
     ] = None,
     name: Annotated[str, typer.Option(help="Only bugs whose name contains this.")] = "",
     processes: Annotated[int, typer.Option(min=1, help="Tests to run at a time.")] = 2,
-    as_table: Annotated[
-        bool, typer.Option("--table", help="Print the Markdown table, and run nothing.")
+    show_table: Annotated[
+        bool, typer.Option("--table", help="Print the bugs as a Markdown table, and run nothing.")
+    ] = False,
+    update_docs: Annotated[
+        bool, typer.Option(help="Write all bugs into docs/exactness.md, and run nothing.")
     ] = False,
 ) -> None:
     try:
         bugs = [bug for bug in read_bugs(REPOSITORY, rooms or ()) if name in bug.name]
         if not bugs:
             raise ValueError(f"no bug has {name!r} in its name")
-        if as_table:
-            print(table(bugs))
-            return
+        if update_docs:
+            return update_table(DOCS, read_bugs(REPOSITORY))
+        if show_table:
+            return print(table(bugs), end="")
         unseen = check(bugs, processes=processes)
     except ValueError as error:
         sys.exit(f"error: {error}")
