@@ -2,8 +2,8 @@
 # From the repository's root; its own arguments would be the script's, so it takes none.
 python=.venv/bin/python
 if ! "$python" -m pip --version >/dev/null 2>&1; then
-    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
-        echo "error: Python 3.10 or newer is needed, found $(python3 --version 2>&1)" >&2
+    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        echo "error: Python 3.11 or newer is needed, found $(python3 --version 2>&1)" >&2
         exit 2
     fi
     python3 -m venv --clear .venv

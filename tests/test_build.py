@@ -16,7 +16,8 @@ import pytest
 from conftest import REPOSITORY
 
 BUILT_FROM = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "weights")
-GIVEN_ALONG = ("convert.py", "docs", "notebooks", "scripts", "tests")
+TEXTS = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md")
+GIVEN_ALONG = (*TEXTS, "convert.py", "docs", "notebooks", "scripts", "tests")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_the_sources_that_are_given_away_have_what_tests_need(source: Path) -> N
     (archive,) = (source / "dist").glob("*.tar.gz")
     with tarfile.open(archive) as files:
         given = {name.partition("/")[2] for name in files.getnames()}
-    wanted = {*BUILT_FROM, "convert.py", "weights/README.md"}
+    wanted = {*BUILT_FROM, *TEXTS, "convert.py", "weights/README.md"}
     for folder in ("docs", "notebooks", "scripts", "tests", "speculative_t5"):
         for path in (REPOSITORY / folder).glob("**/*"):
             if path.is_file() and path.suffix not in (".pyc", ".so"):

@@ -13,7 +13,7 @@ from speculative_t5 import load
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.t5 import open_checkpoint
 from speculative_t5.models.t5.config import T5Config
-from speculative_t5.tokenizers.t5 import load_tokenizer
+from speculative_t5.tokenizers import load_tokenizer
 
 import mlx.core as mx
 import pytest

@@ -216,7 +216,7 @@ def test_windows_lie_side_by_side_or_apart() -> None:
 
 
 def test_a_pair_that_is_missing_is_told_how_to_make(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"no model in .*: run python scripts/train_causal.py"):
+    with pytest.raises(SystemExit, match="run python scripts/training/train_causal.py"):
         compare_acceptance.main(target=tmp_path / "target", draft=tmp_path / "draft")
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.tokenizers import ByteTokenizer
 from speculative_t5.tokenizers.encoding import PromptEncoder, keep_beginning, keep_end
-from speculative_t5.tokenizers.t5 import ByteTokenizer
 
 import numpy as np
 import pytest

@@ -232,13 +232,13 @@ def test_prompts_are_encoded_ahead_until_they_are_many_tokens(
     target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, sizes = type(target.start([[3, 1]])[0]), []
-    expect = kind.expect
+    encode = kind.encode
 
-    def counted(self: Any, sources: Any) -> None:
+    def counted(self: Any, sources: Any) -> Any:
         sizes.append(len(sources))
-        expect(self, sources)
+        return encode(self, sources)
 
-    monkeypatch.setattr(kind, "expect", counted)
+    monkeypatch.setattr(kind, "encode", counted)
     decoder = engine(target, "lookup")
     for tokens, largest in ((10_000, 5), (1, 1)):
         monkeypatch.setattr("speculative_t5.decoding.loop.AHEAD_TOKENS", tokens)

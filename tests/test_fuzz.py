@@ -14,7 +14,7 @@ from pathlib import Path
 from speculative_t5 import load
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.t5 import open_checkpoint
-from speculative_t5.tokenizers.t5 import load_tokenizer
+from speculative_t5.tokenizers import load_tokenizer
 
 import pytest
 from checkpoints import END, write_causal

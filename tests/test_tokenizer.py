@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from speculative_t5.tokenizers.t5 import Detokenizer, load_tokenizer, pieces
+from speculative_t5.tokenizers import Detokenizer, load_tokenizer, pieces
 
 import numpy as np
 import pytest

@@ -8,12 +8,13 @@ from .calibration import Padded, cache_folder, calibrate
 from .drafters import CombinedDrafter, Draft, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .lookup import check_ngrams
 from .loop import WINDOW, Plan, Request, decode, in_order_of_length
-from .protocols import LanguageModel, Session, Vocabulary, fingerprint
+from .protocols import Encoded, LanguageModel, Session, Vocabulary, fingerprint
 from .results import FinishReason, Origin, Round, Stats, origins_of_round
 from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
 from .scoring import pair_probabilities
 from .verify import Odds, Verifier, block_odds, residual, token_odds, verify_block, verify_tokens
+from .waits import Waits, count_waits, read
 
 __all__ = [
     "AdaptiveSchedule",
@@ -21,6 +22,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "EmptyDrafter",
+    "Encoded",
     "FinishReason",
     "FixedSchedule",
     "LanguageModel",
@@ -40,16 +42,19 @@ __all__ = [
     "Verifier",
     "Vocabulary",
     "WINDOW",
+    "Waits",
     "argmax",
     "block_odds",
     "cache_folder",
     "calibrate",
     "check_ngrams",
+    "count_waits",
     "decode",
     "fingerprint",
     "in_order_of_length",
     "origins_of_round",
     "pair_probabilities",
+    "read",
     "residual",
     "token_odds",
     "verify_block",

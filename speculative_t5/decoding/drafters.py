@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
 import mlx.core as mx
 
 from .lookup import Lookup, check_ngrams
 from .protocols import LanguageModel, Session
 from .sampling import Sampler, draw, one_hot, place_keys
+from .waits import read
 
 
 @dataclass(frozen=True)
@@ -187,8 +188,8 @@ class ModelDrafter:
         if self._session is None:
             return self._model.start(self._prompts)[0]
         if rows:
-            self._session.expect([self._prompts[row] for row in rows])
-            self._session.replace(rows)
+            encoded = self._session.encode([self._prompts[row] for row in rows])
+            self._session.replace(rows, encoded)
         return self._session
 
     def _catch_up(
@@ -344,8 +345,8 @@ class CombinedDrafter:
         if num_draft == 0:
             return first
         # The one read in mid-round: a lookup goes on from the tokens that the model drafted.
-        told = cast(list[list[int]], first.tokens.tolist())
-        drafted = [tokens[:n] for tokens, n in zip(told, first.lengths, strict=True)]
+        rows = zip(read(first.tokens), first.lengths, strict=True)
+        drafted = [tokens[:n] for tokens, n in rows]
         more = self._lookup.find(context, num_draft, drafted)
         both = self._lookup.as_draft(
             [d + m if self._ends.isdisjoint(d) else d for d, m in zip(drafted, more, strict=True)]

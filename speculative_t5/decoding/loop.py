@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
 from .. import device
 from .drafters import Draft, Drafter, empty_draft
-from .protocols import LanguageModel, Session
+from .protocols import Encoded, LanguageModel, Session
 from .results import FinishReason, Round, Tally
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
 from .verify import Verifier, num_agreed
+from .waits import read
 
 WINDOW = 4  # batches of prompts to put in order of length
 AHEAD_TOKENS = 512  # of prompts that are encoded ahead of their turn
@@ -95,7 +95,7 @@ class _Batch:
         self._plan = plan
         self._model = model
         self._ends = model.eos_token_ids
-        self._ahead: deque[Request] = deque()  # what the session expects
+        self._ahead: deque[tuple[Request, Encoded]] = deque()  # prompts that wait for a row
         self._begun: mx.array | None = None  # what a pass gives that is under way, (B, 1)
         began = self.clock.read()
         sources = [source for _, source in requests]
@@ -116,7 +116,7 @@ class _Batch:
         # By its own limit, whatever its neighbours': a row is drafted for as it would be alone.
         draft = draft.limited([row.remaining - 1 for row in self.rows])
         if plan.timed:
-            mx.eval(draft.tokens)
+            read(draft.tokens)
         drafted = time.perf_counter()
         proposals = verify(self._session, contexts, draft, plan.verifier, verify_keys)
         ended = time.perf_counter()
@@ -150,7 +150,7 @@ class _Batch:
         if len(self.rows) == 1 and self.rows[0].remaining > 1:
             self._begun = self._pass(given, later=1)
             mx.async_eval(self._begun)
-        tokens, now = cast(list[list[int]], given.tolist()), self.clock.read()
+        tokens, now = read(given), self.clock.read()
         for row, (token,) in zip(self.rows, tokens, strict=True):
             row.take(Proposal([], 0, 0, token), self._ends, 0, now)
         none = [0] * len(self.rows)
@@ -174,8 +174,9 @@ class _Batch:
         while free and self._look_ahead(waiting, batch_size):
             count = min(len(free), len(self._ahead))
             taken, free = free[:count], free[count:]
-            requests = [self._ahead.popleft() for _ in taken]
-            contexts = self._session.replace(taken)
+            next_up = [self._ahead.popleft() for _ in taken]
+            requests = [request for request, _ in next_up]
+            contexts = self._session.replace(taken, [encoded for _, encoded in next_up])
             self._plan.drafter.replace(taken, [source for _, source in requests])
             new = self._new_rows(requests, contexts, self.clock.read())
             for i, row in zip(taken, new, strict=True):
@@ -187,16 +188,17 @@ class _Batch:
         self.rows = [self.rows[i] for i in kept]
 
     def _look_ahead(self, waiting: Iterator[Request], batch_size: int) -> bool:
-        """Have the next prompts ready, if there are any: encoding a few together takes less."""
+        """Have the next prompts encoded, if there are any: a few together take less time."""
         if not self._ahead:
-            tokens = 0
+            requests, tokens = [], 0
             for request in islice(waiting, batch_size):
-                self._ahead.append(request)
+                requests.append(request)
                 tokens += len(request[1])
                 if tokens >= AHEAD_TOKENS:
                     break
-            if self._ahead:
-                self._session.expect([source for _, source in self._ahead])
+            if requests:
+                encoded = self._session.encode([source for _, source in requests])
+                self._ahead.extend(zip(requests, encoded, strict=True))
         return bool(self._ahead)
 
     def _new_rows(
@@ -264,9 +266,9 @@ def verify(
         verdict = verifier.verdict(draft, session.step(tokens), keys)
         told = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
     # The only wait of a round: one array, so that reading it is one, too.
-    rows = mx.concatenate([draft.tokens, told], axis=1).tolist()
+    rows = read(mx.concatenate([draft.tokens, told], axis=1))
     proposals = []
-    for row, length in zip(cast(list[list[int]], rows), draft.lengths, strict=True):
+    for row, length in zip(rows, draft.lengths, strict=True):
         drafted, answer = row[:width], row[width:]
         if verifier.greedy:
             num_accepted = num_agreed(drafted[:length], answer)

@@ -43,6 +43,9 @@ def fingerprint(description: str, parameters: Any) -> str:
     return digest.hexdigest()
 
 
+Encoded = Any  # one prompt as a session's `encode` leaves it; only that session looks inside
+
+
 class Session(Protocol):
     """One batch of sequences being decoded; owns its caches."""
 
@@ -62,11 +65,14 @@ class Session(Protocol):
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` positions of each row; idempotent."""
 
-    def expect(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Prepare prompts, together, that rows will be given to; in this order, by `replace`."""
+    def encode(self, prompts: Sequence[Sequence[int]]) -> list[Encoded]:
+        """Encode prompts together, for rows to be given to later: one item for each prompt."""
 
-    def replace(self, rows: Sequence[int]) -> list[list[int]]:
-        """Give these rows to the next expected prompts: their contexts, as `start` gives them."""
+    def replace(self, rows: Sequence[int], encoded: Sequence[Encoded]) -> list[list[int]]:
+        """Give `rows[i]` to the prompt of `encoded[i]`, and return their initial contexts.
+
+        Items may come from several calls of this session's `encode`, and be used in any order.
+        """
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""

@@ -1,6 +1,6 @@
 """Measure what delta buys and what it costs: the shipped pair, held-out text, one prompt at a time.
 
-    python scripts/measure_delta.py --data deu.txt.xz --plot docs/images/delta.png
+    python scripts/benchmarks/measure_delta.py --data deu.txt.xz --plot docs/images/delta.png
 
 For each delta, at temperatures 0 and 1: drafted tokens accepted, tokens a pass of the target,
 speed over regular decoding (by turns on every prompt, so that ratios hold though the machine's
@@ -22,7 +22,7 @@ from speculative_t5.cli.bench import pyplot
 import mlx.core as mx
 import sacrebleu
 import typer
-from corruption import held_out_examples
+from texts import held_out_examples
 from tqdm import tqdm
 
 DELTAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)

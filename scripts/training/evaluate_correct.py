@@ -1,6 +1,6 @@
 """Measure the correction pair on held-out sentences, all greedy and in float32.
 
-    python scripts/evaluate_correct.py --data deu.txt.xz
+    python scripts/training/evaluate_correct.py --data deu.txt.xz
 
 Prints quality against leaving the input as it is, whether speculative output is the regular output
 token for token, and the pair's acceptance rate. Needs the extra `train`.

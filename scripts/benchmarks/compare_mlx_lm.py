@@ -1,8 +1,8 @@
 """Compare the speed of decoding with mlx-lm's own, by turns on one model in one process.
 
-    python scripts/compare_mlx_lm.py causal-pair/target
-    python scripts/compare_mlx_lm.py causal-pair/target --draft causal-pair/draft
-    python scripts/compare_mlx_lm.py opt-125m --tokens 64
+    python scripts/benchmarks/compare_mlx_lm.py causal-pair/target
+    python scripts/benchmarks/compare_mlx_lm.py causal-pair/target --draft causal-pair/draft
+    python scripts/benchmarks/compare_mlx_lm.py opt-125m --tokens 64
 
 A model is a folder, or a shape that `bench --random` knows, with random weights. Greedy, one prompt
 at a time, in the device's type: regular decoding against `generate_step`, and with a draft

@@ -1,6 +1,6 @@
 """Make the pictures of the views: what a notebook and a terminal show of a real output.
 
-    python scripts/screenshots.py
+    python scripts/figures/screenshots.py
 
 Writes docs/images/notebook.png and docs/images/terminal.png. Needs Chromium or
 Chrome, and the extra `plot`.

@@ -2,11 +2,11 @@
 
 The steps, in order, each safe to stop and run again (training goes on from its last checkpoint):
 
-    python scripts/train_correct.py vocabulary --data deu.txt.xz --work runs
-    python scripts/train_correct.py target     --data deu.txt.xz --work runs
-    python scripts/train_correct.py draft      --data deu.txt.xz --work runs
-    python scripts/train_correct.py teach      --data deu.txt.xz --work runs
-    python scripts/train_correct.py distill    --data deu.txt.xz --work runs
+    python scripts/training/train_correct.py vocabulary --data deu.txt.xz --work runs
+    python scripts/training/train_correct.py target     --data deu.txt.xz --work runs
+    python scripts/training/train_correct.py draft      --data deu.txt.xz --work runs
+    python scripts/training/train_correct.py teach      --data deu.txt.xz --work runs
+    python scripts/training/train_correct.py distill    --data deu.txt.xz --work runs
 
 `runs/correct-base` and `runs/correct-small` are then checkpoints for convert.py. Needs torch.
 """

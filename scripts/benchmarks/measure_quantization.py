@@ -1,6 +1,6 @@
 """Measure what quantization costs in quality: the shipped target, held-out sentences, greedy.
 
-    python scripts/measure_quantization.py --data deu.txt.xz
+    python scripts/benchmarks/measure_quantization.py --data deu.txt.xz
 
 Converts the target to each number of bits in a temporary folder, computes in float32, and compares
 with the unquantized target: outputs that are the same token for token, and chrF against the
@@ -22,7 +22,7 @@ from speculative_t5.checkpoints.loading import locate
 import mlx.core as mx
 import sacrebleu
 import typer
-from corruption import held_out_examples
+from texts import held_out_examples
 
 
 def main(

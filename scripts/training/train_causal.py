@@ -1,7 +1,7 @@
 """Train a tiny pair of decoder-only models in about a minute: a target, and a draft for it.
 
-    python scripts/train_causal.py
-    python scripts/train_causal.py --text deu.txt.xz --output causal-deu --seconds 60
+    python scripts/training/train_causal.py
+    python scripts/training/train_causal.py --text deu.txt.xz --output causal-deu --seconds 60
 
 The text is the project's own unless another is given; each file is a document, whose end the models
 learn to foresee. The output folder then holds `target` and `draft`, checkpoints as Hugging Face has
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import lzma
 import sys
 import tempfile
 import time
@@ -28,16 +27,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import typer
+from documents import HELD_OUT_FILE, own_text, read_documents, split
 from mlx import optimizers
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-REPOSITORY = Path(__file__).parent.parent
-OWN_TEXT = ("README.md", "docs/*.md", "speculative_t5/**/*.py", "scripts/*.py")
-MOST_READ = 4_000_000  # characters of a file: a minute does not get through more
-HELD_OUT = 0.05  # of the characters
-HELD_OUT_FILE = "held-out.txt"
 
 PIECES, END = 512, "<|endoftext|>"
 CONTEXT = 256  # tokens that the models can read, and of a window that they are trained on
@@ -107,43 +101,6 @@ def train_pair(documents: Sequence[str], output: Path, length: Length, seed: int
             write(new / name, model, args, tokenizer)
         (new / HELD_OUT_FILE).write_text("".join(held_out), encoding="utf-8")
     print(f"wrote {output}")
-
-
-def own_text() -> list[Path]:
-    """The project's files of text."""
-    return [path for pattern in OWN_TEXT for path in sorted(REPOSITORY.glob(pattern))]
-
-
-def read_documents(paths: Sequence[Path]) -> list[str]:
-    """The text of each file; of a large one, its beginning.
-
-    Raises:
-        OSError: If one cannot be read.
-        ValueError: If one is no text in UTF-8, or no archive where its name says so.
-    """
-    documents = []
-    for path in paths:
-        try:
-            with (lzma.open if path.suffix == ".xz" else open)(
-                path, "rt", encoding="utf-8"
-            ) as file:
-                documents.append(file.read(MOST_READ))
-                if file.read(1):
-                    print(f"{path}: only the first {MOST_READ:,} characters are read")
-        except (EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
-            raise ValueError(f"{path} cannot be read as text: {error}") from error
-    return documents
-
-
-def split(documents: Sequence[str], share: float = HELD_OUT) -> tuple[list[str], list[str]]:
-    """What to train on, and the end of it all; the document between them is cut at a line."""
-    left = round(sum(map(len, documents)) * (1 - share))
-    for i, document in enumerate(documents):
-        if left <= len(document):
-            at = document.rfind("\n", 0, left) + 1 or left
-            return [*documents[:i], document[:at]], [document[at:], *documents[i + 1 :]]
-        left -= len(document)
-    return [*documents], []
 
 
 def train_tokenizer(documents: Sequence[str]) -> Tokenizer:

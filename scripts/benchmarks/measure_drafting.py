@@ -1,9 +1,9 @@
 """Measure drafting with the shipped pair on held-out text: exactness, rules, lookups, lengths.
 
-    python scripts/measure_drafting.py likelihood --data deu.txt.xz
-    python scripts/measure_drafting.py rules      --data deu.txt.xz
-    python scripts/measure_drafting.py lookup     --data deu.txt.xz
-    python scripts/measure_drafting.py lengths    --data deu.txt.xz
+    python scripts/benchmarks/measure_drafting.py likelihood --data deu.txt.xz
+    python scripts/benchmarks/measure_drafting.py rules      --data deu.txt.xz
+    python scripts/benchmarks/measure_drafting.py lookup     --data deu.txt.xz
+    python scripts/benchmarks/measure_drafting.py lengths    --data deu.txt.xz
 
 Everything is in float32. Needs the data that weights/README.md names.
 """
@@ -20,7 +20,7 @@ from speculative_t5.models.t5.model import T5
 import mlx.core as mx
 import numpy as np
 import typer
-from corruption import PREFIX, Corruptor, held_out_examples, read_sentences
+from texts import PREFIX, Corruptor, held_out_examples, read_sentences
 
 MODEL, DRAFT = "correct-base", "correct-small"
 DataOption = Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")]

@@ -1,6 +1,6 @@
 """Draw two rounds of the shipped pair: one with a rejection, and the next that accepts it all.
 
-    python scripts/draw_round.py
+    python scripts/figures/draw_round.py
 
 Nothing in the picture is made up: the prompt is decoded, and what the draft proposed and the target
 answered in each round is written down on the way. Needs `pip install ".[plot]"`.
@@ -28,7 +28,7 @@ import typer
 PROMPT = (
     "correct: my sister have never been too paris. Its very expensive and she dont has many money."
 )
-PICTURE = Path(__file__).parent.parent / "docs" / "images" / "round.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "round.png"
 MOST_DRAWN = 8  # drafted tokens; more columns would be too narrow to read
 
 # Face, edge and text of a box.

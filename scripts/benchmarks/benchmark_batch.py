@@ -1,8 +1,8 @@
 """Measure batches with the shipped pair on held-out text: identity, throughput, memory.
 
-    python scripts/benchmark_batch.py identity   --data deu.txt.xz
-    python scripts/benchmark_batch.py throughput --data deu.txt.xz
-    python scripts/benchmark_batch.py memory     --data deu.txt.xz
+    python scripts/benchmarks/benchmark_batch.py identity   --data deu.txt.xz
+    python scripts/benchmarks/benchmark_batch.py throughput --data deu.txt.xz
+    python scripts/benchmarks/benchmark_batch.py memory     --data deu.txt.xz
 
 Everything is in float32. Needs the data that weights/README.md names.
 """
@@ -22,7 +22,7 @@ from speculative_t5.cli.batch import peak_memory
 
 import mlx.core as mx
 import typer
-from corruption import held_out_examples
+from texts import held_out_examples
 
 MODEL, DRAFT = "correct-base", "correct-small"
 DataOption = Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")]

@@ -1,7 +1,8 @@
-"""Convert a synthetic checkpoint of a given size: peak memory, and speed against that of cp.
+r"""Convert a synthetic checkpoint of a given size: peak memory, and speed against that of cp.
 
-    python scripts/benchmark_conversion.py                              # 4 GB of random weights
-    python scripts/benchmark_conversion.py --gigabytes 45.2 --weights sparse --form old-bin
+    python scripts/benchmarks/benchmark_conversion.py                        # 4 GB, random weights
+    python scripts/benchmarks/benchmark_conversion.py --gigabytes 45.2 --weights sparse \
+        --form old-bin
 
 The checkpoint has t5-11b's widths and as many layers as fill the size. cp and convert.py read the
 same files by turns, and each is timed until what it wrote is on the disk. For .bin it needs torch.
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from enum import Enum
+from enum import StrEnum
 from multiprocessing import Process
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -33,7 +34,7 @@ from speculative_t5.models.t5.config import T5Config
 import numpy as np
 import typer
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 WIDTHS = {
     "d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_heads": 128, "vocab_size": 32128,
 }  # fmt: skip
@@ -43,12 +44,12 @@ FIXED_BYTES = 1.0e9  # and twice the largest tensor: what a conversion may take
 Tensors = dict[str, tuple[int, ...]]
 
 
-class Weights(str, Enum):
+class Weights(StrEnum):
     RANDOM = "random"
     SPARSE = "sparse"
 
 
-class Form(str, Enum):
+class Form(StrEnum):
     SHARDS = "shards"
     SINGLE = "single"
     BIN = "bin"
