@@ -24,7 +24,7 @@ MOST = 300  # characters of a message's own
 COMPLETED_IN = {"pickle": "read_bin adds the file before it and what to do after it"}
 COMPLETED = {
     "it has no <s> and </s>": "_read_bpe adds the file and what to do",
-    "b'' is to be {}, which is not the next free id": "_read_bpe adds the file and what to do",
+    "{} is to be {}, which is not the next free id": "_read_bpe adds the file and what to do",
     "{}: expected tensors of floats, found {}": "read_npz adds the file and what to do",
     "{} declares {} bytes of numbers, its place in the file has {}": "read_npz does",
     "{} is in version {} of the npy format": "read_npz does",
@@ -54,7 +54,7 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
     known = {
         name_of(node.targets[0]): text_of(node.value, {})
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.JoinedStr)
+        if isinstance(node, ast.Assign) and text_of(node.value, {}) not in (HOLE, "")
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
