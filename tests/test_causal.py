@@ -63,9 +63,9 @@ def test_steps_of_ragged_rows_give_the_logits_of_whole_sequences(target: CausalM
 def test_rows_are_given_to_waiting_prompts_and_dropped(target: CausalModel) -> None:
     first, waiting = prompts(9)[:3], prompts(9)[3:6]
     session, _ = target.start(first)
-    session.expect(waiting)
-    assert session.replace([1]) == waiting[:1]
-    assert session.replace([2, 0]) == waiting[1:]
+    together, alone = session.encode(waiting[:2]), session.encode(waiting[2:])
+    assert session.replace([1], together[:1]) == waiting[:1]
+    assert session.replace([0, 2], [*alone, *together[1:]]) == [waiting[2], waiting[1]]
     rows = [waiting[2], waiting[0], waiting[1]]
     session.select([2, 0])
     rows = [rows[2], rows[0]]

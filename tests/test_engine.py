@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.decoding.drafters import Draft, ModelDrafter
+from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.loop import Plan, decode, in_order_of_length
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.schedule import FixedSchedule, Outcome
@@ -232,13 +233,13 @@ def test_prompts_are_encoded_ahead_until_they_are_many_tokens(
     target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, sizes = type(target.start([[3, 1]])[0]), []
-    expect = kind.expect
+    encode = kind.encode
 
-    def counted(self: Any, sources: Any) -> None:
+    def counted(self: Any, sources: Any) -> Any:
         sizes.append(len(sources))
-        expect(self, sources)
+        return encode(self, sources)
 
-    monkeypatch.setattr(kind, "expect", counted)
+    monkeypatch.setattr(kind, "encode", counted)
     decoder = engine(target, "lookup")
     for tokens, largest in ((10_000, 5), (1, 1)):
         monkeypatch.setattr("speculative_t5.decoding.loop.AHEAD_TOKENS", tokens)

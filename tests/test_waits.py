@@ -47,15 +47,14 @@ def test_a_round_waits_once(
     target = tiny(kind, vocab_size=20, layers=2, seed=3)
     draft = tiny_draft(target) if drafter in ("model", "both") else None
     decoder = SpeculativeDecoder(target, draft, num_draft=3, lookup=drafter in ("lookup", "both"))
-    plan, source = (
-        decoder.plan(GenerationOptions(max_tokens=30, temperature=temperature)),
-        [5, 9, 7, 5, 1],
-    )
-    with count_waits() as waits:
-        rounds = decode(target, [(0, source)], plan, batch_size=1)
-        totals = [(waits.count, len(device_reads)) for _ in rounds]
-    # The first round also encodes the draft's source; the last may have no room for a draft.
-    each = {(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(totals[:-1])}
+    each = set()
+    for index in range(6):
+        plan = decoder.plan(GenerationOptions(max_tokens=30, temperature=temperature))
+        with count_waits() as waits:
+            rounds = decode(target, [(index, [5, 9, 7, 5, 1])], plan, batch_size=1)
+            totals = [(waits.count, len(device_reads)) for _ in rounds]
+        # The first round also encodes the draft's source; the last may have no room for a draft.
+        each |= {(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(totals[:-1])}
     assert each == {(WAITS[drafter], WAITS[drafter])}
 
 

@@ -17,12 +17,14 @@ from ... import device
 from ...cpu import blocks
 from ...decoding import Vocabulary, argmax, fingerprint
 from ..cache import (
+    EncodedPrompt,
     KeysValues,
     KVCache,
     LayerShape,
     SourceCache,
     additive,
     padding_mask,
+    replace_rows,
     source_width,
 )
 from .config import Quantization, T5Config
@@ -310,7 +312,7 @@ class T5(nn.Module):
             if cache is None:
                 longest = max(map(len, prompts))
                 cache = SourceCache.empty_like(new, len(prompts), longest)
-            cache.replace(group, new)
+            cache.replace(group, new, range(len(group)))
             mx.eval(cache.layers)
         assert cache is not None
         return cache
@@ -421,8 +423,6 @@ class T5Session:
         config, batch = model.config, len(sources.lengths)
         self._model = model
         self._sources = sources
-        self._ahead: SourceCache | None = None
-        self._num_ahead = 0  # its last rows that are not taken yet
         self._prepared = prepared
         self._bias_tables = model.decoder.position_bias.tables()
         shape = LayerShape(config.num_heads, config.d_kv, config.d_kv, model.dtype)
@@ -451,18 +451,16 @@ class T5Session:
     def truncate(self, lengths: Sequence[int]) -> None:
         self._cache.truncate(lengths)
 
-    def expect(self, prompts: Sequence[Sequence[int]]) -> None:
-        assert not self._num_ahead
-        self._ahead = self._model.sources(prompts)
-        self._num_ahead = len(prompts)
+    def encode(self, prompts: Sequence[Sequence[int]]) -> list[EncodedPrompt[SourceCache]]:
+        sources, start = self._model.sources(prompts), self._model.config.decoder_start_token_id
+        return [EncodedPrompt(sources, row, [start]) for row in range(len(prompts))]
 
-    def replace(self, rows: Sequence[int]) -> list[list[int]]:
-        assert self._ahead is not None and len(rows) <= self._num_ahead
-        first = len(self._ahead.lengths) - self._num_ahead
-        self._sources.replace(rows, self._ahead.part(first, first + len(rows)))
+    def replace(
+        self, rows: Sequence[int], encoded: Sequence[EncodedPrompt[SourceCache]]
+    ) -> list[list[int]]:
+        replace_rows(self._sources, rows, encoded)
         self._cache.clear(rows)
-        self._num_ahead -= len(rows)
-        return [[self._model.config.decoder_start_token_id] for _ in rows]
+        return [list(item.context) for item in encoded]
 
     def select(self, rows: Sequence[int]) -> None:
         self._cache.select(rows)
