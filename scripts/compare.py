@@ -212,6 +212,7 @@ def as_hugging_face(model: T5, folder: Path) -> None:
 def read_back(folder: Path) -> T5:
     """The model that `as_hugging_face` wrote."""
     from speculative_t5.checkpoints.t5 import open_checkpoint
+    from speculative_t5.cpu import accelerate
     from speculative_t5.models.t5.model import T5
 
     import mlx.core as mx
@@ -223,6 +224,7 @@ def read_back(folder: Path) -> T5:
         [(p.name, mx.concatenate([tensors[n] for n in p.sources])) for p in checkpoint.parameters]
     )
     mx.eval(model.parameters())
+    accelerate(model)
     return model
 
 
