@@ -167,6 +167,7 @@ def test_compiled_functions_are_forgotten_with_their_model() -> None:
         size = sum(weight.nbytes for weight in (model.shared.weight, model.lm_head.weight))
         if seed % 2:  # the functions go without the model, in this thread alone
             model.shared.weight = model.shared.weight + 0
+            mx.eval(model.parameters())
             model.recompile()
             assert all(thread.submit(step, model).result() == expected for thread in pool)
         del model

@@ -150,7 +150,7 @@ class T5(nn.Module):
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
         device.enter_thread()
-        decoder = self.compiled  # first: it evaluates weights, which one thread alone can do
+        decoder = self.compiled  # first, as it evaluates the weights
         session = T5Session(self, self.sources(prompts), decoder)
         return session, [[self.config.decoder_start_token_id] for _ in prompts]
 
