@@ -28,6 +28,7 @@ from local_hub import Hub
 
 PAGES = [
     REPOSITORY / "README.md", REPOSITORY / "weights" / "README.md",
+    *(REPOSITORY / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]  # fmt: skip
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
@@ -215,7 +216,7 @@ def look_at(command: str) -> None:
     "command",
     [
         "python -m pytest -q tests/test_cache.py -k nothing_of_that_name",
-        "python scripts/draw_round.py --no-such-option 1",
+        "python scripts/figures/draw_round.py --no-such-option 1",
         "python -m speculative_t5 bench --no-such-option 1",
         "scripts/no_such_script.sh",
     ],

@@ -1,18 +1,19 @@
-"""Text to ids, and ids to text as they come."""
+"""Text to ids, and ids back to text as they arrive.
 
+`load_tokenizer` reads a T5's tokenizer from its folder, `CausalTokenizer` a decoder-only model's.
+`PromptEncoder` turns prompts into ids, `Detokenizer` ids into text piece by piece. Imports
+`models`, `decoding` and `errors`; the libraries sentencepiece, tokenizers and transformers are
+imported where a tokenizer of their kind is made.
+"""
+
+from .base import Tokenizer
+from .byt5 import ByteTokenizer
 from .causal import CausalTokenizer, has_vocabulary
+from .detokenizer import Detokenizer, pieces
 from .encoding import Prompt, PromptEncoder, Source, check_prompts
-from .t5 import (
-    TOKENIZER_FILES,
-    ByteTokenizer,
-    Detokenizer,
-    JSONTokenizer,
-    Tokenizer,
-    has_tokenizer,
-    load_tokenizer,
-    pieces,
-    read_prefix,
-)
+from .files import TOKENIZER_FILES, read_prefix
+from .loading import has_tokenizer, load_tokenizer
+from .tokenizer_json import JSONTokenizer
 
 __all__ = [
     "ByteTokenizer",

@@ -1,4 +1,7 @@
-"""Tokenizers of decoder-only models: transformers reads them, and puts chats into their form."""
+"""Tokenizers of decoder-only models: transformers reads them and fills in chat templates.
+
+The only file that imports transformers.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,28 @@ from typing import Any
 
 from ..decoding import Vocabulary
 from ..errors import check_utf8, first_line
-from .t5 import Message, as_vocabulary, refuse_pointers
+from .base import Message, as_vocabulary
+from .files import refuse_pointers
 
 # Files that hold a tokenizer's pieces.
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
+TRANSFORMERS = "transformers>=5"  # as in pyproject.toml
+PROTOBUF = "protobuf>=4"  # as in pyproject.toml; transformers reads a tokenizer.model by it
 
 
 def has_vocabulary(folder: Path) -> bool:
-    """Whether there is a tokenizer in a folder, and not only its settings."""
+    """Whether a folder holds a tokenizer's pieces, and not only its settings."""
     return any((folder / name).is_file() for name in VOCABULARIES)
 
 
 class CausalTokenizer:
-    """The tokenizer that transformers makes of a folder; nothing in the folder is run.
+    """A tokenizer made by transformers from a folder; no code in the folder is run.
 
     Args:
-        folder: With tokenizer.json, or whatever other files its kind has.
+        folder: Holds tokenizer.json, or the other files of its kind.
 
     Raises:
-        ValueError: If there is none, or the files are damaged.
+        ValueError: If there are none, they are damaged, or transformers is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,23 +42,12 @@ class CausalTokenizer:
                 "copy it there from the model that this one was tuned from"
             )
         refuse_pointers(folder)
-        import transformers  # takes a second or two
-
-        transformers.logging.set_verbosity_error()
-        try:
-            self._backend: Any = transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # what it raises differs by kind and version
-            raise ValueError(
-                f"no tokenizer can be made of {folder} ({first_line(error)}): "
-                "copy its files there from the model that this one was tuned from"
-            ) from error
+        self._backend = _read(folder)
         ids: dict[str, int] = self._backend.get_vocab()
         added = self._backend.added_tokens_decoder.items()
         special = {*self._backend.all_special_ids, *(i for i, token in added if token.special)}
         self._known = frozenset(ids.values())
-        self._vocabulary = as_vocabulary(ids, sorted(special))
+        self._vocabulary = as_vocabulary(ids, special)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -60,12 +55,12 @@ class CausalTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id that stands for an end; None if there is none. Texts do not get it."""
+        """The id that ends an output, if the tokenizer names one; `encode` does not append it."""
         token: int | None = self._backend.eos_token_id
         return token
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, with what the tokenizer puts before it, unless the text begins so."""
+        """Return the ids of a text; the begin token goes first unless the text starts with it."""
         begun = bool(self._backend.bos_token) and text.startswith(self._backend.bos_token)
         ids: list[int] = self._backend.encode(text, add_special_tokens=not begun)
         return ids
@@ -76,7 +71,7 @@ class CausalTokenizer:
         return bool(self._backend.chat_template)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a chat in the form the model was tuned on, up to where its answer begins.
+        """Return the ids of a chat in the model's template, up to where its answer begins.
 
         Raises:
             ValueError: If the model has no chat template, or the template refuses the messages.
@@ -89,7 +84,7 @@ class CausalTokenizer:
                 add_generation_prompt=True,
                 return_dict=False,
             )
-        except Exception as error:  # the template's own, and those of the library that fills it in
+        except Exception as error:  # a template raises its own errors, and those of its library
             raise ValueError(
                 f"the model's chat template refuses these messages ({first_line(error)}): "
                 "give others, or leave chat out"
@@ -97,13 +92,33 @@ class CausalTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids; control tokens and vocabulary padding have none."""
+        """Return the text of the ids; control tokens and vocabulary padding have none."""
         text: str = self._backend.decode(
             [token for token in ids if token in self._known],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )
         return text
+
+
+def _read(folder: Path) -> Any:
+    try:
+        import transformers  # takes a second or two
+
+        transformers.logging.set_verbosity_error()
+        return transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except ImportError as error:
+        raise ValueError(
+            f"the tokenizer in {folder} needs a package that is not installed "
+            f"({first_line(error)}): run pip install '{TRANSFORMERS}' '{PROTOBUF}'"
+        ) from error
+    except Exception as error:  # the type that it raises differs by kind and version
+        raise ValueError(
+            f"no tokenizer can be made of {folder} ({first_line(error)}): "
+            "copy its files there from the model that this one was tuned from"
+        ) from error
 
 
 def _check_message(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""From prompts to the ids that a model reads, and what becomes of prompts that are too long."""
+"""Prompts to the ids that a model reads; prompts that are too long are refused or cut."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from ..decoding import LanguageModel
-from ..errors import check_utf8
-from .t5 import ChatTokenizer, Message, Tokenizer, unknown_characters
+from ..errors import check_integer, check_utf8
+from .base import ChatTokenizer, Message, Tokenizer, unknown_characters
 
-# Text; source ids, a T5's with EOS; or a chat.
+# Text; source ids, ending with EOS for a T5; or a chat.
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
@@ -21,9 +21,9 @@ class Source:
     """A prompt as the model reads it.
 
     Attributes:
-        ids: With EOS at the end where the model is a T5.
-        cut: How many tokens of a longer prompt were cut.
-        unknown: The characters of a text that the vocabulary lacks, each once.
+        ids: Its ids, ending with EOS for a T5.
+        cut: How many tokens were cut off.
+        unknown: The characters of the text that the vocabulary lacks, each once.
     """
 
     ids: list[int]
@@ -35,17 +35,17 @@ class PromptEncoder:
     """Encodes prompts for one model.
 
     Args:
-        model: Reads the ids.
-        tokenizer: None if prompts are ids only.
-        prefix: Put before each prompt that is text and does not begin with it; None for the one
+        model: The model that reads the ids.
+        tokenizer: None if all prompts are ids.
+        prefix: Goes before each text prompt that does not begin with it; None for the prefix
             that the tokenizer was loaded with, if any.
-        chat: Whether a prompt that is text is put into the form of a chat.
-        max_source_length: The longest prompt in tokens; None for what the model is made for.
-        truncate: Whether a longer prompt is cut, and not an error.
+        chat: Whether to format a text prompt as a chat.
+        max_source_length: The longest prompt in tokens; None for the model's own limit.
+        truncate: Whether to cut a longer prompt instead of refusing it.
 
     Raises:
-        ValueError: If `prefix` is not text, `max_source_length` is out of its range, or `chat`
-            cannot be had or is asked for together with `truncate`.
+        ValueError: If `prefix` is not text, `max_source_length` is out of range, or `chat` is
+            combined with `truncate` or has no template.
     """
 
     def __init__(
@@ -58,12 +58,8 @@ class PromptEncoder:
         max_source_length: int | None = None,
         truncate: bool = False,
     ) -> None:
-        if max_source_length is not None and (
-            not isinstance(max_source_length, int) or max_source_length < 2
-        ):
-            raise ValueError(
-                f"max_source_length must be an integer of at least 2, got {max_source_length!r}"
-            )
+        if max_source_length is not None:
+            max_source_length = check_integer("max_source_length", max_source_length, 2)
         limit = model.max_context
         if limit is not None and (max_source_length or 0) > limit:
             raise ValueError(
@@ -83,17 +79,17 @@ class PromptEncoder:
         self._model = model
         self._tokenizer = tokenizer
         self._chat = chat
-        self._max_source = max_source_length
+        self._max_source_length = max_source_length
         self._truncate = truncate
         if chat:
             self._chat_tokenizer()  # refused at once if there is none
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The ids of a prompt, however many they are.
+        """Return the ids of a prompt of any length.
 
         Raises:
-            ValueError: If it is empty or of another kind, or text and there is no tokenizer, or a
-                chat and there is no template for it, or an id is out of range.
+            ValueError: If it is empty or not a prompt, if it is text and there is no tokenizer, if
+                it is a chat and there is no template, or if an id is out of range.
         """
         if isinstance(prompt, str):
             ids = self._encode_text(prompt)
@@ -112,10 +108,14 @@ class PromptEncoder:
         return ids
 
     def fit(self, prompt: Prompt, max_tokens: int) -> Source:
-        """Encode a prompt so that the model can read it; `max_tokens` bounds what follows it.
+        """Encode a prompt and cut it, if it may be cut, to what the model can read.
+
+        Args:
+            prompt: Text, ids or a chat.
+            max_tokens: The most tokens of output; a cut prompt leaves room for them.
 
         Raises:
-            ValueError: See `encode`; and if it is too long and may not be cut.
+            ValueError: As `encode`; and if the prompt is too long and may not be cut.
         """
         ids, limit, unknown = self.encode(prompt), self._longest(max_tokens), ""
         if isinstance(prompt, str) and self._tokenizer is not None:
@@ -126,7 +126,9 @@ class PromptEncoder:
         if self._truncate and not chat:
             return Source(self._shortened(ids, limit), len(ids) - limit, unknown)
         allowed = (
-            "the model is made for" if self._max_source is None else "max_source_length allows"
+            "the model is made for"
+            if self._max_source_length is None
+            else "max_source_length allows"
         )
         more = "max_source_length=N (--max-source-length N) to allow more"
         rest = "split it" if self._model.is_decoder_only else more
@@ -137,11 +139,11 @@ class PromptEncoder:
         )
 
     def _longest(self, max_tokens: int) -> int:
-        """The most tokens that a prompt may have; cut ones leave a decoder-only model room."""
+        """Return the most tokens of a prompt; cutting leaves a decoder-only model room to go on."""
         limit = self._model.max_context
-        if self._truncate and self._max_source is None and limit is not None:
+        if self._truncate and self._max_source_length is None and limit is not None:
             return max(limit // 2, min(limit, limit - max_tokens + 1))
-        return self._max_source or self._model.max_source_length
+        return self._max_source_length or self._model.max_source_length
 
     def _shortened(self, ids: list[int], limit: int) -> list[int]:
         if self._model.is_decoder_only:
@@ -176,22 +178,22 @@ class PromptEncoder:
 
 
 def check_prompts(prompts: object) -> None:
-    """Refuse what is not a collection of prompts, such as a single one.
+    """Refuse anything but a collection of prompts, for example a single one.
 
     Raises:
-        ValueError: If it is text, or not a collection at all.
+        ValueError: If it is text, or not a collection.
     """
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts must be a list of them, got {_shown(prompts)}")
+        raise ValueError(f"prompts must be a list of them, got {_describe(prompts)}")
 
 
 def keep_beginning(ids: list[int], limit: int) -> list[int]:
-    """The first of more than `limit` ids, and the EOS behind them."""
+    """Shorten to `limit` ids: the first ones, then the EOS at the end."""
     return [*ids[: limit - 1], ids[-1]]
 
 
 def keep_end(ids: list[int], limit: int, special: Collection[int]) -> list[int]:
-    """The last of more than `limit` ids, behind the special one that a text may begin with."""
+    """Shorten to `limit` ids: the last ones, after the special one that a text may begin with."""
     begin = ids[:1] if ids[0] in special and limit > 1 else []
     return [*begin, *ids[len(begin) - limit :]]
 
@@ -199,13 +201,10 @@ def keep_end(ids: list[int], limit: int, special: Collection[int]) -> list[int]:
 def _parts(prompt: object) -> list[object]:
     parts: list[object] | None = None
     if not isinstance(prompt, bytes | bytearray | Mapping):
-        with contextlib.suppress(TypeError):  # of what has no parts, as a number
+        with contextlib.suppress(TypeError):  # raised for a number, which has no parts
             parts = list(cast(Iterable[object], prompt))
     if parts is None:
-        raise ValueError(
-            "a prompt must be text, a list of ids or a list of messages (each with role and "
-            f"content), got {_shown(prompt)}"
-        )
+        raise _no_prompt(_describe(prompt))
     return parts
 
 
@@ -215,15 +214,19 @@ def _as_ids(parts: list[object]) -> list[int]:
         try:
             ids.append(operator.index(part))  # type: ignore[arg-type]
         except TypeError as error:
-            raise ValueError(
-                "a prompt must be text, a list of ids or a list of messages (each with role and "
-                f"content), got a list that holds {_shown(part)}"
-            ) from error
+            raise _no_prompt(f"a list that holds {_describe(part)}") from error
     return ids
 
 
-def _shown(value: object) -> str:
-    """What was given, in a few words."""
+def _no_prompt(found: str) -> ValueError:
+    return ValueError(
+        "a prompt must be text, a list of ids or a list of messages (each with role and "
+        f"content), got {found}"
+    )
+
+
+def _describe(value: object) -> str:
+    """Describe a value in a few words."""
     if value is None:
         return "None"
     text = " ".join(repr(value).split())
