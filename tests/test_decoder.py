@@ -28,6 +28,10 @@ from conftest import EOS, KINDS, VARIED, output_law, tiny, tiny_draft, tiny_mode
 COUNT, TOLERANCE = 8_000, 0.055
 
 
+COPYING, OTHER = (3, 4, 2, 3, 3, 2, 4, 1), (3, 4, 2, 1)
+PROMPTS = {"lookup": COPYING, "both": COPYING, "model": OTHER, "none": OTHER, "small": (2, 2, 1)}
+
+
 @cache
 def models(kind: str, vocab_size: int) -> tuple[Any, Any]:
     """Return a target and a draft that differ enough for all planted bugs to show."""
@@ -76,8 +80,7 @@ def sampled_distance(
     plan = decoder.plan([], sampler, max_tokens)
     if schedule:
         plan = replace(plan, schedule=schedule)
-    prompt = {"model": (3, 4, 2, 1), "none": (3, 4, 2, 1)}.get(drafter, (3, 4, 2, 3, 3, 2, 4, 1))
-    prompt = prompt if vocab_size == 5 else (2, 2, 1)
+    prompt = PROMPTS["small" if vocab_size == 3 else drafter]
     rounds = decode(
         target, enumerate([prompt] * COUNT), plan, batch_size=500 if schedule else COUNT
     )
