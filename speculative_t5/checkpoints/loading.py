@@ -57,11 +57,7 @@ def load(
 
 
 def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
-    """Return MLX's type of that name; a type of MLX and None stay what they are.
-
-    Raises:
-        ValueError: If models cannot compute in it.
-    """
+    """Return MLX's type of that name; refuse types that models cannot compute in."""
     if dtype is None:
         return None
     for name, kind in DTYPES.items():
