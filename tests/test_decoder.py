@@ -10,7 +10,8 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import verify
-from speculative_t5.decoding.drafters import Draft, ModelDrafter
+from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.loop import cut
 from speculative_t5.decoding.results import Stats
 from speculative_t5.decoding.sampling import Sampler, round_keys

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.decoding.drafters import Draft, ModelDrafter
+from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.loop import Plan, decode, in_order_of_length
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.schedule import FixedSchedule, Outcome

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.drafters import Draft
+from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.loop import decode
 from speculative_t5.decoding.protocols import Session
 from speculative_t5.decoding.sampling import Sampler

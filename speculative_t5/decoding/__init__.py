@@ -1,11 +1,14 @@
 """The decoding loop and its rules: drafting, verifying, sampling, draft lengths, statistics.
 
-Knows arrays and ids; no model, no text. Models and drafters take part by the protocols in
-`protocols` and `drafters`. Imports `errors` and `device` only.
+`loop.decode` repeats rounds: a drafter proposes tokens, the target checks them in one pass, and a
+rule (`verify`) decides which of them stand, so that outputs are distributed as the target's own.
+The code handles arrays and ids, never models' insides or text: models take part through the
+protocols in `protocols`, drafters through `Drafter`. It imports `errors` and `device` only.
 """
 
 from .calibration import Padded, cache_folder, calibrate
-from .drafters import CombinedDrafter, Draft, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
+from .draft import Draft
+from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .lookup import check_ngrams
 from .loop import WINDOW, Plan, Request, decode, in_order_of_length
 from .protocols import Encoded, LanguageModel, Session, Vocabulary, fingerprint
