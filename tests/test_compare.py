@@ -105,7 +105,7 @@ def test_other_programs_give_the_same_tokens(model: T5, place: Path, name: str, 
         checkpoints.as_ctranslate2(place / "target", place / "ctranslate2")
     generate, about = serving.load_program(name, {"place": str(place), "threads": 1})
     expected = regular_outputs(model)
-    assert len({*map(tuple, expected)}) > 3  # or programs could not be told apart
+    assert len({*map(tuple, expected)}) > 3  # or the test could not tell programs apart
     assert {output[-1] == 1 for output in expected} == {True, False}
     assert [generate(ids, MAX_TOKENS) for ids in PROMPTS] == expected
     assert about["versions"] and note in about.get("note", "")
