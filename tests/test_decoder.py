@@ -16,6 +16,7 @@ from speculative_t5.decoding.loop import cut
 from speculative_t5.decoding.results import Stats
 from speculative_t5.decoding.sampling import Sampler, round_keys
 from speculative_t5.decoding.verify import Verdict, verify_tokens
+from speculative_t5.generation import GenerationOptions
 
 import mlx.core as mx
 import numpy as np
@@ -338,7 +339,7 @@ def test_a_draft_of_the_first_ids_proposes_no_others(target: Any, temperature: f
         out = decoder.generate(prompt, max_tokens=20, temperature=temperature)
         if temperature == 0:
             assert out.tokens == alone.generate(prompt, max_tokens=20).tokens
-        plan = decoder.plan([], Sampler(temperature), 20)
+        plan = decoder.plan(GenerationOptions(max_tokens=20, temperature=temperature))
         plan.drafter.start([prompt])
         keys = mx.array([[1, 2]], dtype=mx.uint32) if temperature else None
         proposed = plan.drafter.propose([[0]], 3, keys)

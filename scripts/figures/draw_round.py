@@ -19,8 +19,8 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.loop import decode
 from speculative_t5.decoding.protocols import Session
-from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.verify import Verifier
+from speculative_t5.generation import GenerationOptions
 
 import mlx.core as mx
 import typer
@@ -81,7 +81,7 @@ class Listening(Verifier):
 
 def judged_rounds(decoder: SpeculativeDecoder, prompt: str) -> list[Judged]:
     """Return all rounds of the greedy output for a prompt."""
-    plan = decoder.plan([], Sampler(), max_tokens=256)
+    plan = decoder.plan(GenerationOptions())
     listening = Listening(plan.verifier.sampler)
     plan = replace(plan, verifier=listening)
     found: list[Judged] = []

@@ -10,8 +10,8 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from ..decoding import Sampler, Stats, cache_folder
-from ..generation import Generation, SpeculativeDecoder
+from ..decoding import Stats, cache_folder
+from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .terminal import footer, note, note_if_slow, note_unread
 from .view import console, legend, shaded, show
 
@@ -133,8 +133,9 @@ class Conversation:
     def _checked(self, settings: Settings) -> SpeculativeDecoder:
         """Make a decoder, and check all settings before one of them is used."""
         decoder = self.remake(settings)
-        sampler = Sampler(settings.temperature, settings.top_k, settings.top_p)
-        decoder.plan([], sampler, settings.max_tokens, settings.seed)
+        GenerationOptions(
+            settings.max_tokens, settings.temperature, settings.top_k, settings.top_p, settings.seed
+        )
         return decoder
 
     def _generate(self, prompt: str) -> None:

@@ -20,7 +20,7 @@ from .. import __version__, device
 from ..bench import speedup
 from ..checkpoints import DTYPES, Observer, as_lines, convert, inspect
 from ..errors import check_utf8, not_utf8
-from ..generation import Generation, SpeculativeDecoder
+from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .batch import batch
 from .bench import bench
 from .models import models
@@ -154,7 +154,8 @@ def _stream(
             last = print_stream(chunks)
     estimated = None
     if last.stats.drafted and is_terminal(sys.stderr):  # the estimate takes time
-        estimated = speedup(decoder, source, last.stats, **vars(sampling))
+        options = GenerationOptions(**vars(sampling))
+        estimated = speedup(decoder, source, last.stats, options)
     note(footer(last.stats, last.finish_reason, sampling.max_tokens, estimated))
 
 
