@@ -78,7 +78,10 @@ def sampled_distance(
         lookup=drafter in ("lookup", "both"),
         **options,
     )
-    plan = decoder.plan([], sampler, max_tokens)
+    sampling = GenerationOptions(
+        max_tokens, sampler.temperature, top_k=sampler.top_k, top_p=sampler.top_p
+    )
+    plan = decoder.plan(sampling)
     if schedule:
         plan = replace(plan, schedule=schedule)
     prompt = PROMPTS["small" if vocab_size == 3 else drafter]
