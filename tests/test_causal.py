@@ -6,9 +6,10 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.sampling import Sampler
-from speculative_t5.models.causal import CausalModel
+from speculative_t5.models.causal import CausalModel, ClampedPositions
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from conftest import POSITIONS, VARIED, tiny_causal, tiny_draft, tiny_model
@@ -225,3 +226,11 @@ def test_opt_runs_in_the_same_sessions() -> None:
     sequences = prompts(4, longest=20)
     alone = [decoder.generate(p, max_tokens=60, speculative=False).tokens for p in sequences]
     assert [o.tokens for o in decoder.generate_batch(sequences, max_tokens=60)] == alone
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_positions_beyond_a_learned_table_read_its_last_row(bits: int | None) -> None:
+    table: Any = nn.Embedding(6, 32)
+    table = table.to_quantized(32, bits) if bits else table
+    rows = ClampedPositions(table)(mx.array([[0, 5], [6, 99]]))
+    assert mx.array_equal(rows.reshape(4, 32), table(mx.array([0, 5, 5, 5])))
