@@ -75,7 +75,7 @@ def test_rows_are_given_to_waiting_prompts_and_dropped(target: CausalModel) -> N
         np.testing.assert_allclose(found, np.array(target(mx.array([row])))[0, -1], atol=2e-4)
 
 
-def test_prompts_of_one_token_of_which_nothing_is_read_take_rows(target: CausalModel) -> None:
+def test_prompts_of_one_token_take_rows(target: CausalModel) -> None:
     decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
     short = [[token] for token in range(2, 14)]
     alone = [decoder.generate(prompt, max_tokens=9).tokens for prompt in short]
@@ -129,7 +129,7 @@ def test_a_draft_of_a_shorter_context_drafts_as_far_as_that(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_lookups_after_drafts_of_a_shorter_context_hang_on_no_neighbour(
+def test_lookups_after_drafts_of_a_shorter_context_ignore_neighbours(
     target: CausalModel, temperature: float
 ) -> None:
     """They follow each row's own tokens, however many its neighbours have."""
@@ -155,7 +155,7 @@ def test_a_draft_gives_no_probabilities_where_it_cannot_read(target: CausalModel
     assert known == [True] * 4 + [False] * 4
 
 
-def test_an_encoder_decoder_is_no_draft_for_a_decoder_only_model() -> None:
+def test_an_encoder_decoder_cannot_draft_for_a_decoder_only_model() -> None:
     with pytest.raises(ValueError, match="decoder-only, the draft is an encoder") as error:
         SpeculativeDecoder(tiny_causal(), tiny_model())
     check_message(str(error.value))
@@ -200,7 +200,7 @@ def test_a_prompt_beyond_the_context_is_refused(target: CausalModel) -> None:
     check_message(str(error.value), str(POSITIONS))
 
 
-def test_a_cache_that_cannot_be_rewound_is_refused_by_name() -> None:
+def test_a_cache_that_cannot_be_rewound_is_refused() -> None:
     from mlx_lm.models.cache import KVCache, RotatingKVCache
 
     model = tiny_causal("llama").model
