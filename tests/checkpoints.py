@@ -1,15 +1,19 @@
-"""Tiny random checkpoints of decoder-only models as transformers saves them, with a tokenizer."""
+"""Tiny random decoder-only checkpoints as transformers saves them, and helpers to spoil files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from families import roughen
+from messages import check_message
 
 END = "<|endoftext|>"
-# What a repository holds of a large file until git lfs pull.
+# A repository's stand-in for a large file until git lfs pull.
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0123456789abcdef" * 4
     + b"\nsize 242043056\n"
@@ -19,6 +23,10 @@ CHAT = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+QWEN3: dict[str, Any] = {
+    "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 10,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
 OPT: dict[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "ffn_dim": 40, "num_attention_heads": 3,
     "max_position_embeddings": 64, "word_embed_proj_dim": 24,
@@ -29,21 +37,19 @@ SHAPES: dict[str, dict[str, Any]] = {
     "opt-post-norm": OPT | {"do_layer_norm_before": False},
     "opt-projection": OPT | {"word_embed_proj_dim": 16},
     "opt-350m": OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
-    "qwen3": {
-        "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 10,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-        "rope_theta": 5e4, "tie_word_embeddings": True,
-    },
-    "gemma3": {
-        "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 10,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8,
-    },
-    "qwen3-own-head": {
-        "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 10,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-    },
-}  # fmt: skip
+    "qwen3": QWEN3
+    | {"max_position_embeddings": 64, "rope_theta": 5e4, "tie_word_embeddings": True},
+    "qwen3-own-head": QWEN3 | {"max_position_embeddings": 64, "tie_word_embeddings": False},
+    "gemma3": QWEN3 | {"sliding_window": 8},
+}
+
+
+@contextmanager
+def refused(match: str, found: object = "") -> Iterator[None]:
+    """Expect a ValueError whose message matches, has the form of messages, and shows `found`."""
+    with pytest.raises(ValueError, match=match) as error:
+        yield
+    check_message(str(error.value), str(found))
 
 
 def write_causal(
@@ -67,7 +73,7 @@ def write_causal(
 
 
 def write_tokenizer(folder: Path, *, chat: bool = True, **settings: Any) -> None:
-    """A byte-level BPE of 300 pieces, trained here, which ends by id 0."""
+    """Train and save a byte-level BPE of 300 pieces, whose EOS is id 0."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     text = (Path(__file__).parent / "sentences.txt").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.causal import CausalModel
 
 import mlx.core as mx
@@ -173,7 +173,7 @@ def test_any_of_several_ends_ends_an_output(target: CausalModel) -> None:
 
 def test_lookups_look_in_prompt_and_output_as_one_text(target: CausalModel) -> None:
     decoder = SpeculativeDecoder(target, "lookup", num_draft=3)
-    drafter = decoder.plan([], Sampler(), 9).drafter
+    drafter = decoder.plan(GenerationOptions(max_tokens=9)).drafter
     drafter.start([[2, 3, 4, 5, 6, 3]])
     assert drafter.propose([[2, 3, 4, 5, 6, 3]], 3, None).tokens.tolist() == [[4, 5, 6]]
     # The latest of the longest matches, wherever it is.

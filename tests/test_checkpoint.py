@@ -1,46 +1,52 @@
-"""What a checkpoint's files say of themselves, and what is refused before weights are read."""
+"""Folders of T5s: what is read, and what is refused before any weights are."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import load
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.checkpoints import loading
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.t5 import open_checkpoint
-from speculative_t5.models.t5.config import T5Config
-from speculative_t5.tokenizers import load_tokenizer
+from speculative_t5.models import T5Config
 
+import huggingface_hub
 import mlx.core as mx
+import numpy as np
 import pytest
 import torch
-from checkpoints import POINTER
+from checkpoints import POINTER, refused
 from conftest import edit_json
 from families import write_family
-from messages import check_message
 from safetensors.torch import load_file, save_file
+
+FORMS = {"flan_t5": "shards", "madlad400": "safetensors", "t5": "bin_shards"}
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("originals")
-    for name, form in (("flan_t5", "shards"), ("madlad400", "safetensors"), ("t5", "bin_shards")):
-        write_family(root / f"{name}_{form}", name, form)
+    for name, form in FORMS.items():
+        write_family(root / name, name, form)
+    convert(str(root / "flan_t5"), root / "converted")
     return {path.name: path for path in root.iterdir()}
 
 
 @pytest.fixture
-def sharded(originals: dict[str, Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(originals["flan_t5_shards"], tmp_path / "source"))
+def folder(request: pytest.FixtureRequest, originals: dict[str, Path], tmp_path: Path) -> Path:
+    """A folder that the test may spoil: flan_t5's shards, or the one that the test asks for."""
+    name = getattr(request, "param", "flan_t5")
+    return Path(shutil.copytree(originals[name], tmp_path / "weights" / "tiny"))
 
 
-@pytest.fixture
-def madlad(originals: dict[str, Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(originals["madlad400_safetensors"], tmp_path / "source"))
+def of(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("folder", [name], indirect=True)
 
 
 def edit_index(folder: Path, change: Callable[[dict[str, str]], Any]) -> None:
@@ -54,88 +60,113 @@ def shard(folder: Path, number: int = 1) -> Path:
     return sorted(folder.glob("model-*.safetensors"))[number]
 
 
+def only_other_weights(folder: Path) -> None:
+    for path in folder.glob("model*"):
+        path.unlink()
+    (folder / "tf_model.h5").write_text("")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda s: shard(s).unlink(), r"model-00002-of-\d+.safetensors, named by .*, is missing"),
         (lambda s: shard(s).write_bytes(shard(s).read_bytes()[:-9]), "truncated or damaged"),
+        (lambda s: shard(s).write_bytes(POINTER), "model-00002-.* is a Git LFS pointer.*: run git"),
         (lambda s: shutil.copy(shard(s, 0), shard(s)), "in model-00002.*, which does not have it"),
-        (
-            lambda s: edit_index(s, lambda m: m.update(more=shard(s).name)),
-            "says that more is in model-00002.*, which does not have it",
-        ),
-        (
-            lambda s: edit_index(s, lambda m: m.update(more="../outside.safetensors")),
-            "names the shard '../outside.safetensors', expected a file's name alone",
-        ),
-        (
-            lambda s: edit_index(s, lambda m: m.update(more="/etc/passwd")),
-            "names the shard '/etc/passwd', expected a file's name alone",
-        ),
+        (lambda s: edit_index(s, lambda m: m.update(more=shard(s).name)),
+         "says that more is in model-00002.*, which does not have it"),
+        (lambda s: edit_index(s, lambda m: m.update(more="../outside.safetensors")),
+         "names the shard '../outside.safetensors', expected a file's name alone"),
+        (lambda s: edit_index(s, lambda m: m.update(more="/etc/passwd")),
+         "names the shard '/etc/passwd', expected a file's name alone"),
         (lambda s: edit_index(s, lambda m: m.update(more=3)), "names the shard 3, expected"),
         (lambda s: edit_index(s, lambda m: m.clear()), "is not an index of shards"),
         (lambda s: next(s.glob("*.index.json")).write_text("[]"), "holds a list, expected an obj"),
         (lambda s: next(s.glob("*.index.json")).write_text("{"), "index.json is not JSON"),
+        (only_other_weights, "expected model.safetensors .*, found tf_model.h5"),
+        (lambda s: (s / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda s: (s / "config.json").write_text("[]"), "holds a list, expected an object"),
+        (lambda s: (s / "config.json").write_text("[" * 200_000), "config.json is not JSON"),
+        (lambda s: (s / "tokenizer_config.json").write_text("[" * 200_000), "onfig.json is not J"),
+        (lambda s: (s / "tokenizer_config.json").write_text('{"extra_ids": 1000000000}'),
+         "extra_ids in .* is 1000000000, expected an integer from 0 to 10000"),
+        (lambda s: (s / "spiece.model").unlink(), "no tokenizer in"),
+        (lambda s: edit_json(s / "config.json", eos_token_id=5), "a text by 1, the model by 5"),
     ],
-)
-def test_shards_that_do_not_add_up_are_refused(sharded: Path, spoil: Any, message: str) -> None:
-    spoil(sharded)
-    with pytest.raises(ValueError, match=message) as caught:
-        convert(str(sharded), sharded.parent / "out")
-    assert "\n" not in str(caught.value)
-    assert [path.name for path in sharded.parent.iterdir()] == ["source"]
-
-
-def test_a_missing_pickled_shard_is_named(originals: dict[str, Path], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(originals["t5_bin_shards"], tmp_path / "source"))
-    (folder / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(ValueError, match="pytorch_model-00002-of-00002.bin, named by"):
-        open_checkpoint(folder)
-
-
-def test_weights_of_other_programs_are_named(sharded: Path) -> None:
-    for path in sharded.glob("model*"):
-        path.unlink()
-    (sharded / "tf_model.h5").write_text("")
-    with pytest.raises(ValueError, match="expected model.safetensors .*, found tf_model.h5"):
-        open_checkpoint(sharded)
-
-
-@pytest.mark.parametrize(
-    ("form", "name"),
-    [
-        ("flan_t5_shards", "model-00002-of-*.safetensors"),
-        ("madlad400_safetensors", "model.safetensors"),
-        ("t5_bin_shards", "pytorch_model-00002-of-00002.bin"),
-        ("t5_bin_shards", "spiece.model"),
-    ],
-)
-def test_pointers_of_git_lfs_are_told(
-    originals: dict[str, Path], tmp_path: Path, form: str, name: str
-) -> None:
-    folder = Path(shutil.copytree(originals[form], tmp_path / "source"))
-    (path,) = folder.glob(name)
-    path.write_bytes(POINTER)
-    with pytest.raises(ValueError, match="is a Git LFS pointer.*: run git lfs pull in") as error:
+)  # fmt: skip
+def test_spoiled_checkpoints_are_refused(folder: Path, spoil: Any, message: str) -> None:
+    spoil(folder)
+    with refused(message):
         load(folder)
-    check_message(str(error.value), str(path))
 
 
-def test_a_converted_models_pointers_are_told(originals: dict[str, Path], tmp_path: Path) -> None:
-    folder = convert(str(originals["t5_bin_shards"]), tmp_path / "made")
-    (folder / "weights.npz").write_bytes(POINTER)
-    with pytest.raises(ValueError, match=r"weights\.npz is a Git LFS pointer.*: run git lfs pull"):
+@of("t5")
+@pytest.mark.parametrize("name", ["pytorch_model-00002-of-00002.bin", "spiece.model"])
+def test_pointers_and_missing_shards_of_pickles_are_named(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(POINTER)
+    with refused("is a Git LFS pointer.*: run git lfs pull in", folder / name):
         load(folder)
+    (folder / name).unlink()
+    with refused("00002-of-00002.bin, named by .*, is missing|no tokenizer in"):
+        load(folder)
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, mx.array]], Any]) -> None:
+    tensors = mx.load(str(folder / "weights.npz"))
+    assert isinstance(tensors, dict)
+    change(tensors)
+    mx.eval(tensors)
+    mx.savez(str(folder / "weights.npz"), **tensors)
+
+
+def flip_a_byte(folder: Path) -> None:
+    raw = bytearray((folder / "weights.npz").read_bytes())
+    raw[2000] ^= 255
+    (folder / "weights.npz").write_bytes(raw)
+
+
+def store_an_array(folder: Path) -> None:
+    with (folder / "weights.npz").open("wb") as file:
+        np.save(file, np.ones(3))
+
+
+def use_a_pointer_to_json(folder: Path) -> None:
     (folder / "spiece.model").unlink()
     (folder / "tokenizer.json").write_bytes(POINTER)
-    with pytest.raises(ValueError, match=r"tokenizer\.json is a Git LFS pointer"):
-        load_tokenizer(folder)
 
 
-def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="it has no config.json, but an adapter's settings"):
-        open_checkpoint(tmp_path)
+@of("converted")
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: (f / "weights.npz").unlink(), "no weights in .*: expected model.safetensors"),
+        (lambda f: os.truncate(f / "weights.npz", 5000), "weights.npz is truncated or damaged"),
+        (lambda f: (f / "weights.npz").write_bytes(b""), "weights.npz is truncated or damaged"),
+        (lambda f: (f / "weights.npz").write_bytes(POINTER), "npz is a Git LFS pointer.*: run git"),
+        (use_a_pointer_to_json, r"tokenizer\.json is a Git LFS pointer"),
+        (store_an_array, "weights.npz is truncated or damaged"),
+        (lambda f: np.savez(f / "weights.npz", words=np.array(["these"])), "of floats, found <U5"),
+        (flip_a_byte, "weights.npz is truncated or damaged"),
+        (lambda f: edit_json(f / "config.json", model_type="gpt2"), "this is a gpt2"),
+        (lambda f: edit_json(f / "config.json", num_layers=256), "has no tensor encoder.layers"),
+        (lambda f: edit_weights(f, lambda t: t.update({"encoder.norm.weight": mx.ones(3)})),
+         r"encoder.norm.weight has shape \(3,\), expected \(24,\)"),
+        (lambda f: edit_weights(f, lambda t: t.pop("decoder.norm.weight")),
+         r"has no tensor decoder.norm.weight, expected one of shape \(24,\)"),
+        (lambda f: edit_weights(f, lambda t: t.update(extra=mx.ones(1))),
+         "has tensors that a T5 does not: extra"),
+        *((lambda f, name=name: edit_json(f / "config.json", **{name: 2**24}),
+           "shape|in config.json") for name in ("d_model", "d_ff", "vocab_size", "num_heads",
+                                                "relative_attention_num_buckets")),
+    ],
+)  # fmt: skip
+def test_spoiled_model_folders_are_refused_at_once(folder: Path, spoil: Any, message: str) -> None:
+    """Also where config.json asks for more memory, or layers, than there could be."""
+    spoil(folder)
+    started = time.perf_counter()
+    with refused(message):
+        load(folder)
+    assert time.perf_counter() - started < 3
 
 
 @pytest.mark.parametrize(
@@ -150,113 +181,156 @@ def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized by gptq"),
         ({"quantization_config": 4}, "its weights are quantized by another program"),
         ({"d_model": None}, "d_model in config.json is missing, expected a positive integer"),
+        ({"d_kv": 0}, "d_kv in config.json is 0, expected a"),
+        ({"vocab_size": 10**12}, "vocab_size in config.json"),
         ({"num_layers": 2000}, "num_layers in config.json is 2000, expected at most 256"),
+        ({"num_heads": "12"}, "num_heads in config.json is '12', expected a positive integer"),
+        ({"feed_forward_proj": "x"}, "feed_forward_proj"),
+        ({"layer_norm_epsilon": "x"}, "layer_norm_epsilon"),
+        ({"eos_token_id": [1]}, r"eos_token_id .* is \[1\]"),
+        ({"decoder_start_token_id": 999}, "is 999, expected an id from 0 to 8"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings in config.json is 'no', expected"),
+        ({"relative_attention_num_buckets": "32"}, "num_buckets in config.json is '32'"),
         ({"relative_attention_num_buckets": 1}, "has 1 buckets up to a distance of 128"),
         ({"relative_attention_num_buckets": 33}, "has 33 buckets up to a distance of 128"),
         ({"relative_attention_max_distance": 16}, "has 32 buckets up to a distance of 16"),
         ({"quantization": {"bits": 8.0}}, "quantization must be to 4 or 8 bits, got 8.0"),
-        (
-            {"quantization": {"bits": 8, "keep_wo": "no"}},
-            "keep_wo and embeddings must be true or false, got 'no' and True",
-        ),
-        ({"num_heads": "12"}, "num_heads in config.json is '12', expected a positive integer"),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings in config.json is 'no', expected"),
+        ({"quantization": {"bits": 8, "keep_wo": "no"}}, "must be true or false, got 'no' and Tr"),
         ({"quantization": {"bits": 3}}, "quantization must be to 4 or 8 bits, got 3"),
         ({"quantization": {"bits": 4, "group_size": 7}}, "32, 64 or 128 weights, got 7"),
         ({"quantization": {"bites": 4}}, "quantization in config.json is {'bites': 4}"),
         ({"quantization": [4]}, r"quantization in config.json is \[4\]"),
     ],
+    ids=str,
 )
-def test_other_models_are_refused_by_their_config_alone(
+def test_configs_are_refused_before_weights_are_looked_for(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    """There are no weights here, so that none can have been read."""
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 9}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"} | sizes | changes))
-    with pytest.raises(ValueError, match=message):
+    with refused(message, tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_embeddings_of_two_kinds_are_refused(madlad: Path) -> None:
-    path = madlad / "model.safetensors"
+def test_an_adapter_is_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with refused("it has no config.json, but an adapter's settings"):
+        open_checkpoint(tmp_path)
+
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, Any]], Any], number: int = 0) -> None:
+    path = sorted(folder.glob("model*.safetensors"))[number]
     tensors = load_file(path)
-    tensors["decoder.embed_tokens.weight"][3, 3] += 1
+    change(tensors)
     save_file(tensors, path)
-    with pytest.raises(ValueError, match="decoder.embed_tokens.weight differs from encoder.embed"):
-        open_checkpoint(madlad)
 
 
-def test_the_decoders_embedding_alone_will_do(madlad: Path) -> None:
-    path = madlad / "model.safetensors"
-    before = open_checkpoint(madlad).tensors["shared.weight"].read().copy()
-    tensors = load_file(path)
-    del tensors["encoder.embed_tokens.weight"]
-    save_file(tensors, path)
-    assert (open_checkpoint(madlad).tensors["shared.weight"].read() == before).all()
-    del tensors["decoder.embed_tokens.weight"]
-    save_file(tensors, path)
-    with pytest.raises(ValueError, match="has no tensor shared.weight, expected one of shape"):
-        open_checkpoint(madlad)
+ENCODERS, DECODERS = (f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
 
 
-def test_depths_out_of_proportion_are_refused_at_once(sharded: Path, tmp_path: Path) -> None:
-    """Whether they come from a config of our own, or from the name of a tensor."""
-    folder = convert(str(sharded), tmp_path / "out")
-    edit_json(folder / "config.json", num_layers=256)
-    started = time.perf_counter()
-    with pytest.raises(ValueError, match="has no tensor encoder.layers"):
+@of("madlad400")
+def test_different_embeddings_are_refused(folder: Path) -> None:
+    edit_tensors(folder, lambda t: t[DECODERS][3].add_(1))
+    with refused("decoder.embed_tokens.weight differs from encoder.embed"):
         open_checkpoint(folder)
-    path = tmp_path / "source" / "model.safetensors"
-    tensors = {"encoder.block.999999999.layer.0.layer_norm.weight": mx.zeros(2)}
-    for piece in sharded.glob("model*"):
-        piece.unlink()
-    mx.save_safetensors(str(path), tensors)
-    with pytest.raises(ValueError, match="has no tensor shared.weight"):
-        open_checkpoint(sharded)
-    assert time.perf_counter() - started < 5
+    edit_tensors(folder, lambda t: t.update({"shared.weight": torch.tensor(1.0)}))
+    with refused("differs from shared.weight"):
+        open_checkpoint(folder)
+    edit_tensors(folder, lambda t: [t.pop(name) for name in (ENCODERS, DECODERS)])
+    with refused(r"shared.weight has shape \(\), expected \(320, 24\)"):
+        open_checkpoint(folder)
 
 
-def test_the_index_says_which_shard_a_tensor_is_in(sharded: Path) -> None:
-    before = open_checkpoint(sharded).tensors["shared.weight"].read().copy()
-    last = sorted(sharded.glob("model-*.safetensors"))[-1]
-    tensors = load_file(last)
-    save_file(tensors | {"shared.weight": torch.zeros(320, 24)}, last)
-    assert (open_checkpoint(sharded).tensors["shared.weight"].read() == before).all()
+@of("madlad400")
+def test_the_decoders_embedding_alone_suffices(folder: Path) -> None:
+    before = open_checkpoint(folder).tensors["shared.weight"].read().copy()
+    edit_tensors(folder, lambda t: t.pop(ENCODERS))
+    assert (open_checkpoint(folder).tensors["shared.weight"].read() == before).all()
+    edit_tensors(folder, lambda t: t.pop(DECODERS))
+    with refused("has no tensor shared.weight, expected one of shape"):
+        open_checkpoint(folder)
+
+
+@of("madlad400")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.update({"encoder.x.weight": t.pop("encoder.final_layer_norm.weight")}),
+         "has no tensor encoder.final_layer_norm.weight, expected one of shape"),
+        (lambda t: t.update({ENCODERS: t[ENCODERS][:-1], DECODERS: t[DECODERS][:-1]}),
+         r"shared.weight has shape \(319, 24\), expected \(320, 24\)"),
+        # The depth is not believed either.
+        (lambda t: t.update({"encoder.block.999999999.layer.0.layer_norm.weight": torch.ones(2)}),
+         r"has no tensor encoder.block.2.layer"),
+    ],
+)  # fmt: skip
+def test_misfitting_tensors_are_refused(folder: Path, change: Any, message: str) -> None:
+    edit_tensors(folder, change)
+    with refused(message):
+        open_checkpoint(folder)
+
+
+def test_a_vocabulary_with_fewer_rows_than_pieces_is_refused(folder: Path) -> None:
+    from speculative_t5.tokenizers import load_tokenizer
+
+    config = open_checkpoint(folder).config
+    with refused("has 220 pieces, the model 119 rows for them"):
+        load_tokenizer(folder, T5Config(**(config.__dict__ | {"vocab_size": 119})))
+    assert load_tokenizer(folder, T5Config(**(config.__dict__ | {"vocab_size": 120})))
+
+
+def test_the_index_says_which_shard_holds_a_tensor(folder: Path) -> None:
+    before = open_checkpoint(folder).tensors["shared.weight"].read().copy()
+    edit_tensors(folder, lambda t: t.update({"shared.weight": torch.zeros(320, 24)}), -1)
+    assert (open_checkpoint(folder).tensors["shared.weight"].read() == before).all()
     assert before.any()
 
 
-def test_embeddings_without_a_shape_are_refused(madlad: Path) -> None:
-    path = madlad / "model.safetensors"
-    scalars = dict.fromkeys(("shared.weight", "encoder.embed_tokens.weight"), torch.tensor(1.0))
-    save_file(load_file(path) | {n: t.clone() for n, t in scalars.items()}, path)
-    with pytest.raises(ValueError, match="differs from shared.weight"):
-        open_checkpoint(madlad)
-    tensors = load_file(path)
-    del tensors["decoder.embed_tokens.weight"]
-    save_file(tensors, path)
-    with pytest.raises(ValueError, match=r"shared.weight has shape \(\), expected \(320, 24\)"):
-        open_checkpoint(madlad)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_json_of_any_depth_is_refused(sharded: Path, name: str) -> None:
-    (sharded / name).write_text("[" * 200_000)
-    with pytest.raises(ValueError, match=f"{name} is not JSON"):
-        convert(str(sharded), sharded.parent / "out")
-
-
-def test_sizes_out_of_proportion_take_no_memory(sharded: Path, tmp_path: Path) -> None:
-    folder = convert(str(sharded), tmp_path / "out")
-    for name in ("d_model", "d_ff", "vocab_size", "num_heads", "relative_attention_num_buckets"):
-        edited = Path(shutil.copytree(folder, tmp_path / name))
-        edit_json(edited / "config.json", **{name: 2**24})
-        with pytest.raises(ValueError, match="shape|in config.json"):
-            open_checkpoint(edited)
-
-
-def test_config_goes_to_json_and_back() -> None:
+def test_a_config_goes_to_json_and_back() -> None:
     config = T5Config(
         d_model=64, d_kv=4, d_ff=64, num_heads=2, num_layers=1, num_decoder_layers=2,
         vocab_size=9, bias_per_layer=True, n_positions=77,
     )  # fmt: skip
     assert T5Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@of("converted")
+def test_names_are_looked_up_under_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent.parent)
+    assert load("tiny")[0].config == load(folder)[0].config
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with refused(r"no model here \(found: .*tiny\) is named 'tinny'"):
+        load("tinny")
+    for name in (None, 1, b"tiny", ""):
+        with refused("a model must be given by its name or path, got"):
+            load(name)  # type: ignore[arg-type]
+
+
+@of("converted")
+def test_the_dtype_is_the_devices_or_the_chosen_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.warns(UserWarning, match="float16 overflows"):
+        assert load(folder, dtype=mx.float16)[0].dtype == mx.float16
+    edit_json(folder / "config.json", gated=False)
+    monkeypatch.setattr(loading, "default_dtype", lambda: mx.bfloat16)
+    assert load(folder)[0].dtype == mx.bfloat16
+
+
+@of("converted")
+def test_pairs_with_different_tokenizers_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    SpeculativeDecoder.from_pretrained(folder, other)
+    (other / "tokenizer_config.json").write_text('{"extra_ids": 3}')
+    with refused("must share a tokenizer: the target's has 220 pieces.*the draft's has 123 pieces"):
+        SpeculativeDecoder.from_pretrained(folder, other)
+
+
+@of("converted")
+def test_text_goes_in_and_comes_out(folder: Path) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(folder, folder, num_draft=3)
+    out = decoder.generate("The old man sat.", max_tokens=12)
+    assert out.tokens and out.text == load(folder)[1].decode(out.tokens)
+    assert "".join(c.text for c in decoder.stream("The old man sat.", max_tokens=12)) == out.text
+    ids = np.array(load(folder)[1].encode("The old man sat."))
+    assert decoder.generate(ids, max_tokens=12).tokens == out.tokens

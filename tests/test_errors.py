@@ -16,7 +16,7 @@ from messages import complaint
 
 HOLE = "{}"  # stands for what is only known at run time
 ERRORS = {"ValueError", "OSError", "RuntimeError", "Failure", "Refused"}
-WITHOUT_A_MESSAGE = {"AttributeError", "KeyboardInterrupt", "Exit", "_damaged"}
+WITHOUT_A_MESSAGE = {"AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "_damaged"}
 NOTES = {"note", "fail", "Line"}  # show or keep a line
 MOST = 300  # characters of a message's own
 
@@ -24,7 +24,7 @@ MOST = 300  # characters of a message's own
 COMPLETED_IN = {"pickle": "read_bin adds the file before it and what to do after it"}
 COMPLETED = {
     "it has no <s> and </s>": "_read_bpe adds the file and what to do",
-    "b'' is to be {}, which is not the next free id": "_read_bpe adds the file and what to do",
+    "{} is to be {}, which is not the next free id": "_read_bpe adds the file and what to do",
     "{}: expected tensors of floats, found {}": "read_npz adds the file and what to do",
     "{} declares {} bytes of numbers, its place in the file has {}": "read_npz does",
     "{} is in version {} of the npy format": "read_npz does",
@@ -54,7 +54,7 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
     known = {
         name_of(node.targets[0]): text_of(node.value, {})
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.JoinedStr)
+        if isinstance(node, ast.Assign) and text_of(node.value, {}) not in (HOLE, "")
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -111,11 +111,16 @@ def test_most_messages_are_found_and_no_exception_is_left_over() -> None:
     ("source", "wrong"),
     [
         ("raise ValueError('the prompt is empty')", "does not say what to do"),
+        ("raise ValueError('use another')", "does not say what to do"),
+        ("raise ValueError('num_draft must be at least 1')", "does not say what to do"),
+        ("raise ValueError(f'k must be at least 1, got {k}; or else')", "what to do begins with"),
+        ("raise ValueError(f'n is {n}, expected at least 1: or what')", "what to do begins with"),
         ("raise ValueError(f'{path} is damaged: it is not a file')", "what to do begins with"),
         ("text = f'{path} is bad: expected more'\nraise ValueError(text)", "what to do begins"),
         ("raise OSError(28, 'The disk is full: free some')", "starts with a capital"),
         ("raise Failure(f'{path} cannot be read: use another.')", "without a full stop"),
         ("raise Refused('it is\\ndamaged: use another')", "not one line"),
+        ("raise ValueError('it is damaged:  use another')", "not one line"),
         ("def made():\n    return ValueError('no')", "does not say what to do"),
         (f"note('{'x' * 301}')", "more than 300 characters"),
         ("note('Done')", "starts with a capital"),
@@ -136,24 +141,3 @@ def test_good_messages_pass() -> None:
         "raise ValueError(f'{path}: {error}')\nnote(f'[{parts}]')\nnote(line)\nraise typer.Exit(3)"
     )
     assert [fault(kind, text) for _, kind, text in messages(source)] == [None] * 5
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{} on the Hub has no config.json: it is no model",
-        "--field is for --format jsonl; lines of text have no fields",
-        "--field is for --format jsonl; use",
-        "{} exists: --force replaces it",
-        "num_draft must be at least 1",
-        "num_draft is {}",
-        "num_draft is {}, expected at least 1: or what",
-        "{} must be at least 1, got {}; or else",
-        "{} cannot be read:  use another",
-        "{} cannot be read: Use another",
-        "use another",
-    ],
-)
-def test_messages_of_another_form_are_rejected(text: str) -> None:
-    assert complaint(text) is not None

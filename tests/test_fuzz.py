@@ -1,4 +1,4 @@
-"""Damaged files are read or refused in one line: nothing else is raised, and no process ends."""
+"""Damaged files are read or refused in one line; nothing else is raised, and nothing crashes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from messages import complaint
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small checkpoints in all formats."""
+    """Small checkpoints in every format."""
     root = tmp_path_factory.mktemp("originals")
     for form in ("safetensors", "bin", "old_bin"):
         write_family(root / form, "t5", form)
@@ -59,26 +59,26 @@ def open_causal(folder: Path) -> None:
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
-    """The contents with some bytes changed, cut off, or copied over others."""
+    """Return the contents with some bytes changed, cut off, or copied over others."""
     changed = bytearray(content)
     for _ in range(rng.randint(1, 3)):
         # Headers are at the start, and the directories of archives at the end.
         reach = min(len(changed), rng.choice((16, 400, 10**9)))
-        at = rng.randrange(reach) if rng.random() < 0.6 else len(changed) - 1 - rng.randrange(reach)
+        i = rng.randrange(reach) if rng.random() < 0.6 else len(changed) - 1 - rng.randrange(reach)
         match rng.randrange(5):
             case 0:
-                changed[at] ^= 1 << rng.randrange(8)
+                changed[i] ^= 1 << rng.randrange(8)
             case 1:
-                changed[at] = rng.choice(b'\x00\x01\x7f\x80\xff09-"{}[],.eN')
+                changed[i] = rng.choice(b'\x00\x01\x7f\x80\xff09-"{}[],.eN')
             case 2:
                 value = rng.choice((0, 1, 2**16 - 1, 2**31 - 1, 2**32 - 1, 2**63, 2**64 - 1))
                 width = rng.choice((2, 4, 8))
-                changed[at : at + width] = (value % 256**width).to_bytes(width, "little")
+                changed[i : i + width] = (value % 256**width).to_bytes(width, "little")
             case 3 if len(changed) > 1:
-                del changed[max(1, at) :]
+                del changed[max(1, i) :]
             case _:
                 other, length = rng.randrange(len(changed)), rng.randint(1, 40)
-                changed[at : at + length] = changed[other : other + length]
+                changed[i : i + length] = changed[other : other + length]
     return bytes(changed)
 
 

@@ -1,3 +1,5 @@
+"""What inspecting a checkpoint reports, without converting it."""
+
 from __future__ import annotations
 
 import subprocess
@@ -16,8 +18,6 @@ import pytest
 from conftest import REPOSITORY, V1_0, write_checkpoint
 from families import write_family
 
-SMALLER = V1_0 | {"num_layers": 1, "num_decoder_layers": 1}
-
 # Shapes and counts as published: d_model, d_kv, d_ff, heads, layers of both stacks, vocabulary.
 PUBLISHED = {
     "t5-small": ((512, 64, 2048, 8, 6, 6, 32128), False, 60_506_624),
@@ -32,7 +32,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_counted_as_published(name: str) -> None:
+def test_parameter_counts_match_the_published_ones(name: str) -> None:
     sizes, gated, count = PUBLISHED[name]
     names = ("d_model", "d_kv", "d_ff", "num_heads", "num_layers", "num_decoder_layers")
     config = T5Config(
@@ -41,11 +41,16 @@ def test_parameters_are_counted_as_published(name: str) -> None:
     assert num_parameters(config) == count
 
 
-@pytest.fixture
-def source(tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
+    source = tmp_path_factory.mktemp("source") / "source"
+    write_checkpoint(source, V1_0 | {"d_model": 64, "d_ff": 128}, spiece)
+    return source
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_checkpoint(tmp_path / "source", V1_0 | {"d_model": 64, "d_ff": 128}, spiece)
-    return tmp_path / "source"
 
 
 @pytest.mark.parametrize(
@@ -58,14 +63,12 @@ def source(tmp_path: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch) -> Pa
         ("--quantize 4", {"quantize": 4}),
     ],
 )
-def test_sizes_told_are_those_written(
-    source: Path, options: str, arguments: dict[str, Any]
-) -> None:
-    (told,) = [way for way in inspect(str(source)).sizes if way.options == options]
+def test_reported_sizes_are_those_written(source: Path, options: str, arguments: Any) -> None:
+    (reported,) = [way for way in inspect(str(source)).sizes if way.options == options]
     folder = convert(str(source), Path("out"), **arguments)
     tensors = open_checkpoint(folder).tensors.values()
-    assert told.file == sum(tensor.nbytes for tensor in tensors)
-    overhead = (folder / "weights.npz").stat().st_size - told.file
+    assert reported.file == sum(tensor.nbytes for tensor in tensors)
+    overhead = (folder / "weights.npz").stat().st_size - reported.file
     assert 0 < overhead < 500 * len(tensors)
 
 
@@ -82,7 +85,7 @@ def test_memory_to_run_is_weights_and_caches(source: Path) -> None:
 
 
 def test_drafts_share_the_tokenizer_and_are_smaller(source: Path, spiece: bytes) -> None:
-    write_checkpoint(Path("small"), SMALLER, spiece)
+    write_checkpoint(Path("small"), V1_0 | {"num_layers": 1, "num_decoder_layers": 1}, spiece)
     convert("small")
     convert(str(source), Path("weights/itself"))
     write_family(Path("other"), "byt5")
@@ -101,7 +104,7 @@ def test_a_quantized_folder_says_so(source: Path) -> None:
 
 
 def test_the_command_prints_it_and_writes_nothing(source: Path) -> None:
-    command = [sys.executable, REPOSITORY / "convert.py", "--model", "source", "--inspect"]
+    command = [sys.executable, REPOSITORY / "convert.py", "--model", str(source), "--inspect"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     for part in ("source\n", "family      T5 v1.0", "stored as float32", "--quantize 4", "drafts"):
         assert part in done.stdout, done.stdout

@@ -1,4 +1,4 @@
-"""Where models are found by name, from any folder, and where converted ones go."""
+"""Where models are found by name, and where converted ones are written."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 
 from speculative_t5 import load
-from speculative_t5.checkpoints import places
+from speculative_t5.checkpoints import convert, places
 
 import pytest
-from conftest import REPOSITORY, V1_0, edit_json, write_checkpoint
+from conftest import REPOSITORY, edit_json
 
 SHIPPED = {"correct-base", "correct-small"}
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder without models, of a user who has converted none."""
+    """The parent of a current folder without models, for a user who has converted none."""
     monkeypatch.setattr(places, "_users_folder", lambda: tmp_path / "user" / "weights")
     monkeypatch.delenv(places.VARIABLE, raising=False)
     here = tmp_path / "here"
@@ -27,7 +27,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(folder: Path, name: str = "model") -> Path:
-    """What looks like a model folder."""
+    """Make a folder that looks like a model's."""
     folder = folder / name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -53,6 +53,7 @@ def test_an_installed_package_has_its_models_inside(
 
 def test_a_name_is_looked_up_in_order(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = put(elsewhere / "named")
+    (named / "weights.npz").rename(named / "model.safetensors")  # the kind of model is no matter
     here = put(Path("weights"))
     user = put(elsewhere / "user" / "weights")
     monkeypatch.setenv(places.VARIABLE, str(elsewhere / "named"))
@@ -85,8 +86,6 @@ def test_the_users_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert places._users_folder() == tmp_path / "speculative_t5" / "weights"
 
-
-def test_without_a_home_there_is_no_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -95,16 +94,12 @@ def test_without_a_home_there_is_no_users_folder(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_converted_model_is_found_from_another_folder(
-    elsewhere: Path, spiece: bytes, monkeypatch: pytest.MonkeyPatch
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from speculative_t5.checkpoints.conversion import convert
-
-    write_checkpoint(elsewhere / "tiny", V1_0, spiece)
-    folder = convert(str(elsewhere / "tiny"))
+    folder = convert(str(REPOSITORY / "weights" / "correct-small"), places.new_folder("tiny"))
     (elsewhere / "second").mkdir()
     monkeypatch.chdir(elsewhere / "second")
-    assert places.find_folder("tiny") == folder
-    assert load("tiny")[0].config.d_model == V1_0["d_model"]
+    assert places.find_folder("tiny") == folder and load("tiny")
 
 
 def test_a_draft_is_looked_for_beside_its_target(elsewhere: Path) -> None:
@@ -115,26 +110,22 @@ def test_a_draft_is_looked_for_beside_its_target(elsewhere: Path) -> None:
     beside = put(elsewhere / "copied", "correct-small")
     assert places.named_draft(target) == beside
     assert places.named_draft("correct-base") == shipped
-    assert places.named_draft("correct-small") is None
-    assert places.named_draft("google/flan-t5-small") is None
+    for model in ("correct-small", "google/flan-t5-small"):
+        assert places.named_draft(model) is None
+    for draft in ("not-here", "../correct-small", "", 3, None):
+        edit_json(target / "config.json", draft=draft)
+        assert places.named_draft(target) is None
 
 
-@pytest.mark.parametrize("draft", ["not-here", "../correct-small", "", 3, None])
-def test_a_draft_that_is_not_here_is_none(elsewhere: Path, draft: object) -> None:
-    target = put(elsewhere / "copied", "target")
-    edit_json(target / "config.json", draft=draft)
-    assert places.named_draft(target) is None
-
-
-def test_the_command_to_convert_is_named_as_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_to_convert_depends_on_the_installation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert places.convert_command() == "python convert.py --model NAME_OR_PATH"
     monkeypatch.setattr(places, "CHECKOUT", None)
     assert places.convert_command(["--model", "x"]) == "speculative-t5 convert --model x"
 
 
-def test_a_folder_that_may_not_be_read_is_passed_over(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_skipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = put(elsewhere / "user" / "weights", "hidden")
     (hidden / "weights.npz").unlink()
 
@@ -143,16 +134,6 @@ def test_a_folder_that_may_not_be_read_is_passed_over(
 
     monkeypatch.setattr(places, "find_weights", refuse)
     assert {folder.name for folder in places.model_folders()} == SHIPPED
-
-
-def test_an_earlier_folder_wins_whatever_kind_of_model_it_has(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(Path("weights"))
-    named = put(elsewhere / "named")
-    (named / "weights.npz").rename(named / "model.safetensors")
-    monkeypatch.setenv(places.VARIABLE, str(elsewhere / "named"))
-    assert places.find_folder("model") == named
 
 
 def test_a_conversion_wins_over_its_checkpoint_in_the_current_folder(elsewhere: Path) -> None:

@@ -334,5 +334,5 @@ def test_copies_give_the_same_and_learn_for_themselves(copied: Callable[[Any], A
     used, model = copied(decoder), copied(decoder.model)
     for one in (unused, used, SpeculativeDecoder(model)):
         assert one.generate([3, 4, 1], max_tokens=12).tokens == expected
-    assert used._schedules == {} and used._calibrating is not decoder._calibrating
+    assert len(used._schedules) == 0 and used._schedules is not decoder._schedules
     assert used.model is not decoder.model

@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding import Sampler, count_waits, decode, read
+from speculative_t5.decoding import count_waits, decode, read
+from speculative_t5.generation import GenerationOptions
 
 import mlx.core as mx
 import pytest
@@ -48,7 +49,7 @@ def test_a_round_waits_once(
     decoder = SpeculativeDecoder(target, draft, num_draft=3, lookup=drafter in ("lookup", "both"))
     each = set()
     for index in range(6):
-        plan = decoder.plan([], Sampler(temperature), 30)
+        plan = decoder.plan(GenerationOptions(max_tokens=30, temperature=temperature))
         with count_waits() as waits:
             rounds = decode(target, [(index, [5, 9, 7, 5, 1])], plan, batch_size=1)
             totals = [(waits.count, len(device_reads)) for _ in rounds]

@@ -42,7 +42,7 @@ def engine(draft: str | None = DRAFT, **options: Any) -> SpeculativeDecoder:
 
 @app.command()
 def identity(data: DataOption, count: CountOption = 64) -> None:
-    """Outputs of batch sizes 1, 3, 8 and 64: greedy and drawn, by either rule, any drafter."""
+    """Compare outputs at batch sizes 1, 3, 8 and 64: greedy and sampled, by rule and drafter."""
     prompts = mixed_prompts(data, count)
     ways: dict[str, dict[str, Any]] = {
         "greedy": {},
@@ -54,10 +54,10 @@ def identity(data: DataOption, count: CountOption = 64) -> None:
         for rule in ("token", "block") if drafter else ("auto",):
             decoder = engine(drafter, verify=rule)
             for way, options in ways.items():
-                alone = told(decoder.generate_batch(prompts, batch_size=1, **options))
+                alone = untimed(decoder.generate_batch(prompts, batch_size=1, **options))
                 same = {}
                 for size in (3, 8, 64):
-                    batch = told(decoder.generate_batch(prompts, batch_size=size, **options))
+                    batch = untimed(decoder.generate_batch(prompts, batch_size=size, **options))
                     same[size] = sum(a == b for a, b in zip(alone, batch, strict=True))
                     wrong += len(alone) - same[size]
                 counts = ", ".join(f"{n} at {size}" for size, n in same.items())
@@ -69,8 +69,8 @@ def identity(data: DataOption, count: CountOption = 64) -> None:
     sys.exit(f"{wrong} outputs differ" if wrong else 0)
 
 
-def told(outputs: list[Generation]) -> list[tuple[Any, ...]]:
-    """All of an output that is not about time."""
+def untimed(outputs: list[Generation]) -> list[tuple[Any, ...]]:
+    """Return everything about outputs that does not depend on the clock."""
     return [(o.tokens, o.finish_reason, o.stats.num_drafted, o.stats.num_accepted) for o in outputs]
 
 
@@ -78,11 +78,11 @@ def told(outputs: list[Generation]) -> list[tuple[Any, ...]]:
 def throughput(
     data: DataOption,
     count: CountOption = 128,
-    turns: Annotated[int, typer.Option(help="Times that all are measured, by turns.")] = 3,
+    turns: Annotated[int, typer.Option(help="How often everything is measured.")] = 3,
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
 ) -> None:
-    """Tokens per second, regular and speculative, by batch size."""
+    """Measure tokens per second, regular and speculative, by batch size."""
     prompts = mixed_prompts(data, count)
     decoder = engine(num_draft=num_draft)
     variants = [(speculative, size) for speculative in (False, True) for size in (1, 4, 16, 64)]
@@ -96,7 +96,7 @@ def throughput(
                 prompts[: 2 * size] if turn == 0 else prompts,
                 batch_size=size, speculative=speculative, temperature=temperature,
             )  # fmt: skip
-            if turn:  # the first use of everything is slower, and does not count
+            if turn:  # the first turn warms up, and does not count
                 seconds[speculative, size] += time.perf_counter() - began
                 tokens[speculative, size] = sum(output.stats.emitted for output in outputs)
     print(f"{count} prompts, {turns} turns, temperature {temperature:g}, num_draft {num_draft}")
@@ -113,10 +113,10 @@ def throughput(
 def memory(
     data: DataOption,
     count: CountOption = 10_000,
-    distinct: Annotated[int, typer.Option(help="Different ones, over and over.")] = 100,
-    batch_size: Annotated[int, typer.Option(help="Prompts side by side.")] = 16,
+    distinct: Annotated[int, typer.Option(help="Number of different prompts, repeated.")] = 100,
+    batch_size: Annotated[int, typer.Option(help="Prompts in a batch.")] = 16,
 ) -> None:
-    """Memory in the course of one run over many prompts."""
+    """Print the memory used in the course of one run over many prompts."""
     few = mixed_prompts(data, distinct)
     prompts = (few[i % len(few)] for i in range(count))
     decoder = engine()
@@ -129,7 +129,7 @@ def memory(
 
 
 def resident() -> float:
-    """Bytes resident now; where the system does not tell (not Linux), not a number."""
+    """Return the bytes resident now, or NaN where the system does not say (outside Linux)."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except FileNotFoundError:

@@ -4,8 +4,8 @@ r"""Convert a synthetic checkpoint of a given size: peak memory, and speed again
     python scripts/benchmarks/benchmark_conversion.py --gigabytes 45.2 --weights sparse \
         --form old-bin
 
-The checkpoint has t5-11b's widths and as many layers as fill the size. cp and convert.py read the
-same files by turns, and each is timed until what it wrote is on the disk. For .bin it needs torch.
+The checkpoint has t5-11b's widths and as many layers as fit the size. cp and convert.py read the
+same files in turn, and each is timed until its output is on the disk. .bin files need torch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ REPOSITORY = Path(__file__).parents[2]
 WIDTHS = {
     "d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_heads": 128, "vocab_size": 32128,
 }  # fmt: skip
-PAUSE = 5  # seconds: or who comes sooner finds memory of what was deleted ready, as on a VM
-FIXED_BYTES = 1.0e9  # and twice the largest tensor: what a conversion may take
+PAUSE = 5  # seconds: else memory freed by deleting files would favour one of the two
+FIXED_BYTES = 1.0e9  # a conversion may take this and twice the largest tensor
 
 Tensors = dict[str, tuple[int, ...]]
 
@@ -59,12 +59,12 @@ class Form(StrEnum):
 def main(
     gigabytes: Annotated[float, typer.Option(help="Size of the checkpoint, in 10**9 bytes.")] = 4,
     weights: Annotated[
-        Weights, typer.Option(help="Random numbers, or a file of holes, which takes no room.")
+        Weights, typer.Option(help="Random numbers, or a sparse file, which takes no room.")
     ] = Weights.RANDOM,
     form: Annotated[
         Form, typer.Option(help="safetensors in shards of 1 GB or in one file, or a .bin file.")
     ] = Form.SHARDS,
-    rounds: Annotated[int, typer.Option(help="How often cp and convert.py take turns.")] = 3,
+    rounds: Annotated[int, typer.Option(help="How often both are timed.")] = 3,
     copy: Annotated[bool, typer.Option(help="Whether to time cp at all.")] = True,
     options: Annotated[str, typer.Option(help="For convert.py, such as '--quantize 8'.")] = "",
     folder: Annotated[
@@ -77,7 +77,7 @@ def main(
     largest = max(map(nbytes, tensors.values()))
     with tempfile.TemporaryDirectory(dir=folder) as work:
         source, output = Path(work) / "checkpoint", Path(work) / "out"
-        # Elsewhere: a process begins with its parent's peak memory, and torch takes a lot.
+        # In a process of its own: children inherit peak memory, and torch takes a lot.
         writer = Process(target=write_checkpoint, args=(source, config, tensors, weights, form))
         writer.start()
         writer.join()
@@ -116,7 +116,7 @@ def main(
 
 
 def make_config(gigabytes: float) -> T5Config:
-    """t5-11b's widths, with as many layers in each stack as come nearest to the size."""
+    """Return t5-11b's config with the number of layers that comes nearest to the size."""
 
     def size(layers: int) -> int:
         config = T5Config(**WIDTHS, num_layers=layers, num_decoder_layers=layers)
@@ -163,7 +163,7 @@ def split(tensors: Tensors, limit: float) -> Iterator[Tensors]:
 
 
 def write_numbers(file: BinaryIO, count: int, weights: Weights) -> None:
-    """`count` float32: random ones of both signs below 2, or a hole."""
+    """Write `count` float32: random ones of both signs below 2, or a hole in the file."""
     if weights is Weights.SPARSE:
         file.truncate(file.seek(count * 4, os.SEEK_CUR))
         return
@@ -180,14 +180,14 @@ def write_safetensors(path: Path, tensors: Tensors, weights: Weights) -> None:
         start, end = end, end + nbytes(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     raw = json.dumps(header).encode()
-    raw += b" " * (-len(raw) % 8)  # as the format's own writer does, so that numbers are aligned
+    raw += b" " * (-len(raw) % 8)  # align the numbers, as the format's own writer does
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(raw)) + raw)
         write_numbers(file, end // 4, weights)
 
 
 def write_bin(path: Path, tensors: Tensors, weights: Weights) -> None:
-    """By torch itself; it holds the tensors in memory meanwhile."""
+    """Write with torch, which holds all tensors in memory."""
     import torch
 
     def make(shape: tuple[int, ...]) -> Any:
@@ -197,7 +197,7 @@ def write_bin(path: Path, tensors: Tensors, weights: Weights) -> None:
 
 
 def write_old_bin(path: Path, tensors: Tensors, weights: Weights) -> None:
-    """As torch before 1.6 wrote it: pickles, then each tensor's count and numbers."""
+    """Write as torch before 1.6 did: pickles, then each tensor's count and numbers."""
     import torch
 
     class Storage:
@@ -232,7 +232,7 @@ def write_old_bin(path: Path, tensors: Tensors, weights: Weights) -> None:
 
 
 def timed(command: list[str]) -> tuple[float, int]:
-    """Seconds until what a command writes is on the disk, and its peak resident memory in bytes."""
+    """Return the seconds until a command's output is on the disk, and its peak memory in bytes."""
     os.sync()
     time.sleep(PAUSE)
     started = time.perf_counter()

@@ -42,7 +42,6 @@ def theirs(
     prompt: Sequence[int],
     num_draft: int,
     max_tokens: int,
-    temperature: float = 1.0,
 ) -> Iterator[tuple[int, bool]]:
     """Yield mlx-lm's tokens, and whether each came from the draft; any end is reported as EOS.
 
@@ -53,7 +52,7 @@ def theirs(
 
     steps = speculative_generate_step(
         mx.array(prompt), target.model, draft.model, num_draft_tokens=num_draft,
-        max_tokens=max_tokens, sampler=make_sampler(temp=temperature),
+        max_tokens=max_tokens, sampler=make_sampler(temp=1.0),
     )  # fmt: skip
     for token, _, from_draft in steps:
         ended = int(token) in target.eos_token_ids

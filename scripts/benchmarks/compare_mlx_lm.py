@@ -1,14 +1,15 @@
-"""Compare the speed of decoding with mlx-lm's own, by turns on one model in one process.
+"""Compare the speed of decoding with that of mlx-lm, interleaved on one model in one process.
 
     python scripts/benchmarks/compare_mlx_lm.py causal-pair/target
     python scripts/benchmarks/compare_mlx_lm.py causal-pair/target --draft causal-pair/draft
     python scripts/benchmarks/compare_mlx_lm.py opt-125m --tokens 64
 
-A model is a folder, or a shape that `bench --random` knows, with random weights. Greedy, one prompt
-at a time, in the device's type: regular decoding against `generate_step`, and with a draft
-speculative decoding against `speculative_generate_step`. Both use the same BLAS, as this process
-has loaded it. Each turn has a new order of the variants; ratios are taken within it. Outputs are
-compared first, which also warms up. Needs `pip install ".[causal]"`.
+A model is a folder, or a shape that `bench --random` knows, with random weights. Decoding is
+greedy, one prompt at a time, in the device's default type: plain decoding is compared with
+`generate_step`, and with a draft speculative decoding with `speculative_generate_step`. Both use
+the BLAS that this process has loaded. The variants run in a new order for every prompt; ratios are
+taken within a turn. Outputs are compared first, which also warms up. Needs
+`pip install ".[causal]"`.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Variant = Callable[[list[int], int], list[int]]  # prompt and most tokens -> tok
 
 
 def open_model(name: str) -> CausalModel:
-    """A folder's model, or one of a shape.
+    """Load a folder's model, or make one of a known shape.
 
     Raises:
-        ValueError: If there is none, or it is no decoder-only model.
+        ValueError: If there is none, or it is not a decoder-only model.
     """
     if name in CAUSAL_SHAPES and not Path(name).is_dir():
         model = random_model(name)
@@ -72,7 +73,9 @@ def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Var
         tokens = []
         for step in steps:
             ended = int(step[0]) in model.eos_token_ids
-            tokens.append(model.eos_token_id if ended else int(step[0]))  # any end, as ours
+            tokens.append(
+                model.eos_token_id if ended else int(step[0])
+            )  # any end counts as EOS, as in `ours`
             if ended:
                 break
         return tokens
@@ -83,7 +86,7 @@ def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Var
 def variants_of(
     model: CausalModel, draft: CausalModel | None, num_draft: int
 ) -> dict[str, Variant]:
-    """What to compare, by name."""
+    """Return the variants to compare, by name."""
     variants = {OURS: ours(SpeculativeDecoder(model)), THEIRS: theirs(model, None, num_draft)}
     if draft is not None:
         variants[OURS_FASTER] = ours(SpeculativeDecoder(model, draft, num_draft=num_draft))
@@ -94,7 +97,7 @@ def variants_of(
 def measure(
     variants: dict[str, Variant], prompts: Sequence[list[int]], max_tokens: int, turns: int
 ) -> dict[str, list[float]]:
-    """Tokens per second of each variant in each turn."""
+    """Return tokens per second of each variant in each turn."""
     rates: dict[str, list[float]] = {name: [] for name in variants}
     order = random.Random(0)
     for _ in range(turns):
@@ -111,21 +114,19 @@ def measure(
 
 def main(
     model: Annotated[str, typer.Argument(help="Folder, or a shape of `bench --random`.")],
-    draft: Annotated[str | None, typer.Option(help="The same, of a draft.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Folder or shape of a draft.")] = None,
     num_draft: Annotated[int, typer.Option(min=1, help="Tokens to draft for each pass.")] = 4,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 4,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each, drawn.")] = 64,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an output, at most.")] = 128,
-    turns: Annotated[int, typer.Option(min=1, help="Times that all are measured.")] = 7,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens of each prompt.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an output.")] = 128,
+    turns: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 7,
 ) -> None:
     try:
         target = open_model(model)
         small = open_model(draft) if draft else None
         variants = variants_of(target, small, num_draft)
-        drawn = random.Random(0)
-        prompts = [
-            drawn.choices(range(1, target.vocab_size), k=prompt_tokens) for _ in range(count)
-        ]
+        rng = random.Random(0)
+        prompts = [rng.choices(range(1, target.vocab_size), k=prompt_tokens) for _ in range(count)]
         expected = [variants[OURS](prompt, tokens) for prompt in prompts]
     except ValueError as error:
         sys.exit(f"error: {error}")

@@ -1,11 +1,12 @@
-"""Measure what delta buys and what it costs: the shipped pair, held-out text, one prompt at a time.
+"""Measure what delta gains and what it costs: the shipped pair, held-out text, batch 1.
 
     python scripts/benchmarks/measure_delta.py --data deu.txt.xz --plot docs/images/delta.png
 
-For each delta, at temperatures 0 and 1: drafted tokens accepted, tokens a pass of the target,
-speed over regular decoding (by turns on every prompt, so that ratios hold though the machine's
-speed drifts), chrF against the references, and outputs that are the target's own. Everything is in
-float32. Needs the extra `train` and the data that weights/README.md names; --plot the extra `plot`.
+For each delta, at temperatures 0 and 1: drafted tokens accepted, tokens per pass of the target,
+speed over plain decoding (interleaved on every prompt, so that ratios hold although the machine's
+speed drifts), chrF against the references, and outputs that equal the target's own. Everything is
+in float32. Needs the extra `train` and the data that weights/README.md names; --plot needs the
+extra `plot`.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ def main(
     count: Annotated[int, typer.Option(help="Held-out prompts of one to four sentences.")] = 300,
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
     plot: Annotated[Path | None, typer.Option(help="Draw to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a row.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object for each row.")
+    ] = False,
 ) -> None:
     if plot:
-        pyplot()  # a missing library is told now
+        pyplot()  # a missing library is reported now
     examples = held_out_examples(data, count, single=False)
     rows = [
         row for temperature in TEMPERATURES for row in measure(examples, temperature, num_draft)
@@ -63,7 +66,7 @@ def main(
 
 
 def measure(examples: list[tuple[str, str]], temperature: float, num_draft: int) -> list[Row]:
-    """All deltas and regular decoding on every prompt, in an order that changes by prompt."""
+    """Run all deltas and plain decoding on every prompt, in a random order for each."""
     first = SpeculativeDecoder.from_pretrained("correct-base", "correct-small", dtype=mx.float32)
     decoders = {
         delta: SpeculativeDecoder(
@@ -74,7 +77,7 @@ def measure(examples: list[tuple[str, str]], temperature: float, num_draft: int)
     variants: list[float | None] = [None, *DELTAS]
     done: dict[float | None, list[Generation]] = {variant: [] for variant in variants}
     order = random.Random(0)
-    for variant in variants:  # the first use of everything is slower
+    for variant in variants:  # warm up
         run(decoders, variant, examples[0][0], temperature, 0)
     for seed, (source, _) in enumerate(tqdm(examples, desc=f"temperature {temperature:g}")):
         for variant in order.sample(variants, len(variants)):

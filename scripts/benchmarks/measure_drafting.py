@@ -30,7 +30,7 @@ app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=
 
 
 def sources(data: Path, count: int) -> list[str]:
-    """Damaged held-out sentences, one a prompt."""
+    """Return damaged held-out sentences, one for each prompt."""
     return [source for source, _ in held_out_examples(data, count)]
 
 
@@ -48,9 +48,9 @@ def likelihood(
     count: CountOption = 2000,
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
 ) -> None:
-    """Mean log-likelihood of sampled outputs under the target: speculative against regular.
+    """Compare the log-likelihood of sampled outputs under the target: speculative and regular.
 
-    The variant with delta accepts every draft: it is not exact, and the comparison has to show it.
+    The variant with delta accepts every draft: it is not exact, and the comparison must show it.
     """
     prompts = sources(data, count)
     for filters in ({}, {"top_k": 20, "top_p": 0.9}):
@@ -63,7 +63,7 @@ def likelihood(
             "delta 1": {"delta": 1.0},
         }
         for seed, (name, options) in enumerate(variants.items(), 1):
-            # Seeds of its own for every variant: differences then have the error of two samples.
+            # Each variant has seeds of its own: the samples are then independent.
             decoder = engine(num_draft=num_draft, **options)
             found = score(decoder, prompts, seed=seed * 10**6, **filters)
             differences = found - regular
@@ -76,7 +76,7 @@ def likelihood(
 
 
 def score(decoder: SpeculativeDecoder, prompts: list[str], **options: Any) -> np.ndarray:
-    """Log-likelihood in nats under the target at temperature 1 of one drawn output a prompt."""
+    """Return the log-likelihood in nats of one sampled output for each prompt, at temperature 1."""
     outputs = decoder.generate_batch(prompts, batch_size=50, temperature=1.0, **options)
     assert decoder.tokenizer is not None
     pad, eos = 0, decoder.model.eos_token_id
@@ -90,8 +90,8 @@ def score(decoder: SpeculativeDecoder, prompts: list[str], **options: Any) -> np
         logits = decoder.model(source, mx.concatenate([start, answer[:, :-1]], axis=1))
         log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         each = mx.take_along_axis(log_probs, answer[..., None], axis=-1)[..., 0]
-        real = mx.arange(answer.shape[1]) < mx.array([len(a) for a in answers])[:, None]
-        scores.append(np.array(mx.sum(mx.where(real, each, 0), axis=1)))
+        mask = mx.arange(answer.shape[1]) < mx.array([len(a) for a in answers])[:, None]
+        scores.append(np.array(mx.sum(mx.where(mask, each, 0), axis=1)))
     return np.concatenate(scores)
 
 
@@ -102,7 +102,7 @@ def padded(rows: list[list[int]], value: int) -> mx.array:
 
 @app.command()
 def rules(data: DataOption, count: CountOption = 2000) -> None:
-    """Tokens per round at temperature 1: block verification against the token-wise rule."""
+    """Compare tokens per round at temperature 1: block verification and the token-wise rule."""
     prompts = sources(data, count)
     for num_draft in (4, 8):
         gains = {}
@@ -119,7 +119,7 @@ def rules(data: DataOption, count: CountOption = 2000) -> None:
 
 
 def paragraphs(data: Path, count: int, seed: int = 0) -> list[str]:
-    """Three or four damaged held-out sentences a prompt."""
+    """Return prompts of three or four damaged held-out sentences."""
     train, test = read_sentences(data)
     corruptor, rng = Corruptor(train), random.Random(seed)
     return [
@@ -131,7 +131,7 @@ def paragraphs(data: Path, count: int, seed: int = 0) -> list[str]:
 
 @app.command()
 def lookup(data: DataOption, count: CountOption = 300) -> None:
-    """Lookups alone, the draft model alone and both, greedy: three or four sentences a prompt."""
+    """Compare lookups, the draft model and both, greedy, on three or four sentences a prompt."""
     prompts = paragraphs(data, count)
     regular = engine().generate_batch(prompts, batch_size=50, speculative=False)
     for num_draft in (3, 5, 8, 10):
@@ -155,11 +155,13 @@ def lookup(data: DataOption, count: CountOption = 300) -> None:
 def lengths(
     data: DataOption,
     count: CountOption = 100,
-    lookup: Annotated[bool, typer.Option("--lookup", help="Lookups after the model, too.")] = False,
+    lookup: Annotated[
+        bool, typer.Option("--lookup", help="Also look up after the model's tokens.")
+    ] = False,
 ) -> None:
-    """Tokens per second with num_draft "auto" against every fixed length, prompt by prompt.
+    """Compare tokens per second with num_draft "auto" and with every fixed length.
 
-    The draft that is random shows what happens where drafting cannot pay.
+    A draft with random weights shows what happens where drafting cannot pay.
     """
     warmup, *prompts = sources(data, 4 * count + 1)
     base = engine()
@@ -167,7 +169,7 @@ def lengths(
     mx.random.seed(0)
     noise = T5(base.draft.config)
     mx.eval(noise.parameters())
-    # At temperature 1 variants sample different outputs: it takes more to tell them apart.
+    # At temperature 1 variants sample different outputs: telling them apart takes more prompts.
     for name, draft, temperature, share in (
         ("greedy", base.draft, 0.0, count),
         ("temperature 1", base.draft, 1.0, 4 * count),
@@ -191,7 +193,7 @@ def compare(
     prompts: list[str],
     temperature: float,
 ) -> None:
-    """Decode each prompt in every variant by turns, and print each variant's tokens per second."""
+    """Decode each prompt in every variant, in random order, and print tokens per second."""
     done: dict[str, list[Generation]] = {variant: [] for variant in variants}
     for decoder in variants.values():
         decoder.generate(warmup, temperature=temperature)

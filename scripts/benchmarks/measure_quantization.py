@@ -1,10 +1,10 @@
-"""Measure what quantization costs in quality: the shipped target, held-out sentences, greedy.
+"""Measure how quantization changes quality: the shipped target, held-out sentences, greedy.
 
     python scripts/benchmarks/measure_quantization.py --data deu.txt.xz
 
 Converts the target to each number of bits in a temporary folder, computes in float32, and compares
-with the unquantized target: outputs that are the same token for token, and chrF against the
-references. Needs the extra `train` and the data that weights/README.md names.
+with the unquantized target: identical outputs, and chrF against the references. Needs the extra
+`train` and the data that weights/README.md names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(
     count: Annotated[int, typer.Option(help="Held-out sentences.")] = 200,
     group_sizes: Annotated[
         list[int] | None,
-        typer.Option("--group-size", help="As convert.py's; any number of times. [default: 64]"),
+        typer.Option("--group-size", help="As for convert.py; repeatable. [default: 64]"),
     ] = None,
 ) -> None:
     examples = held_out_examples(data, count)

@@ -1,9 +1,9 @@
-"""Draw two rounds of the shipped pair: one with a rejection, and the next that accepts it all.
+"""Draw two rounds of the shipped pair: one with a rejection, and a next one that accepts all.
 
     python scripts/figures/draw_round.py
 
-Nothing in the picture is made up: the prompt is decoded, and what the draft proposed and the target
-answered in each round is written down on the way. Needs `pip install ".[plot]"`.
+The picture shows real rounds: the prompt is decoded, and each draft and the target's answers are
+recorded. Needs `pip install ".[plot]"`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.loop import decode
 from speculative_t5.decoding.protocols import Session
-from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.verify import Verifier
+from speculative_t5.generation import GenerationOptions
 
 import mlx.core as mx
 import typer
@@ -29,7 +29,7 @@ PROMPT = (
     "correct: my sister have never been too paris. Its very expensive and she dont has many money."
 )
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "round.png"
-MOST_DRAWN = 8  # drafted tokens; more columns would be too narrow to read
+MAX_DRAFT = 8  # more columns would be too narrow to read
 
 # Face, edge and text of a box.
 COLORS = {
@@ -46,14 +46,14 @@ DRAFT_Y, TARGET_Y = 0.0, -0.95
 
 @dataclass(frozen=True)
 class Judged:
-    """One round: the text before it, the drafted ids, and the target's answer at each place.
+    """One round: the tokens before it, the drafted ids, and the target's answer at each place.
 
     Attributes:
         number: From 1.
         before: Ids emitted before.
         drafted: K ids.
-        answers: K + 1 ids: what the target would put after each drafted token, from none on.
-        num_accepted: How many drafted tokens stand.
+        answers: K + 1 ids: the target's own choice after the first 0 to K drafted tokens.
+        num_accepted: Number of drafted tokens accepted.
     """
 
     number: int
@@ -69,19 +69,19 @@ class Judged:
 
 @dataclass(frozen=True)
 class Listening(Verifier):
-    """The verifier in force, which keeps what it was asked and what the target answered."""
+    """Verifies, and records each draft with the target's answers."""
 
     heard: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
     def choices(self, draft: Draft, session: Session, tokens: mx.array) -> mx.array:
-        told = super().choices(draft, session, tokens)
-        self.heard.append((draft.tokens[0].tolist(), told[0].tolist()))
-        return told
+        answers = super().choices(draft, session, tokens)
+        self.heard.append((draft.tokens[0].tolist(), answers[0].tolist()))
+        return answers
 
 
 def judged_rounds(decoder: SpeculativeDecoder, prompt: str) -> list[Judged]:
-    """All rounds of the greedy output for a prompt."""
-    plan = decoder.plan([], Sampler(), max_tokens=256)
+    """Return all rounds of the greedy output for a prompt."""
+    plan = decoder.plan(GenerationOptions())
     listening = Listening(plan.verifier.sampler)
     plan = replace(plan, verifier=listening)
     found: list[Judged] = []
@@ -94,10 +94,10 @@ def judged_rounds(decoder: SpeculativeDecoder, prompt: str) -> list[Judged]:
 
 
 def to_draw(rounds: Sequence[Judged], eos: int) -> tuple[Judged, Judged]:
-    """Two rounds in a row, neither of which ends the output: a rejection, then none.
+    """Return two successive rounds, one with a rejection, one without, and neither with EOS.
 
     Raises:
-        ValueError: If there are none.
+        ValueError: If there are no such rounds.
     """
     for one, other in pairwise(rounds):
         rejects = one.num_accepted < len(one.drafted)
@@ -105,12 +105,12 @@ def to_draw(rounds: Sequence[Judged], eos: int) -> tuple[Judged, Judged]:
         if rejects and accepts and eos not in one.emitted + other.emitted:
             return one, other
     raise ValueError(
-        "this prompt has no round with a rejection before one that accepts all: take another"
+        "this prompt has no round with a rejection before one that accepts all: choose another"
     )
 
 
 def draw(rounds: Sequence[Judged], decoder: SpeculativeDecoder, path: Path) -> None:
-    """Draw rounds beneath one another."""
+    """Draw rounds below one another."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -132,7 +132,7 @@ def draw(rounds: Sequence[Judged], decoder: SpeculativeDecoder, path: Path) -> N
 
 
 def draw_round(axes: Any, one: Judged, decoder: SpeculativeDecoder, y: float) -> None:
-    """A title, the draft, the target's answers beneath it, and what comes out."""
+    """Draw a title, the draft, the target's answers below it, and the tokens emitted."""
     assert decoder.tokenizer is not None
     decode_ids = decoder.tokenizer.decode
     left = -1.58
@@ -140,8 +140,8 @@ def draw_round(axes: Any, one: Judged, decoder: SpeculativeDecoder, y: float) ->
               va="center")  # fmt: skip
     axes.text(left + 1.13, y + 0.68, f"after  {shortened(decode_ids(one.before))}", fontsize=12,
               color=QUIET, va="center")  # fmt: skip
-    for name, at in (("draft", DRAFT_Y), ("target", TARGET_Y)):
-        axes.text(left, y + at, name, fontsize=12, color=INK, va="center")
+    for name, row in (("draft", DRAFT_Y), ("target", TARGET_Y)):
+        axes.text(left, y + row, name, fontsize=12, color=INK, va="center")
     n, columns = one.num_accepted, len(one.answers)
     for i, answer in enumerate(one.answers):
         x = i * PITCH
@@ -155,9 +155,9 @@ def draw_round(axes: Any, one: Judged, decoder: SpeculativeDecoder, y: float) ->
         last = "bonus" if n == len(one.drafted) else "recovered"
         kind = "accepted" if i < n else last if i == n else "unused"
         box(axes, x, y + TARGET_Y, word(decode_ids, answer), kind, columns)
-    come = decode_ids(one.before + one.emitted)[len(decode_ids(one.before)) :].strip()
+    gained = decode_ids(one.before + one.emitted)[len(decode_ids(one.before)) :].strip()
     count = f"{n + 1} token{'s' if n else ''}"
-    axes.text(left, y - 1.5, f"one pass of the target gives {count}:  {come}", fontsize=12,
+    axes.text(left, y - 1.5, f"one pass of the target gives {count}:  {gained}", fontsize=12,
               color=QUIET, va="center")  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def box(axes: Any, x: float, y: float, text: str, kind: str, columns: int) -> No
         linewidth=1.4, linestyle="--" if kind in ("rejected", "unused") else "-",
     )  # fmt: skip
     axes.add_patch(shape)
-    size = min(12, 650 / (columns * max(len(text), 1)))  # as wide as the box at most
+    size = min(12, 650 / (columns * max(len(text), 1)))  # no wider than the box
     axes.text(x, y, text, fontsize=size, color=ink, ha="center", va="center")
 
 
@@ -195,21 +195,21 @@ def draw_legend(axes: Any, y: float) -> None:
 
 
 def word(decode_ids: Any, token: int) -> str:
-    """An id as it looks in a box; ids that are no text have a name."""
+    """Return the text of an id for its box; ids without text get a name."""
     return decode_ids([token]) or "(end)"
 
 
 def shortened(text: str, longest: int = 56) -> str:
-    """The end of a text, from the beginning of a word on."""
+    """Return the end of a text, starting at a word."""
     if len(text) <= longest:
         return text
     return "... " + text[-longest:].partition(" ")[2]
 
 
 def main(
-    prompt: Annotated[str, typer.Option(help="What to decode.")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="Prompt to decode.")] = PROMPT,
     num_draft: Annotated[
-        int, typer.Option(min=1, max=MOST_DRAWN, help="Tokens to draft for each target pass.")
+        int, typer.Option(min=1, max=MAX_DRAFT, help="Tokens to draft for each target pass.")
     ] = 5,
     output: Annotated[Path, typer.Option(help="The picture to write, .png or .svg.")] = PICTURE,
 ) -> None:
@@ -217,11 +217,11 @@ def main(
         "correct-base", "correct-small", num_draft=num_draft, dtype=mx.float32
     )
     try:
-        drawn = to_draw(judged_rounds(decoder, prompt), decoder.model.eos_token_id)
+        chosen = to_draw(judged_rounds(decoder, prompt), decoder.model.eos_token_id)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    draw(drawn, decoder, output)
-    print(f"wrote {output}, rounds {' and '.join(str(one.number) for one in drawn)}")
+    draw(chosen, decoder, output)
+    print(f"wrote {output}, rounds {' and '.join(str(one.number) for one in chosen)}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Make the pictures of the views: what a notebook and a terminal show of a real output.
+"""Make the pictures of an output as a notebook and as a terminal show it.
 
     python scripts/figures/screenshots.py
 
-Writes docs/images/notebook.png and docs/images/terminal.png. Needs Chromium or
-Chrome, and the extra `plot`.
+Writes docs/images/notebook.png and docs/images/terminal.png. Needs Chromium or Chrome, and the
+extra `plot`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-MARGIN = 12  # pixels below what is drawn
+MARGIN = 12  # pixels below the picture
 PROMPT = (
     "correct: my sister have never been too paris. Its very expensive and she dont has many money."
 )
@@ -66,7 +66,7 @@ def terminal(done: Generation, estimated: float | None) -> str:
 
 
 def capture(page: str, path: Path, *, width: int) -> None:
-    """Have a browser draw a page, and cut off what is empty below it."""
+    """Let a browser draw a page, and cut off the empty part below it."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise typer.BadParameter(f"no browser found: install one of {', '.join(BROWSERS)}")

@@ -1,9 +1,9 @@
 """Damage English sentences by rule: the training and test data of the correction models.
 
 Each rule takes a sentence as a list of words (punctuation attached) and returns a damaged copy,
-or None where it does not apply. Rules are chosen so that a careful reader could undo them: words
-are dropped only where grammar asks for them, and verb forms are changed only where the words
-before decide the right one.
+or None where it does not apply. A careful reader can undo each of them: words are dropped only
+where grammar requires them, and verb forms are changed only where the words before them determine
+the right one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rule = Callable[[list[str], random.Random], list[str] | None]
 
 PREFIX = "correct: "
 
-# Sets of words that are taken for one another.
+# Sets of words that are confused with one another.
 CONFUSED = [
     "their there they're", "its it's", "a an", "is are", "was were", "has have", "then than",
     "your you're", "to too two", "do does", "don't doesn't", "isn't aren't", "wasn't weren't",
@@ -64,7 +64,7 @@ play plays played played playing
 stop stops stopped stopped stopping/plan plans planned planned planning
 """
 
-# Words that fix the form of the verb after them.
+# Words that determine the form of the verb after them.
 TAKES_BASE = set(
     "to can can't could couldn't will won't would wouldn't should shouldn't must may might "
     "shall don't doesn't didn't did i'll you'll he'll she'll we'll they'll it'll let's "
@@ -92,7 +92,7 @@ _WORD = re.compile(r"^(\W*)(.*?)(\W*)$", re.DOTALL)
 
 
 def _split(word: str) -> tuple[str, str, str]:
-    """Punctuation before, the word itself, punctuation after."""
+    """Split into the punctuation before, the word itself, and the punctuation after."""
     match = _WORD.match(word)
     assert match is not None
     return match.group(1), match.group(2), match.group(3)
@@ -116,7 +116,7 @@ def _pick(rng: random.Random, candidates: list[int]) -> int | None:
 
 
 def slip(words: list[str], rng: random.Random) -> list[str] | None:
-    """A typing slip: a letter swapped with the next, dropped, doubled, or hit beside its key."""
+    """Make a typing slip: a letter swapped with the next, dropped, doubled, or a key beside it."""
     i = _pick(rng, [i for i, w in enumerate(words) if len(_core(w)) > 2])
     if i is None:
         return None
@@ -158,7 +158,7 @@ def drop_apostrophe(words: list[str], rng: random.Random) -> list[str] | None:
 
 
 def drop_capital(words: list[str], rng: random.Random) -> list[str] | None:
-    """Write the first word, or one with a capital further on, in lower case."""
+    """Write a capitalized word in lower case."""
     i = _pick(rng, [i for i, w in enumerate(words) if _split(w)[1][:1].isupper()])
     return None if i is None else [*words[:i], words[i].lower(), *words[i + 1 :]]
 
@@ -182,7 +182,7 @@ def _confuse_rule() -> Rule:
 
 
 def _verb_rule(vocabulary: set[str]) -> Rule:
-    """Wrong verb forms; regular verbs are those whose four forms the corpus has."""
+    """Return a rule for wrong verb forms; regular verbs have all four forms in the vocabulary."""
     forms: dict[str, tuple[str, ...]] = {}
     for word in vocabulary:
         stem = word.removesuffix("e")
@@ -223,7 +223,7 @@ def _verb_rule(vocabulary: set[str]) -> Rule:
 
 
 class Corruptor:
-    """Damages sentences with a fixed mix of rules; the vocabulary tells regular verbs."""
+    """Damages sentences with a fixed mix of rules; their vocabulary shows the regular verbs."""
 
     def __init__(self, sentences: list[str]) -> None:
         counts: dict[str, int] = {}
@@ -260,12 +260,12 @@ class Corruptor:
 
 
 def held_out(sentence: str) -> bool:
-    """The fixed 2 % of English sentences that no model is trained on."""
+    """Whether a sentence is among the fixed 2 % that no model is trained on."""
     return int(hashlib.sha256(sentence.encode()).hexdigest(), 16) % 100 < 2
 
 
 def read_sentences(path: Path) -> tuple[list[str], list[str]]:
-    """Unique English sentences of the pairs file: (training, held out), in the file's order."""
+    """Read the unique English sentences of the pairs file, in its order: (training, held out)."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
         unique = dict.fromkeys(line.split("\t", 1)[0] for line in file)
     train = [s for s in unique if not held_out(s)]
@@ -276,7 +276,7 @@ def read_sentences(path: Path) -> tuple[list[str], list[str]]:
 def held_out_examples(
     path: Path, count: int, *, single: bool = True, seed: int = 0
 ) -> list[tuple[str, str]]:
-    """The test set: `count` examples of held-out sentences, no sentence used twice when single."""
+    """Return `count` examples of held-out sentences; with `single`, each sentence is used once."""
     train, test = read_sentences(path)
     corruptor, rng = Corruptor(train), random.Random(seed)
     if not single:
@@ -294,7 +294,7 @@ def training_examples(
 
 
 def word_errors(hypothesis: str, reference: str) -> int:
-    """Word-level Levenshtein distance."""
+    """Return the word-level Levenshtein distance."""
     a, b = hypothesis.split(), reference.split()
     row = list(range(len(b) + 1))
     for i, word in enumerate(a, 1):

@@ -1,8 +1,8 @@
-"""Measure the correction pair on held-out sentences, all greedy and in float32.
+"""Measure the correction pair on held-out sentences, greedy and in float32.
 
     python scripts/training/evaluate_correct.py --data deu.txt.xz
 
-Prints quality against leaving the input as it is, whether speculative output is the regular output
+Prints the quality, compared with an unchanged input, whether speculative output equals plain output
 token for token, and the pair's acceptance rate. Needs the extra `train`.
 """
 
@@ -22,7 +22,7 @@ from corruption import PREFIX, held_out_examples, word_errors
 def main(
     data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
     model: Annotated[str, typer.Option(help="Target.")] = "correct-base",
-    draft_model: Annotated[str, typer.Option(help="Draft; empty for none.")] = "correct-small",
+    draft_model: Annotated[str, typer.Option(help="Draft, or empty for none.")] = "correct-small",
     count: Annotated[int, typer.Option(help="Examples of each kind.")] = 1000,
     identity: Annotated[int, typer.Option(help="Examples to decode at four draft lengths.")] = 200,
 ) -> None:
@@ -57,7 +57,7 @@ def report(name: str, hypotheses: list[str], references: list[str]) -> None:
 
 
 def check_identity(decoder: SpeculativeDecoder, sources: list[str]) -> None:
-    """Compare speculative with regular outputs, one prompt at a time."""
+    """Compare speculative with plain outputs, one prompt at a time."""
     regular = [decoder.generate(source, speculative=False) for source in sources]
     for num_draft in (1, 3, 5, 8):
         engine = SpeculativeDecoder(

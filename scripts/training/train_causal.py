@@ -3,9 +3,9 @@
     python scripts/training/train_causal.py
     python scripts/training/train_causal.py --text deu.txt.xz --output causal-deu --seconds 60
 
-The text is the project's own unless another is given; each file is a document, whose end the models
-learn to foresee. The output folder then holds `target` and `draft`, checkpoints as Hugging Face has
-them, and `held-out.txt`, the end of the text, which neither has seen. Needs
+The text is the project's own unless another is given; each file is a document, and the models learn
+to predict its end. The output folder then holds `target` and `draft`, checkpoints in the format of
+Hugging Face, and `held-out.txt`, the end of the text, which neither model has seen. Needs
 `pip install ".[causal]"`.
 """
 
@@ -34,9 +34,9 @@ from mlx_lm.models import llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 PIECES, END = 512, "<|endoftext|>"
-CONTEXT = 256  # tokens that the models can read, and of a window that they are trained on
+CONTEXT = 256  # tokens that the models can read, and tokens of a training window
 WINDOWS = 2  # in a step
-RATE, WARM_UP = 5e-3, 0.1  # the largest learning rate, and the share of the run that leads to it
+RATE, WARM_UP = 5e-3, 0.1  # the largest learning rate, and the share of the run before it
 SHAPES: dict[str, dict[str, int]] = {
     "target": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
                "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 384},
@@ -47,13 +47,13 @@ SHAPES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class Length:
-    """How long each model is trained: so many steps, or so many seconds if these are given."""
+    """How long each model is trained: `steps`, or `seconds` if they are given."""
 
     steps: int
     seconds: float | None = None
 
     def done(self, step: int, started: float) -> float:
-        """The share of the run that lies behind, after so many steps."""
+        """Return the share of the run that is done after `step` steps."""
         if self.seconds is None:
             return step / self.steps
         return (time.perf_counter() - started) / self.seconds
@@ -70,7 +70,7 @@ def main(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same gives the same weights.")] = 0,
 ) -> None:
-    """Train both, and write them."""
+    """Train both models and write them."""
     try:
         check_replaceable(output)
         train_pair(read_documents(text or own_text()), output, Length(steps, seconds), seed)
@@ -79,10 +79,14 @@ def main(
 
 
 def train_pair(documents: Sequence[str], output: Path, length: Length, seed: int) -> None:
-    """Train a tokenizer and both models on all but the end of the text, and write them."""
+    """Train a tokenizer and both models on all but the end of the text, and write them.
+
+    Raises:
+        ValueError: If the text is too short.
+    """
     training, held_out = split(documents)
     tokenizer = train_tokenizer(training)
-    # What follows the last document of the training is more of it, or held out as well.
+    # The last training document goes on in the held-out part: it does not end here.
     seen = encode(tokenizer, training)[:-1]
     unseen = encode(tokenizer, held_out)
     if min(len(seen), len(unseen)) <= CONTEXT:
@@ -93,7 +97,7 @@ def train_pair(documents: Sequence[str], output: Path, length: Length, seed: int
     print(f"{len(seen):,} tokens to train on, {len(unseen):,} held out")
     with replacing(output) as new:
         for name in SHAPES:
-            model, args = make(name, tokenizer, seed)
+            model, args = make_model(name, tokenizer, seed)
             size = sum(weight.size for _, weight in tree_flatten(model.parameters()))
             print(f"{name}: {size:,} parameters", flush=True)
             train(model, seen, length, seed)
@@ -104,7 +108,7 @@ def train_pair(documents: Sequence[str], output: Path, length: Length, seed: int
 
 
 def train_tokenizer(documents: Sequence[str]) -> Tokenizer:
-    """Byte-level BPE; its id 0 ends a document."""
+    """Train byte-level BPE, whose id 0 ends a document."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -117,16 +121,16 @@ def train_tokenizer(documents: Sequence[str]) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, documents: Sequence[str]) -> np.ndarray:
-    """All ids in a row, (N,) int32, with the end of each document."""
+    """Encode documents into one row of ids, (N,) int32, with an end after each document."""
     end = tokenizer.token_to_id(END)
-    tokenizer.encode_special_tokens = True  # a document that spells the end does not end there
+    tokenizer.encode_special_tokens = True  # text that spells END is text
     rows = [[*tokenizer.encode(document).ids, end] for document in documents]
     tokenizer.encode_special_tokens = False
     return np.array([i for row in rows for i in row], dtype=np.int32)
 
 
-def make(name: str, tokenizer: Tokenizer, seed: int) -> tuple[nn.Module, dict[str, Any]]:
-    """A model with random weights, and its config.json."""
+def make_model(name: str, tokenizer: Tokenizer, seed: int) -> tuple[nn.Module, dict[str, Any]]:
+    """Make a model with random weights, and its config.json."""
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", **SHAPES[name],
         "vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": CONTEXT,
@@ -142,7 +146,7 @@ def make(name: str, tokenizer: Tokenizer, seed: int) -> tuple[nn.Module, dict[st
 
 
 def train(model: nn.Module, ids: np.ndarray, length: Length, seed: int) -> float:
-    """AdamW with a warm-up and a linear decay to 0; the loss of the last step."""
+    """Train with AdamW, a warm-up and a linear decay to 0; return the loss of the last step."""
     rng = np.random.default_rng(seed)
     optimizer = optimizers.AdamW(RATE, betas=[0.9, 0.95])
     loss_and_grads = nn.value_and_grad(model, loss)
@@ -161,26 +165,26 @@ def train(model: nn.Module, ids: np.ndarray, length: Length, seed: int) -> float
 
 
 def windows(ids: np.ndarray, rng: np.random.Generator) -> mx.array:
-    """Windows drawn from ids (N,): (WINDOWS, CONTEXT + 1) int32."""
+    """Sample windows of ids (N,): (WINDOWS, CONTEXT + 1) int32."""
     starts = rng.integers(0, len(ids) - CONTEXT, WINDOWS)
     return mx.array(ids[starts[:, None] + np.arange(CONTEXT + 1)])
 
 
 def loss(model: nn.Module, rows: mx.array) -> mx.array:
-    """Mean cross-entropy in nats of each token of rows (B, L + 1) after those before it, ()."""
+    """Return the mean cross-entropy, in nats, of each next token of rows (B, L + 1): ()."""
     return nn.losses.cross_entropy(model(rows[:, :-1]), rows[:, 1:], reduction="mean")
 
 
 def mean_loss(model: nn.Module, ids: np.ndarray) -> float:
-    """The loss over whole windows of ids (N,), side by side."""
+    """Return the loss over adjacent windows of ids (N,)."""
     count = (len(ids) - 1) // CONTEXT
-    at = np.arange(count)[:, None] * CONTEXT + np.arange(CONTEXT + 1)
-    found = [loss(model, mx.array(rows)).item() for rows in np.split(ids[at], count)]
+    places = np.arange(count)[:, None] * CONTEXT + np.arange(CONTEXT + 1)
+    found = [loss(model, mx.array(rows)).item() for rows in np.split(ids[places], count)]
     return float(np.mean(found))
 
 
 def write(folder: Path, model: nn.Module, config: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """A folder as Hugging Face has them."""
+    """Write a checkpoint in the format of Hugging Face."""
     folder.mkdir()
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
@@ -194,21 +198,21 @@ def write(folder: Path, model: nn.Module, config: dict[str, Any], tokenizer: Tok
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse to write where there is something that is no pair.
+    """Check that writing would replace nothing but a pair.
 
     Raises:
-        ValueError: If there is.
+        ValueError: If it would.
     """
     there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     others = [name for name in there if name not in (*SHAPES, HELD_OUT_FILE)]
     if others or (folder.exists() and not folder.is_dir()):
         found = f"holds {others[0]}" if others else "is a file"
-        raise ValueError(f"{folder} {found} and is no pair: choose another --output")
+        raise ValueError(f"{folder} {found} and is not a pair: choose another --output")
 
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder, put in the place of `folder` if the body succeeds, else removed."""
+    """Yield a new folder that replaces `folder` if the body succeeds, and is removed otherwise."""
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:

@@ -1,6 +1,6 @@
-"""Train the correction pair: a target, and a draft that is finished on the target's own outputs.
+"""Train the correction pair: a target, and a draft that learns from the target's outputs.
 
-The steps, in order, each safe to stop and run again (training goes on from its last checkpoint):
+The steps, in order. Each can be stopped and run again; training resumes at its last checkpoint:
 
     python scripts/training/train_correct.py vocabulary --data deu.txt.xz --work runs
     python scripts/training/train_correct.py target     --data deu.txt.xz --work runs
@@ -39,7 +39,7 @@ SHAPES = {
                       "num_layers": 4, "num_decoder_layers": 1},
 }  # fmt: skip
 
-Example = tuple[list[int], list[int]]  # ids of source and target, EOS included
+Example = tuple[list[int], list[int]]  # source and target ids, EOS included
 DataOption = Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")]
 WorkOption = Annotated[Path, typer.Option(help="Folder for checkpoints and results.")]
 
@@ -80,7 +80,7 @@ def draft(
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 2500,
     tokens: Annotated[int, typer.Option(help="Padded tokens a step.")] = 4400,
 ) -> None:
-    """Train correct-small on freshly damaged sentences, to be finished by `distill`."""
+    """Train correct-small on freshly damaged sentences; `distill` finishes it."""
     train("correct-small", damaged(data, work, seed=3), work, steps=steps, tokens=tokens)
 
 
@@ -141,7 +141,7 @@ def distill(
 
 
 def damaged(data: Path, work: Path, *, seed: int) -> Callable[[int], Iterator[Example]]:
-    """Freshly damaged sentences, endlessly; an offset gives others."""
+    """Return a function that yields freshly damaged sentences forever, different by offset."""
     sentences, _ = read_sentences(data)
     corruptor, tokenizer = Corruptor(sentences), load_tokenizer(work)
 
@@ -157,7 +157,7 @@ def load_tokenizer(work: Path) -> spm.SentencePieceProcessor:
 
 
 def pad(rows: list[list[int]], value: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-pad to one length: (ids, mask), both (B, L) int64."""
+    """Pad rows on the right to one length: (ids, mask), both (B, L) int64."""
     width = max(map(len, rows))
     ids = torch.tensor([row + [value] * (width - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
@@ -167,7 +167,7 @@ def pad(rows: list[list[int]], value: int) -> tuple[torch.Tensor, torch.Tensor]:
 def batches(
     examples: Iterator[Example], tokens: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Batches of similar lengths with at most `tokens` padded tokens: (ids, mask, labels)."""
+    """Yield batches of similar lengths and at most `tokens` padded tokens: (ids, mask, labels)."""
     rng = random.Random(seed)
     while True:
         pool = sorted(islice(examples, 4096), key=lambda e: (len(e[0]), len(e[1])))
@@ -195,9 +195,9 @@ def train(
     stage: str = "train",
     rate: float = 2e-2,
 ) -> None:
-    """Adafactor with a short warm-up and a linear decay to 0; writes work/<name>/.
+    """Train with Adafactor, a short warm-up and a linear decay to 0; write work/<name>/.
 
-    A run that was stopped goes on from its last checkpoint, with examples it has not seen.
+    A run that was stopped resumes at its last checkpoint, with examples it has not seen.
     """
     torch.manual_seed(0)
     config = T5Config(

@@ -1,6 +1,13 @@
-"""Files in, files out: reading and writing models, the Hugging Face Hub, conversion, `load`."""
+"""Files in, files out: models are read from folders or the Hugging Face Hub, and converted.
 
-from .conversion import convert
+`load` finds a model by path or name (`places`, `hub`), checks its files and reads them: a T5 by
+`t5`, a decoder-only model by `causal`. `convert` writes a T5 as a model folder, one tensor at a
+time. Below them, `folder` knows Hugging Face's files, and `tensors`, `npz` and `torch_bin` the
+formats of weights; nothing that a file claims is believed before it is checked. Imports
+`tokenizers`, `models` and what is below them.
+"""
+
+from .conversion import Observer, convert
 from .inspection import Listed, as_lines, inspect, list_models
 from .loading import DTYPES, as_dtype, load
 from .places import convert_command, find_folder, model_folders, named_draft
@@ -8,6 +15,7 @@ from .places import convert_command, find_folder, model_folders, named_draft
 __all__ = [
     "DTYPES",
     "Listed",
+    "Observer",
     "as_dtype",
     "as_lines",
     "convert",

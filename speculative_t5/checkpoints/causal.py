@@ -1,10 +1,9 @@
-"""Folders of decoder-only models: Hugging Face's own, and those that mlx-lm has converted."""
+"""Reads folders of decoder-only models, Hugging Face's own or converted by mlx-lm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,19 +18,19 @@ from ..models import CausalModel, build
 from ..tokenizers import CausalTokenizer
 from .causal_config import check_ends, max_context, read_causal_config
 from .folder import check_shapes, read_tensors, weight_files
-from .tensors import Shape, as_mlx
+from .tensors import Shape, as_mlx, dtype_name
 
 
 def load_causal(folder: Path, dtype: mx.Dtype | None) -> tuple[CausalModel, CausalTokenizer]:
     """Load a decoder-only model and its tokenizer.
 
     Args:
-        folder: With config.json, weights in safetensors or `.bin`, and a tokenizer's files.
-        dtype: Type to compute in; None for the device's own, or where that is of 16 bits and mlx-lm
-            has quantized the matrices, for what is stored.
+        folder: Holds config.json, weights in safetensors or `.bin`, and a tokenizer's files.
+        dtype: Type to compute in; None for the device's default. If that has 16 bits and mlx-lm
+            has quantized the matrices, None keeps the stored type.
 
     Raises:
-        ValueError: If it is not a whole model of a kind that is known here.
+        ValueError: If it is not a whole model of a known kind.
     """
     config = read_causal_config(folder)
     with _about(folder):
@@ -42,19 +41,13 @@ def load_causal(folder: Path, dtype: mx.Dtype | None) -> tuple[CausalModel, Caus
     expected = dict(cast(list[tuple[str, mx.array]], tree_flatten(module.parameters())))
     check_shapes(folder, _shapes(expected), _shapes(weights), str(config["model_type"]))
     tokenizer = CausalTokenizer(folder)
-    ends = check_ends(config["eos_token_id"], f"{folder}: eos_token_id")
-    if not ends and tokenizer.eos_token_id is not None:
-        ends = [tokenizer.eos_token_id]
-    if not ends:
-        raise ValueError(
-            f"{folder} does not say what ends an output: put eos_token_id into its config.json"
-        )
-    wanted = _cast_to(module, dtype, quantized=bool(config.get("quantization")))
-    module.load_weights([(name, wanted(name, weight)) for name, weight in weights.items()])
+    ends = _ends(folder, config, tokenizer)
+    cast_one = _caster(module, dtype, quantized=bool(config.get("quantization")))
+    module.load_weights([(name, cast_one(name, weight)) for name, weight in weights.items()])
     module.eval()
     del weights, expected
     for _, weight in cast(list[tuple[str, mx.array]], tree_flatten(module.parameters())):
-        mx.eval(weight)  # one at a time: it is read, and perhaps cast, only now
+        mx.eval(weight)  # one at a time, as this reads it and may cast it
     with _about(folder):
         model = CausalModel(
             module, eos_token_id=ends[0], extra_eos_ids=ends[1:], max_context=max_context(config),
@@ -64,49 +57,44 @@ def load_causal(folder: Path, dtype: mx.Dtype | None) -> tuple[CausalModel, Caus
     return model, tokenizer
 
 
-@dataclass(frozen=True)
-class CausalFolder:
-    """What is known of a decoder-only model's folder without reading its weights.
-
-    Attributes:
-        kind: Its model_type.
-        num_parameters: Each counted once.
-        stored: The types of its tensors; bits, where they are quantized.
-        vocabulary: Its tokenizer's.
-    """
-
-    kind: str
-    num_parameters: int
-    stored: tuple[str, ...]
-    vocabulary: Vocabulary
+def _ends(folder: Path, config: Mapping[str, Any], tokenizer: CausalTokenizer) -> list[int]:
+    """Return the ids that end an output: the config's, or else the tokenizer's."""
+    ends = check_ends(config["eos_token_id"], f"{folder}: eos_token_id")
+    if not ends and tokenizer.eos_token_id is not None:
+        return [tokenizer.eos_token_id]
+    if not ends:
+        raise ValueError(
+            f"{folder} does not say what ends an output: put eos_token_id into its config.json"
+        )
+    return ends
 
 
-def look_at(folder: Path) -> CausalFolder:
-    """Look at the folder of a decoder-only model.
+def inspect_causal(folder: Path) -> tuple[str, int, tuple[str, ...], Vocabulary]:
+    """Inspect the folder of a decoder-only model without reading its weights.
+
+    Returns:
+        Its model_type; how many parameters it has, each counted once; the types of its tensors, or
+        their bits if they are quantized; and its tokenizer's vocabulary.
 
     Raises:
-        ValueError: If it could not be loaded, as far as can be told.
+        ValueError: If it turns out that it cannot be loaded.
     """
     config = read_causal_config(folder)
     with _about(folder):
         module = build(config)
     weights = cast(list[tuple[str, mx.array]], tree_flatten(module.parameters()))
-    stored = tuple(sorted({str(dtype).removeprefix("mlx.core.") for dtype in _dtypes(folder)}))
+    stored = tuple(sorted(map(dtype_name, _dtypes(folder))))
     if settings := config.get("quantization"):
         stored = (f"{settings['bits']} bits",)
-    return CausalFolder(
-        config["model_type"],
-        sum(weight.size for _, weight in weights),
-        stored,
-        CausalTokenizer(folder).vocabulary,
-    )
+    count = sum(weight.size for _, weight in weights)
+    return config["model_type"], count, stored, CausalTokenizer(folder).vocabulary
 
 
 def _dtypes(folder: Path) -> set[mx.Dtype]:
-    """The types of the stored tensors."""
+    """Return the types of the stored tensors."""
     if _pickled(folder):
         return {tensor.dtype for tensor in read_tensors(folder).values()}
-    return {tensor.dtype for path in weight_files(folder) for tensor in _lazily(path).values()}
+    return {tensor.dtype for path in weight_files(folder) for tensor in _load_lazily(path).values()}
 
 
 def _pickled(folder: Path) -> bool:
@@ -115,7 +103,7 @@ def _pickled(folder: Path) -> bool:
 
 @contextmanager
 def _about(folder: Path) -> Iterator[None]:
-    """Put the folder before what is raised about its config."""
+    """Put the folder's name before errors about its config."""
     try:
         yield
     except ValueError as error:
@@ -123,28 +111,28 @@ def _about(folder: Path) -> Iterator[None]:
 
 
 def _parameters(folder: Path, config: Mapping[str, Any], module: nn.Module) -> dict[str, mx.array]:
-    """The stored tensors by the module's names; those of safetensors are not read yet."""
+    """Return the stored tensors by the module's names; those of safetensors are not read yet."""
     stored: dict[str, mx.array] = {}
     if _pickled(folder):
         tensors = read_tensors(folder)
         stored = {name: as_mlx(each.read(), each.dtype) for name, each in tensors.items()}
     else:
         for path in weight_files(folder):
-            stored |= _lazily(path)
+            stored |= _load_lazily(path)
     if config.get("model_type") == "gpt2":
         stored = _gpt2_names(stored)
     try:
         sanitize = getattr(module, "sanitize", dict)
         return cast(dict[str, mx.array], sanitize(stored))
-    except Exception as error:  # it lacks what is looked for there
+    except Exception as error:  # a missing tensor raises anything
         raise ValueError(
             f"{folder}: the weights are not those of a {config['model_type']} "
             f"({type(error).__name__}: {first_line(error)}): download or convert the model again"
         ) from error
 
 
-def _lazily(path: Path) -> dict[str, mx.array]:
-    """The tensors of a safetensors file, each read when it is evaluated."""
+def _load_lazily(path: Path) -> dict[str, mx.array]:
+    """Return the tensors of a safetensors file; each is read when it is evaluated."""
     try:
         return cast(dict[str, mx.array], mx.load(str(path)))
     except (RuntimeError, ValueError) as error:
@@ -154,7 +142,7 @@ def _lazily(path: Path) -> dict[str, mx.array]:
 
 
 def _gpt2_names(stored: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """The names of the first checkpoints; others say `transformer.` first, or hold masks, too."""
+    """Rename tensors as in the first checkpoints, without `transformer.`, and drop masks."""
     named = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
     unused = (".attn.bias", ".attn.masked_bias")
     return {
@@ -167,7 +155,7 @@ def _gpt2_names(stored: Mapping[str, mx.array]) -> dict[str, mx.array]:
 def _quantize(
     folder: Path, module: nn.Module, settings: Any, weights: Mapping[str, mx.array]
 ) -> None:
-    """Have the matrices that are stored quantized be so, in the way that mlx-lm has noted."""
+    """Quantize the module's matrices that are stored quantized, as config.json says."""
 
     def wanted(path: str, layer: nn.Module) -> bool | dict[str, Any]:
         own: bool | dict[str, Any] | None = settings.get(path)
@@ -191,14 +179,14 @@ def _shapes(arrays: Mapping[str, mx.array]) -> dict[str, Shape]:
     return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
-def _cast_to(
+def _caster(
     module: nn.Module, dtype: mx.Dtype | None, *, quantized: bool
 ) -> Callable[[str, mx.array], mx.array]:
-    """What gives a parameter its type to compute in."""
+    """Return the function that casts a parameter, by its name, to the type to compute in."""
     wanted = dtype or default_dtype()
     if quantized and dtype is None and wanted != mx.float32:
-        return lambda name, weight: weight  # half of the scales' bits would be lost
-    # Some models have numbers that must stay as they are, such as what chooses experts.
+        return lambda name, weight: weight  # casting float16 scales to bfloat16 would lose bits
+    # Some models have parameters that must keep their type, such as those that choose experts.
     may_cast: Callable[[str], bool] = getattr(module, "cast_predicate", lambda name: True)
 
     def cast_one(name: str, weight: mx.array) -> mx.array:
@@ -209,10 +197,10 @@ def _cast_to(
 
 
 def check_fit(folder: Path, model: CausalModel, tokenizer: CausalTokenizer) -> None:
-    """Refuse a tokenizer with ids that the model has no row for.
+    """Refuse a tokenizer with ids, other than control tokens, that the model has no row for.
 
     Raises:
-        ValueError: If there are some, beyond control tokens.
+        ValueError: If there are some, or the model ends outputs by such an id.
     """
     size, rows = tokenizer.vocabulary.size, model.vocab_size
     if size - len(tokenizer.vocabulary.special) > rows:

@@ -1,4 +1,4 @@
-"""config.json of decoder-only models, checked as far as mlx-lm does not."""
+"""Reads config.json of decoder-only models, and checks what mlx-lm does not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import shown
 from ..models import MAX_LAYERS, MAX_SIZE
 from .folder import read_json
 
-# What config.json may call the most tokens that a model reads, and its depth.
+# Names in config.json of the most tokens that a model reads, and of its depth.
 CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length",
             "max_seq_len", "seq_length")  # fmt: skip
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -21,8 +21,7 @@ SIZES = (
     "num_key_value_heads", "head_dim", "n_embd", "n_head", "n_inner",
 )  # fmt: skip
 ROPES = ("rope_scaling", "rope_parameters")  # objects, which may hold one for each kind of layer
-# Numbers by their names, which have to be above 0, and how large they may be. mlx-lm computes with
-# any.
+# Names of numbers that must be above 0, and the largest sensible value; mlx-lm takes any.
 BOUNDS = (
     (re.compile(r"\w*norm\w*_eps(ilon)?"), 1.0),
     (re.compile(r"partial_rotary_factor|rotary_pct|rope_pct"), 1.0),
@@ -32,7 +31,7 @@ BOUNDS = (
 )
 # The first must be a multiple of the second.
 MULTIPLES = (("num_attention_heads", "num_key_value_heads"), ("n_embd", "n_head"))
-# Settings of GPT-2 that mlx-lm's takes for granted, and what it takes them for.
+# Settings of GPT-2 that mlx-lm assumes without reading them.
 GPT2 = {
     "activation_function": "gelu_new",
     "scale_attn_weights": True,
@@ -42,10 +41,10 @@ GPT2 = {
 
 
 def read_causal_config(folder: Path) -> dict[str, Any]:
-    """The contents of config.json, with `eos_token_id` as generation_config.json has it, if at all.
+    """Read config.json; `eos_token_id` becomes a list, generation_config.json's if it has any.
 
     Raises:
-        ValueError: If it cannot be read, or asks for what is not supported.
+        ValueError: If it cannot be read, or asks for something unsupported.
     """
     config = read_json(folder / "config.json")
     _check_quantization(folder, config)
@@ -54,10 +53,10 @@ def read_causal_config(folder: Path) -> dict[str, Any]:
         for group in _groups(part):
             _check_numbers(folder, group)
     if config.get("model_type") == "gpt2":
-        config.setdefault("n_ctx", config.get("n_positions"))  # its older name, which mlx-lm asks
+        config.setdefault("n_ctx", config.get("n_positions"))  # mlx-lm reads the older name
         _check_gpt2(folder, config)
     generation = folder / "generation_config.json"
-    # Before a tokenizer takes offence at them.
+    # Checked here, as a tokenizer would raise an obscure error for them.
     ends = check_ends(config.get("eos_token_id"), f"eos_token_id in {folder / 'config.json'}")
     if generation.is_file():
         named = read_json(generation).get("eos_token_id")
@@ -67,10 +66,10 @@ def read_causal_config(folder: Path) -> dict[str, Any]:
 
 
 def check_ends(named: Any, where: str) -> list[int]:
-    """The ids that end an output, the first one first; none if there is no word of them.
+    """Return the ids that end an output, in the order given; [] for None.
 
     Raises:
-        ValueError: If `named` is neither an id nor a list of them.
+        ValueError: If `named` is neither an id nor a list of ids; `where` says what it is.
     """
     ends: list[Any] = named if isinstance(named, list) else [] if named is None else [named]
     if not all(type(end) is int and end >= 0 for end in ends):
@@ -79,7 +78,7 @@ def check_ends(named: Any, where: str) -> list[int]:
 
 
 def max_context(config: Mapping[str, Any]) -> int | None:
-    """Tokens of prompt and output that a model reads, at most; None if it does not say."""
+    """Return the most tokens of prompt and output that a model reads; None if it does not say."""
     for part in _parts(config):
         limits = [int(part[name]) for name in CONTEXTS if type(part.get(name)) is int]
         if limits:
@@ -88,7 +87,7 @@ def max_context(config: Mapping[str, Any]) -> int | None:
 
 
 def _stretched(part: Mapping[str, Any]) -> int:
-    """The context that YaRN stretches a shorter one to; 0 if it does not."""
+    """Return the context that YaRN stretches a shorter one to; 0 without YaRN."""
     rope = part.get("rope_scaling") or part.get("rope_parameters")
     if not isinstance(rope, Mapping) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
         return 0
@@ -99,7 +98,7 @@ def _stretched(part: Mapping[str, Any]) -> int:
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The config, and that of its text model if it nests one."""
+    """Yield the config, and the one of its text model if there is one."""
     yield config
     if isinstance(nested := config.get("text_config"), Mapping):
         yield nested
@@ -124,7 +123,7 @@ def _check_quantization(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_sizes(folder: Path, part: Mapping[str, Any]) -> None:
-    """Check what is one integer; some models have a list of them, one for each layer."""
+    """Check sizes that are one integer; some models have a list of them, one for each layer."""
     for name in (*SIZES, *DEPTHS):
         size, limit = part.get(name), MAX_LAYERS if name in DEPTHS else MAX_SIZE
         if size is None or isinstance(size, list):
@@ -144,7 +143,7 @@ def _check_sizes(folder: Path, part: Mapping[str, Any]) -> None:
 
 
 def _groups(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A config, and the settings of rotary positions in it."""
+    """Yield a config, and the settings of rotary positions in it."""
     yield part
     for name in ROPES:
         if isinstance(rope := part.get(name), Mapping):
@@ -168,7 +167,7 @@ def _check_numbers(folder: Path, group: Mapping[str, Any]) -> None:
 
 
 def _is_between(number: Any, limit: float) -> bool:
-    """Whether it is a finite number above 0, and no larger than the limit."""
+    """Whether it is a finite number above 0 and at most the limit."""
     return type(number) in (int, float) and 0 < number <= limit
 
 

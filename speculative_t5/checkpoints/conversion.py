@@ -1,11 +1,13 @@
-"""Checkpoints -> model folders, one tensor at a time."""
+"""Converts a T5 checkpoint to a model folder, one tensor at a time."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,20 +20,31 @@ from .npz import NewTensor
 from .pipeline import read_ahead
 from .places import draft_name, new_folder, origin
 from .t5 import Checkpoint, Parameter, open_checkpoint, parameter_shapes, read_config
-from .tensors import Shape, StoredTensor, as_mlx, as_numpy
+from .tensors import Shape, StoredTensor, as_mlx, as_numpy, dtype_name
 from .writing import check_replaceable, write_folder
 
-Layout = dict[str, tuple[Shape, mx.Dtype]]  # of what is written, by name
+Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
 
-PIECE = 1 << 16  # numbers
-MIN_SHARE = 0.01  # of the weights: an embedding below it gains nothing by being quantized
+CHUNK = 1 << 16  # numbers that are checked at a time
+MIN_SHARE = 0.01  # of the weights: quantizing a smaller embedding gains nothing
 
-# Bits of the exponent, all set in what is not finite, by integers of the same size.
+# The exponent's bits, all set in NaN and infinity, as integers of each type's size.
 _EXPONENTS: dict[mx.Dtype, np.generic] = {
     mx.float32: np.uint32(0x7F800000),
     mx.float16: np.uint16(0x7C00),
     mx.bfloat16: np.uint16(0x7F80),
 }
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Functions that a conversion calls while it runs."""
+
+    progress: Callable[[int, int], None] = lambda done, total: None  # bytes read, bytes to read
+    note: Callable[[str], None] = lambda line: None  # a line that the user should see
+
+
+SILENT = Observer()
 
 
 def convert(
@@ -45,35 +58,32 @@ def convert(
     revision: str | None = None,
     force: bool = False,
     allow_nonfinite: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    note: Callable[[str], None] = lambda line: None,
+    observer: Observer = SILENT,
 ) -> Path:
     """Convert a checkpoint folder, or a repository of the Hugging Face Hub, to a model folder.
 
-    A name that was converted before, with the same options, is neither downloaded nor converted
-    again. Memory is taken for a few blocks of 4 MB, beside what of a tensor is mapped.
+    A repository that was converted before with the same options is neither downloaded nor converted
+    again. Takes the memory of a few blocks of 4 MB, beside the mapped part of one tensor.
 
     Args:
-        model: Path of the folder (a model folder may be converted to another type, or quantized),
-            or name of the repository.
+        model: Path of a checkpoint or model folder, or name of a repository.
         output: Folder to write; by default `new_folder` of the last part of the name.
         dtype: Type to store: float32, float16 or bfloat16; by default each tensor's own.
-        quantize: Bits to quantize matrices to, 4 or 8; by default they are not.
+        quantize: Bits to quantize matrices to, 4 or 8; by default they are not quantized.
         group_size: Weights that share a scale and a bias: 32, 64 or 128.
         keep_wo: Whether to leave the feed-forward's second matrix unquantized; by default in gated
-            models, where it takes quantization worst.
+            models, where quantizing it loses most.
         revision: Branch, tag or commit on the Hub.
-        force: Whether to replace a model folder that is there.
-        allow_nonfinite: Whether to go on where weights are NaN or infinite.
-        progress: Called with how many bytes are read, and how many there are.
-        note: Called with what a user should know.
+        force: Whether to replace an existing model folder.
+        allow_nonfinite: Whether to accept weights that are NaN or infinite.
+        observer: Follows the conversion.
 
     Returns:
         The folder written.
 
     Raises:
-        ValueError: If the checkpoint is not a whole T5 with a tokenizer, an option is out of its
-            range, or the output is there already.
+        ValueError: If the checkpoint is not a whole T5 with a tokenizer, an option is out of range,
+            or the output exists.
         OSError: If the Hub cannot be reached or the output cannot be written.
     """
     local = Path(model).is_dir()
@@ -87,37 +97,22 @@ def convert(
     output = output or new_folder(Path(model).resolve().name if local else flat_name(model))
     options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
     made = {"repository": model, "revision": revision, **options}
-    if local and output.resolve() in (here := Path(model).resolve(), *here.parents):
-        raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
-    if not force and (output / "weights.npz").exists():
-        if not local and made.items() <= origin(output).items():
-            note(f"{output} is there already, of {model}; --force converts it again")
-            return output
-        raise ValueError(
-            f"{output} exists: use --force to replace it, or --output to name another folder"
-        )
-    check_replaceable(output)
-    source, origins = Path(model), {}
+    exists = (output / "weights.npz").exists()
+    if exists and not force and not local and made.items() <= origin(output).items():
+        observer.note(f"{output} is there already, of {model}; --force converts it again")
+        return output
+    _check_output(output, Path(model) if local else None, replace=force)
+    source, extra = Path(model), {}
     if not local:
-        repository = look_up(model, revision)
-        if wanted:  # which may be refused, and had better be before the download
-            quantized(read_config(repository.folder), wanted)
-        source = download(repository, note=note)
-        origins = {"converted_from": made | {"commit": repository.commit}}
-    checkpoint = open_checkpoint(source)
-    if checkpoint.config.quantization:
-        raise ValueError(
-            f"{source} is quantized already, to {checkpoint.config.quantization}: "
-            "convert what it was made from"
-        )
-    load_tokenizer(source, checkpoint.config)
-    own = {"prefix": read_prefix(source), "draft": draft_name(source)}
+        source, commit = _download(model, revision, wanted, observer)
+        extra["converted_from"] = made | {"commit": commit}
+    checkpoint = _open_whole(source)
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
-    kinds = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
-    conversion = _Conversion(checkpoint, config, kinds, allow_nonfinite, progress)
+    dtypes = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
+    conversion = _Conversion(checkpoint, config, dtypes, allow_nonfinite, observer.progress)
     write_folder(
         output,
-        config.to_dict() | {key: value for key, value in own.items() if value} | origins,
+        config.to_dict() | _own_settings(source) | extra,
         conversion.tensors(),
         [path for file in TOKENIZER_FILES if (path := source / file).is_file()],
         num_bytes=conversion.num_bytes,
@@ -125,11 +120,49 @@ def convert(
     return output
 
 
+def _check_output(output: Path, source: Path | None, *, replace: bool) -> None:
+    if source and output.resolve() in (here := source.resolve(), *here.parents):
+        raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
+    if (output / "weights.npz").exists() and not replace:
+        raise ValueError(
+            f"{output} exists: use --force to replace it, or --output to name another folder"
+        )
+    check_replaceable(output)
+
+
+def _download(
+    name: str, revision: str | None, wanted: Quantization | None, observer: Observer
+) -> tuple[Path, str]:
+    """Return a repository's folder in the cache, and its commit."""
+    repository = look_up(name, revision)
+    if wanted:  # refused, if it is, before the download
+        quantized(read_config(repository.folder), wanted)
+    return download(repository, note=observer.note), repository.commit
+
+
+def _open_whole(source: Path) -> Checkpoint:
+    """Open a checkpoint that is not quantized yet, and check that its tokenizer fits."""
+    checkpoint = open_checkpoint(source)
+    if checkpoint.config.quantization:
+        raise ValueError(
+            f"{source} is quantized already, to {checkpoint.config.quantization}: "
+            "convert what it was made from"
+        )
+    load_tokenizer(source, checkpoint.config)
+    return checkpoint
+
+
+def _own_settings(source: Path) -> dict[str, Any]:
+    """Return the settings of ours that a config.json has beside the model's own."""
+    own = {"prefix": read_prefix(source), "draft": draft_name(source)}
+    return {key: value for key, value in own.items() if value}
+
+
 def quantized(config: T5Config, wanted: Quantization, keep_wo: bool | None = None) -> T5Config:
-    """The config of a model once it is quantized as wanted.
+    """Return the config of a model once it is quantized as wanted.
 
     Raises:
-        ValueError: If none of its matrices has whole groups.
+        ValueError: If no matrix has rows of whole groups.
     """
     if config.d_model % wanted.group_size and config.d_ff % wanted.group_size:
         raise ValueError(
@@ -145,17 +178,17 @@ def quantized(config: T5Config, wanted: Quantization, keep_wo: bool | None = Non
 
 
 def num_parameters(config: T5Config) -> int:
-    """Of a model with this config, before it is quantized."""
+    """Return how many parameters a model with this config has before it is quantized."""
     dense = dataclasses.replace(config, quantization=None)
     return sum(math.prod(shape) for shape in parameter_shapes(dense).values())
 
 
 def new_layout(config: T5Config, dtype: mx.Dtype | Mapping[str, mx.Dtype]) -> Layout:
-    """Names, shapes and types of what a model with this config is written as.
+    """Return the names, shapes and types of the tensors that a model is written as.
 
     Args:
         config: Quantized or not.
-        dtype: Of all parameters, or of each by name; quantized ones have their scales in it.
+        dtype: The type of all parameters, or of each by name; of a quantized one's scales.
     """
     shapes = parameter_shapes(config)
     layout = {}
@@ -167,29 +200,29 @@ def new_layout(config: T5Config, dtype: mx.Dtype | Mapping[str, mx.Dtype]) -> La
 
 
 def num_bytes(layout: Layout) -> int:
-    """Size of all tensors of a layout."""
+    """Return the bytes of all tensors of a layout."""
     return sum(math.prod(shape) * dtype.size for shape, dtype in layout.values())
 
 
 def _sibling(name: str, last: str) -> str:
-    """x.weight, x.scales, x.biases -> x.last."""
+    """Return x.last for x.weight, x.scales or x.biases."""
     return f"{name.rsplit('.', 1)[0]}.{last}"
 
 
 class _Conversion:
-    """Makes what is written of what is stored, block by block."""
+    """Makes the tensors to write from the stored ones, block by block."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         config: T5Config,
-        kinds: Mapping[str, mx.Dtype],
+        dtypes: Mapping[str, mx.Dtype],
         allow_nonfinite: bool,
         progress: Callable[[int, int], None],
     ) -> None:
         self._checkpoint = checkpoint
         self._how = config.quantization
-        self._layout = new_layout(config, kinds)
+        self._layout = new_layout(config, dtypes)
         self._allow_nonfinite = allow_nonfinite
         self._progress = progress
         stored = [checkpoint.tensors[name] for p in checkpoint.parameters for name in p.sources]
@@ -198,16 +231,16 @@ class _Conversion:
 
     @property
     def num_bytes(self) -> int:
-        """Size of what is written."""
+        """The bytes of all tensors to write."""
         return num_bytes(self._layout)
 
     def tensors(self) -> Iterator[NewTensor]:
-        """All that is written, in the order of the checkpoint's parameters."""
+        """Yield the tensors to write, in the order of the checkpoint's parameters."""
         for parameter in self._checkpoint.parameters:
             yield from self._tensors(parameter)
 
     def _tensors(self, parameter: Parameter) -> Iterator[NewTensor]:
-        """The one new tensor of a parameter, or the three of one that is quantized."""
+        """Yield the tensor of a parameter, or the three of a quantized one."""
         name = parameter.name
         others = [n for last in ("scales", "biases") if (n := _sibling(name, last)) in self._layout]
         dtype = self._layout[others[0] if others else name][1]
@@ -216,12 +249,12 @@ class _Conversion:
         if others:
             blocks = self._quantize(blocks, dtype, parts)
         yield NewTensor(name, *self._layout[name], blocks)
-        # These are small, and whole once the weights have been written.
+        # These are small, and complete once the weights have been written.
         for other, part in zip(others, parts, strict=True):
             yield NewTensor(other, *self._layout[other], part)
 
     def _blocks(self, parameter: Parameter, dtype: mx.Dtype) -> Iterator[np.ndarray]:
-        """The rows of a parameter, of all its parts in turn, in another type."""
+        """Yield the rows of a parameter, one part after the other, in its new type."""
         for name in parameter.sources:
             tensor = self._checkpoint.tensors[name]
             for block, finite in read_ahead(_checked(tensor)):
@@ -242,14 +275,13 @@ class _Conversion:
         array = as_numpy(as_mlx(block, old).astype(new))
         if finite and not is_finite(array, new):
             better = "bfloat16 or float32" if new == mx.float16 else "float32"
-            kind = str(new).removeprefix("mlx.core.")
-            raise ValueError(f"{name} has weights too large for {kind}: use {better}")
+            raise ValueError(f"{name} has weights too large for {dtype_name(new)}: use {better}")
         return array
 
     def _quantize(
         self, blocks: Iterator[np.ndarray], dtype: mx.Dtype, parts: list[list[np.ndarray]]
     ) -> Iterator[np.ndarray]:
-        """Quantized rows; their scales and biases are added to `parts`."""
+        """Yield quantized rows; append their scales and biases to `parts`."""
         assert self._how is not None
         for block in blocks:
             packed, *rest = mx.quantize(as_mlx(block, dtype), self._how.group_size, self._how.bits)
@@ -265,9 +297,9 @@ def _checked(tensor: StoredTensor) -> Iterator[tuple[np.ndarray, bool]]:
 
 
 def is_finite(block: np.ndarray, dtype: mx.Dtype) -> bool:
-    """Whether an array that stands for `dtype` has neither NaN nor infinity in it."""
+    """Whether an array that stands for `dtype` holds neither NaN nor infinity."""
     exponent = _EXPONENTS[dtype]
     bits = block.reshape(-1).view(exponent.dtype)
-    # In pieces that stay in a processor's cache, and whose memory is not new each time.
-    pieces = (bits[i : i + PIECE] & exponent for i in range(0, len(bits), PIECE))
-    return all(piece.max() != exponent for piece in pieces)
+    # In chunks that fit a processor's cache and reuse the same memory.
+    chunks = (bits[i : i + CHUNK] & exponent for i in range(0, len(bits), CHUNK))
+    return all(chunk.max() != exponent for chunk in chunks)

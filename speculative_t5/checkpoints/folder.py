@@ -1,4 +1,4 @@
-"""What Hugging Face folders hold: JSON, and tensors in one file or in shards with an index."""
+"""Hugging Face folders: config.json, and tensors in one file or in shards with an index."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import first_line, printable, refuse_pointer, shown
-from .pickles import read_bin
 from .tensors import Shape, StoredTensor, read_safetensors
+from .torch_bin import read_bin
 
-# What a Hugging Face checkpoint's weights may be called, the first choice first.
+# Names of a Hugging Face checkpoint's weights, in order of preference.
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-WHOLE = "download or convert the model again, with its config.json"
+AGAIN = "download or convert the model again"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read the object in a JSON file.
 
     Raises:
         ValueError: If it is not JSON, or not an object.
@@ -31,32 +31,28 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not JSON: {first_line(error)}; download or convert the model again"
-        ) from error
+        raise ValueError(f"{path} is not JSON: {first_line(error)}; {AGAIN}") from error
     if not isinstance(raw, dict):
-        raise ValueError(
-            f"{path} holds a {type(raw).__name__}, expected an object: "
-            "download or convert the model again"
-        )
+        raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object: {AGAIN}")
     return raw
 
 
 def check_shapes(
     where: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape], kind: str
 ) -> None:
-    """Check the names and shapes of tensors; `kind` is what a model that has them is called.
+    """Check the names and shapes of tensors; `kind` names the model that should have them.
 
     Raises:
         ValueError: Naming the first tensor that is missing, misshapen or unknown.
     """
+    advice = f"{AGAIN}, with its config.json"
     for name, shape in expected.items():
         if name not in found:
             raise ValueError(
-                f"{where} has no tensor {name}, expected one of shape {shape}: {WHOLE}"
+                f"{where} has no tensor {name}, expected one of shape {shape}: {advice}"
             )
         if tuple(found[name]) != tuple(shape):
-            raise ValueError(f"{where}: {name} has shape {found[name]}, expected {shape}: {WHOLE}")
+            raise ValueError(f"{where}: {name} has shape {found[name]}, expected {shape}: {advice}")
     unknown = sorted(found.keys() - expected.keys())
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -67,15 +63,15 @@ def check_shapes(
 
 
 def find_weights(folder: Path) -> Path | None:
-    """The single file of a Hugging Face checkpoint's weights, or their index, if it has any."""
+    """Return the file of a Hugging Face checkpoint's weights, or their index, if there is one."""
     return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The weight map of an index: names of tensors -> names of files beside it.
+    """Read the weight map of an index: names of tensors to names of files beside it.
 
     Raises:
-        ValueError: If it is no such index, or a file's name leads elsewhere.
+        ValueError: If it is not such an index, or a file's name leads elsewhere.
     """
     shards = read_json(path).get("weight_map")
     if not isinstance(shards, dict) or not shards:
@@ -92,10 +88,10 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a checkpoint's tensors.
+    """Return the files that hold a checkpoint's tensors.
 
     Raises:
-        ValueError: If there are none, or one that the index names is missing.
+        ValueError: If there are none, or one is missing.
     """
     path = find_weights(folder)
     if path is None:
@@ -113,7 +109,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of a Hugging Face checkpoint, by name; none is read yet.
+    """Open all tensors of a Hugging Face checkpoint, by name; none is read yet.
 
     Raises:
         ValueError: If there are none, or a file is missing, truncated or damaged.

@@ -1,4 +1,4 @@
-"""Checkpoints from the Hugging Face Hub: only the files needed, into its own cache."""
+"""Downloads checkpoints from the Hugging Face Hub to its own cache, and only the files needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..tokenizers import TOKENIZER_FILES, has_tokenizer, has_vocabulary, load_to
 from .folder import WEIGHTS, find_weights, read_index, read_json, weight_files
 from .t5 import read_config
 
-# What is loaded of a decoder-only model beside its weights.
+# The files of a decoder-only model beside its weights.
 CAUSAL_FILES = (
     *TOKENIZER_FILES,
     "generation_config.json",
@@ -28,7 +28,7 @@ CAUSAL_FILES = (
     "chat_template.json",
 )
 TIMEOUT = 10.0  # seconds
-SILENT_BYTES = 10**9  # more takes seconds to compare with their digests, which is then told
+SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is told
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -38,10 +38,10 @@ class Repository:
     """A repository at one commit, with its config.json and tokenizer in the cache.
 
     Attributes:
-        name: Its name.
+        name: Its name on the Hub.
         folder: Its folder in the cache.
         commit: The commit, 40 hexadecimal digits.
-        files: Names of all its files; None if the Hub could not be asked, and the cache must do.
+        files: Names of all its files; None if the Hub did not answer, so only the cache is left.
     """
 
     name: str
@@ -51,15 +51,15 @@ class Repository:
 
 
 def could_be_name(name: str) -> bool:
-    """Whether a repository could be named so."""
+    """Whether this is a possible name of a repository."""
     return bool(_NAME.fullmatch(name)) and ".." not in name
 
 
 def flat_name(name: str) -> str:
-    """The name of one flat folder for that of a repository: what comes after its slash.
+    """Return the part of a repository's name after its slash.
 
     Raises:
-        ValueError: If it cannot be the name of a repository.
+        ValueError: If no repository can have that name.
     """
     if not could_be_name(name):
         raise ValueError(
@@ -70,24 +70,22 @@ def flat_name(name: str) -> str:
 
 
 def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> Repository:
-    """Find a repository and refuse it, if need be, by its config.json and tokenizer.
-
-    Its weights are neither read nor downloaded.
+    """Find a repository, and check its config.json and tokenizer; its weights are not downloaded.
 
     Args:
-        name: Its name.
+        name: Its name on the Hub.
         revision: Branch, tag or commit.
-        causal: Whether it may be a decoder-only model, whose tokenizer is not looked at here.
+        causal: Whether to accept a decoder-only model, whose tokenizer is not checked here.
 
     Raises:
-        ValueError: If it cannot be had, or is not a T5 with a tokenizer (or else decoder-only).
+        ValueError: If it cannot be found, or is not a model of these kinds.
         OSError: If the cache cannot be written.
     """
     flat_name(name)
-    # Imported here: only this path needs it, and it takes its time.
+    # Imported here, as it is slow and only this path needs it.
     from huggingface_hub import hf_hub_download, logging, snapshot_download
 
-    logging.set_verbosity_error()  # errors are told here, in one line
+    logging.set_verbosity_error()  # _explained reports errors in one line
 
     with _explained(name, revision):
         offline = not _reachable()
@@ -107,17 +105,17 @@ def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> 
 
 
 def download(repository: Repository, *, note: Callable[[str], None] = lambda line: None) -> Path:
-    """Bring a repository's weights into the cache, and check them against the Hub's digests.
+    """Download a repository's weights, and compare them with the Hub's digests.
 
     Args:
-        repository: As it was looked up.
-        note: Called with what a user should know.
+        repository: The result of `look_up`.
+        note: Called with a line that the user should see.
 
     Returns:
         The folder in the cache.
 
     Raises:
-        ValueError: If they cannot be had, or are damaged.
+        ValueError: If they cannot be downloaded, or are damaged.
         OSError: If the cache cannot be written.
     """
     if repository.files is not None:
@@ -132,7 +130,7 @@ def download(repository: Repository, *, note: Callable[[str], None] = lambda lin
 
 
 def find_cached(name: str) -> Path | None:
-    """The folder of a repository in the cache, if all is there that loading takes."""
+    """Return a repository's folder in the cache, if every file that loading needs is there."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -140,7 +138,7 @@ def find_cached(name: str) -> Path | None:
         folder = Path(hf_hub_download(name, "config.json", local_files_only=True)).parent
         weight_files(folder)
     except (HFValidationError, LocalEntryNotFoundError, ValueError):
-        return None  # whoever then asks for it will be told
+        return None  # `look_up` will say what is wrong
     causal = is_causal(read_json(folder / "config.json"))
     known = has_vocabulary(folder) if causal else has_tokenizer(folder)
     return folder if known else None
@@ -167,10 +165,10 @@ def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
 
 
 def _reachable() -> bool:
-    """Whether something answers where the Hub should be; its client tries for half a minute."""
+    """Whether the Hub's address accepts connections; its client would try for half a minute."""
     from huggingface_hub import constants
 
-    if getproxies():  # which know better
+    if getproxies():  # then this machine need not reach it directly
         return True
     address = urlsplit(constants.ENDPOINT)
     port = address.port or {"http": 80}.get(address.scheme, 443)
@@ -182,10 +180,10 @@ def _reachable() -> bool:
 
 
 def _list_files(name: str, commit: str) -> list[str] | None:
-    """Names of a repository's files; None where the Hub cannot be asked."""
+    """Return the names of a repository's files; None if the Hub cannot be reached."""
     from huggingface_hub import HfApi
 
-    # HTTPError is that of its HTTP client, which differs by version.
+    # HTTPError belongs to its HTTP client, which differs by version.
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
         HTTPError,
@@ -194,7 +192,7 @@ def _list_files(name: str, commit: str) -> list[str] | None:
 
     try:
         siblings = HfApi().model_info(name, revision=commit).siblings
-    except HfHubHTTPError:  # it has answered
+    except HfHubHTTPError:  # the Hub has answered
         raise
     except (OfflineModeIsEnabled, HTTPError):
         return None
@@ -202,7 +200,7 @@ def _list_files(name: str, commit: str) -> list[str] | None:
 
 
 def _tokenizer_files(files: Sequence[str]) -> list[str]:
-    """Those of a repository that a T5's tokenizer takes: tokenizer.json repeats a spiece.model."""
+    """Return the files that a T5's tokenizer needs: tokenizer.json only repeats a spiece.model."""
     wanted = [name for name in TOKENIZER_FILES if name in files]
     if "spiece.model" in wanted:
         return [name for name in wanted if name not in ("tokenizer.json", "vocab.json")]
@@ -210,7 +208,7 @@ def _tokenizer_files(files: Sequence[str]) -> list[str]:
 
 
 def _verify(folder: Path, note: Callable[[str], None]) -> None:
-    """Compare the files of weights with their SHA-256, which the cache calls them by."""
+    """Compare the files of weights with their SHA-256, which is their name in the cache."""
     if find_weights(folder) is None:
         return
     shards = weight_files(folder)
@@ -220,7 +218,7 @@ def _verify(folder: Path, note: Callable[[str], None]) -> None:
     for shard in shards:
         expected = shard.readlink().name if shard.is_symlink() else ""
         if not shard.is_file() or not _SHA256.fullmatch(expected):
-            continue  # missing ones are told of when they are opened
+            continue  # opening a missing one will raise an error
         digest = hashlib.sha256()
         with shard.open("rb") as file:
             while block := file.read(1 << 20):
@@ -235,7 +233,7 @@ def _verify(folder: Path, note: Callable[[str], None]) -> None:
 
 @contextmanager
 def _explained(name: str, revision: str | None) -> Iterator[None]:
-    """Turn what the Hub's client raises into one line."""
+    """Turn errors of the Hub's client into ones of one line."""
     from huggingface_hub import errors
 
     try:

@@ -1,4 +1,4 @@
-"""What converting a checkpoint would write and take, told without converting or downloading it."""
+"""Reports what a checkpoint is and what converting it takes, without converting it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from ..decoding import Vocabulary
 from ..device import default_dtype
 from ..models import Quantization, T5Config
 from ..tokenizers import ByteTokenizer, JSONTokenizer, Tokenizer, load_tokenizer
-from .causal import look_at
+from .causal import inspect_causal
 from .conversion import new_layout, num_bytes, num_parameters, quantized
 from .hub import look_up
 from .loading import DTYPES, holds_causal
 from .places import model_folders
 from .t5 import open_checkpoint, read_config
+from .tensors import dtype_name
 
-SOURCE_TOKENS, OUTPUT_TOKENS = 512, 256  # that the memory to run is told for
+SOURCE_TOKENS, OUTPUT_TOKENS = 512, 256  # that the memory to run is reported for
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one way to convert takes, in bytes.
+    """The sizes of a model converted with some options, in bytes.
 
     Attributes:
-        options: Of the command line, for example "--quantize 8"; "as it is" for none.
+        options: Options of the command, for example "--quantize 8"; "as it is" for none.
         file: Size of weights.npz.
-        memory: To run it, by the type computed in, whatever is stored: weights, and keys and values
-            for a prompt of `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`.
+        memory: Memory to run it for each type to compute in: weights, and keys and values for a
+            prompt of `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`.
     """
 
     options: str
@@ -40,17 +41,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is known of a checkpoint before it is converted.
+    """A checkpoint that has not been converted.
 
     Attributes:
-        name: As it was asked for.
-        family: Of the T5 family, by its shapes and tokenizer.
-        config: Its config; of a repository that is not downloaded, as config.json has it.
+        name: Its path or name, as given.
+        family: Its member of the T5 family, by its shapes and tokenizer.
+        config: Its config; for a repository, whose tensors are not downloaded, config.json alone.
         vocabulary: Its tokenizer's.
-        num_parameters: Of the model, each counted once.
-        stored: The types its tensors are stored in; empty if they have not been looked at.
-        sizes: Of the ways to convert it; none if it is converted and quantized already.
-        drafts: Model folders with the same tokenizer and fewer parameters, with how many they have.
+        num_parameters: How many it has, each counted once.
+        stored: The types of its tensors; empty for a repository.
+        sizes: Its sizes for each way to convert it; none if it is quantized already.
+        drafts: Model folders with the same tokenizer and fewer parameters, and how many they have.
     """
 
     name: str
@@ -64,12 +65,12 @@ class Inspection:
 
 
 def inspect(model: str, *, revision: str | None = None) -> Inspection:
-    """Look at a checkpoint folder, a model folder, or a repository of the Hugging Face Hub.
+    """Inspect a checkpoint folder, a model folder, or a repository of the Hugging Face Hub.
 
-    Of a repository only config.json and the tokenizer are downloaded.
+    Of a repository, only config.json and the tokenizer are downloaded.
 
     Raises:
-        ValueError: If it would not be converted.
+        ValueError: If `convert` would refuse it.
     """
     kinds: dict[str, mx.Dtype] | None = None
     if Path(model).is_dir():
@@ -88,7 +89,7 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
         config=config,
         vocabulary=tokenizer.vocabulary,
         num_parameters=count,
-        stored=tuple(sorted({_name(dtype) for dtype in (kinds or {}).values()})),
+        stored=tuple(sorted({dtype_name(dtype) for dtype in (kinds or {}).values()})),
         sizes=() if config.quantization else tuple(ways(config, kinds)),
         drafts=tuple(find_drafts(tokenizer.vocabulary, count)),
     )
@@ -96,14 +97,14 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
 
 @dataclass(frozen=True)
 class Listed:
-    """A model folder, as far as it can be read.
+    """A model folder, which may be damaged.
 
     Attributes:
         folder: Where it is.
-        family: Of the T5 family, or the model_type of others; None if the folder cannot be loaded.
-        num_parameters: Each counted once.
-        stored: The types of its tensors; bits, where it is quantized.
-        size: Of its files, in bytes.
+        family: Its member of the T5 family, or its model_type; None if it cannot be loaded.
+        num_parameters: How many it has, each counted once.
+        stored: The types of its tensors, or their bits if they are quantized.
+        size: The bytes of its files.
         drafts: Names of the folders that can draft for it, the smallest first.
         error: Why it cannot be loaded.
     """
@@ -118,11 +119,8 @@ class Listed:
 
 
 def list_models() -> list[Listed]:
-    """All model folders that are found by name, the largest first, then unreadable ones.
-
-    Where two have the same name the first is meant, as it is by `load`.
-    """
-    found = _look_around()
+    """Return all model folders that `load` finds by name: the largest first, damaged ones last."""
+    found = _find_models()
     listed = []
     for model, vocabulary in found:
         drafts = _drafts(vocabulary, model.num_parameters, found)
@@ -131,24 +129,23 @@ def list_models() -> list[Listed]:
 
 
 def find_drafts(vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int]]:
-    """Model folders that share a tokenizer and have fewer parameters, the smallest first."""
-    found = _drafts(vocabulary, num_target, _look_around())
+    """Return the model folders with that tokenizer and fewer parameters, the smallest first."""
+    found = _drafts(vocabulary, num_target, _find_models())
     return [(model.folder, model.num_parameters) for model in found]
 
 
-def _look_around() -> list[tuple[Listed, Vocabulary | None]]:
-    """All model folders, without drafts yet, with the vocabulary of each one's tokenizer."""
+def _find_models() -> list[tuple[Listed, Vocabulary | None]]:
+    """Return all model folders, without drafts yet, each with its tokenizer's vocabulary."""
     folders: dict[str, Path] = {}
     for folder in model_folders():
-        folders.setdefault(folder.name, folder)
+        folders.setdefault(folder.name, folder)  # of two with one name, `load` takes the first
     found: list[tuple[Listed, Vocabulary | None]] = []
     for folder in folders.values():
         size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         try:
             if holds_causal(folder):
-                causal = look_at(folder)
-                model = Listed(folder, causal.kind, causal.num_parameters, causal.stored, size)
-                found.append((model, causal.vocabulary))
+                kind, count, dtypes, vocabulary = inspect_causal(folder)
+                found.append((Listed(folder, kind, count, dtypes, size), vocabulary))
                 continue
             checkpoint = open_checkpoint(folder)
             config = checkpoint.config
@@ -156,7 +153,7 @@ def _look_around() -> list[tuple[Listed, Vocabulary | None]]:
         except (OSError, ValueError) as error:
             found.append((Listed(folder, size=size, error=str(error)), None))
             continue
-        kinds = {_name(checkpoint.dtype(p)) for p in checkpoint.parameters}
+        kinds = {dtype_name(checkpoint.dtype(p)) for p in checkpoint.parameters}
         stored = (f"{config.quantization.bits} bits",) if config.quantization else (*sorted(kinds),)
         model = Listed(folder, family(config, tokenizer), num_parameters(config), stored, size)
         found.append((model, tokenizer.vocabulary))
@@ -168,7 +165,7 @@ def _drafts(
     num_target: int,
     found: Sequence[tuple[Listed, Vocabulary | None]],
 ) -> list[Listed]:
-    """Those of the same tokenizer that are smaller, the smallest first."""
+    """Return those that share the tokenizer and are smaller, the smallest first."""
     return [
         model
         for model, other in reversed(found)
@@ -177,7 +174,7 @@ def _drafts(
 
 
 def family(config: T5Config, tokenizer: Tokenizer) -> str:
-    """What a model is called in the family; its fine-tunes look the same."""
+    """Name a model's member of the T5 family; its fine-tunes look the same."""
     if config.bias_per_layer:
         return "umt5"
     if isinstance(tokenizer, ByteTokenizer):
@@ -190,11 +187,11 @@ def family(config: T5Config, tokenizer: Tokenizer) -> str:
 
 
 def ways(config: T5Config, kinds: dict[str, mx.Dtype] | None) -> Iterator[Sizes]:
-    """The ways to convert a model, and what each takes.
+    """Yield the ways to convert a model, and the sizes of each.
 
     Args:
         config: The model's.
-        kinds: The type each parameter is stored in; None if that is not known.
+        kinds: The type that each parameter is stored in; None if that is not known.
     """
     if kinds:
         yield Sizes("as it is", num_bytes(new_layout(config, kinds)), _memory(config))
@@ -204,7 +201,7 @@ def ways(config: T5Config, kinds: dict[str, mx.Dtype] | None) -> Iterator[Sizes]
     for bits in (8, 4):
         try:
             small = quantized(config, Quantization(bits))
-        except ValueError:  # no matrix has whole groups, and so the option is none
+        except ValueError:  # no matrix has whole groups: not an option here
             continue
         file = num_bytes(new_layout(small, kinds or mx.float32))
         yield Sizes(f"--quantize {bits}", file, _memory(small))
@@ -218,17 +215,13 @@ def _memory(config: T5Config) -> dict[str, int]:
 
 
 def cache_bytes(config: T5Config, dtype: mx.Dtype) -> int:
-    """Keys and values of one prompt of `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`."""
+    """Return the bytes of keys and values for `SOURCE_TOKENS` and `OUTPUT_TOKENS`."""
     inner = config.num_heads * config.d_kv
     return 2 * config.num_decoder_layers * inner * (SOURCE_TOKENS + OUTPUT_TOKENS) * dtype.size
 
 
-def _name(dtype: mx.Dtype) -> str:
-    return str(dtype).removeprefix("mlx.core.")
-
-
 def as_lines(found: Inspection) -> Iterator[str]:
-    """For people, some lines without their newlines."""
+    """Yield the lines of a report for people."""
     config = found.config
     yield found.name
     yield f"  family      {found.family}"
@@ -253,6 +246,6 @@ def as_lines(found: Inspection) -> Iterator[str]:
     if found.sizes:
         yield (
             f"To run: weights, and keys and values of {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "
-            f"output tokens; {str(default_dtype()).removeprefix('mlx.core.')} is this "
+            f"output tokens; {dtype_name(default_dtype())} is this "
             "device's default."
         )

@@ -1,4 +1,4 @@
-"""`load`: a model and its tokenizer, by the path of a folder, or by a name."""
+"""`load`: a model and its tokenizer, by path or by name."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 def load(
     name_or_path: str | Path, *, dtype: mx.Dtype | str | None = None
 ) -> tuple[T5 | CausalModel, Tokenizer]:
-    """Load a model and its tokenizer, which has the `prefix` that config.json names, if any.
+    """Load a model and its tokenizer; the tokenizer's `prefix` is the one in config.json, if any.
 
-    Names and shapes are checked before any weights are read; then the weights come one tensor at a
-    time, each cast as it comes.
+    All names and shapes are checked first; then weights are read and cast one tensor at a time.
 
     Args:
-        name_or_path: A model folder; the name of one (see `places.weights_folders`), or of the
-            repository on the Hugging Face Hub that it was converted from; or a Hugging Face
-            folder. Any other name is one on the Hub, which is downloaded to its own cache.
+        name_or_path: A model folder or a Hugging Face folder; the name of a model folder (see
+            `places.weights_folders`) or of the repository that one was converted from. Any other
+            name is one on the Hugging Face Hub, which is downloaded to its own cache.
         dtype: Type to compute in, by its name or MLX's: float32, float16 or bfloat16. By default
-            float32 on a CPU, bfloat16 on Metal and CUDA (there, what mlx-lm has quantized stays in
-            its own type).
+            float32 on a CPU, bfloat16 on Metal and CUDA (where a model that mlx-lm has quantized
+            keeps its own type).
 
     Raises:
-        ValueError: If there is no such folder or name, it is not a whole model of the T5 family
-            or of a decoder-only kind, or it cannot compute in that type.
+        ValueError: If there is no such folder or name, it is not a whole T5 or decoder-only model,
+            or it cannot compute in that type.
     """
     device.enter_thread()
     kind = as_dtype(dtype)
@@ -57,7 +56,7 @@ def load(
 
 
 def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
-    """A type to compute in, by its name or as it is; None stays None.
+    """Return MLX's type of that name; a type of MLX and None stay what they are.
 
     Raises:
         ValueError: If models cannot compute in it.
@@ -71,14 +70,14 @@ def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
 
 
 def locate(name_or_path: str | Path) -> Path:
-    """The folder of a model; see `load`."""
+    """Find the folder of a model, or download it; see `load`."""
     if not isinstance(name_or_path, str | Path) or not str(name_or_path):
         raise ValueError(f"a model must be given by its name or path, got {name_or_path!r}")
     return find_folder(name_or_path) or _from_hub(str(name_or_path))
 
 
 def holds_causal(folder: Path) -> bool:
-    """Whether a folder seems to hold a decoder-only model; if not, a T5's loader judges it."""
+    """Whether a folder seems to hold a decoder-only model; otherwise a T5's loader judges it."""
     config = folder / "config.json"
     if (folder / "weights.npz").is_file() or not config.is_file():
         return False
@@ -86,7 +85,7 @@ def holds_causal(folder: Path) -> bool:
 
 
 def _from_hub(name: str) -> Path:
-    """The folder of a repository of the Hub in its cache, with all that loading takes."""
+    """Return a repository's folder in the Hub's cache, with every file that loading needs."""
     try:
         if not could_be_name(name):
             raise ValueError("it cannot be a name on the Hub: check the path")
@@ -106,17 +105,17 @@ def _load_t5(folder: Path, dtype: mx.Dtype) -> tuple[T5, Tokenizer]:
             stacklevel=3,
         )
     model = T5(checkpoint.config)
-    model.load_weights([(p.name, _take(checkpoint, p, dtype)) for p in checkpoint.parameters])
+    model.load_weights([(p.name, _read(checkpoint, p, dtype)) for p in checkpoint.parameters])
     model.vocabulary = tokenizer.vocabulary
     return model, tokenizer
 
 
-def _take(checkpoint: Checkpoint, parameter: Parameter, dtype: mx.Dtype) -> mx.array:
+def _read(checkpoint: Checkpoint, parameter: Parameter, dtype: mx.Dtype) -> mx.array:
     parts = []
     for name in parameter.sources:
         tensor = checkpoint.tensors[name]
         part = as_mlx(tensor.read(), tensor.dtype)
-        # Quantized weights are integers, several in each, and stay so.
+        # Quantized weights, packed into integers, are not cast.
         parts.append(part if tensor.dtype == mx.uint32 else part.astype(dtype))
         mx.eval(parts)
     whole = mx.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -1,4 +1,4 @@
-"""Reading, working and writing at the same time: each waits on another part of the machine."""
+"""Reads, computes and writes at the same time, as each waits on another part of the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEPTH = 2  # items that may wait between one thread and the other
 
 
 def read_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """The same items, the next ones being made by a thread meanwhile; None is not an item."""
+    """Yield the same items while a thread makes the next ones; no item may be None."""
     iterator = iter(items)
     with ThreadPoolExecutor(1) as thread:
         waiting = deque(thread.submit(next, iterator, None) for _ in range(DEPTH))
@@ -22,9 +22,9 @@ def read_ahead(items: Iterable[Item]) -> Iterator[Item]:
 
 
 class WriteBehind:
-    """Writes to a file by a thread: what is given to it must stay as it is.
+    """Writes to a file in a thread; data must not change once they are given to it.
 
-    As a context manager: at its end everything is written, unless an exception leaves it.
+    Leaving it as a context manager waits until all is written, unless an exception leaves it.
     """
 
     def __init__(self, file: IO[bytes]) -> None:

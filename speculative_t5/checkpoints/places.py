@@ -1,4 +1,4 @@
-"""Where model folders are looked for by name, and where new ones go."""
+"""Where model folders are found by name, and where new ones are written."""
 
 from __future__ import annotations
 
@@ -11,34 +11,29 @@ from platformdirs import user_data_path
 
 from .folder import find_weights, read_json
 
-VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names a folder that goes before all others
+VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names the folder that comes before all others
 PACKAGE = Path(__file__).parent.parent
 CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "convert.py").is_file() else None
 
 
 def weights_folders() -> list[Path]:
-    """Folders of model folders, in the order in which a name is looked up.
+    """Return the folders of model folders, in the order in which a name is looked up.
 
-    That of the environment variable SPECULATIVE_T5_WEIGHTS, `weights` in the current folder, the
-    user's own, and the one with the shipped models.
+    They are the one in the environment variable SPECULATIVE_T5_WEIGHTS, `weights` in the current
+    folder, the user's own, and the one with the shipped models.
     """
     named = os.environ.get(VARIABLE)
     users = _users_folder()
     shipped = (CHECKOUT or PACKAGE) / "weights"
-    return [
-        *([Path(named)] if named else []),
-        Path("weights"),
-        *([users] if users else []),
-        shipped,
-    ]
+    first = [Path(named)] if named else []
+    return [*first, Path("weights"), *([users] if users else []), shipped]
 
 
 def new_folder(name: str) -> Path:
-    """Where a model of that name is written, for any later command to find.
+    """Return where a model of that name is written, so that any later command finds it.
 
-    Returns:
-        A folder in that of SPECULATIVE_T5_WEIGHTS, or in `weights` if the current folder has one,
-        or else in the user's own.
+    That is in the folder of SPECULATIVE_T5_WEIGHTS, or else in `weights` if the current folder has
+    one, or else in the user's own.
     """
     if named := os.environ.get(VARIABLE):
         return Path(named) / name
@@ -47,11 +42,11 @@ def new_folder(name: str) -> Path:
 
 
 def find_folder(name_or_path: str | Path) -> Path | None:
-    """The model folder of that path, or of that name in `weights_folders`, if there is one."""
+    """Return the model folder with that path, or that name in `weights_folders`, if any."""
     path, found = Path(name_or_path), model_folders()
     candidates = {weights / name_or_path for weights in weights_folders()}
     named = [folder for folder in found if folder in candidates]
-    # A checkpoint may lie beside weights/ under the name of its conversion, which is meant then.
+    # A checkpoint may lie beside weights/ under the name of its conversion, which then wins.
     if path.is_dir() and ((path / "weights.npz").exists() or not named):
         return path
     if named:
@@ -63,7 +58,7 @@ def find_folder(name_or_path: str | Path) -> Path | None:
 
 
 def model_folders() -> list[Path]:
-    """All model folders in `weights_folders`."""
+    """Return all model folders in `weights_folders`."""
     found: dict[Path, Path] = {}
     for weights in weights_folders():
         try:
@@ -76,17 +71,13 @@ def model_folders() -> list[Path]:
 
 
 def origin(folder: Path) -> dict[str, Any]:
-    """What a model folder was converted from and how, as far as it says; empty if it does not."""
+    """Return what a model folder was converted from, and how; {} if it does not say."""
     stored = _from_config(folder, "converted_from")
     return stored if isinstance(stored, dict) else {}
 
 
 def named_draft(model: str | Path) -> Path | None:
-    """The folder of the draft that a target's config.json names: beside the target, or by name.
-
-    Returns:
-        None if it names none, or none that is here.
-    """
+    """Find the draft that a target's config.json names, beside the target or by name, if any."""
     folder = find_folder(model)
     name = draft_name(folder) if folder else None
     if folder is None or name is None:
@@ -96,25 +87,25 @@ def named_draft(model: str | Path) -> Path | None:
 
 
 def draft_name(folder: Path) -> str | None:
-    """The name of a draft that a folder's config.json has as `draft`; never a path."""
+    """Return the name of a draft in a folder's config.json, its `draft`; never a path."""
     name = _from_config(folder, "draft")
     plain = isinstance(name, str) and name not in ("", "..") and name == Path(name).name
     return name if plain else None
 
 
 def known_names() -> str:
-    """The names of all model folders, for a message."""
+    """List the names of all model folders for a message."""
     return ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
 
 
 def convert_command(arguments: Sequence[str] = ("--model", "NAME_OR_PATH")) -> str:
-    """The command that converts a model, as it is typed here."""
+    """Return the command that converts a model, as the user would type it here."""
     program = "python convert.py" if CHECKOUT else "speculative-t5 convert"
     return " ".join((program, *arguments))
 
 
 def _users_folder() -> Path | None:
-    """None for a user without a home, as in some containers."""
+    """Return the user's own folder; None for a user without a home, as in some containers."""
     try:
         return user_data_path("speculative_t5", appauthor=False) / "weights"
     except RuntimeError:
@@ -124,5 +115,5 @@ def _users_folder() -> Path | None:
 def _from_config(folder: Path, key: str) -> Any:
     try:
         return read_json(folder / "config.json").get(key)
-    except (OSError, ValueError):  # whoever opens the folder gets the error
+    except (OSError, ValueError):  # opening the folder will raise it
         return None

@@ -1,10 +1,10 @@
-"""Checkpoints: model folders of our own and Hugging Face's, known before their weights are read."""
+"""T5 checkpoints, our own and Hugging Face's, checked before their weights are read."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +15,10 @@ from mlx.utils import tree_flatten
 
 from ..models import T5, T5Config
 from .folder import check_shapes, read_json, read_tensors
-from .tensors import Shape, StoredTensor, read_npz
+from .npz import read_npz
+from .tensors import Shape, StoredTensor
 
-# Where the embedding may be: checkpoints without the first have it under the second (madlad400).
+# Names of the embedding; checkpoints without the first have the second (madlad400).
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
 # An encoder-decoder bias that old checkpoints have and no T5 uses.
@@ -28,7 +29,7 @@ _UNUSED = re.compile(
 
 @dataclass(frozen=True)
 class Parameter:
-    """One of our parameters: stored tensors of these names and shapes, stacked by rows."""
+    """A parameter of our model: stored tensors of these names and shapes, stacked by rows."""
 
     name: str
     sources: dict[str, Shape]
@@ -36,33 +37,31 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a folder holds: every parameter of the model, its name and shape checked.
+    """A folder with every parameter of a model, their names and shapes checked.
 
     Attributes:
-        folder: Where it is.
-        config: As the tensors say; where they differ from config.json, they are believed.
-        tensors: What is stored, by its names there.
-        parameters: Ours, in the order of the model, and what each is made of.
+        config: config.json, corrected by the tensors where they differ.
+        tensors: The stored tensors, by their names in the files.
+        parameters: Our parameters, in the order of the model.
     """
 
-    folder: Path
     config: T5Config
     tensors: dict[str, StoredTensor]
     parameters: list[Parameter]
 
     def dtype(self, parameter: Parameter) -> mx.Dtype:
-        """The type a parameter is stored in; float32 if its parts differ."""
+        """Return the type that a parameter is stored in; float32 if its parts differ."""
         dtypes = {self.tensors[name].dtype for name in parameter.sources}
         return dtypes.pop() if len(dtypes) == 1 else mx.float32
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a model folder or a Hugging Face checkpoint; no weights are read yet.
+    """Open a model folder or a Hugging Face checkpoint.
 
-    (Except to tell whether a stored output head is the embedding again.)
+    No weights are read yet, except to compare stored copies of the embedding.
 
     Raises:
-        ValueError: If it is not a whole T5; the message names the first thing that is wrong.
+        ValueError: If it is not a whole T5, naming the first thing that is wrong.
     """
     config = read_config(folder)
     if (folder / "weights.npz").exists():
@@ -70,7 +69,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         tensors = read_npz(path)
         shapes = parameter_shapes(config)
         stored = [name for name in tensors if name in shapes]
-        names = [*stored, *(shapes.keys() - tensors.keys())]  # what is missing is told below
+        names = [*stored, *(shapes.keys() - tensors.keys())]  # check_shapes names missing ones
         parameters = [Parameter(name, {name: shapes[name]}) for name in names]
     else:
         path = folder
@@ -80,14 +79,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     expected = {name: shape for p in parameters for name, shape in p.sources.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     check_shapes(path, expected, shapes, "T5")
-    return Checkpoint(folder, config, tensors, parameters)
+    return Checkpoint(config, tensors, parameters)
 
 
 def read_config(folder: Path) -> T5Config:
-    """The T5Config of a model folder or a Hugging Face checkpoint.
+    """Read the T5Config of a model folder or a Hugging Face checkpoint.
 
     Raises:
-        ValueError: If config.json is missing, is not JSON, or is not of a T5.
+        ValueError: If config.json is missing, is not JSON, or is not a T5's.
     """
     if not (folder / "config.json").is_file():
         adapter = (folder / "adapter_config.json").is_file()
@@ -102,7 +101,7 @@ def read_config(folder: Path) -> T5Config:
 
 
 def parameter_shapes(config: T5Config) -> dict[str, Shape]:
-    """Names and shapes of all parameters of a model, as the model itself has them."""
+    """Return the names and shapes of all parameters of a model."""
     arrays = cast(list[tuple[str, mx.array]], tree_flatten(T5(config).parameters()))
     return {name: tuple(array.shape) for name, array in arrays}
 
@@ -110,13 +109,13 @@ def parameter_shapes(config: T5Config) -> dict[str, Shape]:
 def infer_config(
     config: T5Config, tensors: Mapping[str, StoredTensor]
 ) -> tuple[T5Config, dict[str, StoredTensor]]:
-    """Correct a config by the tensors that are there, and leave out those that repeat others.
+    """Correct a config by the stored tensors, and leave out tensors that repeat others.
 
-    Old configs say relu for gated-gelu, and so on. The scaling of the decoder's output is not to be
-    seen in tensors and stays as configured.
+    Old configs say relu for gated-gelu, and so on. Tensors do not show whether the decoder's output
+    is scaled: that stays as configured.
 
     Raises:
-        ValueError: If encoder and decoder have embeddings of their own, as no T5 has.
+        ValueError: If encoder and decoder have different embeddings, as in no T5.
     """
     kept = {name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)}
     embeddings = [name for name in EMBEDDINGS if name in kept]
@@ -138,7 +137,7 @@ def infer_config(
     own_bias = re.compile(
         r"\w+\.block\.1\.layer\.0\.SelfAttention\.relative_attention_bias\.weight"
     )
-    believed = dataclasses.replace(
+    corrected = dataclasses.replace(
         config,
         gated=gated,
         activation=activation,
@@ -147,7 +146,7 @@ def infer_config(
         num_decoder_layers=_depth(kept, "decoder") or config.num_decoder_layers,
         bias_per_layer=any(own_bias.fullmatch(name) for name in kept),
     )
-    return believed, kept
+    return corrected, kept
 
 
 def _equal(a: StoredTensor, b: StoredTensor) -> bool:
@@ -158,14 +157,14 @@ def _equal(a: StoredTensor, b: StoredTensor) -> bool:
 
 
 def _depth(tensors: Mapping[str, Any], stack: str) -> int:
-    """How many layers there are: not the last one's number, which a name may set at will."""
+    """Count the layers; the last one's number could be anything that a name says."""
     pattern = re.compile(rf"{stack}\.block\.(\d+)\.")
     return len({m[1] for name in tensors if (m := pattern.match(name))})
 
 
 def plan(config: T5Config) -> Iterator[Parameter]:
-    """All our parameters and the Hugging Face tensors they are made of."""
-    d, inner = config.d_model, config.num_heads * config.d_kv
+    """Yield all our parameters and the Hugging Face tensors that they consist of."""
+    d, shape = config.d_model, (config.num_heads * config.d_kv, config.d_model)
     yield Parameter("shared.weight", {"shared.weight": (config.vocab_size, d)})
     stacks = (("encoder", config.num_layers), ("decoder", config.num_decoder_layers))
     for stack, depth in stacks:
@@ -179,32 +178,28 @@ def plan(config: T5Config) -> Iterator[Parameter]:
         )
         for i in range(depth):
             ours, theirs = f"{stack}.layers.{i}", f"{stack}.block.{i}.layer"
-            attention = f"{theirs}.0.SelfAttention"
-            yield Parameter(
-                f"{ours}.self_attention.qkv.weight",
-                {f"{attention}.{part}.weight": (inner, d) for part in "qkv"},
+            yield from _plan_attention(
+                f"{ours}.self", f"{theirs}.0", "SelfAttention", ["qkv"], shape
             )
-            yield Parameter(
-                f"{ours}.self_attention.out.weight", {f"{attention}.o.weight": (d, inner)}
-            )
-            yield Parameter(f"{ours}.self_norm.weight", {f"{theirs}.0.layer_norm.weight": (d,)})
             if stack == "decoder":
-                yield from _plan_cross(ours, theirs, d, inner)
+                cross = (f"{ours}.cross", f"{theirs}.1", "EncDecAttention", ["q", "kv"])
+                yield from _plan_attention(*cross, shape)
             yield from _plan_feed_forward(config, ours, f"{theirs}.{1 + (stack == 'decoder')}")
         yield Parameter(f"{stack}.norm.weight", {f"{stack}.final_layer_norm.weight": (d,)})
     if config.own_head:
         yield Parameter(HEAD, {HEAD: (config.vocab_size, d)})
 
 
-def _plan_cross(ours: str, theirs: str, d: int, inner: int) -> Iterator[Parameter]:
-    attention = f"{theirs}.1.EncDecAttention"
-    yield Parameter(f"{ours}.cross_attention.q.weight", {f"{attention}.q.weight": (inner, d)})
-    yield Parameter(
-        f"{ours}.cross_attention.kv.weight",
-        {f"{attention}.{part}.weight": (inner, d) for part in "kv"},
-    )
-    yield Parameter(f"{ours}.cross_attention.out.weight", {f"{attention}.o.weight": (d, inner)})
-    yield Parameter(f"{ours}.cross_norm.weight", {f"{theirs}.1.layer_norm.weight": (d,)})
+def _plan_attention(
+    ours: str, theirs: str, name: str, groups: Iterable[str], shape: tuple[int, int]
+) -> Iterator[Parameter]:
+    """Plan one attention and its norm; each group of its q, k and v is one matrix of ours."""
+    inner, d = shape
+    for group in groups:
+        parts: dict[str, Shape] = {f"{theirs}.{name}.{part}.weight": shape for part in group}
+        yield Parameter(f"{ours}_attention.{group}.weight", parts)
+    yield Parameter(f"{ours}_attention.out.weight", {f"{theirs}.{name}.o.weight": (d, inner)})
+    yield Parameter(f"{ours}_norm.weight", {f"{theirs}.layer_norm.weight": (d,)})
 
 
 def _plan_feed_forward(config: T5Config, ours: str, theirs: str) -> Iterator[Parameter]:

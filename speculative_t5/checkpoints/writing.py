@@ -1,4 +1,4 @@
-"""Writing model folders: config.json, weights.npz and tokenizer files."""
+"""Writes model folders: config.json, weights.npz and tokenizer files, whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .npz import NewTensor, write_npz
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse to write where there is something that is no model folder.
+    """Refuse to write where there is anything but a model folder.
 
     Raises:
         ValueError: If there is.
@@ -39,17 +39,17 @@ def write_folder(
     *,
     num_bytes: int = 0,
 ) -> None:
-    """Write a model folder, whole or not at all; one that is there is replaced at the end.
+    """Write a model folder, whole or not at all; an existing one is replaced at the end.
 
     Args:
-        folder: Where.
+        folder: The folder to write.
         config: Contents of its config.json.
-        tensors: Contents of its weights.npz, taken and stored one at a time.
+        tensors: Contents of its weights.npz, made and stored one at a time.
         tokenizer_files: Files to copy.
-        num_bytes: How large the tensors are together; less space than that is refused at once.
+        num_bytes: The size of all tensors; where less space is free, nothing is written.
 
     Raises:
-        ValueError: If `folder` exists and is no model folder.
+        ValueError: If `folder` exists and is not a model folder.
         OSError: If it cannot be written.
     """
     check_replaceable(folder)
@@ -68,11 +68,11 @@ def write_folder(
 
 @contextlib.contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, put in its place if the body succeeds, else removed.
+    """Yield a new folder that replaces `folder` if the body succeeds, and is removed otherwise.
 
-    What a process left that was killed is cleared away by the next one.
+    It clears away anything that a killed process has left.
     """
-    folder = folder.resolve()  # where a link leads, which may be another disk
+    folder = folder.resolve()  # a link may lead to another disk
     workplace = folder.parent / f".{folder.name}.partial"
     new, old = workplace / "new", workplace / "old"
     made = [parent for parent in folder.parents if not parent.exists()]
@@ -97,14 +97,14 @@ def _replacing(folder: Path) -> Iterator[Path]:
                     os.rename(old, folder)
         except OSError as error:
             if error.filename and not Path(error.filename).is_relative_to(workplace):
-                raise  # it was about a file to read
+                raise  # it is about a file to read
             raise OSError(
                 error.errno, f"cannot be written: {error.strerror}", str(folder)
             ) from error
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of these folders that are there and empty, the innermost first."""
+    """Remove those of these folders that exist and are empty, the innermost first."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -112,7 +112,7 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of that file; the system lets go of it when a process ends, however it does."""
+    """Hold the lock of that file; the system releases it when the process ends, even if killed."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,11 +11,7 @@ from .files import SENTINEL, num_sentinels
 
 
 class ByteTokenizer:
-    """UTF-8 bytes after three control tokens, then sentinels.
-
-    Args:
-        folder: May hold a tokenizer_config.json with the number of sentinels, `extra_ids`.
-    """
+    """UTF-8 bytes after three control tokens, then sentinels: `extra_ids` of the folder."""
 
     PAD, EOS, UNK, FIRST = 0, 1, 2, 3
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ..decoding import LanguageModel
-from ..errors import check_utf8
+from ..errors import check_integer, check_utf8
 from .base import ChatTokenizer, Message, Tokenizer, unknown_characters
 
 # Text; source ids, ending with EOS for a T5; or a chat.
@@ -58,12 +58,8 @@ class PromptEncoder:
         max_source_length: int | None = None,
         truncate: bool = False,
     ) -> None:
-        if max_source_length is not None and (
-            not isinstance(max_source_length, int) or max_source_length < 2
-        ):
-            raise ValueError(
-                f"max_source_length must be an integer of at least 2, got {max_source_length!r}"
-            )
+        if max_source_length is not None:
+            max_source_length = check_integer("max_source_length", max_source_length, 2)
         limit = model.max_context
         if limit is not None and (max_source_length or 0) > limit:
             raise ValueError(
@@ -208,10 +204,7 @@ def _parts(prompt: object) -> list[object]:
         with contextlib.suppress(TypeError):  # raised for a number, which has no parts
             parts = list(cast(Iterable[object], prompt))
     if parts is None:
-        raise ValueError(
-            "a prompt must be text, a list of ids or a list of messages (each with role and "
-            f"content), got {_describe(prompt)}"
-        )
+        raise _no_prompt(_describe(prompt))
     return parts
 
 
@@ -221,11 +214,15 @@ def _as_ids(parts: list[object]) -> list[int]:
         try:
             ids.append(operator.index(part))  # type: ignore[arg-type]
         except TypeError as error:
-            raise ValueError(
-                "a prompt must be text, a list of ids or a list of messages (each with role and "
-                f"content), got a list that holds {_describe(part)}"
-            ) from error
+            raise _no_prompt(f"a list that holds {_describe(part)}") from error
     return ids
+
+
+def _no_prompt(found: str) -> ValueError:
+    return ValueError(
+        "a prompt must be text, a list of ids or a list of messages (each with role and "
+        f"content), got {found}"
+    )
 
 
 def _describe(value: object) -> str:

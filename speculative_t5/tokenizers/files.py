@@ -24,11 +24,7 @@ MAX_SENTINELS = 10_000  # more than any model has, and few enough to list
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Read tokenizer_config.json; {} if there is none.
-
-    Raises:
-        ValueError: If it is not JSON.
-    """
+    """Read tokenizer_config.json; {} if there is none."""
     return _read_object(folder / "tokenizer_config.json")
 
 
@@ -46,11 +42,7 @@ def read_prefix(folder: Path) -> str:
 
 
 def read_added_tokens(folder: Path) -> dict[str, int]:
-    """Read the ids of tokens added to a tokenizer, by their texts, from both files that list them.
-
-    Raises:
-        ValueError: If one of the files is not JSON.
-    """
+    """Read the ids of tokens added to a tokenizer, by text, from both files that list them."""
     listed = _read_object(folder / "added_tokens.json")
     decoder = read_settings(folder).get("added_tokens_decoder")
     for token, entry in (decoder if isinstance(decoder, dict) else {}).items():
@@ -60,11 +52,7 @@ def read_added_tokens(folder: Path) -> dict[str, int]:
 
 
 def num_sentinels(folder: Path, default: int) -> int:
-    """Read how many sentinels (<extra_id_0>, ...) a tokenizer has, `extra_ids` in its settings.
-
-    Raises:
-        ValueError: If it is not a number that can be listed.
-    """
+    """Read how many sentinels (<extra_id_0>, ...) a tokenizer has, `extra_ids` in its settings."""
     count = read_settings(folder).get("extra_ids")
     if count is None:
         return default
@@ -83,11 +71,7 @@ def token_text(token: Any) -> str | None:
 
 
 def refuse_pointers(folder: Path) -> None:
-    """Refuse a folder where Git LFS has not fetched a tokenizer's files.
-
-    Raises:
-        ValueError: Naming the first of them.
-    """
+    """Refuse a folder where Git LFS has not fetched a tokenizer's files."""
     for name in (*TOKENIZER_FILES, "tokenizer.model"):
         if (folder / name).is_file():
             refuse_pointer(folder / name)

@@ -13,14 +13,7 @@ from .files import DOWNLOAD_AGAIN, SENTINEL, num_sentinels, read_added_tokens
 
 
 class SentencePieceTokenizer:
-    """A spiece.model and the tokens added to it, such as T5's sentinels <extra_id_0>, ...
-
-    Args:
-        folder: Holds spiece.model.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
+    """A folder's spiece.model and the tokens added to it, such as T5's <extra_id_0>, ..."""
 
     def __init__(self, folder: Path) -> None:
         import sentencepiece

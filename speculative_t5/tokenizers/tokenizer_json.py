@@ -13,14 +13,7 @@ from .files import DOWNLOAD_AGAIN, read_added_tokens, read_settings, token_text
 
 
 class JSONTokenizer:
-    """A tokenizer.json, or the byte-level BPE in a vocab.json and merges.txt (codet5).
-
-    Args:
-        folder: Holds the files.
-
-    Raises:
-        ValueError: If a file is damaged, or there is no piece for the end of a text.
-    """
+    """A folder's tokenizer.json, or the byte-level BPE in its vocab.json and merges.txt."""
 
     def __init__(self, folder: Path) -> None:
         settings = read_settings(folder)

@@ -1,8 +1,8 @@
-"""Greedy decoding as many first write it: the loop to compare with.
+"""Greedy decoding as it is often first written: the loop to compare with.
 
-Every step projects the encoder's memory to cross-attention's keys and values anew, works out the
-position bias anew, copies the caches to make them one position longer, and waits for its one token.
-Nothing is compiled. Weights are those of a loaded `T5`, and so is the BLAS below MLX.
+Every step projects the encoder's output to cross-attention's keys and values again, computes the
+position bias again, copies the caches to make them one position longer, and waits for its token.
+Nothing is compiled. It uses the weights of a loaded `T5`, and the same BLAS.
 
 Shapes: S source length, T cached length, H heads, D head size.
 """
@@ -22,7 +22,7 @@ KeysValues = tuple[mx.array, mx.array]  # (H, T, D) each
 
 
 def generate(model: T5, source: Sequence[int], max_tokens: int) -> list[int]:
-    """Source ids, EOS included -> greedy output, EOS included unless `max_tokens` cut it off."""
+    """Return the greedy output for source ids; both include EOS unless `max_tokens` cut it off."""
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
     memory = model.encoder(model.shared(mx.array(list(source))), 1, None)
@@ -38,13 +38,13 @@ def generate(model: T5, source: Sequence[int], max_tokens: int) -> list[int]:
 def step(
     model: T5, token: int, memory: mx.array, cache: list[KeysValues]
 ) -> tuple[mx.array, list[KeysValues]]:
-    """The decoder over one more token.
+    """Run the decoder over one more token.
 
     Args:
-        model: Its weights are used.
-        token: The last one.
+        model: Gives the weights.
+        token: The last token.
         memory: The encoder's output, (S, d_model).
-        cache: Self-attention's keys and values of the tokens before it, for each layer.
+        cache: Self-attention's keys and values of the tokens before it, by layer.
 
     Returns:
         Logits (1, V), and the cache with the new position.
@@ -69,7 +69,7 @@ def step(
 
 
 def position_biases(model: T5, length: int) -> list[mx.array]:
-    """The last position's bias against `length` keys, (H, 1, T): one, or one a layer (umt5)."""
+    """Return the last position's bias over `length` keys, (H, 1, T): one, or one a layer (umt5)."""
     config, num_buckets = model.config, model.config.relative_attention_num_buckets
     buckets = relative_position_bucket(
         np.arange(length) - (length - 1),
@@ -82,12 +82,12 @@ def position_biases(model: T5, length: int) -> list[mx.array]:
 
 
 def heads(x: mx.array, parts: int, num_heads: int) -> list[mx.array]:
-    """(L, parts * H * D) -> `parts` arrays (H, L, D)."""
+    """Split (L, parts * H * D) into `parts` arrays (H, L, D)."""
     return list(mx.split(x.reshape(len(x), parts * num_heads, -1).swapaxes(0, 1), parts))
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, bias: mx.array | None) -> mx.array:
-    """Queries (H, 1, D) over T keys and values, joined heads out: (1, H * D)."""
+    """Attend with queries (H, 1, D) to T keys and values, and join the heads: (1, H * D)."""
     scores = q @ k.swapaxes(-1, -2)
     if bias is not None:
         scores = scores + bias

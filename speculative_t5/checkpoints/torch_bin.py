@@ -1,10 +1,9 @@
-"""PyTorch's .bin checkpoints, read without torch and without running anything that they name.
+"""Reads PyTorch's .bin checkpoints without torch, and without running anything that they name.
 
 A checkpoint is a pickle that says where in the file the numbers of each tensor are: in members of a
-zip archive, or, before torch 1.6, one after the other behind the pickle. What it says is checked
-against the file, and numbers are mapped when they are asked for. (torch itself maps archives as a
-whole, without comparing their sizes with what the pickle says, and loads old files whole into
-memory.)
+zip archive or, before torch 1.6, in a row after the pickle. Every such claim is checked against the
+file, and numbers are mapped when they are read. (torch maps an archive as a whole without comparing
+its sizes with the pickle's, and loads an old file into memory.)
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import first_line, printable
-from .plain_pickle import MAX_PICKLE, Machine, Refused, Tensor, expect, kind_of
 from .tensors import StoredTensor, map_file
+from .unpickle import MAX_PICKLE, Machine, Refused, Tensor, expect, kind_of
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of files before torch 1.6
 STORAGES = {
@@ -33,12 +32,12 @@ STORAGES = {
     "HalfStorage": mx.float16,
     "BFloat16Storage": mx.bfloat16,
 }
-# What is raised by damaged archives, and by pickles that make no sense.
+# Raised for damaged archives, and for pickles that make no sense.
 DAMAGE = (ValueError, EOFError, OverflowError, RuntimeError, struct.error, zipfile.BadZipFile)
 
 
 def read_bin(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a .bin file, by name.
+    """Return the tensors of a .bin file by name.
 
     Raises:
         ValueError: If the file is damaged, or holds anything but plain tensors of floats.
@@ -51,7 +50,7 @@ def read_bin(path: Path) -> dict[str, StoredTensor]:
             "choose a checkpoint in safetensors, or one of plain tensors of floats"
         ) from error
     except (OSError, *DAMAGE) as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a place that no file has
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # an impossible offset
             raise
         raise ValueError(
             f"{path} is truncated or damaged: {first_line(error)}; download it again"
@@ -60,7 +59,7 @@ def read_bin(path: Path) -> dict[str, StoredTensor]:
 
 @dataclass(frozen=True)
 class _Storage:
-    """Numbers in a row: of which type, how many, and from which byte of the file on."""
+    """A row of numbers: their type, how many they are, and the byte where they start."""
 
     dtype: mx.Dtype
     numel: int
@@ -68,7 +67,7 @@ class _Storage:
 
 
 def _read_archive(path: Path) -> dict[str, StoredTensor]:
-    """A zip archive: data.pkl, and a member of numbers for each storage."""
+    """Read a zip archive: data.pkl, and a member of numbers for each storage."""
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         members = {member.filename: member for member in archive.infolist()}
@@ -89,12 +88,12 @@ def _read_archive(path: Path) -> dict[str, StoredTensor]:
             start = _start_of(file, member, size)
             storages[key] = _check_storage(key, type_name, numel, start, member.file_size)
             if member.compress_type != zipfile.ZIP_STORED or start + member.file_size > size:
-                raise ValueError(f"storage {printable(key)} is compressed, or ends behind the file")
+                raise ValueError(f"storage {printable(key)} is compressed, or ends after the file")
     return _describe(path, held, storages)
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """What a member holds, up to the size of a pickle."""
+    """Read a member, up to the size of a pickle."""
     if member.compress_type != zipfile.ZIP_STORED:
         raise Refused(f"its {printable(member.filename)} is compressed")
     with archive.open(member) as opened:
@@ -102,7 +101,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 
 
 def _start_of(file: BinaryIO, member: zipfile.ZipInfo, size: int) -> int:
-    """Where a member's contents begin: behind its local header, and a name and extra field."""
+    """Return where a member's contents begin, after its local header, name and extra field."""
     if not 0 <= member.header_offset < size:
         raise ValueError(f"its member {printable(member.filename)} lies outside of it")
     file.seek(member.header_offset + 26)
@@ -111,7 +110,7 @@ def _start_of(file: BinaryIO, member: zipfile.ZipInfo, size: int) -> int:
 
 
 def _read_old(path: Path) -> dict[str, StoredTensor]:
-    """Five pickles, the fourth one of the tensors; then each storage's count and numbers."""
+    """Read five pickles, the fourth of the tensors; then each storage's count and numbers."""
     size = path.stat().st_size
     with path.open("rb") as file:
         pickles = io.BytesIO(file.read(MAX_PICKLE))
@@ -165,7 +164,7 @@ def _describe(path: Path, held: Any, storages: Mapping[str, _Storage]) -> dict[s
         if value.key not in storages:
             raise ValueError(f"the storage of {printable(name)} is missing")
         storage, count = storages[value.key], math.prod(value.shape)
-        # What is larger than its storage repeats itself, and would take memory that no file has.
+        # A view larger than its storage repeats numbers, and could take any amount of memory.
         if count > storage.numel or value.offset + _span(value) > storage.numel:
             raise ValueError(
                 f"{printable(name)} of shape {value.shape} lies outside of {storage.numel} numbers"
@@ -176,7 +175,7 @@ def _describe(path: Path, held: Any, storages: Mapping[str, _Storage]) -> dict[s
 
 
 def _span(tensor: Tensor) -> int:
-    """Numbers from a tensor's first one to its last."""
+    """Return the distance in numbers from a tensor's first one to behind its last."""
     if 0 in tensor.shape:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))

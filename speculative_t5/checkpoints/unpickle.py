@@ -1,7 +1,7 @@
-"""Pickles of plain values: a small machine of our own follows them and calls nothing.
+"""Reads pickles of plain values by a small machine that calls nothing.
 
-A pickle is a program. Only the few opcodes that a dictionary of tensors is made of are followed;
-what functions would make of tensors and their storages stays a description.
+A pickle is a program. This machine follows only the few opcodes that a dictionary of tensors needs.
+Where the pickle would call a function to make a tensor or a storage, it keeps a description.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import printable
 # A tensor takes 30 opcodes and 150 bytes: these are enough for 30,000 of them in one file.
 MAX_OPCODES = 10**6
 MAX_PICKLE = 16 << 20
-MAX_DIMENSIONS = 32  # as many as numpy 1 has
+MAX_DIMENSIONS = 32  # numpy 1's limit
 MAX_SIDE = 2**31 - 1  # of a tensor in MLX
 MAX_NUMBER = 2**63  # of bytes or numbers, in any file
 # Opcodes whose argument is the value that they push.
@@ -41,19 +41,19 @@ _REBUILD_PARAMETER = "torch._utils._rebuild_parameter"
 
 
 class Refused(Exception):
-    """What is wrong with a file that is not damaged."""
+    """Raised for a file that is not damaged, but holds something unsupported."""
 
 
 @dataclass(frozen=True)
 class _Global:
-    """A function or type that a pickle asks for; it is not looked up."""
+    """The name of a function or type that a pickle asks for; nothing looks it up."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class _Key:
-    """The key of a storage, in the place of the storage itself."""
+    """The key of a storage, standing for the storage itself."""
 
     key: str
 
@@ -75,10 +75,10 @@ class Machine:
     hashed, compared or shown before its type is known to be plain.
 
     Args:
-        file: Of bytes in memory, so that no argument is longer than what is there.
+        file: The pickle's bytes in memory, so that no argument can be longer than they are.
 
     Attributes:
-        storages: By key, the name of the type, and how many numbers there are.
+        storages: For each key, the name of its type and how many numbers it has.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -89,7 +89,7 @@ class Machine:
         self._memo: dict[int, Any] = {}
 
     def load(self) -> Any:
-        """The value of the pickle; the file is then behind it."""
+        """Return the value of the pickle, and leave the file positioned after it."""
         for _ in range(MAX_OPCODES):
             name, argument = self._next()
             if name == "STOP":
@@ -112,7 +112,7 @@ class Machine:
             raise Refused(f"it uses the opcode {opcode.name}, which plain weights do not need")
         if opcode.name == "GLOBAL":  # its reader would take backslashes for escapes
             return opcode.name, (self._line(), self._line())
-        # These readers take what the file has, whatever length it announces.
+        # These readers take no more than the file has, whatever length it announces.
         return opcode.name, opcode.arg.reader(self._file) if opcode.arg else None
 
     def _line(self) -> str:
@@ -133,8 +133,7 @@ class Machine:
             case "TUPLE":
                 stack.append(tuple(self._since_mark()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                items = [self._pop() for _ in range(_TUPLES[name])]
-                stack.append(tuple(reversed(items)))
+                stack.append(tuple(self._last(_TUPLES[name])))
             case "BINGET" | "LONG_BINGET":
                 stack.append(self._recall(argument))
             case "BINPUT" | "LONG_BINPUT":
@@ -155,7 +154,7 @@ class Machine:
                 self._fill(name)
 
     def _fill(self, name: str) -> None:
-        """Opcodes that put values into one which is there."""
+        """Follow an opcode that puts values into an existing one."""
         match name:
             case "SETITEM" | "SETITEMS":
                 values = self._since_mark() if name == "SETITEMS" else self._last(2)
@@ -164,7 +163,7 @@ class Machine:
             case "APPEND" | "APPENDS":
                 values = self._since_mark() if name == "APPENDS" else [self._pop()]
                 expect(self._top(), list, "what is appended to").extend(values)
-            case "BUILD":  # attributes of a state_dict, such as _metadata, which nobody needs
+            case "BUILD":  # attributes of a state_dict, such as _metadata: dropped
                 self._pop()
                 expect(self._top(), dict, "what gets attributes")
 
@@ -172,12 +171,11 @@ class Machine:
         return self._last(1)[0]
 
     def _top(self) -> Any:
-        if not self._stack:
-            raise ValueError("its pickle takes a value where there is none")
-        return self._stack[-1]
+        self._stack += (last := self._last(1))
+        return last[0]
 
     def _last(self, count: int) -> list[Any]:
-        """Take the last values off the stack."""
+        """Pop the last values."""
         if len(self._stack) < count:
             raise ValueError("its pickle takes a value where there is none")
         values = self._stack[-count:]
@@ -198,7 +196,7 @@ class Machine:
         return self._memo[place]
 
     def _declare(self, saved: Any) -> _Key:
-        """A storage that is described by its kind, type, key, device, and how many numbers."""
+        """Note a storage, described by its kind, type, key, device and how many numbers it has."""
         if type(saved) is not tuple or not 5 <= len(saved) <= 6:
             raise ValueError(f"it describes a storage by a {kind_of(saved)}")
         kind, wanted, key, _device, numel, *view = saved
@@ -214,12 +212,12 @@ class Machine:
 
 
 def kind_of(value: Any) -> str:
-    """What an untrusted value is called in a message, which must not show the value itself."""
+    """Name an untrusted value's type for a message, which must not show the value itself."""
     return type(value).__name__.lstrip("_").lower()
 
 
 def expect(value: Any, kind: type, what: str) -> Any:
-    """The value itself, once its type is known; `what` names it in the message if it is another."""
+    """Return the value if it is of that type; `what` names it in the message otherwise."""
     if type(value) is not kind:
         raise ValueError(f"{what} in its pickle is a {kind_of(value)}, expected a {kind.__name__}")
     return value
@@ -238,7 +236,7 @@ def _find_global(module: Any, name: Any) -> _Global:
 
 
 def _reduce(function: Any, arguments: Any) -> Any:
-    """What one of the known functions makes of its arguments."""
+    """Describe the result of one of the known functions."""
     wanted = expect(function, _Global, "what is called").name
     values = expect(arguments, tuple, "what a function gets")
     if wanted == _ORDERED_DICT and len(values) <= 1:

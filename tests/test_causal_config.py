@@ -1,0 +1,194 @@
+"""config.json of decoder-only models: what is refused by it alone, before any weights are read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import load
+from speculative_t5.checkpoints.causal_config import max_context, read_causal_config
+from speculative_t5.models.causal import MLX_LM
+from speculative_t5.tokenizers.causal import PROTOBUF, TRANSFORMERS
+
+import pytest
+from checkpoints import SHAPES, refused
+from conftest import REPOSITORY
+
+QWEN3 = SHAPES["qwen3"] | {"vocab_size": 320, "architectures": ["Qwen3ForCausalLM"]}
+NOT_POSITIVE = (0, -1, float("nan"), float("inf"), "1e-5", True, {})
+
+
+def write(folder: Path, **settings: Any) -> Path:
+    """Write a config.json, a Qwen3's if nothing else is said; the folder has nothing else."""
+    base = {"model_type": "qwen3"} | QWEN3 if "model_type" not in settings else {}
+    (folder / "config.json").write_text(json.dumps(base | settings))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"n_positions": 32, "n_ctx": 16}, 32),
+        ({"text_config": {"max_position_embeddings": 9}}, 9),
+        ({"text_config": [1]}, None),
+        ({"max_position_embeddings": 64, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}, 256),
+        ({"max_position_embeddings": 256, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}, 256),
+        ({"max_position_embeddings": 99, "rope_scaling": {
+            "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}}, 99),
+    ],
+)  # fmt: skip
+def test_context_length(settings: dict[str, Any], expected: int | None) -> None:
+    assert max_context(settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("rms_norm_eps", (*NOT_POSITIVE, 2.0)),
+        ("layer_norm_eps", NOT_POSITIVE),
+        ("layer_norm_epsilon", NOT_POSITIVE),
+        ("rope_theta", (*NOT_POSITIVE, 10**400)),
+        ("partial_rotary_factor", (*NOT_POSITIVE, 1.5)),
+        ("query_pre_attn_scalar", NOT_POSITIVE),
+        ("final_logit_softcapping", NOT_POSITIVE),
+        ("embedding_multiplier", NOT_POSITIVE),
+        ("logit_scale", (float("nan"), float("-inf"))),
+        ("head_dim", (0, -1, 2.5, "10", True, 2**31)),
+        ("num_key_value_heads", (0, -1, 2.0)),
+        ("num_hidden_layers", (0, 10**9)),
+        ("max_position_embeddings", (0, -1, float("inf"), 1e9)),
+    ],
+)
+def test_senseless_numbers_are_refused(tmp_path: Path, name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        with refused(f"{name} in config.json is .*, expected ", tmp_path):
+            load(write(tmp_path, **{name: value}))
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rope_theta": -1.0},
+        {"full_attention": {"rope_theta": 0}},
+        {"factor": 0.0},
+        {"low_freq_factor": float("nan")},
+        {"original_max_position_embeddings": 1e30},
+        {"short_factor": [1.0, float("inf")]},
+        {"mscale": float("nan")},
+    ],
+    ids=str,
+)
+def test_senseless_rotary_settings_are_refused(
+    tmp_path: Path, name: str, wrong: dict[str, Any]
+) -> None:
+    settings = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+    (found,) = wrong
+    with refused(f"{found.replace('full_attention', 'rope_theta')} in config.json is .*, expec"):
+        load(write(tmp_path, **{name: settings | wrong}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "qwen77", "architectures": QWEN3["architectures"]}, "a qwen77 .*neither"),
+        ({"model_type": "bart", "is_encoder_decoder": True}, "a bart .*expected one of the T5 fam"),
+        ({"hidden_size": None}, "does not make a qwen3"),
+        ({"num_key_value_heads": 3}, "num_attention_heads in .* is 4, .* multiple of"),
+        ({"quantization": {"bits": 3}}, "quantization in"),
+        ({"quantization": True}, "quantization in .* True"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "are quantized by gptq"),
+        ({"eos_token_id": "</s>"}, "eos_token_id .* '</s>'"),
+        ({"text_config": {"n_layer": 10**9}}, "n_layer in"),
+        ({"model_type": "opt"} | QWEN3, "Qwen3ForCausalLM .*generates"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_.* is 'relu'"),
+        ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_.* is True"),
+    ],
+    ids=str,
+)
+def test_unsupported_configs_are_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with refused(message, tmp_path):
+        load(write(tmp_path, **settings))
+
+
+def test_published_numbers_are_accepted(tmp_path: Path) -> None:
+    """Lists for the layers, null for what follows from others, 0 for what is left out."""
+    write(
+        tmp_path, model_type="llama4", rope_theta=1e11, rms_norm_eps=1e-5, head_dim=None,
+        max_position_embeddings=10485760, initializer_factor=1, attention_dropout=0.0,
+        rope_scaling={"mscale_all_dim": 0, "factor": 8, "attention_factor": None,
+                      "long_factor": [1, 2.5], "rope_type": "longrope"},
+        intermediate_size=[8, 16], num_attention_heads=40, num_key_value_heads=8,
+        layer_norm_epsilon=None, partial_rotary_factor=1, quantization=None,
+    )  # fmt: skip
+    assert read_causal_config(tmp_path)["rope_theta"] == 1e11
+
+
+@pytest.mark.parametrize("kind", [["llama"], {"a": 1}, "a\nb", "cache", "../x", "", "x" * 5000])
+def test_a_senseless_model_type_is_refused(tmp_path: Path, kind: Any) -> None:
+    with refused("this is a .{0,400}$", tmp_path):
+        load(write(tmp_path, **QWEN3, model_type=kind))
+
+
+@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("bert", "BertForMaskedLM"),
+        ("roberta", "RobertaForSequenceClassification"),
+        ("llama", "LlamaForSequenceClassification"),
+        ("xlm", "XLMForQuestionAnswering"),
+        ("bart", "BartForConditionalGeneration"),
+        ("whisper", "WhisperForConditionalGeneration"),
+        ("bert", "BertLMHeadModel"),
+        ("longt5", "LongT5ForConditionalGeneration"),
+    ],
+)
+def test_other_kinds_of_models_are_refused_by_name(
+    tmp_path: Path, model_type: str, architecture: str, installed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Without advice to install mlx-lm, which has none of them."""
+    if not installed:
+        monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    named = f"^(?!.*mlx-lm).*({model_type}|{architecture}).*expected one of the T5 .*decoder-only"
+    with refused(named, tmp_path):
+        load(write(tmp_path, model_type=model_type, architectures=[architecture]))
+
+
+def test_without_mlx_lm_its_installation_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    for named in (["Qwen3ForCausalLM"], ["GPT2LMHeadModel"], None):
+        with refused(r"run pip install 'mlx-lm>=0.32,<0.33'", "qwen3"):
+            load(write(tmp_path, architectures=named))
+    with refused("^(?!.*pip).*this is a qwen77 .*choose", tmp_path):
+        load(write(tmp_path, model_type="qwen77", architectures=["QwenModel"]))
+
+
+def test_the_private_name_of_mlx_lm_still_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, adapt models/causal.py and the bounds of mlx-lm in pyproject.toml to it."""
+    from mlx_lm import utils
+    from mlx_lm.models import qwen3
+
+    assert utils._get_classes({"model_type": "qwen3"}) == (qwen3.Model, qwen3.ModelArgs)
+    monkeypatch.delattr(utils, "_get_classes")
+    with refused(r"mlx-lm .* lacks utils._get_classes: run", tmp_path):
+        load(write(tmp_path))
+
+
+@pytest.mark.parametrize("advised", [MLX_LM, TRANSFORMERS, PROTOBUF])
+def test_advised_versions_are_the_required_ones(advised: str) -> None:
+    required = (REPOSITORY / "pyproject.toml").read_text()
+    name = advised.split(">=")[0]
+    assert required.count(f'"{advised}"') == required.count(f'"{name}>=') > 0
