@@ -120,9 +120,7 @@ def test_weights_are_cast_to_the_devices_type_or_the_chosen_one(folder: Path) ->
         assert {w.dtype for w in weights(model).values()} == {expected}
 
 
-def test_parameters_that_must_keep_their_type_keep_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_some_parameters_keep_their_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlx_lm.models import qwen3
 
     kept = property(lambda self: lambda name: "norm" not in name)
@@ -132,7 +130,7 @@ def test_parameters_that_must_keep_their_type_keep_it(
     assert dtypes == {(True, mx.float32), (False, mx.bfloat16)}
 
 
-def test_quantized_matrices_keep_their_scales_where_the_default_has_16_bits(
+def test_quantized_matrices_keep_16_bit_scales(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlx_lm.convert import convert

@@ -189,9 +189,7 @@ def test_spoiled_model_folders_are_refused_at_once(folder: Path, spoil: Any, mes
     ],
     ids=str,
 )
-def test_configs_are_refused_before_weights_are_looked_for(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_bad_configs_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 9}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"} | sizes | changes))
     with refused(message, tmp_path):
@@ -293,9 +291,7 @@ def test_names_are_looked_up_under_weights(folder: Path, monkeypatch: pytest.Mon
 
 
 @of("converted")
-def test_the_dtype_is_the_devices_or_the_chosen_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dtype_is_the_devices_or_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="float16 overflows"):
         assert load(folder, dtype=mx.float16)[0].dtype == mx.float16
     edit_json(folder / "config.json", gated=False)

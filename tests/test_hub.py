@@ -102,9 +102,7 @@ def test_the_cache_serves_without_a_connection(hub: Hub, monkeypatch: pytest.Mon
     assert load(NAME), "found by what it was converted from"
 
 
-def test_weights_of_a_refused_repository_are_not_downloaded(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_weights_are_not_downloaded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hub.root / "someone" / "tiny-t5"
     with refused("no matrix can be quantized in groups of 64"):
         convert(NAME, quantize=8)
@@ -139,9 +137,7 @@ def test_a_damaged_shard_is_named(hub: Hub) -> None:
     assert not any(Path("weights").iterdir())
 
 
-def test_missing_files_names_and_revisions_are_named(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_things_are_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("no such repository on the Hub"):
         convert("someone/else")
     with refused("has no revision 'v2'"):
@@ -183,9 +179,7 @@ def test_models_are_loaded_by_name(hub: Hub) -> None:
     assert not any(Path("weights").iterdir())
 
 
-def test_a_cache_without_the_tokenizer_is_completed(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_incomplete_cache_is_completed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load("someone/tiny-qwen3")
     (cached,) = (hub.root.parent / "cache").rglob("tokenizer.json")
     cached.unlink()
