@@ -1,9 +1,7 @@
-"""The part of the build that pyproject.toml cannot express.
+"""Build what pyproject.toml cannot express: the extensions, and the shipped models in the package.
 
-It compiles the extensions and puts the shipped models into the package.
-
-The extensions are for Linux alone, where MLX computes on the CPU, and they are optional: without a
-compiler the package installs all the same. MLX then gets OpenBLAS under BLAS's usual names.
+The extensions are for Linux only, where MLX computes on the CPU, and they are optional: without a
+compiler the package still installs, and MLX gets a copy of OpenBLAS under BLAS's usual names.
 """
 
 import re
@@ -20,12 +18,12 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 NATIVE = "speculative_t5/cpu/native"
-MODELS = ("correct-base", "correct-small")  # of weights/, to be installed with the package
+MODELS = ("correct-base", "correct-small")  # in weights/, installed with the package
 BLAS_FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # that MLX calls
 
 
 class Build(build):
-    """Builds from nothing: what an earlier build left may be for another Python or MLX."""
+    """Builds from scratch: files of an earlier build may be for another Python or MLX."""
 
     def run(self) -> None:
         shutil.rmtree(self.build_base, ignore_errors=True)
@@ -33,7 +31,7 @@ class Build(build):
 
 
 class BuildPackage(build_py):
-    """Puts the shipped models into the package, except in a checkout, which has them beside it."""
+    """Adds the shipped models, except to an editable install, which finds them in weights/."""
 
     def run(self) -> None:
         super().run()
@@ -45,7 +43,7 @@ class BuildPackage(build_py):
 
 
 class BuildExtensions(build_ext):
-    """Compiles anew each time; where that fails, a copy of OpenBLAS takes the products' place."""
+    """Compiles every time; if that fails, adds a copy of OpenBLAS instead."""
 
     def run(self) -> None:
         self.force = True
@@ -61,7 +59,7 @@ class BuildExtensions(build_ext):
 
 
 def copy_openblas(target: Path) -> None:
-    """Copy the OpenBLAS of scipy-openblas32, without the prefix of the functions that MLX calls."""
+    """Copy the OpenBLAS of scipy-openblas32, and remove the prefix of the functions MLX calls."""
     try:
         import scipy_openblas32
 
@@ -81,14 +79,14 @@ def copy_openblas(target: Path) -> None:
 
 
 def description() -> str:
-    """README.md for a package index, where neither its pictures nor other files of ours are."""
+    """Return README.md for a package index, without pictures and links to the repository."""
     text = Path("README.md").read_text(encoding="utf-8")
     text = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", text)
     return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
 
 
-def kernels() -> Extension:
-    """Products and layers, in plain C: they know nothing of MLX."""
+def products() -> Extension:
+    """Return the matrix products and layers in plain C, which do not depend on MLX."""
     return Extension(
         "speculative_t5.cpu._products",
         [f"{NATIVE}/products.c", f"{NATIVE}/layers.c"],
@@ -99,7 +97,7 @@ def kernels() -> Extension:
 
 
 def blocks() -> list[Extension]:
-    """The layers as MLX's operations; nothing if there is no MLX or nanobind to build with."""
+    """Return the layers as MLX operations, or nothing where MLX or nanobind is not installed."""
     if not (find_spec("mlx") and find_spec("nanobind")):
         return []
     import mlx
@@ -119,7 +117,7 @@ def blocks() -> list[Extension]:
             ],
             library_dirs=[str(home / "lib")],
             libraries=["mlx"],
-            define_macros=[("NB_DOMAIN", "mlx")],  # whose arrays are to be understood
+            define_macros=[("NB_DOMAIN", "mlx")],  # to accept MLX's arrays
             extra_compile_args=["-O2", "-std=c++20", "-fvisibility=hidden", "-g0"],
             optional=True,
         )
@@ -129,6 +127,6 @@ def blocks() -> list[Extension]:
 setup(
     long_description=description(),
     long_description_content_type="text/markdown",
-    ext_modules=[kernels(), *blocks()] if sys.platform.startswith("linux") else [],
+    ext_modules=[products(), *blocks()] if sys.platform.startswith("linux") else [],
     cmdclass={"build": Build, "build_py": BuildPackage, "build_ext": BuildExtensions},
 )

@@ -1,4 +1,4 @@
-"""Correct sentences with the shipped pair, regular and speculative by turns, and compare."""
+"""Correct sentences with the shipped pair, interleaving plain and speculative decoding."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import typer
 
 
 def main(
-    repeats: Annotated[int, typer.Option(help="Times each sentence is corrected.")] = 5,
+    repeats: Annotated[int, typer.Option(help="How often each sentence is corrected.")] = 5,
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
 ) -> None:
     decoder = SpeculativeDecoder.from_pretrained(
         "correct-base", "correct-small", num_draft=num_draft
     )
     runs: dict[bool, list[Generation]] = {False: [], True: []}
-    for speculative in runs:  # the first use of everything is slower
+    for speculative in runs:  # warm up
         decoder.generate(PROMPTS[0], speculative=speculative)
     for repeat in range(repeats):
         for sentence in PROMPTS:
@@ -31,7 +31,7 @@ def main(
     same = sum(
         one.tokens == other.tokens for one, other in zip(runs[False], runs[True], strict=True)
     )
-    print(f"\n{same} of {len(runs[True])} speculative outputs are the regular ones")
+    print(f"\n{same} of {len(runs[True])} speculative outputs equal those of plain decoding")
     speeds = {}
     for speculative, done in runs.items():
         tokens, rounds, drafted, accepted = (

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Correct a few sentences with the shipped pair, regular and speculative, and compare the two.
+# Correct a few sentences with the shipped pair, by plain and by speculative decoding.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extra=

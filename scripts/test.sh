@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks: ruff, mypy, import-linter, pytest. Arguments go to pytest.
+# Run all checks: ruff, mypy, import-linter, pytest. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extra=test
@@ -8,5 +8,5 @@ extra=test
 "$python" -m ruff check .
 "$python" -m mypy
 .venv/bin/lint-imports
-# A process for each processor, with one thread for products: more would wait for each other.
+# One process for each processor, each with one thread: more would wait for each other.
 OMP_NUM_THREADS=1 exec "$python" -m pytest --numprocesses auto --dist loadfile "$@"

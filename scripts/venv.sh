@@ -1,15 +1,15 @@
-# Sourced by demo.sh and test.sh with `extra` set: makes .venv and installs this package into it.
-# From the repository's root; its own arguments would be the script's, so it takes none.
+# demo.sh and test.sh source this in the repository's root, with `extra` set. It makes .venv and
+# installs the package there. It must not read "$@": these are the arguments of the script.
 python=.venv/bin/python
 if ! "$python" -m pip --version >/dev/null 2>&1; then
-    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
-        echo "error: Python 3.10 or newer is needed, found $(python3 --version 2>&1)" >&2
+    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        echo "error: Python 3.11 or newer is needed, found $(python3 --version 2>&1)" >&2
         exit 2
     fi
     python3 -m venv --clear .venv
 fi
 
-# Everything that the installed package was built from: its sources, the compiler, Python and MLX.
+# Print everything that the installed package is built from: sources, compiler, Python and MLX.
 built_from() {
     cat pyproject.toml setup.py speculative_t5/cpu/native/*
     { c++ --version || cc --version || echo "no compiler"; } 2>/dev/null | head -n 1
@@ -19,7 +19,7 @@ print(pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
     find .venv/lib -maxdepth 3 -name "mlx*.dist-info" | sort
 }
 
-# A second run is quick: it compares that with what it was at the last installation.
+# Install only if that has changed since the last installation.
 stamp=.venv/installed-${extra:-base}
 if [[ ! -e $stamp || $(built_from) != $(<"$stamp") ]]; then
     echo "installing into .venv${extra:+ (extra: $extra)} ..." >&2

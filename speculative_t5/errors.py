@@ -1,4 +1,8 @@
-"""What messages are made of, and checks of options and text that raise them."""
+"""Checks of options and of text from outside, and the parts of messages that need care.
+
+A message is one line: what was wrong, what was found, what to do. Text from files is shortened and
+escaped before it gets into one. Imports nothing of the package.
+"""
 
 from __future__ import annotations
 
@@ -11,66 +15,8 @@ from typing import Any
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
-def check_utf8(name: str, text: str) -> None:
-    """Refuse a string that holds bytes of no text, as Python passes them on from the system.
-
-    Raises:
-        ValueError: If it does; `name` says what the string is.
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        byte = ord(text[error.start]) & 0xFF
-        raise ValueError(
-            f"{name} is not UTF-8: byte {byte:#04x} at character {error.start}; give it in UTF-8"
-        ) from error
-
-
-def not_utf8(error: UnicodeDecodeError) -> str:
-    """What is wrong with bytes that were to be text, and what to do."""
-    byte = error.object[error.start]
-    return f"not UTF-8: byte {byte:#04x} at offset {error.start}; convert it to UTF-8"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or what kind of error it is if it has none.
-
-    Libraries quote what they find in a file: what cannot be printed is escaped, and the line cut.
-    """
-    lines = str(error).strip().splitlines() or [""]
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in lines[0][:300])
-    return " ".join(line.split()).rstrip(" :;,.!?") or type(error).__name__
-
-
-def printable(name: str) -> str:
-    """A name from a file as a message can show it: in one line, without controls, not too long."""
-    short = name if len(name) <= 80 else f"{name[:80]}..."
-    return short if short.isprintable() else ascii(short)
-
-
-def shown(value: Any) -> str:
-    """A value from a file as a message can show it, however long or deeply nested it is."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = short.maxlong = 80
-    return short.repr(value)
-
-
-def refuse_pointer(path: Path) -> None:
-    """Refuse the few lines that Git LFS leaves in the place of a file that it has not fetched.
-
-    Raises:
-        ValueError: If that is what the file holds.
-    """
-    with path.open("rb") as file:
-        if file.read(len(_POINTER)) == _POINTER:
-            raise ValueError(
-                f"{path} is a Git LFS pointer, and not the file itself: run git lfs pull in its "
-                "repository"
-            )
-
-
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """An option as an integer, whichever type of integer it is.
+    """Return an option as an int, whichever integer type it has.
 
     Raises:
         ValueError: If it is not an integer, or out of its range.
@@ -86,7 +32,7 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
 
 
 def check_number(name: str, value: Any) -> float:
-    """An option as a float.
+    """Return an option as a float.
 
     Raises:
         ValueError: If it is not a real number.
@@ -94,3 +40,58 @@ def check_number(name: str, value: Any) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ValueError(f"{name} must be a number, got {value!r}")
     return float(value)
+
+
+def check_utf8(name: str, text: str) -> None:
+    """Refuse a string with bytes that are not UTF-8, which Python passes on as surrogates.
+
+    Raises:
+        ValueError: If there is one; the message calls the string `name`.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF
+        raise ValueError(
+            f"{name} is not UTF-8: byte {byte:#04x} at character {error.start}; give it in UTF-8"
+        ) from error
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse a Git LFS pointer, which stands for a file that was not fetched.
+
+    Raises:
+        ValueError: If the file is one.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise ValueError(
+                f"{path} is a Git LFS pointer, and not the file itself: run git lfs pull in its "
+                "repository"
+            )
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Say where bytes are not UTF-8, and what to do: the end of a message."""
+    byte = error.object[error.start]
+    return f"not UTF-8: byte {byte:#04x} at offset {error.start}; convert it to UTF-8"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, shortened and escaped, or else its type."""
+    lines = str(error).strip().splitlines() or [""]
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in lines[0][:300])
+    return " ".join(line.split()).rstrip(" :;,.!?") or type(error).__name__
+
+
+def printable(name: str) -> str:
+    """Return a name from a file, shortened and escaped."""
+    short = name if len(name) <= 80 else f"{name[:80]}..."
+    return short if short.isprintable() else ascii(short)
+
+
+def shown(value: Any) -> str:
+    """Return a value from a file as source code, shortened, however long or nested it is."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 80
+    return short.repr(value)

@@ -18,7 +18,8 @@ from unittest.mock import patch
 from speculative_t5.decoding import drafters as drafting
 from speculative_t5.decoding import loop as engine
 from speculative_t5.decoding import verify
-from speculative_t5.decoding.drafters import Draft, ModelDrafter
+from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.verify import Odds, Verdict, Verifier
 
@@ -78,7 +79,7 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
     def read(keys: mx.array) -> list[tuple[int, int, int]]:
         return [(row, *divmod(rest, PLACES)) for row, rest in keys.tolist()]  # type: ignore
 
-    def draw(weights: mx.array, keys: mx.array) -> mx.array:
+    def sample(weights: mx.array, keys: mx.array) -> mx.array:
         tokens = []
         for (row, round_, place), q in zip(read(keys), normal(weights), strict=True):
             notes.drawn[row, round_, place] = q
@@ -94,7 +95,7 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
         return Verdict(told[:, 0], told[:, 1])
 
     with (
-        patch.object(drafting, "draw", draw),
+        patch.object(drafting, "sample", sample),
         patch.object(verify, "_verdict", verdict),
         patch.object(engine, "round_keys", round_keys),
     ):

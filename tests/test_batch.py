@@ -76,15 +76,13 @@ def test_records_are_emitted_as_soon_as_their_turn_has_come() -> None:
     assert emitted == list(range(1, 101))
 
 
-def test_records_are_shown_as_they_are_known() -> None:
+def test_records_are_shown_before_their_turn() -> None:
     shown: list[int] = []
-    emitted: list[int] = []
     process(
-        lines(b"a\nb\n\nc\nd\n"), shout, encode, lambda r: emitted.append(r.line.number),
+        lines(b"a\nb\n\nc\nd\n"), shout, encode, lambda r: None,
         watch=lambda r: shown.append(r.line.number),
     )  # fmt: skip
     assert shown == [3, 4, 2, 1, 5], "an error at once, of three prompts the last first"
-    assert emitted == [1, 2, 3, 4, 5]
 
 
 def test_records_say_which_prompts_were_cut() -> None:
@@ -94,9 +92,8 @@ def test_records_say_which_prompts_were_cut() -> None:
     assert cut["prompt"] == "x" * 30
 
 
-def test_what_cannot_be_encoded_is_the_lines_own_error() -> None:
-    found = records(b"a\n<bad>\nb")
-    assert [record.get("error") for record in found] == [
+def test_a_prompt_that_cannot_be_encoded_is_an_error_of_its_line() -> None:
+    assert [record.get("error") for record in records(b"a\n<bad>\nb")] == [
         None, "line 2: prompt ids must be from 0 to 8, got 9", None,
     ]  # fmt: skip
 
@@ -148,11 +145,11 @@ def test_a_resumed_run_is_an_uninterrupted_one(job: Job) -> None:
         assert job.run(resume=True) == [done, failed]
         assert job.target.read_bytes() == whole
     job.target.unlink()
-    assert job.run(resume=True) == [0, 0], "nothing to go on with is a start"
+    assert job.run(resume=True) == [0, 0], "without records it starts"
     assert job.target.read_bytes() == whole
 
 
-def test_what_earlier_records_say_is_counted() -> None:
+def test_earlier_records_are_counted() -> None:
     earlier = Earlier()
     for reason, tokens in (("length", 9), ("eos", 9), ("length", 9), ("length", 4)):
         earlier.count({"id": 1, "finish_reason": reason, "stats": {"tokens": tokens}})
@@ -173,14 +170,6 @@ def test_a_torn_line_may_end_in_zeros(job: Job) -> None:
         assert job.target.read_bytes() == whole
 
 
-@pytest.mark.parametrize("content", [b'{"config": 1}', b"one line", b"{}\n", b'{"id": 3, "pro'])
-def test_a_single_line_that_is_not_this_runs_is_left_alone(job: Job, content: bytes) -> None:
-    job.target.write_bytes(content)
-    with pytest.raises(ValueError, match="line 1, is no record of a batch: .*--force"):
-        job.run(resume=True)
-    assert job.target.read_bytes() == content
-
-
 def test_merged_shards_are_the_single_run(job: Job) -> None:
     job.run()
     whole = job.target.read_bytes().splitlines(keepends=True)
@@ -191,15 +180,19 @@ def test_merged_shards_are_the_single_run(job: Job) -> None:
     assert [parts[i % 3][i // 3] for i in range(40)] == whole
 
 
-def test_a_file_that_is_not_this_runs_is_left_alone(job: Job) -> None:
+def test_a_file_of_other_records_is_left_alone(job: Job) -> None:
     job.run()
     whole = job.target.read_bytes()
-    second = whole.splitlines(keepends=True)
+    first, second, *_ = whole.splitlines(keepends=True)
     cases = {
-        b"something else\n" * 2: "line 1, is no record of a batch",
-        second[1] + second[0]: "line 1, is not about line 1 of the input",
-        whole + second[0]: "line 41, is more than the input has lines for",
-        second[0] + b"{}\n" + second[1]: "line 2, is no record of a batch",
+        b"something else\n" * 2: "line 1, is not a record of a batch",
+        b'{"config": 1}': "line 1, is not a record of a batch",
+        b"one line": "line 1, is not a record of a batch",
+        b"{}\n": "line 1, is not a record of a batch",
+        b'{"id": 3, "pro': "line 1, is not a record of a batch",
+        second + first: "line 1, is not about line 1 of the input",
+        whole + first: "line 41, is more than the input has lines for",
+        first + b"{}\n" + second: "line 2, is not a record of a batch",
     }
     for content, message in cases.items():
         job.target.write_bytes(content)
@@ -208,7 +201,7 @@ def test_a_file_that_is_not_this_runs_is_left_alone(job: Job) -> None:
         assert job.target.read_bytes() == content
 
 
-def test_what_is_there_is_kept_unless_asked(job: Job) -> None:
+def test_an_output_is_kept_unless_forced(job: Job) -> None:
     job.target.write_bytes(b"precious")
     with pytest.raises(
         ValueError, match="has something in it: use --resume .* --force to start anew"
@@ -221,7 +214,7 @@ def test_what_is_there_is_kept_unless_asked(job: Job) -> None:
     job.run()
 
 
-def test_what_another_run_wrote_meanwhile_is_kept(job: Job) -> None:
+def test_records_that_another_run_wrote_meanwhile_are_kept(job: Job) -> None:
     with open_input(str(job.source)) as stream:
         late = Output(str(job.target), stream)
         job.run()
@@ -231,13 +224,17 @@ def test_what_another_run_wrote_meanwhile_is_kept(job: Job) -> None:
     job.run(resume=True)
 
 
-def test_errors_do_not_pile_up_behind_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative_t5.cli.job.MOST_HELD", 5)
+@pytest.mark.parametrize(("name", "most"), [("MAX_HELD", 5), ("MAX_CHARACTERS", 100)])
+def test_errors_do_not_pile_up_behind_a_prompt(
+    monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    monkeypatch.setattr(f"speculative_t5.cli.job.{name}", most)
     read = emitted = 0
+    bad = b"<bad>" + b"x" * 25 + b"\n"  # five of these wait at most by either limit
 
     def reading() -> Iterator[Line]:
         nonlocal read
-        for line in lines(b"a\nb\n" + b"\n" * 50 + b"c\n" + b"\n" * 7 + b"d\n"):
+        for line in lines(b"a\nb\n" + bad * 50 + b"c\n" + bad * 7 + b"d\n"):
             read += 1
             assert read - emitted <= 8
             yield line
@@ -249,22 +246,6 @@ def test_errors_do_not_pile_up_behind_a_prompt(monkeypatch: pytest.MonkeyPatch) 
 
     process(reading(), shout, encode, emit)
     assert emitted == read == 61
-
-
-def test_long_errors_pile_up_even_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative_t5.cli.job.MOST_CHARACTERS", 100)
-    held: list[int] = []
-    long = Line(2, 2, "<bad>" + "x" * 60)
-    calls = 0
-
-    def counting(requests: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Generation]]:
-        nonlocal calls
-        calls += 1
-        yield from shout(requests)
-
-    source = [Line(1, 1, "a"), long, Line(3, 3, "<bad>" + "x" * 60), Line(4, 4, "b")]
-    process(source, counting, encode, lambda r: held.append(r.line.number))
-    assert held == [1, 2, 3, 4] and calls == 2
 
 
 def test_pipes_and_devices_can_be_written_to(job: Job, tmp_path: Path) -> None:

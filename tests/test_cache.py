@@ -5,10 +5,12 @@ from speculative_t5.models.cache import (
     GROWTH,
     SMALLEST,
     SOURCE_STEP,
+    EncodedPrompt,
     KVCache,
     LayerShape,
     SourceCache,
     fitting,
+    replace_rows,
     write,
 )
 
@@ -139,29 +141,31 @@ def seen(cache: SourceCache) -> list[list[float]]:
 def test_rows_are_given_to_other_sources() -> None:
     cache = sources((3, 1), (2, 2), (3, 3))
     assert seen(cache) == [[1] * 3, [2] * 2, [3] * 3]
-    cache.replace([2, 0], sources((1, 4), (2, 5)))
+    cache.replace([0, 2], sources((2, 5), (9, 9), (1, 4)), [0, 2])
     assert seen(cache) == [[5] * 2, [2] * 2, [4]]
     assert cache.width == SOURCE_STEP, "no wider than the longest row needs"
-    cache.replace([1], sources((100, 6)))
+    cache.replace([1], sources((100, 6)), [0])
     assert seen(cache) == [[5] * 2, [6] * 100, [4]]
     cache.select([2, 0])
     assert seen(cache) == [[4], [5] * 2]
-    cache.replace([0], sources((2, 7)))
+    cache.replace([0], sources((2, 7)), [0])
     assert seen(cache) == [[7] * 2, [5] * 2]
     assert cache.capacity == SMALLEST
-    cache.replace([0, 1], sources((300, 1), (2, 2)))
-    cache.replace([0], sources((2, 3)))
+    cache.replace([0, 1], sources((300, 1), (2, 2)), [0, 1])
+    cache.replace([0], sources((2, 3)), [0])
     assert seen(cache) == [[3] * 2, [2] * 2] and cache.capacity == SMALLEST
 
 
-def test_parts_of_sources_are_as_long_as_their_longest() -> None:
-    cache = sources((3, 1), (1, 2), (2, 3), (5, 4))
-    part = cache.part(1, 3)
-    assert seen(part) == [[2], [3] * 2] and part.capacity == SOURCE_STEP
-    assert sources((SOURCE_STEP, 1), (SOURCE_STEP, 2)).mask is None
+def test_rows_are_given_to_prompts_that_were_encoded_apart() -> None:
+    cache, together = sources((3, 1), (1, 2), (2, 3), (5, 4)), sources((3, 5), (1, 6), (2, 7))
+    items = [EncodedPrompt(together, row, []) for row in range(3)]
+    items.append(EncodedPrompt(sources((40, 8)), 0, []))
+    replace_rows(cache, [3, 0, 1], [items[2], items[3], items[0]])
+    assert seen(cache) == [[8] * 40, [5] * 3, [3] * 2, [7] * 2]
     empty = SourceCache.empty_like(cache, 2, 4)
-    empty.replace([1, 0], part)
-    assert seen(empty) == [[3] * 2, [2]]
+    replace_rows(empty, [1, 0], items[1:3])
+    assert seen(empty) == [[7] * 2, [6]]
+    assert sources((SOURCE_STEP, 1), (SOURCE_STEP, 2)).mask is None
 
 
 def test_the_schedule_drafts_less_near_the_end() -> None:

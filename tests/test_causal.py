@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.causal import CausalModel
 
 import mlx.core as mx
@@ -63,9 +63,9 @@ def test_steps_of_ragged_rows_give_the_logits_of_whole_sequences(target: CausalM
 def test_rows_are_given_to_waiting_prompts_and_dropped(target: CausalModel) -> None:
     first, waiting = prompts(9)[:3], prompts(9)[3:6]
     session, _ = target.start(first)
-    session.expect(waiting)
-    assert session.replace([1]) == waiting[:1]
-    assert session.replace([2, 0]) == waiting[1:]
+    together, alone = session.encode(waiting[:2]), session.encode(waiting[2:])
+    assert session.replace([1], together[:1]) == waiting[:1]
+    assert session.replace([0, 2], [*alone, *together[1:]]) == [waiting[2], waiting[1]]
     rows = [waiting[2], waiting[0], waiting[1]]
     session.select([2, 0])
     rows = [rows[2], rows[0]]
@@ -173,7 +173,7 @@ def test_any_of_several_ends_ends_an_output(target: CausalModel) -> None:
 
 def test_lookups_look_in_prompt_and_output_as_one_text(target: CausalModel) -> None:
     decoder = SpeculativeDecoder(target, "lookup", num_draft=3)
-    drafter = decoder.plan([], Sampler(), 9).drafter
+    drafter = decoder.plan(GenerationOptions(max_tokens=9)).drafter
     drafter.start([[2, 3, 4, 5, 6, 3]])
     assert drafter.propose([[2, 3, 4, 5, 6, 3]], 3, None).tokens.tolist() == [[4, 5, 6]]
     # The latest of the longest matches, wherever it is.

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import random
 
+import corruption
 import pytest
-from corruption import (
-    PREFIX,
-    Corruptor,
-    double_word,
-    drop_apostrophe,
-    drop_capital,
-    drop_stop,
-    drop_word,
-    held_out,
-    slip,
-    word_errors,
-)
+from corruption import PREFIX, Corruptor
 from families import TEXT
 
 
 def test_damage_is_reproducible_and_leaves_some_sentences_alone() -> None:
     corruptor = Corruptor(TEXT)
-    one = [corruptor.sentence(t, random.Random(i)) for i, t in enumerate(TEXT * 4)]
-    two = [corruptor.sentence(t, random.Random(i)) for i, t in enumerate(TEXT * 4)]
+    one, two = (
+        [corruptor.sentence(t, random.Random(i)) for i, t in enumerate(TEXT * 4)] for _ in range(2)
+    )
     assert one == two
-    unchanged = sum(a == b for a, b in zip(one, TEXT * 4, strict=True))
-    assert 5 <= unchanged <= 50
+    assert 5 <= sum(a == b for a, b in zip(one, TEXT * 4, strict=True)) <= 50
 
 
 def test_examples_join_one_to_four_sentences() -> None:
@@ -40,47 +30,33 @@ def test_examples_join_one_to_four_sentences() -> None:
 @pytest.mark.parametrize(
     ("rule", "words", "expected"),
     [
-        (drop_stop, "It is late.", {"It is late"}),
-        (drop_stop, "It is late", {None}),
-        (drop_capital, "Tom likes Mary.", {"tom likes Mary.", "Tom likes mary."}),
-        (drop_apostrophe, "It's late, isn't it?", {"Its late, isn't it?", "It's late, isnt it?"}),
-        (drop_apostrophe, "It is late.", {None}),
-        (drop_word, "He went to the sea.", {"He went the sea.", "He went to sea."}),
-        (double_word, "Tom ran.", {"Tom tom ran."}),
-        (slip, "I do.", {None}),
+        ("drop_stop", "It is late.", {"It is late"}),
+        ("drop_stop", "It is late", {None}),
+        ("drop_capital", "Tom likes Mary.", {"tom likes Mary.", "Tom likes mary."}),
+        ("drop_apostrophe", "It's late, isn't it?", {"Its late, isn't it?", "It's late, isnt it?"}),
+        ("drop_apostrophe", "It is late.", {None}),
+        ("drop_word", "He went to the sea.", {"He went the sea.", "He went to sea."}),
+        ("double_word", "Tom ran.", {"Tom tom ran."}),
+        ("slip", "I do.", {None}),
     ],
 )
-def test_rules(rule: object, words: str, expected: set[str | None]) -> None:
-    assert callable(rule)
-    found = {
-        None if (out := rule(words.split(), random.Random(seed))) is None else " ".join(out)
-        for seed in range(20)
-    }
-    assert found == expected
+def test_rules(rule: str, words: str, expected: set[str | None]) -> None:
+    found = [getattr(corruption, rule)(words.split(), random.Random(i)) for i in range(20)]
+    assert {out and " ".join(out) for out in found} == expected
 
 
 def test_slips_change_one_word_by_one_letter() -> None:
     for seed in range(50):
-        out = slip(["wonderful", "of"], random.Random(seed))
+        out = corruption.slip(["wonderful", "of"], random.Random(seed))
         assert out is None or (out[1] == "of" and 8 <= len(out[0]) <= 10)
 
 
-def test_word_errors_is_the_edit_distance() -> None:
-    assert word_errors("a b c", "a b c") == 0
-    assert word_errors("a x c", "a b c") == 1
-    assert word_errors("a a b c", "a b c") == 1
-    assert word_errors("", "a b c") == 3
+@pytest.mark.parametrize(("words", "errors"), [("a b c", 0), ("a x c", 1), ("a a b c", 1), ("", 3)])
+def test_word_errors_is_the_edit_distance(words: str, errors: int) -> None:
+    assert corruption.word_errors(words, "a b c") == errors
 
 
-def test_the_split_is_fixed() -> None:
-    share = sum(held_out(f"sentence {i}") for i in range(20_000)) / 20_000
-    assert share == pytest.approx(0.02, abs=0.004)
-    assert [i for i in range(300) if held_out(f"sentence {i}")] == [
-        108,
-        124,
-        152,
-        203,
-        220,
-        237,
-        248,
-    ]
+def test_split_is_fixed() -> None:
+    out = [i for i in range(20_000) if corruption.held_out(f"sentence {i}")]
+    assert len(out) / 20_000 == pytest.approx(0.02, abs=0.004)
+    assert out[:7] == [108, 124, 152, 203, 220, 237, 248]

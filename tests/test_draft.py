@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.drafters import CombinedDrafter, Draft, LookupDrafter, ModelDrafter
+from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter, ModelDrafter
 from speculative_t5.decoding.lookup import Lookup
 from speculative_t5.decoding.sampling import Sampler
 

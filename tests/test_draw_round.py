@@ -15,7 +15,7 @@ from draw_round import Judged, judged_rounds, to_draw
 EOS = 1
 
 
-def test_the_rounds_are_those_of_the_output() -> None:
+def test_rounds_are_those_of_the_output() -> None:
     pair = (REPOSITORY / "weights" / name for name in ("correct-base", "correct-small"))
     decoder = SpeculativeDecoder.from_pretrained(*pair, num_draft=5, dtype=mx.float32)
     out = decoder.generate(draw_round.PROMPT)
@@ -30,14 +30,14 @@ def test_the_rounds_are_those_of_the_output() -> None:
     assert rejects.num_accepted < 5 == accepts.num_accepted
 
 
-def test_a_prompt_without_such_rounds_is_refused() -> None:
+def test_prompt_without_such_rounds_is_refused() -> None:
     whole = Judged(1, [], [5, 6], [5, 6, 7], 2)
     ends = Judged(2, [5, 6, 7], [8, 9], [EOS, 3, 4], 0)
-    with pytest.raises(ValueError, match="take another"):
+    with pytest.raises(ValueError, match="choose another"):
         to_draw([whole, whole, ends, whole], EOS)
 
 
-def test_the_picture_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     draw_round.main(output=tmp_path / "new" / "round.png")
     assert (tmp_path / "new" / "round.png").read_bytes().startswith(b"\x89PNG")

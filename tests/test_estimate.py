@@ -6,70 +6,67 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench.estimate import PASSES, speedup
 from speculative_t5.decoding.results import Stats
-from speculative_t5.generation.outputs import Chunk, Generation
+from speculative_t5.generation import Chunk, Generation, GenerationOptions
 
 import pytest
 from conftest import tiny_draft, tiny_model
 
-ONCE_WARM = Stats((5,), (5,), (5,), emitted=101, seconds=0.1)
+WARM = Stats((5,), (5,), (5,), emitted=101, seconds=0.1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def decoder() -> SpeculativeDecoder:
     model = tiny_model(layers=3)
     return SpeculativeDecoder(model, tiny_draft(model), num_draft=3)
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, *runs: list[float]) -> list[int]:
-    """Regular runs whose passes end at these times, one after another; how far each was read."""
-    read: list[int] = []
+    """Make plain runs whose passes end at these times; return how many passes each one took."""
+    passes: list[int] = []
 
     def stream(self: Any, prompt: Any, **options: Any) -> Iterator[Chunk]:
-        assert options["speculative"] is False
-        read.append(0)
-        for time in runs[len(read) - 1][: options["max_tokens"]]:
-            read[-1] += 1
+        assert options["speculative"] is False and options["top_k"] == 3
+        passes.append(0)
+        for time in runs[len(passes) - 1][: options["max_tokens"]]:
+            passes[-1] += 1
             yield Chunk("", [5], 0, Stats(seconds=time))
 
+    def generate(self: Any, prompt: Any, **options: Any) -> Generation:
+        assert options["speculative"] is True and options["top_k"] == 3
+        return Generation("", [], "eos", WARM)
+
     monkeypatch.setattr(SpeculativeDecoder, "stream", stream)
-    monkeypatch.setattr(
-        SpeculativeDecoder,
-        "generate",
-        lambda self, prompt, **options: Generation("", [], "eos", ONCE_WARM),
-    )
-    return read
+    monkeypatch.setattr(SpeculativeDecoder, "generate", generate)
+    return passes
 
 
-def test_a_few_passes_stand_for_all(
-    monkeypatch: pytest.MonkeyPatch, decoder: SpeculativeDecoder
+# The first pass includes the encoder, the third is disturbed, and the first run is cold.
+RUN = [0.05, 0.06, 0.09, *(0.1 + 0.01 * i for i in range(100))]
+SLOW = [float(i) for i in range(1, 100)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "stats", "expected", "passes"),
+    [
+        ([[2 * t for t in RUN[:5]], RUN], (101, 0.25), (0.05 + 100 * 0.01) / 0.1, [5, PASSES]),
+        ([SLOW], (11, 5.5), 2, [2]),
+        ([[0.1], [0.1]], (101, 0.1), None, [1, 1]),
+    ],
+    ids=["a few passes stand for all", "slow models run two passes once", "one pass is too few"],
+)
+def test_estimates_from_a_few_passes(
+    monkeypatch: pytest.MonkeyPatch, decoder: Any, runs: Any, stats: Any, expected: Any, passes: Any
 ) -> None:
-    # The first pass has the encoder in it, the third was disturbed, and the first run was cold.
-    warm = [0.05, 0.06, 0.09, *(0.1 + 0.01 * i for i in range(100))]
-    read = timed(monkeypatch, [2 * time for time in warm[:5]], warm)
-    cold = Stats((5,), (5,), (5,), emitted=101, seconds=0.25)
-    found = speedup(decoder, [3, 1], cold)
-    assert found == pytest.approx((0.05 + 100 * 0.01) / ONCE_WARM.seconds)
-    assert read == [5, PASSES]
+    seen = timed(monkeypatch, *runs)
+    emitted, seconds = stats
+    done = Stats((5,), (5,), (5,), emitted=emitted, seconds=seconds)
+    found = speedup(decoder, [3, 1], done, GenerationOptions(top_k=3))
+    assert (found if found is None else pytest.approx(found)) == expected
+    assert seen == passes
 
 
-def test_slow_models_are_timed_once_for_two_passes(
-    monkeypatch: pytest.MonkeyPatch, decoder: SpeculativeDecoder
-) -> None:
-    read = timed(monkeypatch, [float(i) for i in range(1, 100)])
-    slow = Stats((5,), (5,), (5,), emitted=11, seconds=5.5)
-    assert speedup(decoder, [3, 1], slow) == pytest.approx(2)
-    assert read == [2]
-
-
-def test_one_pass_tells_nothing(
-    monkeypatch: pytest.MonkeyPatch, decoder: SpeculativeDecoder
-) -> None:
-    timed(monkeypatch, [0.1], [0.1])
-    assert speedup(decoder, [3, 1], ONCE_WARM) is None
-
-
-def test_a_real_decoder_can_be_asked(decoder: SpeculativeDecoder) -> None:
+def test_a_real_decoder_gives_an_estimate(decoder: SpeculativeDecoder) -> None:
+    options = GenerationOptions(max_tokens=60, temperature=1.0)
     done = decoder.generate([3, 4, 1], max_tokens=60, temperature=1.0)
-    assert done.stats.emitted > 2
-    found = speedup(decoder, [3, 4, 1], done.stats, max_tokens=60, temperature=1.0)
-    assert found is not None and found > 0
+    found = speedup(decoder, [3, 4, 1], done.stats, options)
+    assert done.stats.emitted > 2 and found is not None and found > 0

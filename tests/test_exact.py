@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from speculative_t5.decoding.drafters import Draft
+from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.verify import Odds, block_odds, residual, token_odds
 

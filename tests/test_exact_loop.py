@@ -209,9 +209,9 @@ def with_the_first_rows(patch: pytest.MonkeyPatch) -> None:
 def with_the_last_prompt(patch: pytest.MonkeyPatch) -> None:
     """Rows that are given to another prompt go on after what they hold."""
 
-    def bug(self: KVCache, rows: Sequence[int], new: KVCache, first: int) -> None:
-        for row, length in zip(rows, new.lengths[first:], strict=False):
-            self.lengths[row] = length
+    def bug(self: KVCache, rows: Sequence[int], new: KVCache, new_rows: Sequence[int]) -> None:
+        for row, new_row in zip(rows, new_rows, strict=True):
+            self.lengths[row] = new.lengths[new_row]
         self.reserve(0)
 
     patch.setattr(KVCache, "replace", bug)

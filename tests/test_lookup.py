@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from speculative_t5.decoding.drafters import CombinedDrafter, Draft, LookupDrafter
+from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter
 from speculative_t5.decoding.lookup import MAX_NGRAM, Lookup
 
 import mlx.core as mx

@@ -1,4 +1,4 @@
-"""The pair that ships: exactness in float32, size, and the README's snippet."""
+"""The pair that ships: exact in float32, small, and free of paths."""
 
 from __future__ import annotations
 
@@ -24,48 +24,42 @@ def decoder() -> SpeculativeDecoder:
 
 
 @pytest.fixture(scope="module")
-def regular(decoder: SpeculativeDecoder) -> dict[str, Generation]:
-    """Regular outputs for 200 damaged sentences, none of them from the training text."""
+def plain(decoder: SpeculativeDecoder) -> dict[str, Generation]:
+    """Plain outputs for damaged sentences, none of them from the training text."""
     corruptor, rng = Corruptor(TEXT), random.Random(0)
-    sources = {PREFIX + corruptor.sentence(text, rng) for _ in range(5) for text in TEXT}
-    chosen = sorted(sources)[:200]
-    assert len(chosen) == 200
-    return {source: decoder.generate(source, speculative=False) for source in chosen}
+    sources = sorted({PREFIX + corruptor.sentence(text, rng) for text in TEXT})[:40]
+    assert len(sources) == 40
+    return {source: decoder.generate(source, speculative=False) for source in sources}
 
 
 @pytest.mark.parametrize("num_draft", [1, 3, 5, 8])
-def test_greedy_speculative_is_greedy_regular(
-    decoder: SpeculativeDecoder, regular: dict[str, Generation], num_draft: int
+def test_greedy_speculative_outputs_equal_plain_ones(
+    decoder: SpeculativeDecoder, plain: dict[str, Generation], num_draft: int
 ) -> None:
-    engine = SpeculativeDecoder(
-        decoder.model, decoder.draft, decoder.tokenizer, num_draft=num_draft
-    )
+    other = SpeculativeDecoder(decoder.model, decoder.draft, decoder.tokenizer, num_draft=num_draft)
     accepted = drafted = 0
-    for source, expected in regular.items():
-        out = engine.generate(source)
+    for source, expected in plain.items():
+        out = other.generate(source)
         assert (out.tokens, out.finish_reason) == (expected.tokens, expected.finish_reason), source
         accepted += out.stats.accepted
         drafted += out.stats.drafted
     assert accepted > drafted / 2
 
 
-def test_sentences_are_corrected(regular: dict[str, Generation]) -> None:
-    right = sum(out.text in TEXT for out in regular.values())
-    assert right > len(regular) / 2
+def test_sentences_are_corrected(plain: dict[str, Generation]) -> None:
+    assert sum(out.text in TEXT for out in plain.values()) > len(plain) / 2
 
 
-def test_sampled_outputs_are_reproducible_and_streamed_alike(decoder: SpeculativeDecoder) -> None:
-    source = "correct: she dont no where there keys is"
-    out = decoder.generate(source, temperature=1.0, seed=4)
-    chunks = list(decoder.stream(source, temperature=1.0, seed=4))
+def test_streams_equal_sampled_outputs(decoder: SpeculativeDecoder) -> None:
+    source, options = "correct: she dont no where there keys is", {"temperature": 1.0, "seed": 4}
+    out, chunks = decoder.generate(source, **options), [*decoder.stream(source, **options)]  # type: ignore[arg-type]
     assert "".join(chunk.text for chunk in chunks) == out.text
     assert [t for chunk in chunks for t in chunk.tokens] == out.tokens
 
 
-def test_the_pair_is_small_and_remembers_no_paths() -> None:
+def test_the_pair_is_small_and_holds_no_paths() -> None:
     folders = [WEIGHTS / "correct-base", WEIGHTS / "correct-small"]
-    files = [path for folder in folders for path in folder.iterdir()]
-    assert sum(path.stat().st_size for path in files) < 60e6
+    assert sum(path.stat().st_size for folder in folders for path in folder.iterdir()) < 60e6
     for folder in folders:
         stored = (folder / "spiece.model").read_bytes()
         assert not re.search(rb"/(home|root|tmp|Users)/|deu\.txt", stored)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -14,43 +15,45 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.cli import conversation as repl
-from speculative_t5.cli import repl as repl_command
-from speculative_t5.cli import view as terminal_view
-from speculative_t5.cli.conversation import Repl, Settings, together
-from speculative_t5.cli.options import draft_length
-from speculative_t5.decoding.results import Stats
-from speculative_t5.generation.decoder import VerifyRule
+from speculative_t5.cli import conversation, view
+from speculative_t5.cli.conversation import Conversation, Settings, total
+from speculative_t5.cli.options import DecoderOptions
+from speculative_t5.decoding import Stats
 
 import pytest
-import typer
+from commands import Call, caller, in_a_shell
 from conftest import REPOSITORY, run
 from rich.console import Console
 
 PROMPT = "The old man."
 
 
-class Screen:
-    """A session on tiny models, and what it has shown."""
+@pytest.fixture(scope="module")
+def first(place: Path) -> SpeculativeDecoder:
+    """A decoder whose draft is the same model."""
+    (model, tokenizer), (draft, _) = (load(place / "weights" / n) for n in ("target", "draft"))
+    return SpeculativeDecoder(model, draft, tokenizer)
 
-    def __init__(self, place: Path, **settings: Any) -> None:
+
+class Screen:
+    """A conversation with tiny models, and what it has shown."""
+
+    def __init__(self, first: SpeculativeDecoder) -> None:
         self.console = Console(
             record=True, file=io.StringIO(), force_terminal=True, color_system="standard",
             width=100, highlight=False, soft_wrap=True,
         )  # fmt: skip
-        model, tokenizer = load(place / "weights" / "target")
-        draft, _ = load(place / "weights" / "draft")
-        self.loaded: list[Settings] = []
+        self.made: list[Settings] = []
 
-        def made(wanted: Settings) -> SpeculativeDecoder:
-            self.loaded.append(wanted)
-            rule: VerifyRule = wanted.verify  # type: ignore[assignment]
-            return SpeculativeDecoder(
-                model, draft, tokenizer, num_draft=draft_length(wanted.num_draft, "num_draft"),
-                delta=wanted.delta, verify=rule, prefix=wanted.prefix,
+        def remake(wanted: Settings) -> SpeculativeDecoder:
+            self.made.append(wanted)
+            options = DecoderOptions(
+                num_draft=wanted.num_draft, delta=wanted.delta, verify=wanted.verify,
+                prefix=wanted.prefix,
             )  # fmt: skip
+            return options.remake(first)
 
-        self.repl = Repl(made, Settings(max_tokens=12, **settings))
+        self.repl = Conversation(remake, Settings(max_tokens=12))
 
     def say(self, line: str) -> list[str]:
         assert self.repl.handle(line)
@@ -58,9 +61,9 @@ class Screen:
 
 
 @pytest.fixture
-def screen(place: Path, monkeypatch: pytest.MonkeyPatch) -> Screen:
-    shown = Screen(place)
-    for module in (repl, terminal_view):
+def screen(first: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> Screen:
+    shown = Screen(first)
+    for module in (conversation, view):
         monkeypatch.setattr(module, "console", lambda stderr=False: shown.console)
     return shown
 
@@ -73,7 +76,7 @@ def test_a_line_is_a_prompt(screen: Screen, capsys: pytest.CaptureFixture[str]) 
     assert "tok/s - 12 tokens" in capsys.readouterr().err
 
 
-def test_colours_are_those_of_the_drafts(screen: Screen) -> None:
+def test_colours_show_the_drafts(screen: Screen) -> None:
     screen.repl.handle(PROMPT)
     styled = screen.console.export_text(styles=True)
     # The draft is the target itself: all is accepted but the bonus tokens.
@@ -84,16 +87,14 @@ def test_colours_are_those_of_the_drafts(screen: Screen) -> None:
 
 
 def test_options_are_set_by_name(screen: Screen) -> None:
-    assert screen.say("/set num_draft 8") == ["num_draft = 8"]
-    assert screen.say("/set --delta 0.2") == ["delta = 0.2"]
-    assert screen.say("/set top-k=5") == ["top_k = 5"]
-    screen.say("/set num_draft auto")
-    screen.say("/set num_draft 2")
-    assert screen.loaded[-1].num_draft == "2" and screen.loaded[-1].delta == 0.2
+    for line, shown in (("/set num_draft 8", "num_draft = 8"), ("/set --delta 0.2", "delta = 0.2"),
+                        ("/set top-k=5", "top_k = 5"), ("/set num_draft auto", "num_draft = auto"),
+                        ("/set num_draft 2", "num_draft = 2")):  # fmt: skip
+        assert screen.say(line) == [shown]
+    assert screen.made[-1].num_draft == "2" and screen.made[-1].delta == 0.2
     screen.say(PROMPT)
     assert max(screen.repl.done[-1].num_draft) == 2
-    lines = screen.say("/set")
-    assert "num_draft = 2" in lines and "top_k = 5" in lines and "prefix = ''" in lines
+    assert {"num_draft = 2", "top_k = 5", "prefix = ''"} <= {*screen.say("/set")}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_options_are_set_by_name(screen: Screen) -> None:
         ("/compare", "there is nothing to compare yet: give a prompt"),
     ],
 )
-def test_what_cannot_be_done_changes_nothing(screen: Screen, line: str, message: str) -> None:
+def test_a_bad_line_changes_nothing(screen: Screen, line: str, message: str) -> None:
     before, decoder = screen.repl.settings, screen.repl.decoder
     with pytest.raises(ValueError) as error:
         screen.repl.handle(line)
@@ -139,7 +140,7 @@ def test_the_prefix_goes_before_each_prompt(screen: Screen) -> None:
     assert screen.say(PROMPT) == bare
 
 
-def test_a_person_may_leave_the_slash_out(screen: Screen) -> None:
+def test_a_person_may_leave_out_the_slash(screen: Screen) -> None:
     screen.say("/set show_drafts off")
     for word in ("exit", "quit", "help"):
         assert screen.say(word) and screen.repl.prompt == word, "it may come from a file"
@@ -148,53 +149,37 @@ def test_a_person_may_leave_the_slash_out(screen: Screen) -> None:
         for line, prompt in ((f" {word}", word), (f"//{word}", f"/{word}"), (f"{word} it",) * 2):
             assert screen.say(line) and screen.repl.prompt == prompt
     assert screen.say("help ") == screen.say("/help")
+    expected = screen.repl.decoder.generate("/quit", max_tokens=12).text
+    assert "\n".join(screen.say("//quit")) == expected
     assert not screen.repl.handle("exit") and not screen.repl.handle("quit")
-    assert screen.repl.prompt == "help it"
+    assert screen.repl.prompt == "/quit"
 
 
-def test_two_slashes_begin_a_text_with_one(screen: Screen) -> None:
-    screen.say("/set show_drafts off")
-    text = screen.say("//set the sun")
-    expected = screen.repl.decoder.generate("/set the sun", max_tokens=12).text
-    assert "\n".join(text) == expected
-
-
-def test_compare_shows_both_ways_on_the_last_prompt(screen: Screen) -> None:
+def test_compare_decodes_the_last_prompt_both_ways(screen: Screen) -> None:
     screen.say(PROMPT)
-    lines = screen.say("/compare")
-    text = screen.repl.decoder.generate(PROMPT, max_tokens=12).text
-    assert lines[0].startswith("regular: ") and lines[0].endswith("- no draft")
-    assert lines[1] == text
-    assert lines[2].startswith("speculative: ") and "of drafts accepted" in lines[2]
-    assert lines[3] == text
-    assert lines[4].startswith("speculative is ")
-    assert lines[4].endswith("x regular; the outputs are the same")
-    assert len(screen.repl.done) == 1, "a comparison is no output of its own"
-    screen.say("/compare Another text.")
-    assert screen.repl.prompt == "Another text."
-
-
-def test_compare_says_why_outputs_differ(screen: Screen) -> None:
+    plain, text, speculative, again, verdict = screen.say("/compare")
+    assert text == again == screen.repl.decoder.generate(PROMPT, max_tokens=12).text
+    assert plain.startswith("plain: ") and plain.endswith("- no draft")
+    assert speculative.startswith("speculative: ") and "of drafts accepted" in speculative
+    assert re.fullmatch(r"speculative is [0-9.]+x plain; the outputs are the same", verdict)
+    assert len(screen.repl.done) == 1, "a comparison does not count as an output"
     screen.say("/set temperature 1.5")
-    lines = screen.say(f"/compare {PROMPT}")
-    assert lines[-1].endswith("the outputs differ, as draws do")
+    lines = screen.say("/compare Another text.")
+    assert screen.repl.prompt == "Another text."
+    assert lines[-1].endswith("the outputs differ, as samples do")
 
 
-def test_stats_are_of_the_last_output_and_of_all(screen: Screen) -> None:
+def test_stats_cover_the_last_output_and_all(screen: Screen) -> None:
     screen.say(PROMPT)
     screen.say("/set num_draft 3")
     screen.say("The new man.")
     first, places, everything = screen.say("/stats")
-    last, both = screen.repl.done[-1], together(screen.repl.done)
+    last, both = screen.repl.done[-1], total(screen.repl.done)
     assert first == f"last: {last.summary()}"
     assert places.count("%") == 3
     assert everything == f"all 2: {both.summary()}"
-    assert both.emitted == sum(stats.emitted for stats in screen.repl.done)
-
-
-def test_totals_are_sums() -> None:
     one, other = Stats((3,), (3,), (1,), 2, 0.5), Stats((3, 3), (3, 2), (2, 2), 6, 0.25)
-    assert together([one, other]) == Stats((3, 3, 3), (3, 3, 2), (1, 2, 2), 8, 0.75)
+    assert total([one, other]) == Stats((3, 3, 3), (3, 3, 2), (1, 2, 2), 8, 0.75)
 
 
 def test_help_lists_every_command(screen: Screen) -> None:
@@ -212,7 +197,7 @@ def test_an_interrupted_output_leaves_the_session_as_it_was(
 
     # While an output is shown, while "auto" is calibrated before it, and while two are compared.
     for module, name, line in (
-        (repl, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
+        (conversation, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
         (SpeculativeDecoder, "generate", f"/compare {PROMPT}"),
     ):  # fmt: skip
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -223,65 +208,56 @@ def test_an_interrupted_output_leaves_the_session_as_it_was(
     assert len(screen.repl.done) == 1
 
 
-MODELS = ("--model", "target", "--draft-model", "draft")
+MODELS = ("--model", "target", "--draft-model", "draft", "--max-tokens", "8")
 
 
-def test_a_pipe_of_lines_is_answered_line_by_line(place: Path) -> None:
+@pytest.fixture
+def call(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(place, monkeypatch, capfd)
+
+
+def test_a_pipe_of_lines_is_answered_line_by_line(call: Call, place: Path) -> None:
     lines = b"The old man.\n\n/set num_draft 2\n/stats\nThe new man.\n/quit\nnever read\n"
-    done = run(place, "repl", *MODELS, "--max-tokens", "8", stdin=lines)
+    done = run(place, "repl", *MODELS, stdin=lines)
     assert done.returncode == 0, done.stderr
     out = done.stdout.decode()
     assert "\x1b" not in out and not out.startswith("> ") and "\n> " not in out
-    text = run(place, *MODELS, "--max-tokens", "8", "--prompt", "The old man.").stdout.decode()
+    text = call(*MODELS, "--prompt", "The old man.").out
     assert out.startswith(text + "num_draft = 2\nlast: ")
     assert not (place / "cache" / "speculative_t5" / "history").exists()
 
 
-def test_lines_that_are_no_text_are_told(place: Path) -> None:
-    lines = b"Hello.\ncaf\xe9\nHello.\n"
-    done = run(place, "repl", *MODELS, "--max-tokens", "8", stdin=lines)
-    assert done.returncode == 3
-    assert b"error: the prompt is not UTF-8: byte 0xe9 at character 3; give it" in done.stderr
-    first, second = done.stdout.decode().splitlines()
+def test_an_error_on_a_pipe_costs_one_line_and_changes_the_exit_code(call: Call) -> None:
+    done = call("repl", *MODELS, stdin=b"Hello.\ncaf\xe9\n/set delta 9\nHello.\n")
+    assert done.code == 3
+    assert any(
+        line.startswith("error: the prompt is not UTF-8: byte 0xe9 at character 3; give it")
+        for line in done.err
+    )
+    assert "error: delta must be between 0 and 1, got 9.0" in done.err
+    first, second = done.out.splitlines()
     assert first == second
 
 
-def test_a_failure_costs_one_line_only(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_costs_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def handle(self: Repl, line: str) -> bool:
+    def handle(self: Conversation, line: str) -> bool:
         seen.append(line)
         if line == "fail":
             raise MemoryError
         return True
 
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(Repl, "handle", handle)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\nfail\ntwo\n"))
-    with pytest.raises(typer.Exit) as ended:
-        repl_command.repl(model="target", draft_model="draft")
-    assert ended.value.exit_code == 3
-    assert seen == ["one", "fail", "two"]
-    assert capsys.readouterr().err.startswith("error: failed while running: MemoryError; run it")
+    monkeypatch.setattr(Conversation, "handle", handle)
+    done = call("repl", *MODELS, stdin="one\nfail\ntwo\n")
+    assert done.code == 3 and seen == ["one", "fail", "two"]
+    assert done.err[0].startswith("error: failed while running: MemoryError; run it")
 
 
-def test_a_closed_standard_input_is_told(place: Path) -> None:
-    done = subprocess.run(
-        ["bash", "-c", '"$0" -m speculative_t5 repl --model target <&-', sys.executable],
-        cwd=place, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True,
-        check=False,
-    )  # fmt: skip
+def test_a_closed_standard_input_is_an_error(place: Path) -> None:
+    done = in_a_shell(place, "$P repl --model target <&-")
     assert done.returncode == 2
-    assert done.stderr.decode().startswith("error: the prompts come from standard input, which is")
-
-
-def test_errors_on_a_pipe_are_told_and_change_the_exit_code(place: Path) -> None:
-    done = run(place, "repl", *MODELS, "--max-tokens", "8", stdin=b"/set delta 9\nHello.\n")
-    assert done.returncode == 3
-    assert done.stderr.decode().startswith("error: delta must be between 0 and 1, got 9.0")
-    assert done.stdout.strip()
+    assert done.stderr.startswith(b"error: the prompts come from standard input, which is closed")
 
 
 class Terminal:

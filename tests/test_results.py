@@ -7,7 +7,7 @@ import json
 import pickle
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.results import PER_ROUND, Stats, Tally, origins_of_round
+from speculative_t5.decoding.results import PerRound, Stats, Tally, origins_of_round
 from speculative_t5.generation.outputs import Chunk, Generation
 
 import pytest
@@ -118,7 +118,7 @@ def test_a_stream_builds_no_tuples_of_all_rounds() -> None:
         stats = chunk.stats
         assert (stats.rounds, len(chunk.origins)) and stats.acceptance_rate <= 1
         assert stats.tokens_per_round and stats.summary()
-        assert not set(PER_ROUND) & vars(stats).keys()
+        assert chunk is chunks[-1] or isinstance(stats.num_draft, PerRound)
     for number, chunk in enumerate(chunks, start=1):
         assert len(chunk.stats.num_draft) == len(chunk.stats.num_drafted) == number
         assert chunk.stats.num_accepted == tuple(c.num_accepted for c in chunks[:number])

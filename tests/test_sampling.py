@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from speculative_t5.decoding.sampling import (
     Sampler,
-    draw,
     final_keys,
     one_hot,
     place_keys,
     round_keys,
+    sample,
     uniform,
 )
 
@@ -38,21 +38,21 @@ def test_a_tiny_temperature_stays_finite() -> None:
 
 def test_drawing_follows_unnormalised_weights_and_never_a_zero() -> None:
     weights = mx.broadcast_to(mx.array([0.0, 3.0, 0.0, 1.0, 0.0]), (100_000, 5))
-    counts = np.bincount(np.array(draw(weights, keys(100_000))), minlength=5) / 100_000
+    counts = np.bincount(np.array(sample(weights, keys(100_000))), minlength=5) / 100_000
     assert counts[[0, 2, 4]].sum() == 0
     assert counts[1] == pytest.approx(0.75, abs=0.01)
 
 
 def test_a_one_hot_row_gives_its_token() -> None:
     tokens = mx.arange(7)
-    assert draw(one_hot(tokens, 7), keys(7)).tolist() == tokens.tolist()
+    assert sample(one_hot(tokens, 7), keys(7)).tolist() == tokens.tolist()
 
 
 def test_what_a_row_draws_hangs_on_its_own_key() -> None:
     weights = mx.random.uniform(shape=(50, 30), key=mx.random.key(1))
-    drawn = draw(weights, keys(50)).tolist()
+    drawn = sample(weights, keys(50)).tolist()
     rows = mx.array([7, 3, 41])
-    assert draw(weights[rows], keys(50)[rows]).tolist() == [drawn[7], drawn[3], drawn[41]]
+    assert sample(weights[rows], keys(50)[rows]).tolist() == [drawn[7], drawn[3], drawn[41]]
     places = uniform(place_keys(keys(50), 6))
     assert mx.array_equal(uniform(place_keys(keys(50)[rows], 4)), places[rows][:, :4])
     assert uniform(place_keys(keys(3), 0)).shape == (3, 0)

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 
 from speculative_t5.decoding import verify
-from speculative_t5.decoding.drafters import Draft
-from speculative_t5.decoding.sampling import draw, final_keys, one_hot, place_keys
+from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.sampling import final_keys, one_hot, place_keys, sample
 from speculative_t5.decoding.verify import (
     Verdict,
     lenient_argmax,
@@ -43,7 +43,7 @@ def whole(tokens: mx.array, probs: mx.array) -> Draft:
 def draw_draft(probs: mx.array, keys: mx.array) -> mx.array:
     """Tokens (B, K) from probabilities (B, K, V), as a draft model draws them."""
     at = place_keys(keys, probs.shape[1])
-    return mx.stack([draw(probs[:, i], at[:, i]) for i in range(probs.shape[1])], axis=1)
+    return mx.stack([sample(probs[:, i], at[:, i]) for i in range(probs.shape[1])], axis=1)
 
 
 def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_000) -> float:
@@ -103,7 +103,7 @@ def with_argmax_for_residual(draft: Draft, p: mx.array, keys: mx.array) -> Verdi
 
 def with_target_for_residual(draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
     verdict = verify_tokens(draft, p, keys)
-    again = draw(p[:, 0], place_keys(keys, 1)[:, 0])
+    again = sample(p[:, 0], place_keys(keys, 1)[:, 0])
     return Verdict(
         verdict.num_accepted, mx.where(verdict.num_accepted == 0, again, verdict.next_token)
     )

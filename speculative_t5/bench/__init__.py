@@ -1,17 +1,33 @@
-"""What rounds cost: benchmarks, and random models of known shapes to run them on."""
+"""What rounds cost: benchmarks, and random models of known shapes to run them on.
 
-from .benchmark import GREEDY, Bench, Report, Variant, first_token_seconds, variants_of
+Imports `generation`, `decoding`, `models`, `tokenizers` and, for plots only, matplotlib.
+"""
+
+from .benchmark import Bench
 from .estimate import speedup
-from .synthetic import check_shapes, context_of, random_model, random_prompts, synthetic_plan
+from .first_token import first_token_seconds
+from .plot import draw, pyplot
+from .report import Report
+from .runs import PLAIN, Variant, plain_variant, variants_of
+from .synthetic import (
+    check_shapes,
+    context_of,
+    random_model,
+    random_prompts,
+    synthetic_plan,
+)
 
 __all__ = [
     "Bench",
-    "GREEDY",
+    "PLAIN",
     "Report",
     "Variant",
     "check_shapes",
     "context_of",
+    "draw",
     "first_token_seconds",
+    "plain_variant",
+    "pyplot",
     "random_model",
     "random_prompts",
     "speedup",

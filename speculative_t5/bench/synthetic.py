@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights, and drafts of a set acceptance: real costs."""
+"""Real costs without real weights: random models of known shapes, drafts of a given acceptance."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
-from ..decoding import Draft, Drafter, Plan, Sampler, decode
-from ..generation import Generation, SpeculativeDecoder
+from ..cpu import accelerate
+from ..decoding import Draft, Drafter, Plan, decode
+from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from ..models import T5, CausalModel, T5Config, build
 
 _SIZES = {  # d_model, d_kv, d_ff, heads, layers of each stack
@@ -53,7 +54,7 @@ def _qwen3(size: int, num_heads: int, depth: int, d_ff: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-CAUSAL_SHAPES = {  # as in config.json
+CAUSAL_SHAPES = {  # entries of config.json
     "gpt2": _gpt2(768, 12, 12),
     "gpt2-medium": _gpt2(1024, 16, 24),
     "gpt2-large": _gpt2(1280, 20, 36),
@@ -65,12 +66,12 @@ CAUSAL_SHAPES = {  # as in config.json
     "qwen3-1.7b": _qwen3(2048, 16, 28, 6144),
     "qwen3-4b": _qwen3(2560, 32, 36, 9728),
 }
-# Small ones: with large ones each token would be followed by itself.
+# Their weights are small: with large ones each token would follow itself.
 _EMBEDDINGS = ("shared", "wte", "wpe", "embed_tokens", "embed_positions")
 
 
 def check_shapes(target: str, draft: str) -> None:
-    """Refuse names of shapes that make no pair.
+    """Refuse names of shapes that do not make a pair.
 
     Raises:
         ValueError: If there is no such shape, or their vocabularies differ.
@@ -84,44 +85,45 @@ def check_shapes(target: str, draft: str) -> None:
 
 
 def context_of(shape: str) -> int | None:
-    """Tokens of prompt and output that it reads, at most; None if T5's, which have no bound."""
+    """Return the most tokens of prompt and output that a shape reads; None for a T5: no bound."""
     config = CAUSAL_SHAPES.get(shape, {})
     return config.get("n_positions") or config.get("max_position_embeddings")
 
 
 def random_model(shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> T5 | CausalModel:
-    """A model of that shape whose outputs mean nothing and do not end.
+    """Make a model of a shape with random weights; its outputs mean nothing and do not end.
 
     Args:
-        shape: Of `SHAPES` or `CAUSAL_SHAPES`.
-        dtype: Of the weights.
-        seed: Of the weights.
+        shape: A name in `SHAPES` or `CAUSAL_SHAPES`.
+        dtype: The weights' type.
+        seed: The same seed gives the same weights.
 
     Raises:
-        ValueError: If there is no such shape, or it takes mlx-lm and that is missing.
+        ValueError: If there is no such shape, or it needs mlx-lm and that is missing.
     """
     if _family(shape) == "t5":
         model = T5(SHAPES[shape])
-        _draw(model, model.eos_token_id, dtype, seed)
+        _randomize(model, model.eos_token_id, dtype, seed)
+        accelerate(model)
         return model
     config, positions = CAUSAL_SHAPES[shape], context_of(shape)
     assert positions is not None
     module, eos = build(config), config["eos_token_id"]
-    _draw(module, eos, dtype, seed)
+    _randomize(module, eos, dtype, seed)
     return CausalModel(module, eos_token_id=eos, max_context=positions)
 
 
 def random_prompts(model: T5 | CausalModel, length: int, count: int) -> list[list[int]]:
-    """So many prompts of so many ids, the same in every run; T5's end by EOS, others have none."""
+    """Make `count` prompts of `length` ids, the same in every run; EOS ends those of a T5 only."""
     size, eos = model.vocab_size, model.eos_token_id
     ids = [i for i in range(min(100, size // 2), min(30_000, size)) if i != eos]
     last = [eos] if isinstance(model, T5) else []
-    drawn = random.Random(0)
-    return [[*drawn.choices(ids, k=length - len(last)), *last] for _ in range(count)]
+    rng = random.Random(0)
+    return [[*rng.choices(ids, k=length - len(last)), *last] for _ in range(count)]
 
 
 def _family(shape: str) -> str:
-    """What shapes have one vocabulary: "t5", or the model_type."""
+    """Return the name of a shape's vocabulary: "t5" or its model_type."""
     if shape in SHAPES:
         return "t5"
     if shape not in CAUSAL_SHAPES:
@@ -130,42 +132,42 @@ def _family(shape: str) -> str:
     return str(CAUSAL_SHAPES[shape]["model_type"])
 
 
-def _draw(model: nn.Module, eos: int, dtype: mx.Dtype, seed: int) -> None:
-    """Give a model random weights, one after the other: all in float32 might take too much."""
+def _randomize(model: nn.Module, eos: int, dtype: mx.Dtype, seed: int) -> None:
+    """Give a model random weights, one at a time: all in float32 might not fit in memory."""
     mx.random.seed(seed)
 
-    def drawn(path: str, weight: mx.array) -> mx.array:
+    def randomized(path: str, weight: mx.array) -> mx.array:
         *_, layer, name = path.split(".")
         if weight.ndim == 1:
             new = mx.zeros(weight.shape) if name == "bias" else mx.ones(weight.shape)
         elif layer in _EMBEDDINGS:
             new = 0.02 * mx.random.normal(weight.shape)
             if layer in ("shared", "wte", "embed_tokens"):
-                new[eos] = 0  # never the best
+                new[eos] = 0  # never the argmax
         else:
             new = weight.shape[1] ** -0.5 * mx.random.normal(weight.shape)
             if not isinstance(model, T5):
-                # What tokens have in common would grow from layer to layer until nothing else is
-                # left, and one id be repeated: activations that are above 0, and what is attended.
+                # The part that all tokens share (from activations above 0, and from attention)
+                # would grow from layer to layer until outputs repeat one id.
                 new = new - mx.mean(new, axis=1, keepdims=True)
                 new = 0.5 * new if "attn" in path else new
         new = new.astype(dtype)
         mx.eval(new)
         return new
 
-    model.update(tree_map_with_path(drawn, model.parameters()))
+    model.update(tree_map_with_path(randomized, model.parameters()))
 
 
-class Replayed:
-    """A drafter that costs what another one does, and proposes what is known to follow.
+class ReplayDrafter:
+    """A drafter that costs as much as another one, and proposes a known output.
 
-    So any rate of acceptance can be had at the real cost of a pair, whose weights may be random.
+    It gives any rate of acceptance at the real cost of a pair, even if weights are random.
 
     Args:
-        drafter: Drafts, and is overruled.
-        outputs: The target's own output for each prompt (the ids that `start` is given).
-        acceptance: Chance of each token to be right; drawn by prompt and place, so that it is the
-            same in every run.
+        drafter: Drafts at its own cost; its tokens are replaced.
+        outputs: The target's greedy output for each prompt (the ids that `start` receives).
+        acceptance: The chance of each token to be right; decided by prompt and position, so that it
+            is the same in every run.
         vocab_size: The target's.
     """
 
@@ -180,44 +182,48 @@ class Replayed:
         self._outputs = outputs
         self._acceptance = acceptance
         self._vocab_size = vocab_size
-        self._known: list[list[int]] = []
-        self._begun: list[int | None] = []  # tokens of each row's first context, once it is seen
+        self._replayed: list[list[int]] = []
+        # Each row's first context, once seen: a T5's has one token, others' have the prompt.
+        self._context_lengths: list[int | None] = []
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         self._drafter.start(prompts)
-        self._known = [self._damaged(tuple(prompt)) for prompt in prompts]
-        self._begun = [None] * len(prompts)
+        self._replayed = [self._corrupted(tuple(prompt)) for prompt in prompts]
+        self._context_lengths = [None] * len(prompts)
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
         draft = self._drafter.propose(context, num_draft, keys)
         width = draft.tokens.shape[1]
-        # T5's contexts begin with one token, others' with the prompt.
-        begun = [len(c) if n is None else n for n, c in zip(self._begun, context, strict=True)]
-        self._begun = [*begun]
-        replay = [
-            (known[len(c) - n :] + [0] * width)[:width]
-            for known, n, c in zip(self._known, begun, context, strict=True)
+        firsts = [
+            len(tokens) if first is None else first
+            for first, tokens in zip(self._context_lengths, context, strict=True)
         ]
+        self._context_lengths = [*firsts]
         if width == 0:
             return draft
-        own = draft.tokens
-        return replace(draft, tokens=mx.array(replay, dtype=mx.int32) + (own - own))
+        rows = [
+            (replayed[len(tokens) - first :] + [0] * width)[:width]
+            for replayed, first, tokens in zip(self._replayed, firsts, context, strict=True)
+        ]
+        # The sum depends on the drafter's own tokens, so that these are computed as well.
+        zeros = draft.tokens - draft.tokens
+        return replace(draft, tokens=mx.array(rows, dtype=mx.int32) + zeros)
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         self._drafter.replace(rows, prompts)
         for row, prompt in zip(rows, prompts, strict=True):
-            self._known[row] = self._damaged(tuple(prompt))
-            self._begun[row] = None
+            self._replayed[row] = self._corrupted(tuple(prompt))
+            self._context_lengths[row] = None
 
     def select(self, rows: Sequence[int]) -> None:
         self._drafter.select(rows)
-        self._known = [self._known[row] for row in rows]
-        self._begun = [self._begun[row] for row in rows]
+        self._replayed = [self._replayed[row] for row in rows]
+        self._context_lengths = [self._context_lengths[row] for row in rows]
 
-    def _damaged(self, prompt: tuple[int, ...]) -> list[int]:
-        chance = random.Random(str(prompt))
+    def _corrupted(self, prompt: tuple[int, ...]) -> list[int]:
+        rng = random.Random(str(prompt))
         return [
-            token if chance.random() < self._acceptance else (token + 1) % self._vocab_size
+            token if rng.random() < self._acceptance else (token + 1) % self._vocab_size
             for token in self._outputs[prompt]
         ]
 
@@ -228,18 +234,18 @@ def synthetic_plan(
     acceptance: float,
     max_tokens: int,
 ) -> Plan:
-    """A decoder's plan with its drafts replayed; see `Replayed`."""
-    plan = decoder.plan([], Sampler(), max_tokens)
+    """Return a decoder's greedy plan with a `ReplayDrafter` around its drafter."""
+    plan = decoder.plan(GenerationOptions(max_tokens=max_tokens))
     size = decoder.model.vocab_size
-    return replace(plan, drafter=Replayed(plan.drafter, outputs, acceptance, size))
+    return replace(plan, drafter=ReplayDrafter(plan.drafter, outputs, acceptance, size))
 
 
 class SyntheticDecoder:
-    """Decodes greedily, one prompt at a time, with drafts of a set acceptance.
+    """Decodes greedily, one prompt at a time, with drafts of a given acceptance.
 
     Args:
-        decoder: With a draft model and a number of tokens to draft.
-        acceptance: Chance of each drafted token to be right.
+        decoder: Has a draft model and a fixed number of tokens to draft.
+        acceptance: The chance of each drafted token to be right.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, acceptance: float) -> None:
@@ -248,7 +254,7 @@ class SyntheticDecoder:
         self._outputs: dict[tuple[int, ...], list[int]] = {}
 
     def generate(self, prompt: list[int], max_tokens: int) -> Generation:
-        """As `SpeculativeDecoder.generate`; decodes a prompt twice where it is a new one."""
+        """Generate as `SpeculativeDecoder.generate`; a new prompt is decoded twice."""
         decoder, ids = self._decoder, tuple(prompt)
         if ids not in self._outputs:
             alone = decoder.generate(prompt, max_tokens=max_tokens, speculative=False)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from .. import device
+from ..cpu import accelerate
 from ..device import default_dtype
 from ..models import T5, CausalModel, is_causal
 from ..tokenizers import Tokenizer, load_tokenizer, read_prefix
@@ -103,6 +104,7 @@ def _load_t5(folder: Path, dtype: mx.Dtype) -> tuple[T5, Tokenizer]:
     model = T5(checkpoint.config)
     model.load_weights([(p.name, _read(checkpoint, p, dtype)) for p in checkpoint.parameters])
     model.vocabulary = tokenizer.vocabulary
+    accelerate(model)
     return model, tokenizer
 
 

@@ -1,4 +1,4 @@
-"""`python -m speculative_t5 batch`: files of prompts."""
+"""The command `batch`: files of prompts."""
 
 from __future__ import annotations
 
@@ -13,139 +13,101 @@ import mlx.core as mx
 import typer
 from tqdm import tqdm
 
-from .job import Earlier, Output, Record, process
-from .options import (
-    DEFAULT_MODEL,
-    Chat,
-    Delta,
-    DraftLength,
-    DraftModel,
-    DraftVocab,
-    Dtype,
-    Lookup,
-    MaxNgram,
-    MaxSource,
-    MaxTokens,
-    MinNgram,
-    Model,
-    Prefix,
-    RegularDecode,
-    Temperature,
-    TopK,
-    TopP,
-    Truncate,
-    Verify,
-    make_decoder,
-)
+from ..generation import Generation
+from .job import Earlier, Output, Record, Requests, process
+from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
 from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
 from .terminal import (
     SOME_FAILED,
     Failure,
+    a_few_of,
     cut_at,
     give_tips,
     note,
-    printable,
+    one_line,
     signals_held,
-    some_of,
 )
 
-MOST_TOLD = 10  # errors of single lines, on standard error
+MAX_ERRORS_SHOWN = 10  # on standard error
 
 
+@with_groups
 def batch(
     source: Annotated[
         str,
         typer.Argument(
             metavar="INPUT",
-            help="Prompts, one a line: text, or JSON Lines; - is standard input.",
+            help="File of prompts, one a line, as text or JSON Lines; - is standard input.",
             show_default=False,
         ),
     ],
+    *,
     output: Annotated[
         str,
-        typer.Option(help="JSON Lines to write, one record a line of INPUT; - is standard output."),
+        typer.Option(help="File to write, a JSON record a line; - is standard output."),
     ] = "-",
-    batch_size: Annotated[int, typer.Option(help="Prompts decoded side by side.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Prompts to decode side by side.")] = 16,
     form: Annotated[
         str | None,
         typer.Option(
             "--format",
-            help="Of INPUT: text or jsonl.",
+            help="Format of INPUT: text or jsonl.",
             show_default=f"jsonl with --field or if INPUT ends in {', '.join(JSON_SUFFIXES)}",
         ),
     ] = None,
     field: Annotated[
         str | None,
-        typer.Option(help="Where the prompt is in a JSON object.", show_default="text"),
+        typer.Option(help="Field of a JSON object that has the prompt.", show_default="text"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep the records in OUTPUT, and go on after them.")
+        bool, typer.Option("--resume", help="Keep the records in OUTPUT and continue after them.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in OUTPUT.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the contents of OUTPUT.")] = False,
     shard: Annotated[
-        str, typer.Option(help="This part of INPUT only: 2/8 is every eighth line from the second.")
+        str,
+        typer.Option(help="Use a part of INPUT: 2/8 is every eighth line, from the second on."),
     ] = "1/1",
-    model: Model = DEFAULT_MODEL,
-    draft_model: DraftModel = None,
-    chat: Chat = False,
-    prefix: Prefix = None,
-    max_source_length: MaxSource = None,
-    truncate: Truncate = False,
-    dtype: Dtype = None,
-    num_draft: DraftLength = "5",
-    lookup: Lookup = False,
-    min_ngram: MinNgram = 1,
-    max_ngram: MaxNgram = 8,
-    delta: Delta = 0.0,
-    verify: Verify = "auto",
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    max_tokens: MaxTokens = 256,
-    seed: Annotated[
-        int, typer.Option(help="Seed for sampling, used with the number of each line.")
-    ] = 0,
-    draft_vocab: DraftVocab = None,
+    options: DecoderOptions,
     regular_decode: RegularDecode = False,
+    sampling: SamplingOptions,
 ) -> None:
-    """Generate for every line of a file of prompts; one JSON record for each, in their order.
+    """Generate for each line of a file of prompts; write one JSON record a line, in order.
 
-    A line that cannot be used gets a record with its error, and the run goes on; the exit code is
-    then 3. A record is written when it and all records before it are done.
+    A line that cannot be used gets a record with its error; the run continues, and its exit code
+    is 3. A record is written once it and all records before it are done. Sampling depends on the
+    seed and the number of the line.
     """
     part = Shard.parse(shard)
     if resume and force:
         raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
     with open_input(source) as stream:
         writer = Output(output, stream, resume=resume, force=force)
-        lines = read_lines(stream, *_form(source, form, field), part)
+        lines = read_lines(stream, *_format(source, form, field), part)
         total = count_lines(stream)
-        decoder = make_decoder(
-            model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
-            num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
-            draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source_length=max_source_length,
-            truncate=truncate, dtype=dtype,
-        )  # fmt: skip
-        run_all = partial(
-            decoder.iter_batch, batch_size=batch_size, max_tokens=max_tokens,
-            temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-            by_length=total is not None,  # from a pipe they are taken as they come
-        )  # fmt: skip
-        run_all(())  # options are checked here, before anything is written
+        decoder = options.load(plain=regular_decode)
+
+        def generate(requests: Requests) -> Iterator[tuple[int, Generation]]:
+            by_length = total is not None  # prompts from a pipe are decoded as they come
+            return decoder.iter_batch(
+                requests, batch_size=batch_size, by_length=by_length, **vars(sampling)
+            )
+
+        generate([])  # checks the options before anything is written
         expected = None if total is None else part.size(total)
         with writer:
             earlier = Earlier()
             if resume:
                 lines, earlier = writer.resume(lines)
-            with _Progress(expected, earlier, max_tokens, advise=writer.regular) as progress:
+            most = sampling.max_tokens
+            with _Progress(expected, earlier, most, resumable=writer.is_file) as progress:
 
                 def emit(record: Record) -> None:
                     with signals_held():
                         writer.append(record)
                         progress.written += 1
 
-                encode = partial(decoder.fit, max_tokens=max_tokens)
-                process(lines, run_all, encode, emit, watch=progress.count)
+                encode = partial(decoder.fit, max_tokens=most)
+                process(lines, generate, encode, emit, watch=progress.count)
     if expected is not None and progress.written < expected:
         raise Failure(
             f"{source} had {expected} lines to do when the run began but {progress.written} when "
@@ -157,27 +119,27 @@ def batch(
 
 
 class _Progress:
-    """What a run over a file shows on standard error: a bar, errors, and a line at the end."""
+    """Shows on standard error how a run goes: a bar, errors, and a summary at the end."""
 
     def __init__(
-        self, total: int | None, earlier: Earlier, max_tokens: int, *, advise: bool
+        self, total: int | None, earlier: Earlier, max_tokens: int, *, resumable: bool
     ) -> None:
         self.written, self.failed, self._cut = earlier.done, earlier.failed, earlier.cut.copy()
         self._total = total
         self._earlier = earlier.done
         self._max_tokens = max_tokens
-        self._advise = advise
-        self._unknown: dict[str, None] = {}  # characters, in the order they were met
+        self._resumable = resumable
+        self._unknown: dict[str, None] = {}  # characters, in the order they were found
         self._lacking = 0  # prompts with some of them
-        self._told = self._tokens = self._rounds = self._drafted = self._accepted = 0
+        self._shown = self._tokens = self._rounds = self._drafted = self._accepted = 0
         self._began = time.perf_counter()
         self._bar = tqdm(total=total, initial=earlier.done, unit=" prompts", disable=None)
 
     def count(self, record: Record) -> None:
-        """One more record is known."""
+        """Count a record."""
         if record.done is None:
             self.failed += 1
-            self._tell(f"line {record.line.number}: {record.error}")
+            self._show(f"line {record.line.number}: {record.error}")
         else:
             stats = record.done.stats
             self._tokens += stats.emitted
@@ -191,34 +153,34 @@ class _Progress:
         self._unknown |= dict.fromkeys(record.unknown)
         self._bar.update()
 
-    def _tell(self, error: str) -> None:
-        self._told += 1
-        if self._told <= MOST_TOLD:
-            tqdm.write(printable(error), file=sys.stderr)
-        elif self._told == MOST_TOLD + 1:
-            tqdm.write("further errors are in the output only", file=sys.stderr)
+    def _show(self, error: str) -> None:
+        self._shown += 1
+        if self._shown <= MAX_ERRORS_SHOWN:
+            tqdm.write(one_line(error), file=sys.stderr)
+        elif self._shown == MAX_ERRORS_SHOWN + 1:
+            tqdm.write("further errors are only in the output", file=sys.stderr)
 
     def __enter__(self) -> _Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Take the bar away, and tell what was done."""
+        """Close the bar and show the summary."""
         self._bar.close()
         if self._lacking:
             note(
                 f"prompts with characters that the model's vocabulary lacks: {self._lacking:,} "
-                f"({some_of(self._unknown)}); it reads an unknown mark instead"
+                f"({a_few_of(self._unknown)}); it reads an unknown mark instead"
             )
         note(f"[{', '.join(self._parts())}]")
-        if kind is not None and self.written and self._advise:
-            note("what is written stays; --resume goes on after it")
+        if kind is not None and self.written and self._resumable:
+            note("the records written so far are kept; --resume continues after them")
 
     def _parts(self) -> Iterator[str]:
         seconds = time.perf_counter() - self._began
         share = "" if self._total in (None, self.written) else f" of {self._total:,}"
         yield f"{self.written:,}{share} prompts"
         if self._earlier:
-            yield f"{self._earlier:,} of them before"
+            yield f"{self._earlier:,} of them earlier"
         if self.failed:
             yield f"{self.failed:,} with errors"
         if at_most := self._cut[self._max_tokens]:
@@ -237,13 +199,13 @@ class _Progress:
 
 
 def peak_memory() -> int:
-    """The most that was resident, in bytes."""
+    """Return the peak resident size of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _form(source: str, form: str | None, field: str | None) -> tuple[Format, str]:
-    """How the input is to be read, and where in it."""
+def _format(source: str, form: str | None, field: str | None) -> tuple[Format, str]:
+    """Return the format of the input and the field of its prompts."""
     if form not in (None, "text", "jsonl"):
         raise ValueError(f"--format must be text or jsonl, got {form!r}")
     if form is None:

@@ -1,12 +1,12 @@
-"""The command line's `bench`: how fast decoding is here, and how near it comes to its bounds."""
+"""The `bench` command: how fast decoding is on this machine, and how near to its bound."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -18,20 +18,22 @@ from tqdm import tqdm
 
 from .. import __version__, device
 from ..bench import (
-    GREEDY,
+    PLAIN,
     Bench,
     Report,
     Variant,
     check_shapes,
     context_of,
+    draw,
     first_token_seconds,
+    plain_variant,
+    pyplot,
     random_model,
     random_prompts,
     synthetic_plan,
     variants_of,
 )
 from ..checkpoints import as_dtype
-from ..decoding import Plan
 from ..errors import not_utf8
 from ..generation import NumDraft, SpeculativeDecoder
 from .options import (
@@ -56,7 +58,7 @@ PROMPTS = [
     "correct: I has lived in this city for ten years, but I still get lost sometmies.",
     "correct: She asked me if i wanted a apple. I told her that i was'nt hungry",
 ]
-STARTS = 5
+STARTS = 5  # processes timed until their first output
 
 
 def bench(
@@ -64,14 +66,16 @@ def bench(
     draft_model: DraftModel = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="Text file, a prompt a line.", show_default="six sentences to correct"),
+        typer.Option(
+            help="Text file with a prompt on each line.", show_default="six sentences to correct"
+        ),
     ] = None,
     prefix: Prefix = None,
     max_source_length: MaxSource = None,
     truncate: Truncate = False,
     dtype: Dtype = None,
     num_draft: Annotated[
-        str, typer.Option(help="Tokens to draft: numbers and ranges, as 1-8 or 2,4,8.")
+        str, typer.Option(help="Tokens to draft: numbers and ranges, such as 1-8 or 2,4,8.")
     ] = "1-8",
     draft_vocab: DraftVocab = None,
     max_tokens: Annotated[
@@ -85,7 +89,7 @@ def bench(
         typer.Option(
             "--random",
             metavar="TARGET:DRAFT",
-            help="Use random weights of these shapes instead, as t5-base:t5-small or "
+            help="Use random weights of these shapes instead, such as t5-base:t5-small or "
             "opt-350m:opt-125m, with drafts that are accepted as often as --acceptance says.",
             show_default=False,
         ),
@@ -93,8 +97,8 @@ def bench(
     acceptance: Annotated[
         float, typer.Option(help="With --random: the chance that a drafted token is accepted.")
     ] = 0.8,
-    source: Annotated[int, typer.Option(help="With --random: tokens of a prompt.")] = 256,
-    count: Annotated[int, typer.Option(help="With --random: prompts.")] = 3,
+    source: Annotated[int, typer.Option(help="With --random: tokens of each prompt.")] = 256,
+    count: Annotated[int, typer.Option(help="With --random: number of prompts.")] = 3,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the table.")
     ] = False,
@@ -106,51 +110,39 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Measure greedy decoding, one prompt at a time: regular, speculative, lookup, auto.
+    """Measure greedy decoding, one prompt at a time: plain, speculative, lookup, auto.
 
     Everything runs interleaved in one process, so that ratios hold even if the machine's speed
     drifts.
     """  # fmt: skip
-    lengths = _lengths(num_draft)
-    for option, value in (("--turns", turns), ("--max-tokens", max_tokens), ("--count", count),
-                          ("--source", source)):  # fmt: skip
-        if value < 1:
-            raise ValueError(f"{option} must be at least 1, got {value}")
-    if not 0 <= acceptance <= 1:
-        raise ValueError(f"--acceptance must be from 0 to 1, got {acceptance}")
-    if plot:  # checked before minutes of measuring
-        pyplot()
-        if not plot.absolute().parent.is_dir():
-            raise ValueError(
-                f"--plot is to go to {plot.absolute().parent}, which is no folder: "
-                "create it, or give another path"
-            )
+    task = _Task(_lengths(num_draft), max_tokens, draft_vocab)
+    counts = {"--turns": turns, "--max-tokens": max_tokens, "--count": count, "--source": source}
+    _check(counts, acceptance, plot)
     draft = draft_of(model, draft_model)
     if random_weights:
         model, draft, *_ = (*random_weights.split(":"), None)
-        setup = _random(
-            random_weights, dtype, source, count, acceptance, lengths, max_tokens, draft_vocab
-        )
+        drafts = _Synthetic(random_weights, dtype, source, count, acceptance)
+        benchmark, num_prompts = _random(drafts, task), count
     else:
         first = SpeculativeDecoder.from_pretrained(
             model, draft, dtype=dtype, prefix=prefix, max_source_length=max_source_length,
             truncate=truncate,
         )  # fmt: skip
-        setup = _pair(first, prompts, lengths, max_tokens, draft_vocab)
+        sources = _sources(first, prompts, max_tokens)
+        benchmark, num_prompts = _pair(first, sources, task), len(sources)
     with tqdm(total=turns + 2, desc="measuring", unit="turn", disable=None) as bar:
-        reports = setup.bench.run(turns, lambda done, _: bar.update(done - bar.n))
+        reports = benchmark.run(turns, lambda done: bar.update(done - bar.n))
     same = {"--draft-model": draft_model, "--dtype": dtype, "--prefix": prefix}
-    starts = [] if random_weights else _starts(model, same)
     result: dict[str, Any] = {
         "machine": _machine(),
         "target": model,
         "draft": draft,
-        "prompts": setup.count,
+        "prompts": num_prompts,
         "max_tokens": max_tokens,
         "draft_vocab": draft_vocab,
         "turns": turns,
-        "rows": [dataclasses.asdict(report) for report in reports],
-        "first_token_seconds": starts,
+        "rows": [_row(report) for report in reports],
+        "first_token_seconds": [] if random_weights else _starts(model, same),
     }
     if random_weights:
         result |= {"acceptance": acceptance, "source": source}
@@ -160,98 +152,121 @@ def bench(
     give_tips()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Setup:
-    bench: Bench
+@dataclass(frozen=True)
+class _Task:
+    """What to measure; `bench` describes the options."""
+
+    lengths: Sequence[int]  # numbers of tokens to draft
+    max_tokens: int
+    draft_vocab: int | None
+
+
+@dataclass(frozen=True)
+class _Synthetic:
+    """Random weights, and how often their drafts are accepted."""
+
+    shapes: str
+    dtype: str | None
+    source: int
     count: int
+    acceptance: float
 
 
-def _pair(
-    first: SpeculativeDecoder,
-    prompts: Path | None,
-    lengths: Sequence[int],
-    max_tokens: int,
-    draft_vocab: int | None,
-) -> _Setup:
-    target, small, tokenizer = first.model, first.draft, first.tokenizer
-    lines = _read_prompts(prompts) if prompts else PROMPTS
-    sources = [first.fit(line, max_tokens).ids for line in lines if line.strip()]
+def _check(counts: Mapping[str, int], acceptance: float, plot: Path | None) -> None:
+    """Check options before minutes of measuring."""
+    for option, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{option} must be at least 1, got {value}")
+    if not 0 <= acceptance <= 1:
+        raise ValueError(f"--acceptance must be from 0 to 1, got {acceptance}")
+    if plot:
+        pyplot()
+        if not plot.absolute().parent.is_dir():
+            raise ValueError(
+                f"--plot needs the folder {plot.absolute().parent}, which does not exist: "
+                "create it, or give another path"
+            )
+
+
+def _sources(decoder: SpeculativeDecoder, path: Path | None, max_tokens: int) -> list[list[int]]:
+    """Return the ids of the prompts in a file, or of those that come with this command."""
+    lines = PROMPTS
+    if path:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is {not_utf8(error)}") from error
+    sources = [decoder.fit(line, max_tokens).ids for line in lines if line.strip()]
     if not sources:
-        raise ValueError(f"{prompts} has no prompts: write one on each of its lines")
+        raise ValueError(f"{path} has no prompts: write one on each of its lines")
+    return sources
+
+
+def _pair(first: SpeculativeDecoder, sources: Sequence[list[int]], task: _Task) -> Bench:
+    """Compare plain decoding with all ways of drafting for this target."""
+    target, small, tokenizer = first.model, first.draft, first.tokenizer
 
     def drafting(num_draft: NumDraft) -> SpeculativeDecoder:
         return SpeculativeDecoder(
-            target, small, tokenizer, num_draft=num_draft, draft_vocab=draft_vocab
+            target, small, tokenizer, num_draft=num_draft, draft_vocab=task.draft_vocab
         )
 
     decoders: dict[str, SpeculativeDecoder] = {}
     if small:
-        for k in lengths:
-            decoders[f"K = {k}"] = drafting(k)
+        decoders = {f"K = {k}": drafting(k) for k in task.lengths}
         decoders["auto"] = drafting("auto")
-    decoders["lookup"] = SpeculativeDecoder(target, "lookup", tokenizer, num_draft=max(lengths))
-    variants = variants_of(decoders, max_tokens, drafts=small is not None)
-    return _Setup(Bench(target, small, variants, sources, draft_vocab), len(sources))
+    longest = max(task.lengths)
+    decoders["lookup"] = SpeculativeDecoder(target, "lookup", tokenizer, num_draft=longest)
+    variants = variants_of(decoders, task.max_tokens, drafts=small is not None)
+    return Bench(target, small, variants, sources, task.draft_vocab)
 
 
-def _read_prompts(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is {not_utf8(error)}") from error
-
-
-def _random(
-    shapes: str,
-    dtype: str | None,
-    source: int,
-    count: int,
-    acceptance: float,
-    lengths: Sequence[int],
-    max_tokens: int,
-    draft_vocab: int | None,
-) -> _Setup:
-    names = shapes.split(":")
+def _random(drafts: _Synthetic, task: _Task) -> Bench:
+    """Compare plain decoding with drafts of a given acceptance, on random weights."""
+    names, max_tokens = drafts.shapes.split(":"), task.max_tokens
     if len(names) != 2:
-        raise ValueError(f"--random must be TARGET:DRAFT, as t5-base:t5-small, got {shapes!r}")
+        raise ValueError(
+            f"--random must be TARGET:DRAFT, as t5-base:t5-small, got {drafts.shapes!r}"
+        )
     check_shapes(*names)
     for name in names:
         limit = context_of(name)
-        if limit is not None and source + max_tokens > limit:
+        if limit is not None and drafts.source + max_tokens > limit:
             raise ValueError(
                 f"--source and --max-tokens must be at most {limit} together, which {name} reads, "
-                f"got {source} and {max_tokens}"
+                f"got {drafts.source} and {max_tokens}"
             )
-    kind = as_dtype(dtype) or device.default_dtype()
+    kind = as_dtype(drafts.dtype) or device.default_dtype()
     target, small = (random_model(name, dtype=kind) for name in names)
-    prompts = random_prompts(target, source, count)
-    decoder = SpeculativeDecoder(target, max_source_length=max(source, 2))
-
-    def regular(prompt: list[int]) -> Plan:
-        return decoder.plan([], GREEDY, max_tokens, speculative=False)
-
+    prompts = random_prompts(target, drafts.source, drafts.count)
+    decoder = SpeculativeDecoder(target, max_source_length=max(drafts.source, 2))
     outputs = {
         tuple(prompt): decoder.generate(prompt, max_tokens=max_tokens).tokens for prompt in prompts
     }
 
     def variant(k: int) -> Variant:
-        drafting = SpeculativeDecoder(target, small, num_draft=k, draft_vocab=draft_vocab)
+        drafting = SpeculativeDecoder(target, small, num_draft=k, draft_vocab=task.draft_vocab)
         return Variant(
             f"K = {k}",
-            lambda prompt: synthetic_plan(drafting, outputs, acceptance, max_tokens),
-            True,
+            lambda prompt: synthetic_plan(drafting, outputs, drafts.acceptance, max_tokens),
+            drafts=True,
         )
 
-    variants = [Variant("regular", regular), *map(variant, lengths)]
-    return _Setup(Bench(target, small, variants, prompts, draft_vocab), count)
+    variants = [plain_variant(decoder, max_tokens), *map(variant, task.lengths)]
+    return Bench(target, small, variants, prompts, task.draft_vocab)
+
+
+def _row(report: Report) -> dict[str, Any]:
+    """Return a report for JSON, where plain decoding has always been called regular."""
+    return asdict(report) | ({"name": "regular"} if report.name == PLAIN else {})
 
 
 def _starts(model: str, options: Mapping[str, str | None]) -> list[float]:
-    """Seconds to the first output of new processes, once files are in the page cache.
+    """Return seconds to the first output of new processes, once files are in the page cache.
 
     Args:
         model: The target.
-        options: Of the command line; those that are None are left out.
+        options: Further options of the command line; those that are None are left out.
     """
     arguments = ["--model", model, "--prompt", PROMPTS[1]]
     for name, value in options.items():
@@ -290,8 +305,8 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
              f"{result['turns']} turns, {result['machine']['device']}"]  # fmt: skip
     lines += columns([names, *rows], right=range(1, len(names)))
     lines.append(
-        "forwards: how many times fewer forward passes of the target, per token, than regular\n"
-        "speed-up: per token over regular, of rounds without the first ones, which read prompts\n"
+        "forwards: how many times fewer forward passes of the target, per token, than plain\n"
+        "speed-up: per token over plain, of rounds without the first ones, which read prompts\n"
         "theory: what fewer forwards and bare passes would give; efficiency: one over the other\n"
         "draft, verify, other: parts of a round, measured apart with a second wait"
     )
@@ -303,51 +318,8 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
     return lines
 
 
-def draw(reports: Sequence[Report], path: Path) -> None:
-    """Plot speed-up, in time and in forward passes, and theory against drafted tokens."""
-    plt = pyplot()
-    fixed = [(int(r.name.removeprefix("K = ")), r) for r in reports if r.name.startswith("K = ")]
-    if not fixed:
-        raise ValueError(
-            f"there is nothing to plot in {', '.join(r.name for r in reports)}: "
-            "give a model as --draft-model"
-        )
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    ks = [k for k, _ in fixed]
-    axes.plot(ks, [r.forwards for _, r in fixed], "o:", color="C3", label="in forward passes")
-    axes.plot(ks, [r.theory for _, r in fixed], "o--", color="0.55", label="theory, in time")
-    axes.plot(ks, [r.speedup for _, r in fixed], "o-", color="C0", label="measured, in time")
-    axes.axhline(1, color="0.3", linestyle=":", linewidth=1, label="regular")
-    for name, color in (("auto", "C1"), ("lookup", "C2")):
-        for report in (r for r in reports if r.name == name):
-            axes.axhline(report.speedup, color=color, linewidth=1, label=name)
-    axes.set(xlabel="drafted tokens a round, K", ylabel="speed-up over regular decoding",
-             xticks=ks, ylim=(0, None))  # fmt: skip
-    axes.legend()
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:  # it goes by the name what kind of file it is to be
-        raise ValueError(
-            f"the plot cannot be written to {path} ({error}): give a name that ends in .png"
-        ) from error
-    plt.close(figure)
-
-
-def pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError(
-            "--plot needs matplotlib, which is not installed: run pip install matplotlib"
-        ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
-
-
 def _lengths(text: str) -> list[int]:
-    """Numbers and ranges, as in 1-8 or 2,4,8."""
+    """Parse numbers and ranges, such as 1-8 or 2,4,8."""
     lengths: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")

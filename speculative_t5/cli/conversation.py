@@ -1,4 +1,4 @@
-"""Prompts and options, one after another, on models that are loaded once."""
+"""The session behind `repl`: prompts and options on models that are loaded once."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from ..decoding import Sampler, Stats, cache_folder
-from ..generation import Generation, SpeculativeDecoder
-from .terminal import footer, note, patience, remark
+from ..decoding import Stats, cache_folder
+from ..generation import Generation, GenerationOptions, SpeculativeDecoder
+from .terminal import footer, note, note_if_slow, note_unread
 from .view import console, legend, shaded, show
 
-HISTORY = 1000  # lines kept
-COMPARE_SECONDS, COMPARE_TURNS = 1.0, 5  # /compare goes on until either
+MAX_HISTORY = 1000  # lines
+COMPARE_SECONDS, COMPARE_TURNS = 1.0, 5  # /compare stops at either
 COMMANDS = {
-    "/set NAME VALUE": "change an option; /set alone shows them all",
-    "/prefix TEXT": "put it and a space before each prompt; /prefix alone takes it away",
-    "/stats": "what the last output cost, and all of them together",
-    "/compare [TEXT]": "regular and speculative decoding of this prompt, or of the last one",
-    "/help": "these lines",
-    "/quit": "leave, as does Ctrl-D; Ctrl-C stops an output",
-    "exit, quit, help": "the same; after a space, or not typed, they are prompts",
+    "/set NAME VALUE": "change an option; /set alone shows all of them",
+    "/prefix TEXT": "put TEXT and a space before each prompt; /prefix alone removes it",
+    "/stats": "statistics of the last output, and of all outputs",
+    "/compare [TEXT]": "plain and speculative decoding of this prompt, or of the last one",
+    "/help": "show this list",
+    "/quit": "leave, as Ctrl-D does; Ctrl-C stops an output",
+    "exit, quit, help": "the same when typed; after a space they are prompts",
 }
-BARE = {"exit": "/quit", "quit": "/quit", "help": "/help"}  # a file may have them for prompts
+BARE = {
+    "exit": "/quit",
+    "quit": "/quit",
+    "help": "/help",
+}  # only when typed: a file may hold them as prompts
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What /set can change. The names are those of the command line's options."""
+    """The options that /set can change, by their names on the command line."""
 
     num_draft: str = "5"
     delta: float = 0.0
@@ -45,10 +49,10 @@ class Settings:
     prefix: str = ""
 
     def changed(self, name: str, text: str) -> Settings:
-        """These with one value read from text.
+        """Return these settings with one value parsed from text.
 
         Raises:
-            ValueError: If there is no such name, or the text is no such value.
+            ValueError: If there is no such option, or the text is not a value of it.
         """
         if name == "prefix":
             raise ValueError(f"the prefix is no option, got {text!r}: use /prefix TEXT")
@@ -58,6 +62,11 @@ class Settings:
                 f"there is nothing to set named {name!r}: choose from {', '.join(names)}"
             )
         return replace(self, **{name: _value(name, type(getattr(self, name)), text)})
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the keywords for `SpeculativeDecoder.generate`."""
+        names = ("temperature", "top_k", "top_p", "max_tokens", "seed")
+        return {name: getattr(self, name) for name in names}
 
 
 def _value(name: str, kind: type, text: str) -> Any:
@@ -73,16 +82,16 @@ def _value(name: str, kind: type, text: str) -> Any:
 
 
 @dataclass
-class Repl:
-    """One session: models, settings, and what has been done so far.
+class Conversation:
+    """One session: a decoder, its settings, and the statistics so far.
 
     Args:
-        load: Makes a decoder with these settings, on models that are loaded already.
-        settings: To begin with.
-        typed: Whether lines are typed by a person, who may leave the slash of a few commands out.
+        remake: Makes a decoder with other settings, of models that are loaded already.
+        settings: The first settings.
+        typed: Whether a person types the lines, who may leave out the slash of a few commands.
     """
 
-    load: Callable[[Settings], SpeculativeDecoder]
+    remake: Callable[[Settings], SpeculativeDecoder]
     settings: Settings
     typed: bool = False
     prompt: str | None = None  # the last one, without its prefix
@@ -92,15 +101,17 @@ class Repl:
         self.decoder = self._checked(self.settings)
 
     def handle(self, line: str) -> bool:
-        """Do what a line says; False to leave.
+        """Carry out a line; return False if it says to leave.
 
         Raises:
-            ValueError: If it cannot be done. Nothing has changed then.
-            KeyboardInterrupt: If it is stopped. The session can go on.
+            ValueError: If it cannot be carried out; nothing has changed then.
+            KeyboardInterrupt: If it is stopped; the session can continue.
         """
         line = BARE.get(line.rstrip(), line) if self.typed else line
         line = line.strip()
-        if not line.startswith("/") or line.startswith("//"):  # the second is for texts with one
+        if not line.startswith("/") or line.startswith(
+            "//"
+        ):  # "//" is for a text that begins with "/"
             if line:
                 self._generate(line.removeprefix("/"))
             return True
@@ -120,21 +131,19 @@ class Repl:
         return True
 
     def _checked(self, settings: Settings) -> SpeculativeDecoder:
-        """A decoder with these settings, all of which are looked at before one is used."""
-        decoder = self.load(settings)
-        sampler = Sampler(settings.temperature, settings.top_k, settings.top_p)
-        decoder.plan([], sampler, settings.max_tokens, settings.seed)
+        """Make a decoder, and check all settings before one of them is used."""
+        decoder = self.remake(settings)
+        GenerationOptions(
+            settings.max_tokens, settings.temperature, settings.top_k, settings.top_p, settings.seed
+        )
         return decoder
 
     def _generate(self, prompt: str) -> None:
         s = self.settings
         source = self.decoder.fit(prompt, s.max_tokens)
-        remark(source)
-        with patience() as watched:
-            chunks = self.decoder.stream(
-                source.ids, max_tokens=s.max_tokens, temperature=s.temperature, top_k=s.top_k,
-                top_p=s.top_p, seed=s.seed,
-            )  # fmt: skip
+        note_unread(source)
+        with note_if_slow() as watched:
+            chunks = self.decoder.stream(source.ids, **s.sampling())
             self.prompt = prompt
             last = show(watched(chunks), drafts=s.show_drafts and self.decoder.drafts)
         self.done.append(last.stats)
@@ -150,9 +159,9 @@ class Repl:
             self.decoder, self.settings = self._checked(settings), settings
         for each in fields(self.settings):
             if name in ("", each.name):
-                self._tell(each.name)
+                self._print_setting(each.name)
 
-    def _tell(self, name: str) -> None:
+    def _print_setting(self, name: str) -> None:
         value = getattr(self.settings, name)
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else repr(value)
         if isinstance(value, str) and name != "prefix":
@@ -162,7 +171,7 @@ class Repl:
     def _prefix(self, rest: str) -> None:
         settings = replace(self.settings, prefix=f"{rest} " if rest else "")
         self.decoder, self.settings = self._checked(settings), settings
-        self._tell("prefix")
+        self._print_setting("prefix")
 
     def _stats(self, _: str) -> None:
         if not self.done:
@@ -171,8 +180,8 @@ class Repl:
         out.print(f"last: {last.summary()}", markup=False)
         if last.drafted:
             shares = "  ".join(f"{share:.0%}" for share in last.acceptance_by_position)
-            out.print(f"      accepted by place in the draft: {shares}", markup=False)
-        out.print(f"all {len(self.done)}: {together(self.done).summary()}", markup=False)
+            out.print(f"      accepted by position in the draft: {shares}", markup=False)
+        out.print(f"all {len(self.done)}: {total(self.done).summary()}", markup=False)
 
     def _compare(self, rest: str) -> None:
         prompt = rest or self.prompt
@@ -183,7 +192,7 @@ class Repl:
         for speculative, generations in runs.items():
             last = generations[-1]
             seconds = median(run.stats.seconds for run in generations)
-            name = "speculative" if speculative else "regular"
+            name = "speculative" if speculative else "plain"
             out.print(f"{name}: {replace(last.stats, seconds=seconds).summary()}", markup=False)
             out.print(shaded(last))
         speedup = median(
@@ -196,22 +205,20 @@ class Repl:
         elif self.settings.delta:
             verdict = "the outputs differ, as delta allows"
         elif self.settings.temperature:
-            verdict = "the outputs differ, as draws do"
+            verdict = "the outputs differ, as samples do"
         else:
-            verdict = "the outputs differ, which rounding can do in 16 bits"
-        out.print(f"speculative is {speedup:.2f}x regular; {verdict}", markup=False)
+            verdict = "the outputs differ, which rounding can cause in 16 bits"
+        out.print(f"speculative is {speedup:.2f}x plain; {verdict}", markup=False)
 
     def _runs(self, prompt: str) -> dict[bool, list[Generation]]:
-        """Both ways by turns; the first turn, which warms up, counts only if it is the only one."""
-        s = self.settings
+        """Decode both ways, interleaved; the first turn warms up and counts only if it is alone."""
         runs: dict[bool, list[Generation]] = {False: [], True: []}
         spent = 0.0
         while spent < COMPARE_SECONDS and len(runs[True]) <= COMPARE_TURNS:
             for speculative, generations in runs.items():
                 done = self.decoder.generate(
-                    prompt, max_tokens=s.max_tokens, temperature=s.temperature,
-                    top_k=s.top_k, top_p=s.top_p, seed=s.seed, speculative=speculative,
-                )  # fmt: skip
+                    prompt, speculative=speculative, **self.settings.sampling()
+                )
                 generations.append(done)
                 spent += done.stats.seconds
         return {way: done[1:] or done for way, done in runs.items()}
@@ -222,8 +229,8 @@ class Repl:
         console().print(legend())
 
 
-def together(done: Sequence[Stats]) -> Stats:
-    """The totals of several outputs."""
+def total(done: Sequence[Stats]) -> Stats:
+    """Return the statistics of several outputs as if they were one."""
     return Stats(
         tuple(chain.from_iterable(stats.num_draft for stats in done)),
         tuple(chain.from_iterable(stats.num_drafted for stats in done)),
@@ -234,10 +241,10 @@ def together(done: Sequence[Stats]) -> Stats:
 
 
 def typed_lines() -> Iterator[str]:
-    """Lines of standard input: with an editor and a history if it is a terminal.
+    """Yield the lines of standard input; a terminal has a line editor and a history.
 
     Raises:
-        ValueError: If it is closed.
+        ValueError: If standard input is closed.
     """
     if sys.stdin is None:
         raise ValueError("the prompts come from standard input, which is closed: give it lines")
@@ -250,7 +257,7 @@ def typed_lines() -> Iterator[str]:
             try:
                 yield input("> ")
             except KeyboardInterrupt:
-                note("")  # what was being typed is dropped, and nothing else
+                note("")  # drops only the line that was being typed
             except EOFError:
                 note("")
                 return
@@ -258,16 +265,16 @@ def typed_lines() -> Iterator[str]:
 
 @contextlib.contextmanager
 def history() -> Iterator[None]:
-    """Lines typed, of earlier sessions too, under the arrow keys."""
+    """Put the lines typed in this and earlier sessions under the arrow keys."""
     try:
         import readline
-    except ImportError:  # not everywhere a part of Python
+    except ImportError:  # not every Python has it
         yield
         return
     path = cache_folder().parent / "history"
-    with contextlib.suppress(OSError):  # none yet, or not ours to read
+    with contextlib.suppress(OSError):  # there is none yet, or it cannot be read
         readline.read_history_file(path)
-    readline.set_history_length(HISTORY)
+    readline.set_history_length(MAX_HISTORY)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""From a file of prompts to records of their outputs, in the same order."""
+"""The engine of `batch`: from prompts to records of their outputs, in the same order."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from ..generation import Generation
 from ..tokenizers import Source
 from .prompts import MAX_LINE, Line
 
-MAX_RECORD = 8 * MAX_LINE  # bytes; a character may take as many in JSON, and the output some more
-MOST_HELD, MOST_CHARACTERS = 1000, 2**24  # records with errors that wait for their turn
-COUNTED = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
+MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the output adds some
+MAX_HELD, MAX_CHARACTERS = 1000, 2**24  # of records with errors that wait for their turn
+COUNTS = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
 
 Encode = Callable[[str], Source]
-Generate = Callable[[Iterable[tuple[int, list[int]]]], Iterator[tuple[int, Generation]]]
+Requests = Iterable[tuple[int, list[int]]]
+Generate = Callable[[Requests], Iterator[tuple[int, Generation]]]
 
 
 @dataclass(frozen=True)
 class Record:
-    """What becomes of a line: an output, or an error.
+    """The output for a line, or an error.
 
     Attributes:
         line: The line.
-        done: Its output.
-        error: Why there is none.
+        done: Its output; None if there is an error.
+        error: Why there is no output.
         truncated: Whether the prompt was too long and was cut.
         unknown: The characters of the prompt that the vocabulary lacks; not written to the file.
     """
@@ -45,10 +46,10 @@ class Record:
     unknown: str = ""
 
     def to_json(self) -> bytes:
-        """One line of JSON, the newline with it.
+        """Return one line of JSON, newline included.
 
-        It tells nothing of time, so that the same job gives the same bytes, at any batch size, in
-        shards, or resumed.
+        It holds no times, so that a job gives the same bytes at any batch size, in shards, or
+        resumed.
         """
         record: dict[str, Any] = {"id": self.line.id, "prompt": self.line.prompt}
         if self.done is None:
@@ -58,7 +59,7 @@ class Record:
             record |= {"text": self.done.text, "finish_reason": self.done.finish_reason}
             record |= {"truncated": True} if self.truncated else {}
             record["stats"] = {"tokens": stats.emitted}
-            record["stats"] |= {name: getattr(stats, name) for name in COUNTED}
+            record["stats"] |= {name: getattr(stats, name) for name in COUNTS}
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
@@ -70,21 +71,21 @@ def process(
     *,
     watch: Callable[[Record], None] = lambda _: None,
 ) -> None:
-    """Make a record of each line, and emit them in the lines' order.
+    """Make a record of each line, and emit the records in the order of the lines.
 
     Args:
-        lines: Input.
-        generate: Takes indices and source ids as it has room for them, gives outputs as they end.
-        encode: Text -> ids, as the model takes them; a ValueError becomes the line's error.
-        emit: Takes the records, in order.
-        watch: Is shown each record as soon as it is known, before those ahead of it may be.
+        lines: The input.
+        generate: Takes indices and source ids when it has room, and yields outputs as they end.
+        encode: Turns text into ids as the model reads them; a ValueError becomes the line's error.
+        emit: Takes the records in order.
+        watch: Takes each record as soon as it is made, perhaps before those ahead of it.
     """
     order: deque[int] = deque()
     ready: dict[int, Record] = {}
-    asked: dict[int, tuple[Line, Source]] = {}
+    pending: dict[int, tuple[Line, Source]] = {}
     remaining, at_end = iter(lines), False
 
-    def settle(number: int, record: Record) -> None:
+    def finish(number: int, record: Record) -> None:
         watch(record)
         ready[number] = record
         while order and order[0] in ready:
@@ -97,25 +98,25 @@ def process(
             try:
                 source = _encoded(line, encode)
             except ValueError as error:
-                settle(line.number, Record(line, error=str(error)))
+                finish(line.number, Record(line, error=str(error)))
                 if _too_many(ready.values()):
-                    return  # for now: the prompts before them have to end first
+                    return  # until the prompts before them have ended
                 continue
-            asked[line.number] = line, source
+            pending[line.number] = line, source
             yield line.number - 1, source.ids
         at_end = True
 
     while not at_end:
         for index, done in generate(requests()):
-            line, source = asked.pop(index + 1)
+            line, source = pending.pop(index + 1)
             truncated = source.cut > 0
-            settle(line.number, Record(line, done, truncated=truncated, unknown=source.unknown))
+            finish(line.number, Record(line, done, truncated=truncated, unknown=source.unknown))
 
 
 def _too_many(held: Collection[Record]) -> bool:
-    """Whether records that wait for their turn take too much memory."""
+    """Whether the records that wait for their turn take too much memory."""
     characters = sum(len(record.line.prompt or "") for record in held)
-    return len(held) >= MOST_HELD or characters >= MOST_CHARACTERS
+    return len(held) >= MAX_HELD or characters >= MAX_CHARACTERS
 
 
 def _encoded(line: Line, encode: Encode) -> Source:
@@ -126,12 +127,12 @@ def _encoded(line: Line, encode: Encode) -> Source:
 
 @dataclass
 class Earlier:
-    """The records that an earlier run has left.
+    """Counts of the records that an earlier run has written.
 
     Attributes:
-        done: How many there are.
-        failed: How many of them are errors.
-        cut: How many outputs were cut, by their length in tokens.
+        done: Records.
+        failed: Records with errors.
+        cut: Outputs that were cut, by their length in tokens.
     """
 
     done: int = 0
@@ -139,7 +140,7 @@ class Earlier:
     cut: Counter[int] = field(default_factory=Counter)
 
     def count(self, record: Mapping[str, Any]) -> None:
-        """One more record."""
+        """Count a record."""
         self.done += 1
         self.failed += "error" in record
         stats = record.get("stats")
@@ -149,20 +150,19 @@ class Earlier:
 
 
 class Output:
-    """Records appended to a file, a whole line at a time; "-" is standard output.
+    """A file of records, appended a whole line at a time.
 
-    Nothing is created or cut off before it is entered (`with`), which also keeps other processes
-    from writing to the file.
+    The file is not created or changed before it is entered (`with`), which also locks it.
 
     Args:
-        name: The file.
-        stream: The input, which must be another.
-        resume: Keep the records that the file has.
-        force: Do away with them.
+        name: The file; "-" is standard output.
+        stream: The input, which must be another file.
+        resume: Keep the records in the file.
+        force: Replace the records in the file.
 
     Raises:
-        ValueError: If it has some and neither is asked for, or is the input; when it is entered, if
-            another process writes to it.
+        ValueError: If the file is the input, or has records and neither option is given; when it is
+            entered, if another process is writing to it.
     """
 
     def __init__(
@@ -180,18 +180,18 @@ class Output:
         try:
             found = os.fstat(1) if name == "-" else os.stat(name)
         except FileNotFoundError:
-            self.regular = True
+            self.is_file = True
             return
         regular = stat.S_ISREG(found.st_mode)
         if regular and os.path.samestat(found, os.fstat(stream.fileno())):
             raise ValueError(f"the output {name} is the input itself: give another --output")
-        self.regular = regular and name != "-"
-        if resume and not self.regular:
+        self.is_file = regular and name != "-"
+        if resume and not self.is_file:
             raise ValueError(
                 f"--resume needs an --output that is a file, which {name} is not: "
                 "give one, or leave --resume out"
             )
-        if self.regular:
+        if self.is_file:
             self._check_size(found.st_size)
 
     def _check_size(self, size: int) -> None:
@@ -202,7 +202,7 @@ class Output:
             )
 
     def __enter__(self) -> Output:
-        if not self.regular:
+        if not self.is_file:
             if self._name != "-":
                 self._file = os.open(self._name, os.O_WRONLY | os.O_CLOEXEC)
             return self
@@ -216,7 +216,7 @@ class Output:
                     f"another process is writing to {self._name}: "
                     "wait for it to end, or give another --output"
                 ) from None
-            self._check_size(os.fstat(self._file).st_size)  # it may have been written to meanwhile
+            self._check_size(os.fstat(self._file).st_size)  # another run may have written to it
             if not self._keep:
                 os.truncate(self._file, 0)
             undo.pop_all()
@@ -227,13 +227,13 @@ class Output:
             os.close(self._file)
 
     def resume(self, lines: Iterator[Line]) -> tuple[Iterator[Line], Earlier]:
-        """Skip the lines that have records, and cut off what a killed run left of the last one.
+        """Skip the lines that have records, and cut off a torn last record.
 
         Returns:
-            The lines still to do, and what the records there say.
+            The lines still to do, and the counts of the records.
 
         Raises:
-            ValueError: If a record is not that of the line in its place.
+            ValueError: If a record is not that of its line.
         """
         earlier, end = Earlier(), 0
         with open(self._file, "rb", closefd=False) as reader:
@@ -242,7 +242,7 @@ class Output:
                 raw, following = following, reader.readline(MAX_RECORD)
                 record, line = _parse(raw), next(lines, None)
                 if record is None and line is not None and not following and _is_torn(raw, line):
-                    lines = chain([line], lines)  # to be done again
+                    lines = chain([line], lines)  # done again
                     break
                 self._check(record, line, earlier.done + 1)
                 earlier.count(record or {})
@@ -255,7 +255,7 @@ class Output:
         where = f"{self._name}, line {number},"
         advice = "give another --output, or --force to start anew"
         if record is None:
-            raise ValueError(f"{where} is no record of a batch: {advice}")
+            raise ValueError(f"{where} is not a record of a batch: {advice}")
         if line is None:
             raise ValueError(f"{where} is more than the input has lines for: {advice}")
         if (record.get("id"), record.get("prompt")) != (line.id, line.prompt):
@@ -265,22 +265,22 @@ class Output:
             )
 
     def append(self, record: Record) -> None:
-        """Write one record: to a file all of it, or where the disk is full nothing."""
-        start = os.lseek(self._file, 0, os.SEEK_CUR) if self.regular else 0
+        """Write one record: all of it, or to a file nothing if the disk is full."""
+        start = os.lseek(self._file, 0, os.SEEK_CUR) if self.is_file else 0
         rest = record.to_json()
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError as error:
-            if self.regular:
-                with suppress(OSError):  # the first error is the one to tell
+            if self.is_file:
+                with suppress(OSError):  # the first error is the one to report
                     os.truncate(self._file, start)
             error.filename = "standard output" if self._name == "-" else self._name
             raise
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:
-    """A record read back; None if it is none, or not a whole line."""
+    """Parse a record; return None if it is not one, or not a whole line."""
     try:
         record = json.loads(raw) if raw.endswith(b"\n") else None
     except (ValueError, RecursionError):
@@ -289,7 +289,7 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
 
 
 def _is_torn(raw: bytes, line: Line) -> bool:
-    """Whether it is the beginning of that line's record, perhaps with zeros for the rest."""
+    """Whether this is the beginning of the line's record, perhaps followed by zeros."""
     written = raw.rstrip(b"\n").rstrip(b"\x00")
     head = Record(line, error="").to_json().partition(b', "error": ')[0]
     return written.startswith(head) or head.startswith(written)

@@ -1,4 +1,4 @@
-"""The command line: `python -m speculative_t5`, and convert.py."""
+"""The default command, `convert`, and the entry points of the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -20,7 +20,7 @@ from .. import __version__, device
 from ..bench import speedup
 from ..checkpoints import DTYPES, Observer, as_lines, convert, inspect
 from ..errors import check_utf8, not_utf8
-from ..generation import Chunk, Generation
+from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .batch import batch
 from .bench import bench
 from .models import models
@@ -28,27 +28,10 @@ from .options import (
     DEFAULT_MODEL,
     MODELS,
     OUTPUT,
-    Chat,
-    Delta,
-    DraftLength,
-    DraftModel,
-    DraftVocab,
-    Dtype,
-    Lookup,
-    MaxNgram,
-    MaxSource,
-    MaxTokens,
-    MinNgram,
-    Model,
-    Prefix,
+    DecoderOptions,
     RegularDecode,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    Truncate,
-    Verify,
-    make_decoder,
+    SamplingOptions,
+    with_groups,
 )
 from .repl import repl
 from .terminal import (
@@ -57,9 +40,9 @@ from .terminal import (
     is_terminal,
     new_app,
     note,
-    patience,
+    note_if_slow,
+    note_unread,
     print_stream,
-    remark,
     run,
 )
 
@@ -84,36 +67,21 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+@with_groups
 def generate(
     ctx: typer.Context,
-    model: Model = DEFAULT_MODEL,
-    draft_model: DraftModel = None,
-    chat: Chat = False,
+    *,
     prompt: Annotated[
         str | None,
         typer.Option(
-            help="Text to give the model; - reads standard input, as does a pipe.",
-            show_default=f"a sentence to correct, for {DEFAULT_MODEL} alone",
+            help="Prompt; - reads it from standard input, as does a pipe.",
+            show_default=f"a sentence to correct, if the model is {DEFAULT_MODEL}",
             rich_help_panel=MODELS,
         ),
     ] = None,
-    prefix: Prefix = None,
-    max_source_length: MaxSource = None,
-    truncate: Truncate = False,
-    dtype: Dtype = None,
-    num_draft: DraftLength = "5",
-    lookup: Lookup = False,
-    min_ngram: MinNgram = 1,
-    max_ngram: MaxNgram = 8,
-    delta: Delta = 0.0,
-    verify: Verify = "auto",
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    max_tokens: MaxTokens = 256,
-    seed: Seed = 0,
-    draft_vocab: DraftVocab = None,
+    options: DecoderOptions,
     regular_decode: RegularDecode = False,
+    sampling: SamplingOptions,
     show_drafts: Annotated[
         bool,
         typer.Option(
@@ -126,7 +94,7 @@ def generate(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object instead of the stream.",
+            help="Print one JSON object at the end instead of the text.",
             rich_help_panel=OUTPUT,
         ),
     ] = False,
@@ -142,7 +110,7 @@ def generate(
 ) -> None:
     """Generate text with a T5 or a decoder-only model, faster by speculative decoding.
 
-    Standard output gets the text; standard error gets a line of statistics.
+    The text goes to standard output, a line of statistics to standard error.
     """
     if ctx.invoked_subcommand:
         _refuse_options_before(ctx, ctx.invoked_subcommand)
@@ -151,45 +119,44 @@ def generate(
         prompt = _read_prompt(asked=prompt == "-")
     example = prompt is None
     if prompt is None:
-        if Path(model).name != DEFAULT_MODEL:  # the sentence would mean nothing to it
+        if Path(options.model).name != DEFAULT_MODEL:  # the sentence would mean nothing to it
             raise ValueError(
-                f"there is no prompt for {model}: give one by --prompt or on standard input"
+                f"there is no prompt for {options.model}: give one by --prompt or on standard input"
             )
         prompt = DEFAULT_PROMPT
     check_utf8("--prompt", prompt)
     if not prompt.strip():
         raise ValueError("the prompt is empty: give some text by --prompt or on standard input")
-    decoder = make_decoder(
-        model, draft_model, lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
-        num_draft=num_draft, delta=delta, verify=verify, regular_decode=regular_decode,
-        draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source_length=max_source_length,
-        truncate=truncate, dtype=dtype,
-    )  # fmt: skip
-    source = decoder.fit(prompt, max_tokens)
+    decoder = options.load(plain=regular_decode)
+    source = decoder.fit(prompt, sampling.max_tokens)
     if example:
         note(f"prompt: {prompt}")
-    remark(source)
+    note_unread(source)
     if as_json:
-        done = decoder.generate(
-            source.ids, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            seed=seed,
-        )  # fmt: skip
+        done = decoder.generate(source.ids, **vars(sampling))
         print(json.dumps(_as_dict(done), ensure_ascii=False))
     else:
-        with patience() as watched:
-            chunks = decoder.stream(
-                source.ids, max_tokens=max_tokens, temperature=temperature, top_k=top_k,
-                top_p=top_p, seed=seed,
-            )  # fmt: skip
-            last = _show(watched(chunks), drafts=show_drafts and decoder.drafts)
-        estimated = None
-        if last.stats.drafted and is_terminal(sys.stderr):  # nobody waits for it elsewhere
-            estimated = speedup(
-                decoder, source.ids, last.stats, max_tokens=max_tokens, temperature=temperature,
-                top_k=top_k, top_p=top_p, seed=seed,
-            )  # fmt: skip
-        note(footer(last.stats, last.finish_reason, max_tokens, estimated))
+        _stream(decoder, source.ids, sampling, show_drafts=show_drafts)
     give_tips()
+
+
+def _stream(
+    decoder: SpeculativeDecoder, source: list[int], sampling: SamplingOptions, *, show_drafts: bool
+) -> None:
+    """Print an output as it comes, and a line of statistics below it."""
+    with note_if_slow() as watched:
+        chunks = watched(decoder.stream(source, **vars(sampling)))
+        if sys.stdout is not None and (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
+            from .view import show  # rich takes time to import
+
+            last = show(chunks, drafts=show_drafts and decoder.drafts)
+        else:
+            last = print_stream(chunks)
+    estimated = None
+    if last.stats.drafted and is_terminal(sys.stderr):  # the estimate takes time
+        options = GenerationOptions(**vars(sampling))
+        estimated = speedup(decoder, source, last.stats, options)
+    note(footer(last.stats, last.finish_reason, sampling.max_tokens, estimated))
 
 
 def convert_command(
@@ -201,7 +168,9 @@ def convert_command(
     ],
     dtype: Annotated[
         str | None,
-        typer.Option(help=f"Type to store: {', '.join(DTYPES)}.", show_default="as it is"),
+        typer.Option(
+            help=f"Type to store: {', '.join(DTYPES)}.", show_default="the type in the checkpoint"
+        ),
     ] = None,
     quantize: Annotated[
         int | None, typer.Option(help="Quantize matrices to 4 or 8 bits.", show_default=False)
@@ -221,15 +190,16 @@ def convert_command(
         Path | None,
         typer.Option(
             help="Folder to write.",
-            show_default="weights/<name> here, or else in the user's own folder",
+            show_default="weights/<name> in a checkout, else in the user's data folder",
         ),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a model folder that is there.")
+        bool, typer.Option("--force", help="Replace an existing model folder.")
     ] = False,
     allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Go on where weights are NaN or infinite.")
+        bool,
+        typer.Option("--allow-nonfinite", help="Convert even if some weights are NaN or infinite."),
     ] = False,
     only_inspect: Annotated[
         bool,
@@ -261,28 +231,39 @@ def convert_command(
 
 
 def main() -> NoReturn:
-    """Entry point of `speculative-t5`, and of `python -m speculative_t5`."""
+    """Run `speculative-t5`, or `python -m speculative_t5`."""
     installed = Path(sys.argv[0]).name != "__main__.py"
     name = "speculative-t5" if installed else "python -m speculative_t5"
-    app = new_app(completion=installed)  # shells complete names of programs
-    app.callback(invoke_without_command=True, epilog=EXAMPLES.format(name=name))(generate)
-    app.command(short_help="Try prompts and options one after another.")(repl)
-    app.command(short_help="Generate for every line of a file of prompts.")(batch)
-    app.command(short_help="List the models that are here, and which pairs fit.")(models)
-    app.command("convert", short_help="Convert a Hugging Face checkpoint.")(convert_command)
-    app.command(short_help="Measure how fast decoding is here.")(bench)
+    app = new_app(completion=installed)  # a shell completes the names of programs
+    epilog = EXAMPLES.format(name=name)
+    app.callback(invoke_without_command=True, epilog=epilog, help=_help(generate))(generate)
+    for command, short in (
+        (repl, "Try prompts and options one after another."),
+        (batch, "Generate for each line of a file of prompts."),
+        (models, "List the models on this machine, and which drafts fit them."),
+        (convert_command, "Convert a Hugging Face checkpoint."),
+        (bench, "Measure how fast decoding is on this machine."),
+    ):
+        word = command.__name__.removesuffix("_command")
+        app.command(word, short_help=short, help=_help(command))(command)
     run(app, name)
 
 
 def convert_main() -> NoReturn:
-    """Entry point of convert.py."""
+    """Run convert.py."""
     app = new_app()
-    app.command()(convert_command)
+    app.command(help=_help(convert_command))(convert_command)
     run(app, "python convert.py")
 
 
+def _help(command: Callable[..., None]) -> str:
+    """Return a command's docstring, a line for each paragraph, for --help to wrap."""
+    paragraphs = (command.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(each.split()) for each in paragraphs)
+
+
 def _refuse_options_before(ctx: typer.Context, command: str) -> None:
-    """They would be this command's own, and have no effect."""
+    """Refuse options before a command's name, which would have no effect."""
     commands = cast(Any, ctx.command).commands
     for name in ctx.params:
         source = ctx.get_parameter_source(name)
@@ -293,17 +274,8 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
             raise ValueError(f"{option} is no option of {command}: leave it out")
 
 
-def _show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
-    """Print a stream as it comes; rich, which takes time to import, is for who can see it."""
-    if sys.stdout is None or not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
-        return print_stream(chunks)
-    from .view import show
-
-    return show(chunks, drafts=drafts)
-
-
 def _read_prompt(*, asked: bool) -> str | None:
-    """The prompt from standard input, if that is a pipe or a file or was asked for."""
+    """Read the prompt from standard input if that is a pipe or a file, or was asked for."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError) as error:  # closed, or not a file at all

@@ -1,4 +1,4 @@
-"""The command line's `models`: what can be used by name."""
+"""The command `models`: which models can be used by name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ import typer
 
 from ..checkpoints import Listed, convert_command, list_models
 from .options import OUTPUT
-from .terminal import columns, note, printable
+from .terminal import columns, note, one_line
 
 
 def models(
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print a JSON object a line instead.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--json",
+            help="Print one JSON object a line instead of the table.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False,
 ) -> None:
-    """List the models that are here: family, size, stored types, and the drafts that fit each."""
+    """List the models on this machine: family, size, stored types, and the drafts that fit each."""
     found = list_models()
     if as_json:
         for model in found:
@@ -28,25 +32,25 @@ def models(
     elif found:
         print("\n".join(as_lines(found)))
     else:
-        note(f"no models are here; to convert one: {convert_command()}")
+        note(f"there are no models on this machine; to convert one: {convert_command()}")
 
 
 def as_lines(found: Sequence[Listed]) -> Iterator[str]:
-    """A line for each model that can be loaded, then one for each that cannot."""
+    """Yield a line for each model that can be loaded, then one for each that cannot."""
     rows = [("model", "family", "parameters", "stored as", "on disk", "drafts that fit")]
     for model in found:
         if model.family:
             rows.append(
                 (
-                    printable(model.folder.name),
+                    one_line(model.folder.name),
                     model.family,
                     f"{model.num_parameters / 1e6:,.1f} M",
                     ", ".join(model.stored),
                     f"{model.size / 1e6:,.1f} MB",
-                    ", ".join(map(printable, (*model.drafts, "lookup"))),
+                    ", ".join(map(one_line, (*model.drafts, "lookup"))),
                 )
             )
     yield from columns(rows, right=(2, 4))
     for model in found:
         if model.error:
-            yield f"{printable(model.folder.name)} cannot be loaded: {printable(model.error)}"
+            yield f"{one_line(model.folder.name)} cannot be loaded: {one_line(model.error)}"

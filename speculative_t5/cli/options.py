@@ -1,155 +1,77 @@
-"""Options that several commands have, and the decoder that they ask for."""
+"""The options that several commands share, in groups, and the decoder that they describe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, cast
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from ..checkpoints import DTYPES, model_folders, named_draft
 from ..errors import check_utf8
-from ..generation import NumDraft, SpeculativeDecoder, VerifyRule
+from ..generation import NumDraft, SpeculativeDecoder
 
 DEFAULT_MODEL = "correct-base"
-MODELS, DRAFTING, SAMPLING, OUTPUT = "Models", "Drafting", "Sampling", "Output"  # groups of --help
+MODELS, DRAFTING, SAMPLING, OUTPUT = "Models", "Drafting", "Sampling", "Output"  # panels of --help
 
 
-def known_models(incomplete: str) -> Iterator[str]:
-    """Names of the models that are here, for a shell that completes them."""
+def complete_model(incomplete: str) -> Iterator[str]:
+    """Yield the values of --model, for a shell that completes it."""
     return (f.name for f in model_folders() if f.name.startswith(incomplete))
 
 
-def known_drafts(incomplete: str) -> Iterator[str]:
-    """What --draft-model takes by name."""
-    yield from known_models(incomplete)
+def complete_draft(incomplete: str) -> Iterator[str]:
+    """Yield the values of --draft-model."""
+    yield from complete_model(incomplete)
     if "lookup".startswith(incomplete):
         yield "lookup"
 
 
-def known_rules(incomplete: str) -> Iterator[str]:
-    """What --verify takes."""
+def complete_rule(incomplete: str) -> Iterator[str]:
+    """Yield the values of --verify."""
     return (rule for rule in ("auto", "token", "block") if rule.startswith(incomplete))
 
 
-def known_dtypes(incomplete: str) -> Iterator[str]:
-    """What --dtype takes."""
+def complete_dtype(incomplete: str) -> Iterator[str]:
+    """Yield the values of --dtype."""
     return (name for name in DTYPES if name.startswith(incomplete))
 
 
 Model = Annotated[
     str,
     typer.Option(
-        help="Target: a folder, or the name of a model that is here or on the Hugging Face Hub.",
+        help="Target: a folder, or the name of a model on this machine or the Hugging Face Hub.",
         rich_help_panel=MODELS,
-        autocompletion=known_models,
+        autocompletion=complete_model,
     ),
 ]
 DraftModel = Annotated[
     str | None,
     typer.Option(
-        help="Draft: a folder or a name, with the target's tokenizer; or lookup, to copy from "
-        "the prompt with no model.",
-        show_default="the one that the target's config.json names, else none",
+        help="Draft: a folder or a name, with the target's tokenizer; or lookup, which needs no "
+        "model and copies from the prompt and the output.",
+        show_default="the draft named in the target's config.json, if any",
         rich_help_panel=MODELS,
-        autocompletion=known_drafts,
+        autocompletion=complete_draft,
     ),
 ]
 Chat = Annotated[
     bool,
     typer.Option(
         "--chat",
-        help="Put each prompt into the form of a chat, by the model's own template.",
+        help="Apply the model's chat template to each prompt.",
         rich_help_panel=MODELS,
     ),
 ]
-DraftVocab = Annotated[
-    int | None,
-    typer.Option(
-        help="Let the draft propose the first N ids only, which costs less.",
-        show_default="all",
-        rich_help_panel=DRAFTING,
-    ),
-]
-DraftLength = Annotated[
-    str,
-    typer.Option(
-        help="Tokens to draft for each pass of the target, or auto.", rich_help_panel=DRAFTING
-    ),
-]
-Lookup = Annotated[
-    bool,
-    typer.Option(
-        "--lookup",
-        help="Also copy tokens from the prompt, after the draft model's own.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-MinNgram = Annotated[
-    int,
-    typer.Option(
-        help="The fewest last tokens that a lookup must find again.", rich_help_panel=DRAFTING
-    ),
-]
-MaxNgram = Annotated[
-    int,
-    typer.Option(
-        help="The longest match that a lookup prefers to a shorter one.", rich_help_panel=DRAFTING
-    ),
-]
-Delta = Annotated[
-    float,
-    typer.Option(
-        help="Lenience from 0 to 1; above 0 the output is no longer the target's.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-Verify = Annotated[
-    str,
-    typer.Option(
-        help="Rule that judges drafts when sampling: token, block (accepts more), or auto.",
-        rich_help_panel=DRAFTING,
-        autocompletion=known_rules,
-    ),
-]
-RegularDecode = Annotated[
-    bool,
-    typer.Option(
-        "--regular-decode", help="Decode with the target alone.", rich_help_panel=DRAFTING
-    ),
-]
-Temperature = Annotated[
-    float, typer.Option(help="0 is greedy; above 0 tokens are sampled.", rich_help_panel=SAMPLING)
-]
-TopK = Annotated[
-    int,
-    typer.Option(
-        help="Sample from the k most probable tokens; 0 is all.", rich_help_panel=SAMPLING
-    ),
-]
-TopP = Annotated[
-    float,
-    typer.Option(
-        help="Then from the most probable ones that sum to this; 1 is all.",
-        rich_help_panel=SAMPLING,
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Seed for sampling.", rich_help_panel=SAMPLING)]
 Prefix = Annotated[
     str | None,
     typer.Option(
-        help="Put before each prompt that does not begin with it, for example 'summarize: '.",
-        show_default="what the model's config.json names, else none",
+        help="Text to put before each prompt that lacks it, for example 'summarize: '.",
+        show_default="the prefix named in the model's config.json, if any",
         rich_help_panel=MODELS,
-    ),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        help="Type to compute in: float32, float16 or bfloat16.",
-        show_default="float32 on a CPU, else bfloat16",
-        rich_help_panel=MODELS,
-        autocompletion=known_dtypes,
     ),
 ]
 MaxSource = Annotated[
@@ -157,8 +79,8 @@ MaxSource = Annotated[
     typer.Option(
         "--max-source-length",
         "--max-source",
-        help="The longest prompt in tokens; a longer one is an error.",
-        show_default="what the model's config.json says, else 512 for a T5",
+        help="Longest prompt in tokens; a longer one is an error.",
+        show_default="the length in the model's config.json, else 512 for a T5",
         rich_help_panel=MODELS,
     ),
 ]
@@ -166,61 +88,201 @@ Truncate = Annotated[
     bool,
     typer.Option(
         "--truncate",
-        help="Cut prompts that are too long; those of decoder-only models at their beginning, so "
-        "that there is room for --max-tokens.",
+        help="Cut prompts that are too long: a T5's at the end, a decoder-only model's at the "
+        "beginning, to leave room for --max-tokens.",
         rich_help_panel=MODELS,
     ),
 ]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Type to compute in: float32, float16 or bfloat16.",
+        show_default="float32 on a CPU, bfloat16 elsewhere",
+        rich_help_panel=MODELS,
+        autocompletion=complete_dtype,
+    ),
+]
+DraftLength = Annotated[
+    str,
+    typer.Option(
+        help="Tokens to draft for each pass of the target: a number, or auto.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+Lookup = Annotated[
+    bool,
+    typer.Option(
+        "--lookup",
+        help="After the draft model's tokens, also propose tokens copied from the prompt.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+MinNgram = Annotated[
+    int,
+    typer.Option(
+        help="Fewest last tokens that a lookup must find again.", rich_help_panel=DRAFTING
+    ),
+]
+MaxNgram = Annotated[
+    int,
+    typer.Option(
+        help="Longest match that a lookup prefers to a shorter one.", rich_help_panel=DRAFTING
+    ),
+]
+Delta = Annotated[
+    float,
+    typer.Option(
+        help="Lenience from 0 to 1; above 0 the output is no longer exactly the target's.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+Verify = Annotated[
+    str,
+    typer.Option(
+        help="Rule that verifies drafts when sampling: token, block (accepts more), or auto.",
+        rich_help_panel=DRAFTING,
+        autocompletion=complete_rule,
+    ),
+]
+DraftVocab = Annotated[
+    int | None,
+    typer.Option(
+        help="Let the draft propose only the first N ids, which is faster.",
+        show_default="all",
+        rich_help_panel=DRAFTING,
+    ),
+]
+RegularDecode = Annotated[
+    bool,
+    typer.Option(
+        "--regular-decode",
+        help="Plain decoding: use the target alone, without drafts.",
+        rich_help_panel=DRAFTING,
+    ),
+]
+Temperature = Annotated[
+    float,
+    typer.Option(help="0 decodes greedily; above 0, tokens are sampled.", rich_help_panel=SAMPLING),
+]
+TopK = Annotated[
+    int,
+    typer.Option(
+        help="Sample from the K most probable tokens; 0 for all.", rich_help_panel=SAMPLING
+    ),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        help="Then from the most probable tokens that together have probability P; 1 for all.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed for sampling.", rich_help_panel=SAMPLING)]
 MaxTokens = Annotated[
-    int, typer.Option(help="Upper bound on tokens, EOS included.", rich_help_panel=OUTPUT)
+    int,
+    typer.Option(
+        help="Upper bound on the tokens of an output, EOS included.", rich_help_panel=OUTPUT
+    ),
 ]
 
 
-def make_decoder(
-    model: str,
-    draft_model: str | None,
-    *,
-    lookup: bool,
-    min_ngram: int,
-    max_ngram: int,
-    num_draft: str,
-    delta: float,
-    verify: str,
-    regular_decode: bool,
-    draft_vocab: int | None,
-    chat: bool,
-    prefix: str | None,
-    max_source_length: int | None,
-    truncate: bool,
-    dtype: str | None,
-) -> SpeculativeDecoder:
-    """Load the models that a command was asked to use."""
-    check_utf8("--prefix", prefix or "")
-    draft_model = draft_of(model, draft_model)
-    if regular_decode:
-        draft_model, lookup = None, False
-    return SpeculativeDecoder.from_pretrained(
-        model, draft_model, num_draft=draft_length(num_draft), delta=delta,
-        verify=cast(VerifyRule, verify), lookup=lookup, min_ngram=min_ngram, max_ngram=max_ngram,
-        draft_vocab=draft_vocab, chat=chat, prefix=prefix, max_source_length=max_source_length,
-        truncate=truncate, dtype=dtype,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class DecoderOptions:
+    """Which models to load, how to read prompts, and how to draft and verify."""
+
+    model: Model = DEFAULT_MODEL
+    draft_model: DraftModel = None
+    chat: Chat = False
+    prefix: Prefix = None
+    max_source_length: MaxSource = None
+    truncate: Truncate = False
+    dtype: Dtype = None
+    num_draft: DraftLength = "5"
+    lookup: Lookup = False
+    min_ngram: MinNgram = 1
+    max_ngram: MaxNgram = 8
+    delta: Delta = 0.0
+    verify: Verify = "auto"
+    draft_vocab: DraftVocab = None
+
+    def load(self, *, plain: bool = False) -> SpeculativeDecoder:
+        """Load the models and make a decoder; a plain one has no draft."""
+        check_utf8("--prefix", self.prefix or "")
+        draft = None if plain else draft_of(self.model, self.draft_model)
+        lookup = self.lookup and not plain
+        return SpeculativeDecoder.from_pretrained(
+            self.model, draft, dtype=self.dtype, lookup=lookup, **self._keywords()
+        )
+
+    def remake(self, first: SpeculativeDecoder) -> SpeculativeDecoder:
+        """Make another decoder with the models of one that `load` has made."""
+        lookup = self.lookup or self.draft_model == "lookup"
+        return SpeculativeDecoder(
+            first.model, first.draft, first.tokenizer, lookup=lookup, **self._keywords()
+        )
+
+    def _keywords(self) -> dict[str, Any]:
+        names = ("delta", "verify", "min_ngram", "max_ngram", "draft_vocab", "chat", "prefix",
+                 "max_source_length", "truncate")  # fmt: skip
+        keywords = {name: getattr(self, name) for name in names}
+        return keywords | {"num_draft": draft_length(self.num_draft)}
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen, and how many."""
+
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    max_tokens: MaxTokens = 256
+    seed: Seed = 0
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take groups of options; typer sees an option for each field of a group."""
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, given in signature.parameters.items():
+        if not is_dataclass(given.annotation):
+            parameters.append(given.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[name] = given.annotation
+        hints = get_type_hints(given.annotation, include_extras=True)
+        for each in fields(given.annotation):
+            option = inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY)
+            parameters.append(option.replace(default=each.default, annotation=hints[each.name]))
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
+        command(**values)
+
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    return call
 
 
 def draft_of(model: str, draft_model: str | None) -> str | None:
-    """The draft to use with a target: the one asked for, else the one that the target names."""
+    """Return the draft for a target: the one given, else the one that the target names."""
     if draft_model is None and (named := named_draft(model)):
         return str(named)
     return draft_model
 
 
-def draft_length(text: str, option: str = "--num-draft") -> NumDraft:
-    """A number of tokens to draft, or "auto"."""
+def draft_length(text: str) -> NumDraft:
+    """Parse a number of tokens to draft, or "auto".
+
+    Raises:
+        ValueError: If it is neither.
+    """
     if text == "auto":
         return "auto"
     try:
         return int(text)
     except ValueError:
         raise ValueError(
-            f"{option} must be an integer of at least 1 or auto, got {text!r}"
+            f"num_draft must be an integer of at least 1 or auto, got {text!r}"
         ) from None

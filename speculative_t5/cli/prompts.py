@@ -20,7 +20,7 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 EMPTY = "empty: write a prompt there, or delete the line"
 ONE_OBJECT = "write one JSON object on each line, or use --format text"
 HALF = "half of a surrogate pair"
-MAX_LINE = 2**24  # bytes; nobody's prompt is longer, and what is no text may be one line
+MAX_LINE = 2**24  # bytes; no prompt is longer, but a binary file may be a single line
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read "2/8".
+        """Parse text such as "2/8".
 
         Raises:
-            ValueError: If it is none.
+            ValueError: If it is not a shard.
         """
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
         if not found or not 1 <= int(found[1]) <= int(found[2]):
@@ -46,7 +46,7 @@ class Shard:
         return line % self.count == self.number % self.count
 
     def size(self, lines: int) -> int:
-        """How many of this number of lines are its own."""
+        """Return how many of the first `lines` lines are in the shard."""
         return len(range(self.number, lines + 1, self.count))
 
 
@@ -55,10 +55,10 @@ class Line:
     """One line of the input.
 
     Attributes:
-        number: From 1; of the whole file, also in a shard.
-        id: The record's own, or the number.
-        prompt: None if the line holds none.
-        error: Why not.
+        number: Counted from 1 in the whole file, also in a shard.
+        id: The record's own id, or the number.
+        prompt: None if the line has none.
+        error: Why the line cannot be used.
     """
 
     number: int
@@ -68,11 +68,11 @@ class Line:
 
 
 def open_input(name: str) -> BinaryIO:
-    """A file to read lines from, "-" being standard input.
+    """Open a file of prompts; "-" is standard input.
 
     Raises:
-        OSError: If there is none.
-        ValueError: If it is a folder.
+        OSError: If it cannot be opened.
+        ValueError: If it is a folder, or standard input is closed.
     """
     if name == "-":
         if sys.stdin is None:
@@ -86,7 +86,7 @@ def open_input(name: str) -> BinaryIO:
 
 
 def count_lines(stream: BinaryIO) -> int | None:
-    """Lines of a file that can be read twice; None of anything else, such as a pipe."""
+    """Count the lines of a file; return None for what can be read only once, such as a pipe."""
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return None
     start, lines, last = stream.tell(), 0, b"\n"
@@ -98,7 +98,7 @@ def count_lines(stream: BinaryIO) -> int | None:
 
 
 def read_lines(stream: BinaryIO, form: Format, field: str, shard: Shard) -> Iterator[Line]:
-    """The shard's lines of a stream; those that cannot be read carry an error."""
+    """Yield the lines of a stream that are in the shard; a bad line has an error."""
     for number in count(1):
         raw = stream.readline(MAX_LINE + 1)
         if not raw:

@@ -1,4 +1,4 @@
-"""How every command ends: exit codes, signals, one line for each error."""
+"""How every command ends, and what it says: exit codes, signals, one line for each error."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ..tokenizers import Source
 from .tips import SWITCH, due_tips
 
 SLOW = 3.0  # seconds
-STILL_WORKING = (
+SLOW_START = (
     "the first tokens take long: on a CPU, MLX compiles its kernels once after a restart of the "
     "machine, for up to half a minute; --num-draft auto measures a pair once; or the model is large"
 )
-MOST_NAMED = 5  # of the characters that a vocabulary lacks
+MAX_NAMED = 5  # characters that a vocabulary lacks
 FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
-# typer exports one kind of its errors in arguments; this is the base of them all.
+# typer exports one of its errors about arguments; this is their base class.
 ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
 AFTER_FAILURE = "run it again, with a smaller model or batch if memory was short"
-# What to do about errors that are the system's, by their number.
+# What to do about the system's own errors, by number.
 ADVICE = {
     errno.ENOENT: "check the path and its folder",
     errno.EACCES: "choose another path, or change its permissions",
@@ -44,15 +44,15 @@ ADVICE = {
     errno.EFBIG: "raise the limit on files' sizes (ulimit -f), or write elsewhere",
     errno.EIO: "check the disk, or use another",
 }
-OTHERWISE = "check the path and what it leads to"
+OTHER_ADVICE = "check the path and what it leads to"
 
 
 class Failure(RuntimeError):
-    """A failure while running that says what to do."""
+    """A failure while running whose message says what to do."""
 
 
 def new_app(*, completion: bool = False) -> typer.Typer:
-    """An application without commands yet; completion adds options that set up a shell's."""
+    """Make an application without commands; `completion` adds options that set up a shell's."""
     return typer.Typer(
         add_completion=completion, rich_markup_mode="rich", pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -60,13 +60,13 @@ def new_app(*, completion: bool = False) -> typer.Typer:
 
 
 def run(app: typer.Typer, name: str) -> NoReturn:
-    """Run an application; errors become one line on standard error and an exit code.
+    """Run an application and exit; an error becomes one line on standard error.
 
-    Exits with 0, 2 for bad input, 1 for a failure while running, 3 where some of many prompts had
-    errors, 130 for Ctrl-C.
+    The exit code is 0, 2 for bad input, 1 for a failure while running, 3 if some of many prompts
+    had errors, or 130 for Ctrl-C.
     """
-    _open_what_is_closed()
-    warnings.showwarning = lambda message, *_: note(f"warning: {printable(str(message))}")
+    _open_closed_streams()
+    warnings.showwarning = lambda message, *_: note(f"warning: {one_line(str(message))}")
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -74,7 +74,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
             signal.signal(number, _terminate)
     try:
         code = app(prog_name=name, standalone_mode=False) or 0
-        if code == INTERRUPTED:  # what newer versions of typer make of Ctrl-C
+        if code == INTERRUPTED:  # newer versions of typer catch Ctrl-C
             raise KeyboardInterrupt
         sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
@@ -84,7 +84,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
         asked = context.command_path if context else name
         fail(f"{_argument_error(error)}; see {asked} --help", BAD_INPUT)
     except BrokenPipeError:
-        # The reader went away, as `head` does; there is nobody left to tell.
+        # The reader went away, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except ValueError as error:
@@ -99,7 +99,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Let a signal to end wait until the block is done; a second one acts at once."""
+    """Hold a signal that ends the process until the block is done; a second one acts at once."""
     waiting: list[int] = []
     handlers = {
         ending: handler
@@ -109,7 +109,7 @@ def signals_held() -> Iterator[None]:
 
     def hold(number: int, frame: FrameType | None) -> None:
         waiting.append(number)
-        if len(waiting) > 1:  # what is written to may be stuck, as a pipe that nobody reads
+        if len(waiting) > 1:  # the block may be stuck, on a pipe that nobody reads
             handlers[signal.Signals(number)](number, frame)
 
     for ending in handlers:
@@ -124,30 +124,30 @@ def signals_held() -> Iterator[None]:
 
 
 def note(line: str) -> None:
-    """Say something beside the output: on standard error."""
+    """Print a line beside the output, on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def give_tips() -> None:
-    """Say what would make decoding faster here: to a person, once a day, after the output."""
+    """Say on a terminal what would make decoding faster on this machine, once a day."""
     if is_terminal(sys.stderr):
         for tip in due_tips():
             note(f"tip: {tip}; {SWITCH}=0 silences tips")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person sees it; None is a stream that is closed."""
+    """Whether a stream, None if it is closed, is shown to a person."""
     return stream is not None and stream.isatty()
 
 
 @contextlib.contextmanager
-def patience(seconds: float = SLOW) -> Iterator[Callable[[Iterable[Chunk]], Iterator[Chunk]]]:
-    """Say on a terminal, once, that the first chunk may take long, if it does.
+def note_if_slow(seconds: float = SLOW) -> Iterator[Callable[[Iterable[Chunk]], Iterator[Chunk]]]:
+    """Explain on a terminal why the first chunk takes long, if it does.
 
     Yields:
-        What passes on the chunks that are waited for.
+        A function that passes on the chunks to wait for.
     """
-    timer = Timer(seconds, note, [STILL_WORKING])
+    timer = Timer(seconds, note, [SLOW_START])
     timer.daemon = True
     if is_terminal(sys.stderr):
         timer.start()
@@ -167,7 +167,7 @@ NOTHING = Chunk("", [], 0, Stats())
 
 
 def print_stream(chunks: Iterable[Chunk]) -> Chunk:
-    """Print the text alone, as it comes; returns the last chunk."""
+    """Print the text alone as it comes; return the last chunk."""
     last = NOTHING
     for chunk in chunks:
         print(chunk.text, end="", flush=True)
@@ -179,7 +179,7 @@ def print_stream(chunks: Iterable[Chunk]) -> Chunk:
 def footer(
     stats: Stats, finish_reason: FinishReason | None, max_tokens: int, speedup: float | None = None
 ) -> str:
-    """The line below an output: what it cost, and whether it was cut."""
+    """Return the line below an output: its statistics, and whether it was cut."""
     summary = stats.summary(speedup)
     if finish_reason != "length":
         return summary
@@ -187,69 +187,69 @@ def footer(
 
 
 def cut_at(max_tokens: int | None) -> str:
-    """How to say that outputs were cut; None is for the end of a decoder-only model's context."""
+    """Say where an output was cut; None is for the end of a decoder-only model's context."""
     return (
         "cut where the context ends" if max_tokens is None else f"cut at --max-tokens {max_tokens}"
     )
 
 
-def remark(source: Source) -> None:
-    """Say on standard error what a model does not read of a prompt."""
+def note_unread(source: Source) -> None:
+    """Say on standard error which parts of a prompt the model does not read."""
     if source.unknown:
         note(
-            f"the model's vocabulary lacks {some_of(source.unknown)}; "
+            f"the model's vocabulary lacks {a_few_of(source.unknown)}; "
             "it reads an unknown mark instead"
         )
     if source.cut:
         note(f"the prompt was cut to {len(source.ids)} tokens, {source.cut} fewer than it has")
 
 
-def some_of(characters: Collection[str]) -> str:
-    """A few characters by name, and how many more there are."""
-    named = printable(" ".join(islice(characters, MOST_NAMED)))
-    more = len(characters) - MOST_NAMED
+def a_few_of(characters: Collection[str]) -> str:
+    """Return a few characters, and the number of the others."""
+    named = one_line(" ".join(islice(characters, MAX_NAMED)))
+    more = len(characters) - MAX_NAMED
     return f"{named} and {more:,} more" if more > 0 else named
 
 
 def visible(text: str) -> str:
-    """The text without what a terminal would obey, lines and tabs excepted."""
+    """Replace the characters that a terminal would obey, except newlines and tabs."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )
 
 
-def printable(text: str) -> str:
-    """One line of it that a terminal can show: texts from files may hold anything."""
+def one_line(text: str) -> str:
+    """Return text from anywhere as one line that a terminal can show."""
     return visible(" ".join(text.split()))
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say what was wrong, in one line, and leave."""
-    note("error: " + printable(message))
+    """Print an error in one line, and exit."""
+    note("error: " + one_line(message))
     sys.exit(code)
 
 
 def failure(error: RuntimeError | MemoryError) -> str:
-    """What to say of a failure while running."""
+    """Return the message for a failure while running."""
     if isinstance(error, Failure):
         return f"failed while running: {error}"
     return f"failed while running: {str(error) or type(error).__name__}; {AFTER_FAILURE}"
 
 
 def columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
-    """Lines of a table, columns two spaces apart; those in `right` go to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Return the lines of a table, columns two spaces apart, those in `right` right-aligned."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
 
 
 def _argument_error(error: Any) -> str:
-    """What typer says of an argument, and what was given, which its newer versions leave out."""
+    """Return typer's message about an argument, and the value, which newer versions leave out."""
     text = str(error.format_message()).rstrip(".")
     if text.startswith("No such command"):  # which may have been meant as a prompt
         text += " (a prompt is given by --prompt)"
@@ -258,24 +258,24 @@ def _argument_error(error: Any) -> str:
 
 
 def _with_advice(error: OSError) -> str:
-    """What it says, and what to do unless it says that: texts of the system's own do not."""
+    """Return an error's message, with what to do if the message is the system's own."""
     text = error.strerror or str(error)
     if error.errno is not None and not text.endswith(os.strerror(error.errno)):
         return text
-    return f"{text}; {ADVICE.get(error.errno or 0, OTHERWISE)}"
+    return f"{text}; {ADVICE.get(error.errno or 0, OTHER_ADVICE)}"
 
 
-def _open_what_is_closed() -> None:
-    """Have something at the places of standard streams that are closed, or files would get them."""
-    for place in range(3):
+def _open_closed_streams() -> None:
+    """Open closed standard streams on the null device, or the next file would take their place."""
+    for descriptor in range(3):
         try:
-            os.fstat(place)
+            os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free place
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the end)
 
 
 def _terminate(number: int, _: object) -> NoReturn:
-    """Leave in such a way that what is half-written is removed."""
+    """Exit by an exception, so that half-written files are removed."""
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""Tips on what would make decoding faster on this machine."""
+"""Tips that would make decoding faster on this machine."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ OTHER_MLX = (
 
 
 def tips() -> list[str]:
-    """Every tip that applies, with the reason: none where MLX does not compute on a Linux CPU."""
+    """Return every tip that applies, with its reason; there are none off Linux CPUs."""
     if not device.on_cpu() or os.environ.get(device.SWITCH) == "0":
         return []
     missing = {part: why for part, why in device.parts.items() if not why.startswith("loaded")}
     if "products" in missing:
-        missing.pop("layers", None)  # one tip for both
+        missing.pop("layers", None)  # one tip covers both
     return [
         f"{OTHER_MLX if why.startswith(BUILT_FOR) else TIPS[part]} ({part}: {why})"
         for part, why in missing.items()
@@ -40,7 +40,7 @@ def tips() -> list[str]:
 
 
 def due_tips() -> list[str]:
-    """The tips, unless they were given within a day or are switched off."""
+    """Return the tips, unless they were given within a day or are switched off."""
     if os.environ.get(SWITCH) == "0" or not (found := tips()):
         return []
     stamp = cache_folder().parent / "tips-given"
@@ -53,5 +53,5 @@ def due_tips() -> list[str]:
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
     except OSError:
-        return found  # without a place to remember, they are given each time
+        return found  # without this file they are given each time
     return found

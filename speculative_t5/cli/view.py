@@ -1,4 +1,4 @@
-"""Outputs as a terminal shows them: tokens coloured by where they came from."""
+"""Outputs on a terminal: tokens coloured by where they came from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..decoding import Origin
 from ..generation import MEANINGS, Chunk, Generation
 from .terminal import NOTHING, print_stream, visible
 
-# Weight and lines tell them apart, too, where there is no colour.
+# Weight and underlines tell them apart without colour, too.
 STYLES: dict[Origin, str] = {
     "accepted": "green",
     "recovered": "bold yellow",
@@ -22,14 +22,14 @@ STYLES: dict[Origin, str] = {
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Of standard output or error: plain where that is no terminal, or NO_COLOR is set."""
+    """Make a console; it is plain if its stream is not a terminal or NO_COLOR is set."""
     return Console(
         file=sys.stderr if stderr else sys.stdout, highlight=False, emoji=False, soft_wrap=True
     )
 
 
 def show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
-    """Print a stream as it comes: the text alone, or on a terminal with its drafts.
+    """Print a stream as it comes: the text alone, or on a terminal coloured by drafts.
 
     Returns:
         The last chunk.
@@ -49,23 +49,23 @@ def show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
 
 
 def shaded(shown: Chunk | Generation) -> Text:
-    """The text of an output, or of a part of it."""
+    """Colour the text of an output or of a part of it."""
     if isinstance(shown, Chunk):
         origins: Sequence[Origin] = shown.origins
     else:
         origins = [token.origin for token in shown.trace]
     text = Text()
-    for place, piece in enumerate(shown.pieces):
-        # A character that was held back may end an output after its last token.
-        style = STYLES[origins[place]] if place < len(origins) else ""
+    for i, piece in enumerate(shown.pieces):
+        # After its last token, an output may end with characters that were held back.
+        style = STYLES[origins[i]] if i < len(origins) else ""
         word = visible(piece).lstrip(" ")
-        text.append(" " * (len(piece) - len(word)))  # lines go under words
+        text.append(" " * (len(piece) - len(word)))  # only words are underlined
         text.append(word, style)
     return text
 
 
 def legend() -> Text:
-    """What the colours mean, in one line."""
+    """Return one line that explains the colours."""
     text = Text()
     for kind in ("accepted", "recovered", "bonus"):
         text.append("   " if text else "").append(kind, STYLES[kind]).append(f" {MEANINGS[kind]}")

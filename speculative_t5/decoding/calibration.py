@@ -1,4 +1,4 @@
-"""Measuring what rounds cost on this machine, once for each pair, and keeping it."""
+"""Calibration: measure what rounds cost on this machine, once per pair, and keep it on disk."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ import mlx.core as mx
 import numpy as np
 
 from .. import __version__, device
-from .drafters import Draft, Drafter
+from .draft import Draft
+from .drafters import Drafter
 from .results import Round
 from .schedule import MAX_DRAFT, Calibration, Counts, Outcome, Schedule
 
-GRID = (*range(13), MAX_DRAFT)  # draft lengths to try: libraries like some numbers of rows more
-SAMPLES, BUDGET = 12, 3.0  # of each length; once, if that takes longer than so many seconds
-WARMUP = 0.5  # seconds
+GRID = (*range(13), MAX_DRAFT)  # draft lengths to time: costs rise in steps
+SAMPLES = 12  # timed rounds of each length
+BUDGET = 3.0  # seconds; where the samples take longer, one of each length is enough
+WARMUP = 0.5  # seconds of rounds that do not count
 MAX_RUNS = 100
 
 SHAPES = [(MAX_DRAFT + 1,), (2 * MAX_DRAFT + 1,), (4, MAX_DRAFT + 1), ()]  # of a Calibration
@@ -35,14 +37,14 @@ Rehearsal = Callable[[Schedule, int], Iterator[Round]]
 
 
 def calibrate(rehearse: Rehearsal, num_prompts: int, *settings: object) -> Calibration:
-    """The calibration for these settings: from the cache if it has one, else measured and kept.
+    """Return the calibration for these settings, from the cache or else newly measured.
 
     Where the cache cannot be written, every process measures for itself.
 
     Args:
-        rehearse: Decodes the prompts at hand with a schedule and a seed.
-        num_prompts: How many they are.
-        settings: What the measurements depend on, models and options; their `repr` is in the key.
+        rehearse: Decodes some prompts with the given schedule and seed.
+        num_prompts: How many prompts those are.
+        settings: Models and options that the measurements depend on; their `repr` is in the key.
     """
     code = (__version__, version("mlx"), device.parts)
     digest = hashlib.sha256(repr((code, hardware(), settings)).encode()).hexdigest()
@@ -50,7 +52,7 @@ def calibrate(rehearse: Rehearsal, num_prompts: int, *settings: object) -> Calib
     found = _read(path)
     if found is None:
         measured = measure(rehearse, num_prompts)
-        found = _read(path)  # by another process, meanwhile: all should go by the same
+        found = _read(path)  # another process may have been faster: all should use the same one
         if found is None:
             found = measured
             _write(path, found)
@@ -58,9 +60,9 @@ def calibrate(rehearse: Rehearsal, num_prompts: int, *settings: object) -> Calib
 
 
 def hardware() -> tuple[object, ...]:
-    """What identifies this machine by its speed.
+    """Identify this machine by its hardware.
 
-    Its name does not: a laptop's changes with its network, and copies of a container have others.
+    Its name would not do: a laptop's changes with its network, and every container has its own.
     """
     used = mx.default_device()
     names = [mx.device_info(each).get("device_name") for each in (mx.cpu, used)]
@@ -68,9 +70,9 @@ def hardware() -> tuple[object, ...]:
 
 
 def cache_folder() -> Path:
-    """Where calibrations are kept.
+    """Return the folder of calibrations.
 
-    Any of them may be deleted: it is measured again, and may then come out a little different.
+    Any of them may be deleted; it is then measured again, and may come out a little different.
     """
     try:
         root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -80,11 +82,10 @@ def cache_folder() -> Path:
 
 
 def measure(rehearse: Rehearsal, num_prompts: int) -> Calibration:
-    """Time rounds of all draft lengths of the grid, over and over on the same prompts.
+    """Time rounds of all draft lengths in `GRID`, repeatedly on the same prompts.
 
-    The shortest times count: what disturbs a measurement makes it longer.
-
-    Takes about 3 seconds, or one round of each length where those take longer.
+    The shortest times count, since disturbances only make a round longer. It takes about `BUDGET`
+    seconds, or one round of each length where those take longer.
     """
     started = time.perf_counter()
     warmup, rotation = _Rotation(), _Rotation()
@@ -95,7 +96,7 @@ def measure(rehearse: Rehearsal, num_prompts: int) -> Calibration:
     def measured() -> bool:
         return rotation.has(1 if _since(started) > BUDGET else SAMPLES)
 
-    _run(rehearse, warmup, warm)  # the first use of everything is slower, and does not count
+    _run(rehearse, warmup, warm)  # the first rounds are slower, and do not count
     _run(rehearse, rotation, measured)
     return Calibration(
         _line(rotation.draft_seconds),
@@ -120,9 +121,9 @@ def _since(moment: float) -> float:
 
 
 class _Rotation:
-    """A schedule that goes through the grid again and again, and keeps what it observes.
+    """A schedule that cycles through the grid, and records what it observes.
 
-    Rounds count only while no row of the batch has ended: fewer rows cost less.
+    Rounds count only until a row of the batch has ended: fewer rows cost less.
     """
 
     def __init__(self) -> None:
@@ -136,11 +137,11 @@ class _Rotation:
         self._ahead: list[int] = []
 
     def has(self, samples: int) -> bool:
-        """Whether every length of the grid has been timed so often."""
+        """Whether every length of the grid has been timed `samples` times."""
         return all(len(self.draft_seconds[num_draft]) >= samples for num_draft in GRID)
 
     def next(self, remaining: int) -> int:
-        # A new order each time: the first round of a run also encodes the draft's source.
+        # In a new order each time: the first round of a run also encodes the draft's source.
         self._ahead = self._ahead or self._order.sample(GRID, len(GRID))
         return min(self._ahead.pop(), remaining - 1)
 
@@ -158,9 +159,9 @@ class _Rotation:
 
 
 class Padded:
-    """A drafter whose drafts are as long as asked for: what it lacks are places without a token.
+    """Pads another drafter's drafts to the length asked for.
 
-    A rehearsal needs it: how long passes take must not hang on how much a lookup happens to find.
+    Rehearsals need it: the time of a pass must not depend on how much a lookup happens to find.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -179,7 +180,7 @@ class Padded:
 
 
 def _line(samples: dict[int, list[float]]) -> tuple[float, ...]:
-    """Seconds to draft 0 to MAX_DRAFT tokens: a line, for one token costs as much as the next."""
+    """Return seconds to draft 0 to MAX_DRAFT tokens, fitted by a line: tokens cost the same."""
     known = sorted(num_draft for num_draft in samples if num_draft)
     step, base = np.polyfit(known, [min(samples[num_draft]) for num_draft in known], 1)
     line = np.maximum(base + step * np.arange(MAX_DRAFT + 1), 0)
@@ -188,9 +189,9 @@ def _line(samples: dict[int, list[float]]) -> tuple[float, ...]:
 
 
 def _steps(samples: dict[int, list[float]]) -> tuple[float, ...]:
-    """Seconds to verify 1 to 2 MAX_DRAFT + 1 tokens: as measured, and on lines between.
+    """Return seconds to verify 1 to 2 MAX_DRAFT + 1 tokens, interpolated between measurements.
 
-    A pass over more tokens can stand in for one over fewer: none costs more than a longer one.
+    A longer pass could be used for fewer tokens, so no length counts as slower than a longer one.
     """
     known = sorted(samples)
     measured = [min(samples[length]) for length in known]
@@ -204,7 +205,7 @@ def _steps(samples: dict[int, list[float]]) -> tuple[float, ...]:
 
 
 def _read(path: Path) -> Calibration | None:
-    """The calibration in a file; None if there is none, or something else."""
+    """Return the calibration in a file; None if it is missing or damaged."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         tables = [np.array(raw[field.name], dtype=float) for field in fields(Calibration)]
@@ -224,7 +225,7 @@ def _read(path: Path) -> Calibration | None:
 
 
 def _write(path: Path, calibration: Calibration) -> None:
-    # Whoever cannot write here goes without; the next process measures again.
+    # Where this fails, the next process measures again.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -1,4 +1,4 @@
-"""Finding what may come next in the text at hand: the rule of drafts without a model."""
+"""Prompt lookup: find n-grams of the output in the text at hand, and propose what follows them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ MAX_NGRAM = 16  # longer n-grams would only make the index larger
 
 
 def check_ngrams(min_ngram: int, max_ngram: int) -> None:
-    """Refuse sizes of lookups' matches that make no sense."""
+    """Refuse n-gram sizes that are out of range."""
     check_integer("min_ngram", min_ngram, 1, MAX_NGRAM)
     check_integer("max_ngram", max_ngram, min_ngram, MAX_NGRAM)
 
 
 class Lookup:
-    """Copies what may follow one output from its source or from the output itself.
+    """Proposes what may follow one output, copied from its source or from the output itself.
 
-    A proposal is what follows the longest match of the output's last tokens, min_ngram to
-    max_ngram of them. Of equally long matches one in the source comes first, the nearest to as far
-    into it as the output is long (tasks that copy do it in order), then the latest in the output.
-    If there is no match at all, the last token is taken to replace one of the source: the match is
-    that of the tokens before it, and what follows begins one place further on.
+    It proposes the tokens after the longest match of the output's last min_ngram to max_ngram
+    tokens. Among equally long matches it prefers one in the source, the nearest to as far into it
+    as the output is long (tasks that copy do it in order), then the latest in the output. Without
+    any match, it takes the last token to replace one of the source: it matches the tokens before
+    that, and skips one token of the source.
 
-    Source and output are one text, which only grows. An index says where its n-grams end, so that
-    a proposal late in a text costs no more than an early one. It has single tokens, and a longer
-    n-gram where the same without its first token occurs more than once.
+    Source and output are one text, which only grows. An index maps n-grams to the places where they
+    end, so that a proposal late in a text costs no more than an early one. It holds single tokens,
+    and a longer n-gram only where the same without its first token occurs more than once.
 
     Example:
         With source "I has a red car" and output "I" the longest match is "I": "has a red car". With
@@ -38,18 +38,18 @@ class Lookup:
         self._text = list(source)
         self._num_source = len(self._text)
         self._min_ngram, self._max_ngram = min_ngram, max_ngram
-        self._ends: dict[tuple[int, ...], list[int]] = {}  # where n-grams end, in order
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # places where n-grams end, ascending
         self._num_indexed = 0
 
     def propose(
         self, output: Sequence[int], num_draft: int, assumed: Sequence[int] = ()
     ) -> list[int]:
-        """Up to `num_draft` tokens that may follow an output of at least one token.
+        """Return up to `num_draft` tokens that may follow an output of at least one token.
 
         Args:
-            output: Begins with that of the call before, or the index is made anew.
+            output: Continues the output of the last call; if it is shorter, the index is rebuilt.
             num_draft: The most tokens to propose.
-            assumed: Tokens to take for the output's next ones; they are forgotten afterwards.
+            assumed: Tokens to append to the output for this call only.
         """
         text = self._text
         if len(output) < len(text) - self._num_source:
@@ -60,23 +60,23 @@ class Lookup:
             self._index(end)
         self._num_indexed = len(text)
         text += assumed
-        at = self._match()
-        stop = self._num_source if at < self._num_source else len(text)
-        copied = text[at + 1 : min(at + 1 + num_draft, stop)]
+        match = self._match()
+        stop = self._num_source if match < self._num_source else len(text)
+        copied = text[match + 1 : min(match + 1 + num_draft, stop)]
         del text[self._num_indexed :]
         return copied
 
     def _match(self) -> int:
-        """Where the match ends that a proposal follows; the text's end if there is none."""
+        """Return the place before the proposal: a match's end, or the text's if there is none."""
         end = len(self._text) - 1
-        at = self._place(end)
-        if at is None and end > self._num_source:
-            at = self._place(end - 1)
-            at = at + 1 if at is not None and at + 1 < self._num_source else None
-        return end if at is None else at
+        place = self._place(end)
+        if place is None and end > self._num_source:
+            place = self._place(end - 1)
+            place = place + 1 if place is not None and place + 1 < self._num_source else None
+        return end if place is None else place
 
     def _index(self, end: int) -> None:
-        """Note the n-grams that end here."""
+        """Add the n-grams that end at `end`."""
         for size in range(1, min(self._max_ngram, end + 1) + 1):
             ends = self._ends.setdefault(self._ngram(end, size), [])
             ends.append(end)
@@ -89,15 +89,15 @@ class Lookup:
         return tuple(self._text[end + 1 - size : end + 1])
 
     def _place(self, end: int) -> int | None:
-        """Where the best earlier copy of the tokens up to `end` ends, if there is one."""
-        # Assumed tokens are not in the index, and few.
+        """Return where the best earlier copy of the tokens up to `end` ends, if there is one."""
+        # Assumed tokens are few, and not in the index.
         candidates = [*self._candidates(end), *range(self._num_indexed, end)]
-        ranks = [self._rank(at, end) for at in candidates]
+        ranks = [self._rank(place, end) for place in candidates]
         best = max(ranks, default=(0, False, 0))
         return candidates[ranks.index(best)] if best[0] >= self._min_ngram else None
 
     def _candidates(self, end: int) -> list[int]:
-        """Indexed places before `end`, in order, with the best of all among them."""
+        """Return a few indexed places before `end`, ascending; the best one is among them."""
         ends: list[int] = []
         size = 0
         while size < min(self._max_ngram, end + 1):
@@ -111,10 +111,10 @@ class Lookup:
         next_one = bisect_left(ends, end + 1 - self._num_source, 0, num_inside)
         return ends[max(next_one - 1, 0) : min(next_one + 1, num_inside)]
 
-    def _rank(self, at: int, end: int) -> tuple[int, bool, int]:
-        """What makes a match better than others: its length, whether it is in the source, where."""
+    def _rank(self, place: int, end: int) -> tuple[int, bool, int]:
+        """Rank a match by its length, then whether it is in the source, then its place."""
         text, size = self._text, 0
-        while size < self._max_ngram and size <= at and text[at - size] == text[end - size]:
+        while size < self._max_ngram and size <= place and text[place - size] == text[end - size]:
             size += 1
-        inside = at < self._num_source
-        return size, inside, -abs(end + 1 - self._num_source - at) if inside else at
+        inside = place < self._num_source
+        return size, inside, -abs(end + 1 - self._num_source - place) if inside else place

@@ -1,4 +1,4 @@
-"""The one loop: draft, one pass of the target, verify. Integers only; text is for others."""
+"""The decoding loop: draft, one pass of the target, verify. It handles ids only, never text."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
 from .. import device
-from .drafters import Draft, Drafter, empty_draft
-from .protocols import LanguageModel, Session
+from .draft import Draft, empty_draft
+from .drafters import Drafter
+from .protocols import Encoded, LanguageModel, Session
 from .results import FinishReason, Round, Tally
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
 from .verify import Verifier, num_agreed
+from .waits import read
 
 WINDOW = 4  # batches of prompts to put in order of length
-AHEAD_TOKENS = 512  # of prompts that are encoded ahead of their turn
+AHEAD_TOKENS = 512  # of prompts to encode before there are rows for them
 
 Request = tuple[int, Sequence[int]]  # index of a prompt, and its ids
 
@@ -32,16 +33,15 @@ class Plan:
 
     Attributes:
         drafter: Proposes tokens; not started yet.
-        schedule: Says how many.
-        verifier: Judges them.
+        schedule: Chooses how many.
+        verifier: Decides which of them stand.
         max_tokens: Upper bound on each row's tokens, EOS included.
-        seed: Of all draws, which hang on it, the prompt's index and the row's own rounds; None
-            where nothing is left to chance.
-        ahead: Nothing is drafted: a single row's passes begin before what the last one gave is
-            read, so that the device does not wait for the host. One is then for nothing where an
-            output ends by EOS.
-        timed: Wait for each draft by itself, to tell its time from that of verifying. A round has
-            a second wait then, and takes longer.
+        seed: Samples depend on it, the prompt's index and the row's round, and on nothing else;
+            None where nothing is sampled.
+        ahead: Nothing is drafted, and a single row's next pass begins before the last one's token
+            is read, so that the device does not wait for the host. It is wasted after an EOS.
+        timed: Wait for each draft, to tell its time from that of verifying. A round then has a
+            second wait, and takes longer.
     """
 
     drafter: Drafter
@@ -56,15 +56,15 @@ class Plan:
 def decode(
     model: LanguageModel, requests: Iterable[Request], plan: Plan, *, batch_size: int
 ) -> Iterator[Round]:
-    """Decode prompts side by side: a `Round` for each row and pass of the target.
+    """Decode prompts side by side, and yield a `Round` for each row and pass of the target.
 
-    When a row ends, the next prompt takes its place; when there is none, the others close up.
+    When a row ends, the next prompt takes its place; when there is none, the batch shrinks.
 
     Args:
         model: The target.
-        requests: Prompts, taken a few ahead of when there is room for them.
+        requests: Prompts; a few are taken before there is a row for them.
         plan: How to decode.
-        batch_size: Rows at a time, at most.
+        batch_size: The most rows at a time.
     """
     waiting = iter(requests)
     first = list(islice(waiting, batch_size))
@@ -73,14 +73,14 @@ def decode(
     batch = _Batch(model, first, plan)
     while batch.rows:
         done = batch.round()
-        given = time.perf_counter()
+        paused = time.perf_counter()
         yield from done
-        batch.clock.skip(time.perf_counter() - given)  # what the caller does in between is not ours
+        batch.clock.skip(time.perf_counter() - paused)  # the caller's time is not ours
         batch.refill(waiting, batch_size)
 
 
 def in_order_of_length(requests: Iterable[Request], window: int) -> Iterator[Request]:
-    """So many requests at a time by length, down and up by turns."""
+    """Sort `window` requests at a time by length, alternately longest and shortest first."""
     waiting, longest_first = iter(requests), True
     while part := list(islice(waiting, window)):
         yield from sorted(part, key=lambda request: len(request[1]), reverse=longest_first)
@@ -88,77 +88,69 @@ def in_order_of_length(requests: Iterable[Request], window: int) -> Iterator[Req
 
 
 class _Batch:
-    """Rows that are decoded together."""
+    """Rows that are decoded together; the session and the drafter have them in the same order."""
 
     def __init__(self, model: LanguageModel, requests: Sequence[Request], plan: Plan) -> None:
         self.clock = _Clock()
         self._plan = plan
         self._model = model
-        self._ends = model.eos_token_ids
-        self._ahead: deque[Request] = deque()  # what the session expects
-        self._begun: mx.array | None = None  # what a pass gives that is under way, (B, 1)
+        self._waiting: deque[tuple[Request, Encoded]] = deque()  # encoded, but without a row yet
+        self._next_tokens: mx.array | None = None  # (B, 1) int32 of a pass that was begun early
         began = self.clock.read()
         sources = [source for _, source in requests]
         self._session, contexts = model.start(sources)
         plan.drafter.start(sources)
-        self.rows = self._new_rows(requests, contexts, began)  # in the session's order
+        self.rows = self._new_rows(requests, contexts, began)
 
     def round(self) -> list[Round]:
-        """One pass of the target, and what it gave each row."""
+        """Draft, run the target once, verify, and return what each row emits."""
         device.enter_thread()  # a stream may have begun in another thread, or before a fork
-        if self._plan.ahead:
-            return self._undrafted()
-        plan, contexts = self._plan, [row.context for row in self.rows]
-        num_draft = plan.schedule.next(max(row.remaining for row in self.rows))
-        draft_keys, verify_keys = self._keys()
-        began = time.perf_counter()
-        draft = plan.drafter.propose(contexts, num_draft, draft_keys)
-        # By its own limit, whatever its neighbours': a row is drafted for as it would be alone.
-        draft = draft.limited([row.remaining - 1 for row in self.rows])
-        if plan.timed:
-            mx.eval(draft.tokens)
-        drafted = time.perf_counter()
-        proposals = verify(self._session, contexts, draft, plan.verifier, verify_keys)
-        ended = time.perf_counter()
-        asked = [min(num_draft, row.remaining - 1) for row in self.rows]
-        now = self.clock.read()
-        for row, proposal, count in zip(self.rows, proposals, asked, strict=True):
-            row.take(proposal, self._ends, count, now)
-        whole = [row.tally for row, n in zip(self.rows, asked, strict=True) if n == num_draft]
+        plan, rows = self._plan, self.rows
+        num_draft = plan.schedule.next(max(row.remaining for row in rows))
+        began = drafted = time.perf_counter()
+        if plan.ahead:
+            proposals = self._plain()
+        else:
+            draft_keys, verify_keys = self._keys()
+            contexts = [row.context for row in rows]
+            draft = plan.drafter.propose(contexts, num_draft, draft_keys)
+            # Each row by its own limit: its draft is the same whatever its neighbours are.
+            draft = draft.limited([row.remaining - 1 for row in rows])
+            if plan.timed:
+                read(draft.tokens)
+            drafted = time.perf_counter()
+            proposals = verify(self._session, contexts, draft, plan.verifier, verify_keys)
+        ended, now = time.perf_counter(), self.clock.read()
+        whole = [row for row in rows if row.remaining > num_draft]  # drafted for in full
+        eos_token_ids = self._model.eos_token_ids
+        for row, proposal in zip(rows, proposals, strict=True):
+            row.take(proposal, num_draft, eos_token_ids, now)
         plan.schedule.observe(
             Outcome(
                 num_draft,
-                [tally.num_drafted[-1] for tally in whole],
-                [tally.num_accepted[-1] for tally in whole],
+                [row.num_drafted for row in whole],
+                [row.num_accepted for row in whole],
                 drafted - began,
                 ended - drafted,
             )
         )
-        return [row.round() for row in self.rows]
+        return [row.round() for row in rows]
 
-    def _undrafted(self) -> list[Round]:
-        """A round without a draft, the pass of the next one begun before this one's is read."""
-        plan = self._plan
-        plan.schedule.next(max(row.remaining for row in self.rows))
-        began, given = time.perf_counter(), self._begun
-        if given is None:
+    def _plain(self) -> list[Proposal]:
+        """Run the target without a draft, and begin the next pass before this one is read."""
+        tokens, self._next_tokens = self._next_tokens, None
+        if tokens is None:
             self._session.truncate([len(row.context) - 1 for row in self.rows])
             last = [row.context[-1:] for row in self.rows]
-            given = self._pass(mx.array(last, dtype=mx.int32), later=0)
-        self._begun = None
-        # Of several rows one ends every few rounds, and what was begun for all would be dropped.
+            tokens = self._step(mx.array(last, dtype=mx.int32), later=0)
+        # Of several rows one ends every few rounds, and a pass begun for all would be wasted.
         if len(self.rows) == 1 and self.rows[0].remaining > 1:
-            self._begun = self._pass(given, later=1)
-            mx.async_eval(self._begun)
-        tokens, now = cast(list[list[int]], given.tolist()), self.clock.read()
-        for row, (token,) in zip(self.rows, tokens, strict=True):
-            row.take(Proposal([], 0, 0, token), self._ends, 0, now)
-        none = [0] * len(self.rows)
-        plan.schedule.observe(Outcome(0, none, none, 0.0, time.perf_counter() - began))
-        return [row.round() for row in self.rows]
+            self._next_tokens = self._step(tokens, later=1)
+            mx.async_eval(self._next_tokens)
+        return [Proposal([], 0, 0, token) for (token,) in read(tokens)]
 
-    def _pass(self, tokens: mx.array, *, later: int) -> mx.array:
-        """What follows tokens (B, 1), so many rounds later than this one: (B, 1) int32."""
+    def _step(self, tokens: mx.array, *, later: int) -> mx.array:
+        """Return the tokens after `tokens` (B, 1), (B, 1) int32, `later` rounds from this one."""
         verifier = self._plan.verifier
         if verifier.greedy:  # lenient or not: there is no draft to be lenient about
             return self._session.step_argmax(tokens)
@@ -167,15 +159,16 @@ class _Batch:
         return verifier.verdict(draft, self._session.step(tokens), keys).next_token[:, None]
 
     def refill(self, waiting: Iterator[Request], batch_size: int) -> None:
-        """Give rows that have ended to waiting prompts; drop those that none is left for."""
+        """Give rows that have ended to waiting prompts; drop those that are left over."""
         free = [i for i, row in enumerate(self.rows) if row.finish_reason]
         if free:
-            self._begun = None  # it is of these rows, too
-        while free and self._look_ahead(waiting, batch_size):
-            count = min(len(free), len(self._ahead))
+            self._next_tokens = None  # of these rows, too
+        while free and self._encode_next(waiting, batch_size):
+            count = min(len(free), len(self._waiting))
             taken, free = free[:count], free[count:]
-            requests = [self._ahead.popleft() for _ in taken]
-            contexts = self._session.replace(taken)
+            next_up = [self._waiting.popleft() for _ in taken]
+            requests = [request for request, _ in next_up]
+            contexts = self._session.replace(taken, [encoded for _, encoded in next_up])
             self._plan.drafter.replace(taken, [source for _, source in requests])
             new = self._new_rows(requests, contexts, self.clock.read())
             for i, row in zip(taken, new, strict=True):
@@ -186,18 +179,19 @@ class _Batch:
             self._plan.drafter.select(kept)
         self.rows = [self.rows[i] for i in kept]
 
-    def _look_ahead(self, waiting: Iterator[Request], batch_size: int) -> bool:
-        """Have the next prompts ready, if there are any: encoding a few together takes less."""
-        if not self._ahead:
-            tokens = 0
+    def _encode_next(self, waiting: Iterator[Request], batch_size: int) -> bool:
+        """Have the next prompts encoded, if there are any: a few together take less time."""
+        if not self._waiting:
+            requests, tokens = [], 0
             for request in islice(waiting, batch_size):
-                self._ahead.append(request)
+                requests.append(request)
                 tokens += len(request[1])
                 if tokens >= AHEAD_TOKENS:
                     break
-            if self._ahead:
-                self._session.expect([source for _, source in self._ahead])
-        return bool(self._ahead)
+            if requests:
+                encoded = self._session.encode([source for _, source in requests])
+                self._waiting.extend(zip(requests, encoded, strict=True))
+        return bool(self._waiting)
 
     def _new_rows(
         self, requests: Sequence[Request], contexts: Sequence[list[int]], began: float
@@ -208,12 +202,12 @@ class _Batch:
         ]
 
     def _room(self, context: Sequence[int]) -> int:
-        """Tokens that a row may emit: what is left of the model's context, and one never read."""
+        """Return how many tokens a row may emit; the last one is never fed to the model."""
         asked, limit = self._plan.max_tokens, self._model.max_context
         return asked if limit is None else min(asked, limit - len(context) + 1)
 
     def _keys(self, later: int = 0) -> tuple[mx.array | None, mx.array | None]:
-        """Keys for drafting and for verdicts, (B, 2) uint32 each, so many rounds from this one."""
+        """Return keys for drafting and for verdicts, (B, 2) uint32 each, `later` rounds on."""
         seed = self._plan.seed
         if seed is None:
             return None, None
@@ -223,7 +217,7 @@ class _Batch:
 
 
 class _Clock:
-    """Seconds since it was made, but for those to skip."""
+    """Seconds since it was made, less those that were skipped."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -237,7 +231,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class Proposal:
-    """One row's draft and the verdict on it."""
+    """One row's draft and the verdict on it; `tokens` may be padded after `num_drafted`."""
 
     tokens: list[int]
     num_drafted: int
@@ -252,21 +246,21 @@ def verify(
     verifier: Verifier,
     keys: mx.array | None,
 ) -> list[Proposal]:
-    """One pass of the target over the last token and the draft, and the verdicts on it."""
+    """Run the target over the last token and the draft, and read the verdict on each row."""
     session.truncate([len(context) - 1 for context in contexts])
     tokens = mx.array([context[-1:] for context in contexts], dtype=mx.int32)
     width = draft.tokens.shape[1]
     if width:
         tokens = mx.concatenate([tokens, draft.tokens], axis=1)
     if verifier.greedy:
-        told = verifier.choices(draft, session, tokens)
+        verdicts = verifier.choices(draft, session, tokens)
     else:
         verdict = verifier.verdict(draft, session.step(tokens), keys)
-        told = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
-    # The only wait of a round: one array, so that reading it is one, too.
-    rows = mx.concatenate([draft.tokens, told], axis=1).tolist()
+        verdicts = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
+    # The round's only wait: one array holds all that the host has to know.
+    rows = read(mx.concatenate([draft.tokens, verdicts], axis=1))
     proposals = []
-    for row, length in zip(cast(list[list[int]], rows), draft.lengths, strict=True):
+    for row, length in zip(rows, draft.lengths, strict=True):
         drafted, answer = row[:width], row[width:]
         if verifier.greedy:
             num_accepted = num_agreed(drafted[:length], answer)
@@ -279,7 +273,7 @@ def verify(
 
 @dataclass
 class _Row:
-    """One prompt: its context and the target's tokens so far, and what they cost."""
+    """One prompt: its tokens so far and what they cost."""
 
     index: int
     context: list[int]
@@ -288,36 +282,42 @@ class _Row:
     tally: Tally = field(default_factory=Tally)
     seconds: float = 0.0  # until the end of the last round
     finish_reason: FinishReason | None = None
-    emitted: list[int] = field(default_factory=list)  # in the last round
+    # Of the last round:
+    emitted: list[int] = field(default_factory=list)
+    num_drafted: int = 0
+    num_accepted: int = 0
 
-    def take(self, proposal: Proposal, ends: frozenset[int], num_draft: int, now: float) -> None:
-        """Emit what stands of a proposal; a cut may leave fewer tokens than were accepted."""
+    def take(
+        self, proposal: Proposal, num_draft: int, eos_token_ids: frozenset[int], now: float
+    ) -> None:
+        """Emit the tokens that stand; a cut may leave fewer than were accepted."""
+        asked = min(num_draft, self.remaining - 1)
         tokens = [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
-        self.emitted, self.finish_reason = cut(tokens, ends, self.remaining)
+        self.emitted, self.finish_reason = cut(tokens, eos_token_ids, self.remaining)
         self.context += self.emitted
         self.remaining -= len(self.emitted)
-        num_emitted = len(self.emitted)
-        num_accepted = min(proposal.num_accepted, num_emitted)
-        self.tally.add(num_draft, proposal.num_drafted, num_accepted, num_emitted)
+        self.num_drafted = proposal.num_drafted
+        self.num_accepted = min(proposal.num_accepted, len(self.emitted))
+        self.tally.add(asked, self.num_drafted, self.num_accepted, len(self.emitted))
         self.seconds = now - self.began
 
     def round(self) -> Round:
-        """The last round, as the caller sees it."""
-        shown = self.emitted[:-1] if self.finish_reason == "eos" else self.emitted
-        stats, output = self.tally.stats(self.seconds), []
-        if self.finish_reason:
-            before = self.context[: -len(self.emitted)]
-            output = before[len(self.context) - stats.emitted :] + shown
-        accepted = self.tally.num_accepted[-1]
-        return Round(self.index, shown, accepted, stats, self.finish_reason, output)
+        """Return the last round as the caller sees it."""
+        final = self.finish_reason is not None
+        output = self.context[len(self.context) - self.tally.emitted :] if final else []
+        emitted = self.emitted
+        if self.finish_reason == "eos":
+            output, emitted = output[:-1], emitted[:-1]
+        stats = self.tally.stats(self.seconds, final=final)
+        return Round(self.index, emitted, self.num_accepted, stats, self.finish_reason, output)
 
 
 def cut(
-    tokens: list[int], ends: frozenset[int], limit: int
+    tokens: list[int], eos_token_ids: frozenset[int], limit: int
 ) -> tuple[list[int], FinishReason | None]:
-    """End `tokens` after the first EOS or after `limit` tokens, and say which, if either."""
+    """End `tokens` after the first EOS or after `limit` tokens, and return which, if either."""
     tokens = tokens[:limit]
-    if not ends.isdisjoint(tokens):
-        end = next(place for place, token in enumerate(tokens) if token in ends)
+    if not eos_token_ids.isdisjoint(tokens):
+        end = next(place for place, token in enumerate(tokens) if token in eos_token_ids)
         return tokens[: end + 1], "eos"
     return tokens, "length" if len(tokens) == limit else None

@@ -1,54 +1,39 @@
-"""Frozen values that leave the engine."""
+"""Results of decoding: rounds and their statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import Any, Literal
 
 FinishReason = Literal["eos", "length"]
 Origin = Literal["accepted", "recovered", "bonus", "regular"]
-
-
-PER_ROUND = ("num_draft", "num_drafted", "num_accepted")
 
 
 @dataclass(frozen=True, repr=False)
 class Stats:
     """What one generation cost.
 
-    In a batch, seconds are those of all rows together from this row's first round to its last; of
-    the first rows with their encoding, of later ones, which is done ahead, without.
+    In a batch, `seconds` runs from the row's first round to its last, for all rows together. It
+    includes encoding for the rows that begin the batch; later prompts are encoded ahead of time.
+
+    The three tuples are `PerRound` views until the generation has finished.
 
     Attributes:
-        num_draft: K of each round in turn: tokens that the drafter was asked for.
+        num_draft: K of each round: how many tokens the drafter was asked for.
         num_drafted: Tokens it proposed in each round; a lookup may find fewer.
-        num_accepted: Proposed tokens that were accepted and emitted in each round (a cut at EOS
-            or max_tokens counts).
+        num_accepted: Proposed tokens that were accepted and emitted in each round (after a cut at
+            EOS or max_tokens).
         emitted: Tokens emitted, EOS included.
-        seconds: Wall-clock time from the prompt's ids to the last token, the encoder's included.
+        seconds: Wall-clock time from the prompt's ids to the last token, encoding included.
     """
 
-    # Factories, so that the class itself has no such attributes: see __getattr__.
-    num_draft: tuple[int, ...] = field(default_factory=tuple)
-    num_drafted: tuple[int, ...] = field(default_factory=tuple)
-    num_accepted: tuple[int, ...] = field(default_factory=tuple)
+    num_draft: Sequence[int] = ()
+    num_drafted: Sequence[int] = ()
+    num_accepted: Sequence[int] = ()
     emitted: int = 0
     seconds: float = 0.0
-
-    if not TYPE_CHECKING:  # to which any name would then be an attribute
-
-        def __getattr__(self, name: str) -> tuple[int, ...]:
-            """Make a tuple that a snapshot of a `Tally` lacks until it is asked for."""
-            if name not in PER_ROUND:
-                return super().__getattribute__(name)  # fails in Python's own words
-            made = vars(self)[name] = tuple(getattr(self._tally, name)[: self.rounds])
-            return made
-
-    def __reduce__(self) -> tuple[type[Stats], tuple[object, ...]]:
-        """Copies and pickles hold values, not the tally."""
-        return Stats, tuple(getattr(self, each.name) for each in fields(self))
 
     def __repr__(self) -> str:
         return (
@@ -56,22 +41,22 @@ class Stats:
             f"emitted={self.emitted}, seconds={self.seconds:.3f})"
         )
 
-    @cached_property
+    @property
     def rounds(self) -> int:
         """Forward passes of the target's decoder, except one begun where the output then ended."""
         return len(self.num_draft)
 
-    @cached_property
+    @property
     def drafted(self) -> int:
         """Tokens proposed."""
-        return sum(self.num_drafted)
+        return _total(self.num_drafted)
 
-    @cached_property
+    @property
     def accepted(self) -> int:
         """Proposed tokens that were accepted and emitted."""
-        return sum(self.num_accepted)
+        return _total(self.num_accepted)
 
-    @cached_property
+    @property
     def last_round(self) -> tuple[int, int, int]:
         """The last of `num_draft`, of `num_drafted` and of `num_accepted`."""
         return self.num_draft[-1], self.num_drafted[-1], self.num_accepted[-1]
@@ -100,10 +85,10 @@ class Stats:
         return self.emitted / self.seconds if self.seconds else 0.0
 
     def summary(self, speedup: float | None = None) -> str:
-        """One line for people.
+        """Describe the generation in one line.
 
         Args:
-            speedup: Over regular decoding, as estimated; None leaves it out.
+            speedup: Estimated, over plain decoding; None leaves it out.
         """
         tokens = f"{self.emitted} token{'s' if self.emitted != 1 else ''}"
         parts = [f"{self.tokens_per_second:.0f} tok/s", tokens]
@@ -117,7 +102,7 @@ class Stats:
         return " - ".join(parts)
 
     def origins(self) -> Iterator[tuple[int, Origin]]:
-        """Round, from 1, and origin of each emitted token in turn, EOS included."""
+        """Yield the round, from 1, and the origin of each emitted token, EOS included."""
         left = self.emitted
         counts = zip(self.num_drafted, self.num_accepted, strict=True)
         for number, (drafted, accepted) in enumerate(counts, start=1):
@@ -128,45 +113,70 @@ class Stats:
                 yield number, origin
 
 
-class Tally:
-    """Counts one output's rounds.
+class PerRound(Sequence[int]):
+    """A count for each round so far, equal to the tuple of them.
 
-    A snapshot shares the lists, which only grow, and keeps the totals of its moment: it takes as
-    long after the last round as after the first.
+    It shares a list of running totals, which only grows, with the loop and with other views. So a
+    view takes as long to make after the last round as after the first. Copies are tuples.
     """
 
-    def __init__(self) -> None:
-        self.num_draft: list[int] = []
-        self.num_drafted: list[int] = []
-        self.num_accepted: list[int] = []
-        self.drafted = self.accepted = self.emitted = 0
+    def __init__(self, totals: list[int]) -> None:
+        self._totals = totals
+        self._count = len(totals) - 1
 
     @property
-    def rounds(self) -> int:
-        return len(self.num_draft)
+    def total(self) -> int:
+        return self._totals[self._count]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        return (after - before for before, after in pairwise(islice(self._totals, len(self) + 1)))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        place = range(self._count)[index]
+        return self._totals[place + 1] - self._totals[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple | PerRound) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[int, ...]]]:
+        return tuple, (tuple(self),)
+
+
+def _total(counts: Sequence[int]) -> int:
+    return counts.total if isinstance(counts, PerRound) else sum(counts)
+
+
+class Tally:
+    """Counts one output's rounds."""
+
+    def __init__(self) -> None:
+        self._totals = ([0], [0], [0])  # running totals of the tuples of Stats
+        self.rounds = self.emitted = 0
 
     def add(self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int) -> None:
         """Count one more round."""
-        self.num_draft.append(num_draft)
-        self.num_drafted.append(num_drafted)
-        self.num_accepted.append(num_accepted)
-        self.drafted += num_drafted
-        self.accepted += num_accepted
+        counts = num_draft, num_drafted, num_accepted
+        for totals, count in zip(self._totals, counts, strict=True):
+            totals.append(totals[-1] + count)
+        self.rounds += 1
         self.emitted += emitted
 
-    def stats(self, seconds: float) -> Stats:
-        """The statistics of the rounds so far, of which there is at least one."""
-        stats = object.__new__(Stats)
-        vars(stats).update(
-            emitted=self.emitted,
-            seconds=seconds,
-            rounds=self.rounds,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            last_round=(self.num_draft[-1], self.num_drafted[-1], self.num_accepted[-1]),
-            _tally=self,
-        )
-        return stats
+    def stats(self, seconds: float, *, final: bool = False) -> Stats:
+        """Return the statistics of the rounds so far."""
+        views = [PerRound(totals) for totals in self._totals]
+        num_draft, num_drafted, num_accepted = map(tuple, views) if final else views
+        return Stats(num_draft, num_drafted, num_accepted, self.emitted, seconds)
 
 
 @dataclass(frozen=True)
@@ -174,12 +184,12 @@ class Round:
     """What one pass of the target gave one row.
 
     Attributes:
-        index: The prompt's.
-        tokens: Emitted ids, EOS not among them.
+        index: The prompt's index.
+        tokens: Emitted ids, without EOS.
         num_accepted: How many of the emitted tokens, EOS included, came from the draft.
         stats: The row's totals so far, this round included.
         finish_reason: "eos" or "length" in the row's last round, else None.
-        output: In that round all ids that the row emitted, EOS not among them; else none.
+        output: In the last round all ids that the row emitted, without EOS; empty before.
     """
 
     index: int
@@ -191,10 +201,13 @@ class Round:
 
 
 def origins_of_round(num_drafted: int, num_accepted: int, emitted: int) -> list[Origin]:
-    """Where each token came from that a round emitted, EOS included.
+    """Return where each token that a round emitted came from, EOS included.
+
+    "accepted" tokens were drafted; the target's own token is "recovered" after a rejection, a
+    "bonus" after a whole draft, and "regular" where nothing was drafted (plain decoding).
 
     Example: five drafted, three accepted and the target's own after them, (5, 3, 4), are
-    ["accepted", "accepted", "accepted", "recovered"]. A round that ends by an accepted EOS or at
+    ["accepted", "accepted", "accepted", "recovered"]. A round that ends with an accepted EOS or at
     max_tokens, as (5, 3, 3), has no token of the target's own.
     """
     origins: list[Origin] = ["accepted"] * num_accepted

@@ -1,4 +1,4 @@
-"""From logits to probabilities, and from probabilities to tokens."""
+"""Sampling: from logits to probabilities, and from probabilities to tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Sampler:
     probabilities only and needs no second, greedy path.
 
     Args:
-        temperature: What logits are divided by; 0 is greedy, and the filters then change nothing.
+        temperature: Divides the logits; 0 is greedy, and the filters then change nothing.
         top_k: Keep the k most probable tokens; 0 keeps all.
-        top_p: Keep the most probable tokens whose probabilities, as left by top-k, reach this sum
+        top_p: Keep the fewest most probable tokens whose probabilities, after top-k, reach this sum
             (nucleus sampling, 1904.09751); 1 keeps all.
 
     Raises:
@@ -45,7 +45,7 @@ class Sampler:
             raise ValueError(f"top_p must be above 0 and at most 1 (1 is off), got {self.top_p}")
 
     def probs(self, logits: mx.array) -> mx.array:
-        """Logits (..., V) of any float type -> probabilities (..., V) float32."""
+        """Turn logits (..., V) of any float type into probabilities (..., V) float32."""
         logits = logits.astype(mx.float32)
         if self.temperature == 0:
             return one_hot(mx.argmax(logits, axis=-1), logits.shape[-1])
@@ -53,9 +53,9 @@ class Sampler:
         return self.filter(mx.softmax(logits / self.temperature, axis=-1))
 
     def filter(self, probs: mx.array) -> mx.array:
-        """Top-k, then top-p, of probabilities (..., V), scaled to sum to 1 again.
+        """Apply top-k, then top-p, to probabilities (..., V), and rescale them to sum to 1.
 
-        Tokens as probable as the last one kept are kept with it, so that the choice hangs on
+        Tokens as probable as the last one kept are kept with it, so that the choice depends on
         probabilities alone.
         """
         size = probs.shape[-1]
@@ -67,38 +67,36 @@ class Sampler:
             best = mx.topk(probs, top_k, axis=-1) if top_k < size else probs
             ranked = -mx.sort(-best, axis=-1)
             before = mx.cumsum(ranked, axis=-1, inclusive=False)
-            # At least one, though a tiny top_p be 0 in float32.
+            # Keep at least one: a tiny top_p is 0 in float32.
             last = mx.maximum(mx.sum(before < self.top_p, axis=-1, keepdims=True), 1) - 1
             probs = _keep(probs, mx.take_along_axis(ranked, last, axis=-1))
         return probs
 
 
 def _keep(probs: mx.array, least: mx.array) -> mx.array:
-    """Probabilities of at least `least` (..., 1), scaled to sum to 1."""
+    """Keep probabilities of at least `least` (..., 1), and rescale them to sum to 1."""
     kept = mx.where(probs >= least, probs, 0)
     return kept / mx.sum(kept, axis=-1, keepdims=True)
 
 
 def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
-    """Ids (...) -> probabilities (..., V) float32."""
+    """Turn ids (...) into probabilities (..., V) float32."""
     return (mx.arange(vocab_size) == tokens[..., None]).astype(mx.float32)
 
 
 def argmax(logits: mx.array) -> mx.array:
-    """The greedy choice: logits (..., V) -> ids (...) int32, the first of equals."""
+    """Return the greedy choice, ids (...) int32, of logits (..., V); the first among equals."""
     return mx.argmax(logits, axis=-1).astype(mx.int32)
 
 
-def draw(weights: mx.array, keys: mx.array | None) -> mx.array:
-    """Draw an id for each row, (B,) int32, in proportion to its weights (B, V) float32.
-
-    The weights are not negative, and need not sum to 1. A token of weight 0 is never drawn. Without
-    keys nothing is left to chance: the heaviest token is taken, which for one-hot weights is the
-    draw.
+def sample(weights: mx.array, keys: mx.array | None) -> mx.array:
+    """Sample an id for each row, (B,) int32, in proportion to its weights.
 
     Args:
-        weights: (B, V) float32.
-        keys: (B, 2) uint32. What a row draws hangs on its own key and weights alone.
+        weights: (B, V) float32, not negative; they need not sum to 1. A token of weight 0 is never
+            sampled.
+        keys: (B, 2) uint32; a row's sample depends on its own key and weights alone. None takes
+            the heaviest token, which of one-hot weights is the only one.
     """
     if keys is None:
         return argmax(weights)
@@ -106,33 +104,33 @@ def draw(weights: mx.array, keys: mx.array | None) -> mx.array:
 
 
 def uniform(keys: mx.array) -> mx.array:
-    """A draw from [0, 1) for each key: keys (..., 2) uint32 -> (...) float32."""
+    """Sample from [0, 1) for each key: keys (..., 2) uint32 -> (...) float32."""
     if keys.size == 0:
         return mx.zeros(keys.shape[:-1])
     return _uniform(keys.reshape(-1, 2)).reshape(keys.shape[:-1])
 
 
 def round_keys(seed: int, index: int, round_: int) -> np.ndarray:
-    """Keys for one round of one row, (2, 2) uint32: for drafting, and for the verdict.
+    """Return keys for one round of one row, (2, 2) uint32: for drafting, and for the verdict.
 
-    They hang on nothing but the seed, the index of the prompt and the number of the round: a row
-    draws the same in any batch.
+    They depend only on the seed, the prompt's index and the number of the round: a row samples the
+    same in any batch.
     """
     words = np.random.SeedSequence(seed, spawn_key=(index, round_)).generate_state(4)
     return words.reshape(2, 2)
 
 
 def place_keys(keys: mx.array, num_places: int) -> mx.array:
-    """A key for each place of a draft: keys (B, 2) uint32 -> (B, num_places, 2).
+    """Return a key for each place of a draft: keys (B, 2) uint32 -> (B, num_places, 2).
 
-    That of a place is the same however many there are, which `mx.random.split` does not promise.
+    A place's key does not depend on the number of places; `mx.random.split` does not promise that.
     """
     places = mx.arange(num_places, dtype=mx.uint32)
     return keys[:, None] ^ mx.stack([mx.zeros_like(places), places], axis=-1)
 
 
 def final_keys(keys: mx.array) -> mx.array:
-    """Keys (B, 2) that differ from those of all places."""
+    """Return keys (B, 2) that differ from those of all places."""
     return keys ^ mx.array([1, 0], dtype=mx.uint32)
 
 

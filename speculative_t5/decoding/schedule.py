@@ -10,25 +10,25 @@ from typing import Protocol
 
 MAX_DRAFT = 16  # the most that an adaptive schedule asks for
 
-TYPICAL_RATE = 0.8  # of accepted tokens, for a draft that is worth having
-PRIOR_TOKENS = 24.0  # that the rate expected of a text counts for, against its own tokens
-PROMPT_TOKENS, MOST_TOKENS = 12.0, 200.0  # that more prompts of a calibration count for, and all
-PRIOR_ROUNDS = 8.0  # that a calibration's draft lengths count for
+TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
+PRIOR_TOKENS = 24.0  # weight, in tokens, of the expected rate against a text's own tokens
+PROMPT_TOKENS, MOST_TOKENS = 12.0, 200.0  # weight of each further calibration prompt, and of all
+PRIOR_ROUNDS = 8.0  # weight, in rounds, of a calibration's draft lengths
 SMOOTHING = 16.0  # tokens that each place borrows from all places together
-MEMORY = 0.98  # weight of what was seen a round ago
-PROBE_SHARE = 1 / 64  # of the time that may go into drafting one token where that did not pay
-MAX_PATIENCE = 8  # times longer than at first, between probes that fail
+MEMORY = 0.98  # weight of the counts of a round ago
+PROBE_SHARE = 1 / 64  # of the time that may be spent on probes: drafting where it did not pay
+MAX_PATIENCE = 8  # times as long as at first, between probes that fail
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one round of a batch.
+    """Counts and times of one round of a batch.
 
     Attributes:
-        num_draft: Tokens that each row was asked for.
-        num_drafted: Tokens proposed, of each row.
-        num_accepted: Of these accepted and emitted.
-        draft_seconds: Until the drafts were there, where that is told apart (`Plan.timed`).
+        num_draft: How many tokens the drafter was asked for.
+        num_drafted: Tokens proposed for each row that had room for `num_draft`.
+        num_accepted: How many of them were accepted and emitted.
+        draft_seconds: Drafting; what the device needs for it is included only with `Plan.timed`.
         verify_seconds: From there to the verdicts.
     """
 
@@ -40,25 +40,25 @@ class Outcome:
 
 
 class Schedule(Protocol):
-    """Decides the draft length of each round from what came of the rounds before it.
+    """Chooses the draft length of each round from the outcomes of earlier rounds.
 
-    It is told counts, never tokens: a length that hung on a token's value could decide that token's
-    fate, and the output would no longer be the target's own.
+    It observes counts, never tokens: a draft length that depended on a token's value could decide
+    whether that token is accepted, and the output would no longer follow the target's distribution.
     """
 
     def next(self, remaining: int) -> int:
-        """Tokens to draft when at most `remaining` more may be emitted.
+        """Return how many tokens to draft when at most `remaining` more may be emitted.
 
         A round emits one token more than it drafts, so drafting `remaining` would waste one.
         """
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn from the round that `next` was asked about."""
+        """Learn from the round that the last `next` was for."""
 
 
 @dataclass(frozen=True)
 class FixedSchedule:
-    """Always the same number of tokens, less where the output is about to end."""
+    """Always drafts the same number of tokens, fewer only where the output is about to end."""
 
     num_draft: int
 
@@ -71,13 +71,13 @@ class FixedSchedule:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured of a target and a drafter on this machine.
+    """Measurements of a target and a drafter on this machine.
 
     Attributes:
-        draft_seconds: To draft K tokens, for K = 0 to MAX_DRAFT.
-        verify_seconds: To verify a pass over L tokens, for L = 1, 2, ...
-        counts: `Counts.values` of the rounds measured.
-        num_prompts: Prompts that they came from.
+        draft_seconds: Time to draft K tokens, for K = 0 to MAX_DRAFT.
+        verify_seconds: Time of a pass over L tokens and its verdict, for L = 1, 2, ...
+        counts: `Counts.values` of the measured rounds.
+        num_prompts: Number of prompts that the rounds came from.
     """
 
     draft_seconds: tuple[float, ...]
@@ -87,16 +87,16 @@ class Calibration:
 
 
 class Counts:
-    """How far drafts came, by place: sums over rounds and rows, older rounds weighing less.
+    """Counts of drafted and accepted tokens by place; older rounds weigh less.
 
     Attributes:
-        values: Four lists of MAX_DRAFT + 1. By place i: rows whose draft reached it (asked for i
-            tokens, i - 1 accepted), rows that accepted it, rows asked for it, rows that had it.
-            Place 0 is about what a drafter adds after the tokens asked for: rows that accepted
-            all of those, extra tokens accepted by them, rows at all, extra tokens drafted.
+        values: Four lists of MAX_DRAFT + 1. By place i, from 1: rows whose draft reached it (asked
+            for i tokens, i - 1 accepted), rows that accepted it, rows that were asked for it, rows
+            that had it. Place 0 counts what a drafter adds after the tokens asked for: rows that
+            accepted all of those, extra tokens accepted by them, all rows, extra tokens drafted.
     """
 
-    # Plain numbers: the device waits while they are looked at, and arrays so short take longer.
+    # Lists of floats: the device waits while they are read, and short arrays would take longer.
     def __init__(self, values: Sequence[Sequence[float]] | None = None) -> None:
         self.values = [list(row) for row in values or [[0.0] * (MAX_DRAFT + 1)] * 4]
 
@@ -116,16 +116,16 @@ class Counts:
             had[0] += max(drafted - num_draft, 0)
 
     def scale(self, factor: float) -> None:
-        """Make all weigh less, or more."""
+        """Multiply the weight of all rounds so far."""
         self.values = [[value * factor for value in row] for row in self.values]
 
     def pooled(self) -> float:
-        """Rate of acceptance over all places."""
+        """Return the acceptance rate over all places."""
         reached, passed, _, _ = self.values
         return (sum(passed[1:]) + 0.5) / (sum(reached[1:]) + 1)
 
     def expected(self, rate: float) -> tuple[list[float], list[float]]:
-        """Tokens that a round is expected to accept and to draft if asked for 0 to MAX_DRAFT.
+        """Return the expected numbers of accepted and of drafted tokens, for K = 0 to MAX_DRAFT.
 
         A place with few counts of its own borrows the rate of all places, to which `rate` adds
         PRIOR_TOKENS tokens. As long as that rate is not well known, each accepted token makes the
@@ -149,11 +149,11 @@ class Counts:
 
 
 def rate_of_others(calibration: Calibration) -> float:
-    """The rate of acceptance to expect of other prompts than those calibrated on.
+    """Return the acceptance rate to expect on other prompts than the calibration's.
 
-    Prompts differ, so that one of them tells little about a pair, except whether its draft is any
-    good: on the scale of log-odds, the rate of n prompts is drawn to that of a typical draft by
-    one part in n + 1 (the random-effects estimate where prompts vary as much as pairs).
+    Prompts differ, so one prompt says little about a pair except whether its draft is any good. On
+    the scale of log-odds, the rate of n prompts is shrunk towards that of a typical draft by one
+    part in n + 1 (the random-effects estimate where prompts vary as much as pairs do).
     """
     here, typical = (
         math.log(rate / (1 - rate)) for rate in (Counts(calibration.counts).pooled(), TYPICAL_RATE)
@@ -163,11 +163,11 @@ def rate_of_others(calibration: Calibration) -> float:
 
 
 def counts_for_others(calibration: Calibration) -> Counts:
-    """The calibration's counts, weighing as much as they tell of other prompts."""
+    """Return the calibration's counts, weighted by how much they say about other prompts."""
     counts = Counts(calibration.counts)
     reached, passed, asked, had = counts.values
     rounds, tokens = max(asked[0], 1.0), max(sum(reached[1:]), 1.0)
-    # What the first prompt tells is all in `rate_of_others`.
+    # The first prompt counts in `rate_of_others` alone.
     worth = min(tokens, PROMPT_TOKENS * (calibration.num_prompts - 1), MOST_TOKENS)
     share = min(1.0, PRIOR_ROUNDS / rounds)
     for row, factor in (
@@ -182,11 +182,11 @@ def counts_for_others(calibration: Calibration) -> Counts:
 
 
 class AdaptiveSchedule:
-    """The draft length that promises the most tokens per second, 0 where drafting does not pay.
+    """Chooses the draft length with the most expected tokens per second; 0 if none pays.
 
     A round that drafts K tokens is expected to emit 1 + the tokens accepted (2211.17192, equation
-    1, with a rate for each place), and costs drafting and verifying them as calibrated. Rates
-    begin with the calibration's and follow what is observed. Several threads may use one.
+    1, with a rate for each place), and takes as long as calibrated. Rates begin with the
+    calibration's and follow the observed outcomes. Threads may share one schedule.
     """
 
     def __init__(self, calibration: Calibration) -> None:
@@ -196,13 +196,13 @@ class AdaptiveSchedule:
         self._counts = counts_for_others(calibration)
         draft, verify = calibration.draft_seconds, calibration.verify_seconds
         extra = (draft[1] + verify[1]) / (draft[0] + verify[0]) - 1
-        self._idle = 0
-        self._patience = max(1.0, extra / PROBE_SHARE)  # rounds without a draft before a probe
+        self._idle = 0  # rounds without a draft
+        self._patience = max(1.0, extra / PROBE_SHARE)  # such rounds before a probe
         self._most_patience = MAX_PATIENCE * self._patience
-        self._best = self._choose()
+        self._best = self._best_length()
 
     def fresh(self) -> AdaptiveSchedule:
-        """One that has observed nothing yet."""
+        """Return a schedule with this calibration that has observed nothing yet."""
         return AdaptiveSchedule(self._calibration)
 
     def next(self, remaining: int) -> int:
@@ -217,22 +217,22 @@ class AdaptiveSchedule:
                 self._idle += 1
                 return
             if self._best == 0:
-                # A probe that succeeds is soon followed by another, one that fails later and later.
+                # After a probe that succeeds the next comes soon, after failures later and later.
                 patience = self._patience * (1 / 8 if any(outcome.num_accepted) else 2)
                 self._patience = min(max(1.0, patience), self._most_patience)
             self._idle = 0
             self._counts.scale(MEMORY)
             self._counts.add(outcome)
-            self._best = self._choose()
+            self._best = self._best_length()
 
-    def _choose(self) -> int:
+    def _best_length(self) -> int:
         accepts, drafts = self._counts.expected(self._rate)
         costs = zip(self._calibration.draft_seconds, accepts, drafts, strict=True)
         speeds = [(1 + a) / (seconds + self._verifying(1 + d)) for seconds, a, d in costs]
         return speeds.index(max(speeds))
 
     def _verifying(self, tokens: float) -> float:
-        """Seconds of a pass over so many tokens, on a line between whole numbers of them."""
+        """Return the seconds of a pass over `tokens`, interpolated between whole numbers."""
         verify = self._calibration.verify_seconds
         below = min(int(tokens), len(verify) - 1)
         share = min(tokens - below, 1.0)

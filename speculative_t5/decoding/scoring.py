@@ -1,4 +1,4 @@
-"""Probabilities that a model gives to tokens that are there already."""
+"""Scoring: the probabilities that models give to the tokens of a finished output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mlx.core as mx
 from .protocols import LanguageModel
 from .sampling import Sampler
 
-PASS = 32  # tokens at a time: little memory for logits of large vocabularies, and one shape
+PASS = 32  # tokens per pass: bounds the memory for logits, and all passes have one shape
 
 
 def pair_probabilities(
@@ -22,17 +22,17 @@ def pair_probabilities(
     sampler: Sampler,
     draft_vocab: int | None = None,
 ) -> tuple[tuple[float, float | None], ...]:
-    """What the target and its draft, if there is one, give to each token: (p, q).
+    """Return (p, q) of each token: the target's probability and the draft's.
 
-    Args are those of `token_probabilities`; a draft proposes the first `draft_vocab` ids only, and
-    nothing where its context is full: q is None there.
+    q is None without a draft, and where the draft's context is full. Ids from `draft_vocab` on have
+    q = 0. For the other arguments see `token_probabilities`.
     """
     size = model.vocab_size
     p = token_probabilities(model, source, tokens, sampler, size)
     if draft is None:
         return tuple((each, None) for each in p)
     limit, asked = draft.max_context, tokens
-    if limit is not None:  # it reads what is before a token
+    if limit is not None:  # the tokens before each scored one must fit
         asked = tokens[: max(0, limit - len(source) + 1)]
     q = token_probabilities(draft, source, asked, sampler, min(size, draft_vocab or size))
     return tuple(zip_longest(p, q))
@@ -45,27 +45,27 @@ def token_probabilities(
     sampler: Sampler,
     vocab_size: int,
 ) -> list[float]:
-    """The probability of each token of an output, given its source and the tokens before it.
+    """Return the probability of each token of an output, given all tokens before it.
 
-    They are those that decoding saw, up to rounding. At temperature 0, where a sampler leaves
-    nothing but 0 and 1, they are those at temperature 1.
+    Up to rounding these are the probabilities of decoding. At temperature 0, where decoding has
+    only 0 and 1, they are those of temperature 1.
 
     Args:
         model: A target, or a draft with the target's tokenizer.
         source: Ids of the prompt.
         tokens: Ids of the output.
-        sampler: What turns logits into probabilities.
-        vocab_size: What the model may choose from: the first so many ids, or all that it has.
+        sampler: Turns logits into probabilities.
+        vocab_size: The model may choose among ids below this, if it has as many.
     """
     if sampler.temperature == 0:
         sampler = Sampler(1.0)
     width, last = min(vocab_size, model.vocab_size), model.vocab_size - 1
     session, (context,) = model.start([[min(token, last) for token in source]])
-    fed = [context[-1], *tokens]  # the session has read what comes before
+    fed = [context[-1], *tokens]  # all before it is in the session's cache
     found: list[float] = []
     for start in range(0, len(tokens), PASS):
         asked = list(tokens[start : start + PASS])
-        # Logits are about the token after the one fed; what pads the last pass is not looked at.
+        # Each fed token gives the logits of the next one; padding of the last pass is ignored.
         feed = fed[start : start + PASS]
         padded = [[min(token, last) for token in feed] + [0] * (PASS - len(feed))]
         probs = sampler.probs(session.step(mx.array(padded, dtype=mx.int32), width)[0])

@@ -1,4 +1,4 @@
-"""Verification: which drafted tokens stand, and which token follows them. Pure functions."""
+"""Verification: pure functions that decide which drafted tokens stand and what follows them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .drafters import Draft
+from .draft import Draft
 from .protocols import Session
-from .sampling import Sampler, argmax, draw, final_keys, place_keys, uniform
+from .sampling import Sampler, argmax, final_keys, place_keys, sample, uniform
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Per row: drafted tokens accepted, and the token after them (recovered, or the bonus).
+    """The decision on a draft.
 
-    Both (B,) int32.
+    Attributes:
+        num_accepted: Drafted tokens accepted in each row, (B,) int32.
+        next_token: The token after them, recovered or the bonus, (B,) int32.
     """
 
     num_accepted: mx.array
@@ -26,15 +28,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Odds:
-    """What a rule makes of a draft, before anything is left to chance.
+    """A rule applied to a draft, before anything is sampled: all its probabilities.
+
+    Place i passes if u_i * total_i < chance_i, for u_i uniform in [0, 1). There is no division, so
+    that 0 / 0 never arises.
 
     Attributes:
-        chance: With `total`, what place i passes by: u_i * total_i < chance_i for u_i uniform in
-            [0, 1). Both (B, K) float32; no division, so that 0 / 0 never arises.
-        total: See `chance`.
-        ratios: w_0 to w_K, (B, K + 1) float32: after i accepted tokens the next one comes from
+        chance: (B, K) float32.
+        total: (B, K) float32.
+        ratios: w_0 to w_K, (B, K + 1) float32: after i accepted tokens the next one is sampled from
             norm(max(w_i * p - q, 0)).
-        in_order: Whether the first place that fails ends the draft; else the last that passes does.
+        in_order: Whether the first place to fail ends the draft; otherwise the last place to pass
+            does, whatever fails before it.
     """
 
     chance: mx.array
@@ -42,9 +47,9 @@ class Odds:
     ratios: mx.array
     in_order: bool
 
-    def count_accepted(self, drawn: mx.array) -> mx.array:
-        """Drafted tokens that stand, (B,) int32, given draws u (B, K) from [0, 1)."""
-        passed = (drawn * self.total < self.chance).astype(mx.int32)
+    def count_accepted(self, uniforms: mx.array) -> mx.array:
+        """Return how many drafted tokens stand, (B,) int32, given u (B, K) from [0, 1)."""
+        passed = (uniforms * self.total < self.chance).astype(mx.int32)
         if self.in_order:
             return mx.sum(mx.cumprod(passed, axis=1), axis=1)
         places = mx.arange(passed.shape[1] + 1)
@@ -53,12 +58,12 @@ class Odds:
 
 @dataclass(frozen=True)
 class Verifier:
-    """The rule in force: from the target's logits to a verdict.
+    """The rule in use, from the target's logits to a verdict.
 
     Args:
         sampler: The transform that target and draft share.
         delta: Lenience; 0 is exact.
-        block: Block verification where tokens are drawn; takes no delta.
+        block: Use block verification where tokens are sampled; allows no delta.
     """
 
     sampler: Sampler
@@ -70,21 +75,26 @@ class Verifier:
 
     @property
     def greedy(self) -> bool:
-        """Whether the target's `choices` decide, and nothing is left to chance."""
+        """Whether the target's `choices` decide and nothing is sampled."""
         return self.sampler.temperature == 0
 
     def choices(self, draft: Draft, session: Session, tokens: mx.array) -> mx.array:
-        """What stands after each of `tokens` (B, K + 1), the last one and the draft, if greedy.
+        """Return the target's greedy choice after each of `tokens`, (B, K + 1) int32.
 
-        (B, K + 1) int32. Drafted tokens stand as far as they agree with it, see `num_agreed`.
+        Drafted tokens stand as far as they agree with it, see `num_agreed`.
+
+        Args:
+            draft: K drafted tokens per row.
+            session: The target's; it is fed `tokens`.
+            tokens: Each row's last token and its draft, (B, K + 1) int32.
         """
         if self.delta == 0:
             return session.step_argmax(tokens)
-        # Lenience is settled in what counts as the argmax; the rule itself stays exact.
+        # Lenience only changes which token counts as the argmax; the rule itself stays exact.
         return lenient_argmax(draft, session.step(tokens), delta=self.delta)
 
     def verdict(self, draft: Draft, logits: mx.array, keys: mx.array | None) -> Verdict:
-        """Judge a draft by the target's logits (B, K + 1, V) on it, where tokens are drawn."""
+        """Judge a sampled draft by the target's logits (B, K + 1, V)."""
         probs = self.sampler.probs(logits)
         if self.block:
             return verify_block(draft, probs, keys)
@@ -92,7 +102,7 @@ class Verifier:
 
 
 def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:
-    """What both rules come to where all distributions are one-hot: the first tokens that agree."""
+    """Count the first tokens that agree: both rules, where all distributions are one-hot."""
     pairs = zip(drafted, choices, strict=False)
     return next((i for i, (token, best) in enumerate(pairs) if token != best), len(drafted))
 
@@ -106,14 +116,14 @@ def verify_tokens(
     rejection the next token comes from the residual norm(max(p - q, 0)).
 
     Args:
-        draft: K drafted tokens per row, and the distributions q they were drawn from.
+        draft: K drafted tokens per row, and the distributions q they were sampled from.
         target_probs: p, (B, K + 1, V) float32.
         keys: (B, 2) uint32, for the acceptance tests and the next token; None if p is one-hot.
         delta: 0 keeps the target's distribution exactly; 1 accepts every drafted token.
 
     Returns:
-        A Verdict; distributed, with the accepted tokens before it, as the target's own draws when
-        delta is 0.
+        A Verdict. With delta 0, the accepted tokens and the next one are distributed as if the
+        target had sampled them.
     """
     return _verdict(token_odds(draft, target_probs, delta=delta), draft, target_probs, keys)
 
@@ -121,15 +131,15 @@ def verify_tokens(
 def verify_block(draft: Draft, target_probs: mx.array, keys: mx.array | None) -> Verdict:
     """Block verification (Sun et al. 2403.10444, algorithm 2): exact, and never accepts less.
 
-    The draft is judged as a whole: a token that the target likes less than the draft did may
-    stand for the sake of those after it. In expectation it accepts at least as many tokens as the
-    token-wise rule. Arguments and result are those of `verify_tokens`.
+    The draft is judged as a whole: a token that p likes less than q does may stand for the sake of
+    those after it. In expectation it accepts at least as many tokens as the token-wise rule. For
+    arguments and result see `verify_tokens`.
     """
     return _verdict(block_odds(draft, target_probs), draft, target_probs, keys)
 
 
 def token_odds(draft: Draft, target_probs: mx.array, *, delta: float = 0.0) -> Odds:
-    """Odds of `verify_tokens`: each place passes by p(x) against q(x), the first failure ends."""
+    """Return the odds of `verify_tokens`: place i passes if u_i q(x_i) < p(x_i) + delta q(x_i)."""
     p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
     q_x = _at(draft.dense(target_probs.shape[-1]), draft.tokens)
     # q(x) = 0 marks a place where nothing was drafted: u * 0 < p(x) must not accept it.
@@ -138,7 +148,7 @@ def token_odds(draft: Draft, target_probs: mx.array, *, delta: float = 0.0) -> O
 
 
 def block_odds(draft: Draft, target_probs: mx.array) -> Odds:
-    """Odds of `verify_block`: place i passes by the chance h_i, and the last one to pass counts.
+    """Return the odds of `verify_block`: place i passes with probability h_i.
 
     With w_0 = 1, w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)) and
     S_i = sum max(w_i p_{i+1} - q_{i+1}, 0), h_i = S_i / (S_i + 1 - w_i). After the last place q is
@@ -146,7 +156,7 @@ def block_odds(draft: Draft, target_probs: mx.array) -> Odds:
     """
     p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
     q_x = _at(draft.dense(target_probs.shape[-1]), draft.tokens)
-    # Where nothing was drafted the ratio is 0, and so are all after it: none of them can pass.
+    # Where nothing was drafted the ratio is 0, and so are all later ones: none of them can pass.
     steps = mx.where(q_x > 0, p_x / mx.where(q_x > 0, q_x, 1), 0)
     ratio = mx.ones_like(target_probs[:, 0, 0])
     ratios = [ratio]
@@ -163,42 +173,43 @@ def block_odds(draft: Draft, target_probs: mx.array) -> Odds:
 def residual(
     draft: Draft, target_probs: mx.array, ratios: mx.array, num_accepted: mx.array
 ) -> mx.array:
-    """Weights of the token after `num_accepted` (B,) drafted ones: max(w p - q, 0), (B, V) float32.
+    """Return max(w p - q, 0), (B, V) float32, after `num_accepted` (B,) drafted tokens.
 
-    With a zero row appended to q, the bonus token after a whole draft comes from p itself.
+    The next token is sampled in proportion to it. After a whole draft q is a zero row, and the
+    bonus token comes from p itself.
     """
-    at = num_accepted[:, None]
-    w_n = mx.take_along_axis(ratios, at, axis=1)
-    p_n = mx.take_along_axis(target_probs, at[..., None], axis=1)[:, 0]
+    place = num_accepted[:, None]
+    w_n = mx.take_along_axis(ratios, place, axis=1)
+    p_n = mx.take_along_axis(target_probs, place[..., None], axis=1)[:, 0]
     q = _with_bonus(draft, target_probs.shape[-1])
-    q_n = mx.take_along_axis(q, at[..., None], axis=1)[:, 0]
+    q_n = mx.take_along_axis(q, place[..., None], axis=1)[:, 0]
     weights = mx.maximum(w_n * p_n - q_n, 0)
-    # Rounding can leave nothing where p and q are equal; the difference is then immaterial.
+    # Rounding can leave only zeros where p and q are equal; sampling from p is then as good.
     empty = mx.sum(weights, axis=-1, keepdims=True) == 0
     return mx.where(empty, p_n, weights)
 
 
 def _verdict(odds: Odds, draft: Draft, target_probs: mx.array, keys: mx.array | None) -> Verdict:
     if keys is None:
-        drawn = mx.full(draft.tokens.shape, 0.5)
+        uniforms = mx.full(draft.tokens.shape, 0.5)
     else:
-        drawn = uniform(place_keys(keys, draft.tokens.shape[1]))
-    num_accepted = odds.count_accepted(drawn)
+        uniforms = uniform(place_keys(keys, draft.tokens.shape[1]))
+    num_accepted = odds.count_accepted(uniforms)
     weights = residual(draft, target_probs, odds.ratios, num_accepted)
-    return Verdict(num_accepted, draw(weights, None if keys is None else final_keys(keys)))
+    return Verdict(num_accepted, sample(weights, None if keys is None else final_keys(keys)))
 
 
 def _with_bonus(draft: Draft, vocab_size: int) -> mx.array:
-    """Draft probabilities (B, K + 1, V), with a zero row for the place after the draft."""
+    """Return q (B, K + 1, V), with a zero row for the place after the draft."""
     return mx.pad(draft.dense(vocab_size), [(0, 0), (0, 1), (0, 0)])
 
 
 def lenient_argmax(draft: Draft, logits: mx.array, *, delta: float) -> mx.array:
-    """The target's choices at temperature 0, where a near-tie counts as the argmax.
+    """Return the target's choices at temperature 0, with drafted near-ties as the argmax.
 
-    A drafted token stands for the argmax if its probability (at temperature 1) is at least
-    (1 - delta) times the largest (2211.17192, appendix A.5, with l = 1 - delta), so that greedy
-    decoding with delta stays deterministic.
+    A drafted token counts as the argmax if its probability (at temperature 1) is at least
+    (1 - delta) times the largest (2211.17192, appendix A.5, with l = 1 - delta). So greedy decoding
+    with delta stays deterministic.
 
     Args:
         draft: K drafted tokens per row.
@@ -222,5 +233,5 @@ def lenient_argmax(draft: Draft, logits: mx.array, *, delta: float) -> mx.array:
 
 
 def _at(values: mx.array, tokens: mx.array) -> mx.array:
-    """Values (B, K, V) at tokens (B, K) -> (B, K)."""
+    """Take values (B, K, V) at tokens (B, K) -> (B, K)."""
     return mx.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]

@@ -1,4 +1,4 @@
-"""An output as notebooks show it: HTML that needs no script and nothing from elsewhere."""
+"""Outputs in notebooks: HTML without scripts, and without anything loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 from ..decoding import Origin
 from .outputs import MEANINGS, Token
 
-# Half-transparent, so that they go with light and dark pages; lines tell them apart without colour.
+# Half-transparent for light and dark pages; underlines tell origins apart without colour.
 STYLES: dict[Origin, str] = {
     "accepted": "background:rgba(46,160,67,.28)",
     "recovered": "background:rgba(219,109,40,.38);border-bottom:2px solid #db6d28",
@@ -19,18 +19,18 @@ STYLES: dict[Origin, str] = {
 SHEET = "".join(
     f".speculative-t5 .{kind}{{{style};border-radius:3px}}" for kind, style in STYLES.items()
 )
-BAR, HEIGHT, MOST_WIDE = 14, 64, 640  # pixels: of a round's bar, of the chart, of all bars
+BAR, HEIGHT, MAX_WIDTH = 14, 64, 640  # pixels: width of a bar, height and width of the chart
 
 
 def as_html(tokens: Sequence[Token], rounds: Sequence[tuple[int, int]], summary: str) -> str:
-    """The text with each token shaded by its origin, a chart of the rounds, a legend.
+    """Return HTML with each token shaded by its origin, a chart of the rounds and a legend.
 
     Args:
-        tokens: What was emitted.
-        rounds: Of each round, how many tokens were drafted and how many of them accepted.
+        tokens: The emitted tokens.
+        rounds: Numbers of drafted and accepted tokens of each round.
         summary: A line of totals.
     """
-    if not any(token.text for token in tokens):  # no tokenizer: ids are all there is
+    if not any(token.text for token in tokens):  # no tokenizer: show ids
         tokens = [replace(token, text=f" {token.id}") for token in tokens]
     text = "".join(map(_token, tokens))
     kinds = [kind for kind in STYLES if any(token.origin == kind for token in tokens)]
@@ -62,11 +62,11 @@ def _token(token: Token) -> str:
 
 
 def _chart(rounds: Sequence[tuple[int, int]]) -> str:
-    """A bar a round: filled as far as drafted tokens were accepted, outlined as far as drafted."""
+    """Draw a bar for each round: drafted tokens in grey, accepted ones over them in green."""
     most = max((drafted for drafted, _ in rounds), default=0)
     if not most:
         return ""
-    step = max(2.0, min(BAR, MOST_WIDE / len(rounds)))
+    step = max(2.0, min(BAR, MAX_WIDTH / len(rounds)))
     unit = (HEIGHT - 4) / most
     bars = "".join(
         f"<g><title>round {number}: {accepted} of {drafted} drafted tokens accepted</title>"

@@ -1,4 +1,4 @@
-"""From rounds of ids to what users get."""
+"""From rounds of ids to the values that users get."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Token:
 
     Attributes:
         id: Its id.
-        text: What it adds to the output's text; empty where a character is not complete yet, and
+        text: The text that it adds to the output; empty where a character is not complete yet, and
             without a tokenizer.
         origin: Where it came from, see `MEANINGS`.
-        round: Its round, from 1.
-        p: The target's probability of it, given all before it, after temperature, top-k and top-p;
-            at temperature 0 that of temperature 1. None if it was not asked for.
-        q: The draft model's, in the same way, even where a lookup proposed the token; None also
-            without a draft model.
+        round: The number of its round, from 1.
+        p: Its probability by the target, given all tokens before it, after temperature, top-k and
+            top-p; at temperature 0, that at temperature 1. None unless `probabilities` was set.
+        q: Its probability by the draft model, computed in the same way even where a lookup proposed
+            the token; None also without a draft model.
     """
 
     id: int
@@ -42,10 +42,10 @@ class Token:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A round as a stream shows it: `text` continues the text of the chunks before it.
+    """One round of a stream; its `text` continues that of the chunks before it.
 
-    `pieces` are its parts by token: empty where a character is not complete yet, and none at all
-    without a tokenizer.
+    `pieces` has the text of each token: empty where a character is not complete yet. Without a
+    tokenizer there are none.
     """
 
     text: str
@@ -65,15 +65,15 @@ class Chunk:
 
 @dataclass(frozen=True, repr=False)
 class Generation:
-    """A finished output. A notebook shows it as `_repr_html_` draws it.
+    """A finished output; notebooks display it through `_repr_html_`.
 
     Attributes:
-        text: The output.
+        text: The output; empty without a tokenizer.
         tokens: Its ids, without EOS.
         finish_reason: "eos" or "length".
-        stats: What it cost.
-        pieces: The text by token, joined the same; none without a tokenizer.
-        probabilities: p and q of each token, if they were asked for, see `Token`.
+        stats: Its rounds, drafted and accepted tokens, and seconds.
+        pieces: The text of each token; joined, they are `text`. Without a tokenizer there are none.
+        probabilities: p and q of each token if `probabilities` was set, see `Token`.
     """
 
     text: str
@@ -90,20 +90,18 @@ class Generation:
     @property
     def trace(self) -> list[Token]:
         """Each token with where it came from."""
-        nothing = [None] * len(self.tokens)
+        count = len(self.tokens)
+        pieces = self.pieces or [""] * count
+        probabilities = self.probabilities or [(None, None)] * count
+        # Origins include that of EOS.
+        origins = zip(self.tokens, pieces, probabilities, self.stats.origins(), strict=False)
         return [
-            Token(token, piece or "", origin, number, *(odds or (None, None)))
-            for token, piece, odds, (number, origin) in zip(
-                self.tokens,
-                self.pieces or nothing,
-                self.probabilities or nothing,
-                self.stats.origins(),
-                strict=False,  # origins have EOS, too
-            )
+            Token(token, piece, origin, number, p, q)
+            for token, piece, (p, q), (number, origin) in origins
         ]
 
     def _repr_html_(self) -> str:
-        """Text shaded by where it came from, accepted tokens by round, and the totals."""
+        """Return the text shaded by origin, a chart of accepted tokens by round, and the totals."""
         from .html_view import as_html
 
         stats = self.stats
@@ -117,23 +115,20 @@ class Generation:
 def as_generations(
     rounds: Iterator[Round], tokenizer: Tokenizer | None
 ) -> Iterator[tuple[int, Generation]]:
-    """Index and output of each prompt as it ends; without a tokenizer texts are empty."""
+    """Yield index and output of each prompt as it ends; without a tokenizer texts are empty."""
     for done in rounds:
         if done.finish_reason:
-            parts: tuple[str, ...] = ()
-            if tokenizer:
-                parts = pieces(done.output, Detokenizer(tokenizer), end=True)
+            parts = pieces(done.output, Detokenizer(tokenizer), end=True) if tokenizer else ()
             text = "".join(parts)
             yield done.index, Generation(text, done.output, done.finish_reason, done.stats, parts)
 
 
 def as_chunks(rounds: Iterator[Round], tokenizer: Tokenizer | None) -> Iterator[Chunk]:
-    """The rounds of one prompt, with the text that each adds."""
+    """Yield the rounds of one prompt with the text that each adds."""
     detokenizer = Detokenizer(tokenizer) if tokenizer else None
     for done in rounds:
-        parts: tuple[str, ...] = ()
-        if detokenizer:
-            parts = pieces(done.tokens, detokenizer, end=done.finish_reason is not None)
+        ends = done.finish_reason is not None
+        parts = pieces(done.tokens, detokenizer, end=ends) if detokenizer else ()
         yield Chunk(
             "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 import mlx.core as mx
 
@@ -86,19 +87,14 @@ class KVCache:
         assert all(0 <= n <= old for n, old in zip(lengths, self.lengths, strict=True)), lengths
         self.lengths = list(lengths)
 
-    def replace(self, rows: Sequence[int], new: KVCache, first: int) -> None:
-        """Give these rows to those of another cache, from its row `first` on."""
-        taken = new.lengths[first : first + len(rows)]
-        for row, length in zip(rows, taken, strict=True):
+    def replace(self, rows: Sequence[int], new: KVCache, new_rows: Sequence[int]) -> None:
+        """Overwrite `rows[i]` with row `new_rows[i]` of another cache."""
+        lengths = [new.lengths[row] for row in new_rows]
+        for row, length in zip(rows, lengths, strict=True):
             self.lengths[row] = length
         self.reserve(0)
-        at, end = mx.array(list(rows), dtype=mx.int32), max(taken)
-        if not end:  # prompts of one token, of which nothing is read: MLX cannot write nothing
-            return
-        part = slice(first, first + len(rows))
-        for (keys, values), (new_keys, new_values) in zip(self.layers, new.layers, strict=True):
-            keys[at, :, :end] = new_keys[part, :, :end]
-            values[at, :, :end] = new_values[part, :, :end]
+        if max(lengths):  # prompts of one token leave nothing to write, which MLX cannot do
+            overwrite(self.layers, rows, new.layers, new_rows, max(lengths))
 
     def clear(self, rows: Sequence[int]) -> None:
         """Make these rows empty."""
@@ -160,24 +156,15 @@ class SourceCache:
             return self._layers
         return [(k[:, :, : self.width], v[:, :, : self.width]) for k, v in self._layers]
 
-    def part(self, first: int, end: int) -> SourceCache:
-        """Rows `first` to `end - 1`, as far as the longest of them goes."""
-        lengths = self.lengths[first:end]
-        rows, places = slice(first, end), slice(max(lengths))
-        layers = [(k[rows, :, places], v[rows, :, places]) for k, v in self._layers]
-        return SourceCache(layers, lengths)
-
-    def replace(self, rows: Sequence[int], new: SourceCache) -> None:
-        """Give these rows to those of `new`."""
-        for row, length in zip(rows, new.lengths, strict=True):
+    def replace(self, rows: Sequence[int], new: SourceCache, new_rows: Sequence[int]) -> None:
+        """Overwrite `rows[i]` with row `new_rows[i]` of another cache."""
+        lengths = [new.lengths[row] for row in new_rows]
+        for row, length in zip(rows, lengths, strict=True):
             self.lengths[row] = length
-        capacity = fitting(max(*self.lengths, new.capacity), self.capacity)
+        capacity = fitting(self.width, self.capacity)
         if capacity != self.capacity:
             self._layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self._layers]
-        at, end = mx.array(list(rows), dtype=mx.int32), new.capacity
-        for (keys, values), (new_keys, new_values) in zip(self._layers, new.layers, strict=True):
-            keys[at, :, :end] = new_keys
-            values[at, :, :end] = new_values
+        overwrite(self._layers, rows, new.layers, new_rows, max(lengths))
         self.mask = padding_mask(self.lengths, self.width, self._dtype)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -186,6 +173,44 @@ class SourceCache:
         self._layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self._layers]
         self.lengths = [self.lengths[row] for row in rows]
         self.mask = padding_mask(self.lengths, self.width, self._dtype)
+
+
+Cache = TypeVar("Cache", KVCache, SourceCache)
+
+
+@dataclass(frozen=True)
+class EncodedPrompt(Generic[Cache]):
+    """One row of a cache that several prompts were encoded into, and the context it begins with."""
+
+    cache: Cache
+    row: int
+    context: list[int]
+
+
+def replace_rows(
+    cache: Cache, rows: Sequence[int], encoded: Sequence[EncodedPrompt[Cache]]
+) -> None:
+    """Overwrite `rows[i]` of a cache with `encoded[i]`; those of one cache are written together."""
+    together: dict[int, list[int]] = {}
+    for i, (_, item) in enumerate(zip(rows, encoded, strict=True)):
+        together.setdefault(id(item.cache), []).append(i)
+    for group in together.values():
+        new = encoded[group[0]].cache
+        cache.replace([rows[i] for i in group], new, [encoded[i].row for i in group])
+
+
+def overwrite(
+    layers: Sequence[KeysValues],
+    rows: Sequence[int],
+    new: Sequence[KeysValues],
+    new_rows: Sequence[int],
+    length: int,
+) -> None:
+    """Write the first `length` positions of some rows of `new` over rows of `layers`, in place."""
+    to, taken = mx.array(list(rows), dtype=mx.int32), mx.array(list(new_rows), dtype=mx.int32)
+    for pair, new_pair in zip(layers, new, strict=True):
+        for buffer, new_buffer in zip(pair, new_pair, strict=True):
+            buffer[to, :, :length] = new_buffer[taken, :, :length]
 
 
 def source_width(lengths: Sequence[int]) -> int:

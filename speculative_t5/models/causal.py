@@ -19,7 +19,7 @@ from .. import device
 from ..decoding import Vocabulary, argmax, fingerprint
 from ..errors import first_line
 from . import opt
-from .cache import KeysValues, KVCache, LayerShape, write
+from .cache import EncodedPrompt, KeysValues, KVCache, LayerShape, replace_rows, write
 from .config_json import model_type
 
 MLX_LM = "mlx-lm>=0.32,<0.33"  # as in pyproject.toml
@@ -105,8 +105,6 @@ class CausalSession:
     def __init__(self, model: CausalModel, batch: int) -> None:
         self._model = model
         self._cache = KVCache(model.shapes, batch)
-        self._ahead: CausalSession | None = None
-        self._waiting: list[list[int]] = []  # prompts of its last rows, which are not taken yet
 
     @property
     def lengths(self) -> list[int]:
@@ -137,18 +135,18 @@ class CausalSession:
             mx.eval(self._cache.layers)  # one part at a time: attention takes memory
         self.truncate(lengths)
 
-    def expect(self, prompts: Sequence[Sequence[int]]) -> None:
-        assert not self._waiting
-        self._ahead = CausalSession(self._model, len(prompts))
-        self._ahead.read(prompts)
-        self._waiting = [list(prompt) for prompt in prompts]
+    def encode(self, prompts: Sequence[Sequence[int]]) -> list[EncodedPrompt[KVCache]]:
+        together = CausalSession(self._model, len(prompts))
+        together.read(prompts)
+        return [
+            EncodedPrompt(together._cache, row, list(prompt)) for row, prompt in enumerate(prompts)
+        ]
 
-    def replace(self, rows: Sequence[int]) -> list[list[int]]:
-        assert self._ahead is not None and len(rows) <= len(self._waiting)
-        first = len(self._ahead.lengths) - len(self._waiting)
-        self._cache.replace(rows, self._ahead._cache, first)
-        taken, self._waiting = self._waiting[: len(rows)], self._waiting[len(rows) :]
-        return taken
+    def replace(
+        self, rows: Sequence[int], encoded: Sequence[EncodedPrompt[KVCache]]
+    ) -> list[list[int]]:
+        replace_rows(self._cache, rows, encoded)
+        return [list(item.context) for item in encoded]
 
     def select(self, rows: Sequence[int]) -> None:
         self._cache.select(rows)

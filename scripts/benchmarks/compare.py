@@ -1,0 +1,173 @@
+"""Compare the programs that a user could choose, on one checkpoint and the same prompts.
+
+    python scripts/benchmarks/compare.py pair  --data deu.txt.xz
+    python scripts/benchmarks/compare.py shape t5-base
+
+`pair` runs the shipped pair on held-out text (the data that weights/README.md names), `shape` runs
+random weights of a published shape. Decoding is greedy, batch 1, in float32 except for
+CTranslate2's int8. Each program has a process of its own, since a BLAS loaded for one changes
+another. Only one runs at a time: they take turns prompt by prompt, in a random order for each turn.
+A first pass over all prompts warms up and compares the outputs; it is not timed. CTranslate2 runs
+with the best of a few settings, the others with their defaults. Needs `pip install ".[compare]"`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from programs import ASSISTED, PROGRAMS, REGULAR
+from programs.checkpoints import as_ctranslate2, as_hugging_face
+from programs.measuring import compare
+from programs.serving import serve
+from programs.workers import Worker, start
+
+MIN_TOKENS, MAX_TOKENS = 20, 60  # of the outputs that `pair` keeps, EOS included
+LIMIT = 256  # tokens of any output of `pair`
+
+TurnsOption = Annotated[int, typer.Option(min=1, help="How often everything is measured.")]
+NumDraftOption = Annotated[int, typer.Option(min=1, help="Tokens to draft for each target pass.")]
+OnlyOption = Annotated[
+    list[str] | None, typer.Option(help="A program to measure beside ours regular; repeatable.")
+]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", help="Also write all figures to this file.")
+]
+
+app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def pair(
+    data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
+    model: Annotated[str, typer.Option(help="The target's folder or name.")] = "correct-base",
+    draft: Annotated[str, typer.Option(help="The draft's folder or name.")] = "correct-small",
+    count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 24,
+    turns: TurnsOption = 5,
+    num_draft: NumDraftOption = 5,
+    only: OnlyOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare on a trained pair and held-out text: outputs of 20 to 60 tokens."""
+    names = available(chosen(only))
+    from speculative_t5 import load
+
+    import mlx.core as mx
+    from texts import held_out_examples
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        place = Path(folder)
+        target, tokenizer = load(model, dtype=mx.float32)
+        as_hugging_face(target, place / "target")
+        as_hugging_face(load(draft, dtype=mx.float32)[0], place / "draft")
+        del target
+        texts = [source for source, _ in held_out_examples(data, 10 * count + 20, single=False)]
+        candidates = list(map(tokenizer.encode, texts))
+        workers = start(names, {"num_draft": num_draft}, place, candidates[:4], LIMIT, stack)
+        prompts = choose_prompts(workers[REGULAR], candidates, count)
+        title = f"{model} and {draft}, num_draft {num_draft}, {count} prompts, {turns} turns"
+        compare(title, workers, prompts, LIMIT, turns, json_file)
+
+
+def choose_prompts(regular: Worker, candidates: Sequence[list[int]], count: int) -> list[list[int]]:
+    """Return the first `count` prompts whose outputs have the lengths to measure."""
+    prompts = []
+    for ids in candidates:
+        tokens, _ = regular.ask(ids, LIMIT)
+        if MIN_TOKENS <= len(tokens) <= MAX_TOKENS:
+            prompts.append(ids)
+        if len(prompts) == count:
+            return prompts
+    sys.exit(f"error: only {len(prompts)} outputs have {MIN_TOKENS} to {MAX_TOKENS} tokens")
+
+
+@app.command()
+def shape(
+    name: Annotated[str, typer.Argument(help="The target's shape: t5-small, t5-base and so on.")],
+    draft_shape: Annotated[str, typer.Option(help="The draft's shape.")] = "t5-small",
+    source: Annotated[int, typer.Option(min=1, help="Tokens of a prompt, EOS included.")] = 256,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an output.")] = 64,
+    acceptance: Annotated[
+        float, typer.Option(min=0, max=1, help="Probability that a drafted token is accepted.")
+    ] = 0.8,
+    num_draft: NumDraftOption = 5,
+    draft_vocab: Annotated[
+        int | None, typer.Option(help="Let the draft propose only the first N ids.")
+    ] = None,
+    turns: TurnsOption = 3,
+    count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 3,
+    only: OnlyOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare on random weights of published shapes, with a synthetic rate of acceptance."""
+    names = chosen(only)
+    from speculative_t5.bench.synthetic import SHAPES, random_model
+
+    for given in (name, draft_shape):
+        if given not in SHAPES:
+            raise typer.BadParameter(f"no shape {given!r}, expected one of: {', '.join(SHAPES)}")
+    if only and ASSISTED in only:
+        raise typer.BadParameter(f"{ASSISTED} is left out for random weights")
+    names = available([n for n in names if n != ASSISTED])
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        place = Path(folder)
+        as_hugging_face(random_model(name, seed=0), place / "target")
+        as_hugging_face(random_model(draft_shape, seed=1), place / "draft")
+        rng, ids = random.Random(0), range(2, SHAPES[name].vocab_size)
+        prompts = [[*rng.choices(ids, k=source - 1), 1] for _ in range(count)]
+        options = {"num_draft": num_draft, "acceptance": acceptance, "draft_vocab": draft_vocab}
+        workers = start(names, options, place, prompts[:1], tokens, stack)
+        title = (
+            f"{name} and {draft_shape}, random weights, {source} source tokens, {tokens} output "
+            f"tokens, acceptance {acceptance:g}, num_draft {num_draft}, draft_vocab "
+            f"{draft_vocab}, {count} prompts, {turns} turns\n"
+            f"{ASSISTED} is left out: of random weights it would accept everything or nothing"
+        )
+        compare(title, workers, prompts, tokens, turns, json_file, exact_length=True)
+
+
+def chosen(only: Sequence[str] | None) -> list[str]:
+    """Return the programs to run, in the order of `PROGRAMS`; ours regular is always one."""
+    for name in only or ():
+        if name not in PROGRAMS:
+            raise typer.BadParameter(f"no program {name!r}, expected one of: {', '.join(PROGRAMS)}")
+    return [name for name in PROGRAMS if not only or name in only or name == REGULAR]
+
+
+def available(names: Sequence[str]) -> list[str]:
+    """Return the programs whose packages are installed; print which are left out."""
+    lacking = {
+        name: [m for m in PROGRAMS[name] if importlib.util.find_spec(m) is None] for name in names
+    }
+    if packages := sorted({package for found in lacking.values() for package in found}):
+        left_out = ", ".join(name for name in names if lacking[name])
+        print(
+            f"left out for lack of {' and '.join(packages)}: {left_out} "
+            '(to add them: pip install ".[compare]")',
+            file=sys.stderr,
+        )
+    return [name for name in names if not lacking[name]]
+
+
+@app.command(hidden=True)
+def convert(source: Path, output: Path) -> None:
+    """Write a checkpoint for CTranslate2, in a process of its own."""
+    as_ctranslate2(source, output)
+
+
+@app.command(hidden=True)
+def worker(name: str, spec: str) -> None:
+    """Serve one program to the process that measures."""
+    serve(name, json.loads(spec))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,153 @@
+"""Compare the speed of decoding with that of mlx-lm, interleaved on one model in one process.
+
+    python scripts/benchmarks/compare_mlx_lm.py causal-pair/target
+    python scripts/benchmarks/compare_mlx_lm.py causal-pair/target --draft causal-pair/draft
+    python scripts/benchmarks/compare_mlx_lm.py opt-125m --tokens 64
+
+A model is a folder, or a shape that `bench --random` knows, with random weights. Decoding is
+greedy, one prompt at a time, in the device's default type: plain decoding is compared with
+`generate_step`, and with a draft speculative decoding with `speculative_generate_step`. Both use
+the BLAS that this process has loaded. The variants run in a new order for every prompt; ratios are
+taken within a turn. Outputs are compared first, which also warms up. Needs
+`pip install ".[causal]"`.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.bench.synthetic import CAUSAL_SHAPES, random_model
+from speculative_t5.models.causal import CausalModel
+
+import mlx.core as mx
+import typer
+
+OURS, THEIRS = "ours, regular", "mlx-lm, generate_step"
+OURS_FASTER, THEIRS_FASTER = "ours, speculative", "mlx-lm, speculative_generate_step"
+Variant = Callable[[list[int], int], list[int]]  # prompt and most tokens -> tokens, EOS included
+
+
+def open_model(name: str) -> CausalModel:
+    """Load a folder's model, or make one of a known shape.
+
+    Raises:
+        ValueError: If there is none, or it is not a decoder-only model.
+    """
+    if name in CAUSAL_SHAPES and not Path(name).is_dir():
+        model = random_model(name)
+    else:
+        model, _ = load(name)
+    if not isinstance(model, CausalModel):
+        raise ValueError(f"{name} is an encoder-decoder, expected a decoder-only model")
+    return model
+
+
+def ours(decoder: SpeculativeDecoder) -> Variant:
+    end = [decoder.model.eos_token_id]
+
+    def run(prompt: list[int], max_tokens: int) -> list[int]:
+        out = decoder.generate(prompt, max_tokens=max_tokens)
+        return out.tokens + end * (out.finish_reason == "eos")
+
+    return run
+
+
+def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Variant:
+    from mlx_lm.generate import generate_step, speculative_generate_step
+
+    def run(prompt: list[int], max_tokens: int) -> list[int]:
+        if draft is None:
+            steps = generate_step(mx.array(prompt), model.model, max_tokens=max_tokens)
+        else:
+            steps = speculative_generate_step(
+                mx.array(prompt), model.model, draft.model, num_draft_tokens=num_draft,
+                max_tokens=max_tokens,
+            )  # fmt: skip
+        tokens = []
+        for step in steps:
+            ended = int(step[0]) in model.eos_token_ids
+            tokens.append(
+                model.eos_token_id if ended else int(step[0])
+            )  # any end counts as EOS, as in `ours`
+            if ended:
+                break
+        return tokens
+
+    return run
+
+
+def variants_of(
+    model: CausalModel, draft: CausalModel | None, num_draft: int
+) -> dict[str, Variant]:
+    """Return the variants to compare, by name."""
+    variants = {OURS: ours(SpeculativeDecoder(model)), THEIRS: theirs(model, None, num_draft)}
+    if draft is not None:
+        variants[OURS_FASTER] = ours(SpeculativeDecoder(model, draft, num_draft=num_draft))
+        variants[THEIRS_FASTER] = theirs(model, draft, num_draft)
+    return variants
+
+
+def measure(
+    variants: dict[str, Variant], prompts: Sequence[list[int]], max_tokens: int, turns: int
+) -> dict[str, list[float]]:
+    """Return tokens per second of each variant in each turn."""
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    order = random.Random(0)
+    for _ in range(turns):
+        seconds, tokens = dict.fromkeys(variants, 0.0), dict.fromkeys(variants, 0)
+        for prompt in prompts:
+            for name in order.sample(list(variants), len(variants)):
+                began = time.perf_counter()
+                tokens[name] += len(variants[name](prompt, max_tokens))
+                seconds[name] += time.perf_counter() - began
+        for name in variants:
+            rates[name].append(tokens[name] / seconds[name])
+    return rates
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="Folder, or a shape of `bench --random`.")],
+    draft: Annotated[str | None, typer.Option(help="Folder or shape of a draft.")] = None,
+    num_draft: Annotated[int, typer.Option(min=1, help="Tokens to draft for each pass.")] = 4,
+    count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 4,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens of each prompt.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an output.")] = 128,
+    turns: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 7,
+) -> None:
+    try:
+        target = open_model(model)
+        small = open_model(draft) if draft else None
+        variants = variants_of(target, small, num_draft)
+        rng = random.Random(0)
+        prompts = [rng.choices(range(1, target.vocab_size), k=prompt_tokens) for _ in range(count)]
+        expected = [variants[OURS](prompt, tokens) for prompt in prompts]
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    same = {
+        name: sum(variant(p, tokens) == e for p, e in zip(prompts, expected, strict=True))
+        for name, variant in variants.items()
+    }
+    rates = measure(variants, prompts, tokens, turns)
+    print(f"{model}{f', {draft} drafts {num_draft}' if draft else ''}; {count} prompts of "
+          f"{prompt_tokens} tokens, {sum(map(len, expected))} tokens of output, {turns} turns, "
+          f"{mx.default_device()}")  # fmt: skip
+    print(f"{'':34} tokens/s   over generate_step   (least to most)   same output")
+    for name, found in rates.items():
+        ratios = [rate / other for rate, other in zip(found, rates[THEIRS], strict=True)]
+        print(
+            f"{name:34} {statistics.median(found):8.1f} {statistics.median(ratios):20.3f}   "
+            f"({min(ratios):.3f} to {max(ratios):.3f}) {same[name]:8}/{count}"
+        )
+
+
+if __name__ == "__main__":
+    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help=__doc__)(main)
+    app()

@@ -1,0 +1,94 @@
+"""One checkpoint for all programs: this package's model, as transformers and CTranslate2 read it.
+
+Torch, CTranslate2 and MLX are imported where they are used: a BLAS loaded for one program changes
+the speed of another.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from speculative_t5.models.t5.model import T5
+
+
+def as_hugging_face(model: T5, folder: Path) -> None:
+    """Write a model as a checkpoint that `T5ForConditionalGeneration.from_pretrained` reads.
+
+    The checkpoint is in float32, has no tokenizer, and gives the same logits.
+
+    Raises:
+        ValueError: If the model is quantized, or has a position bias in every layer (umt5).
+    """
+    from speculative_t5.checkpoints.t5 import plan
+
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    config = model.config
+    if config.quantization or config.bias_per_layer:
+        raise ValueError("a quantized model or a umt5 cannot be written as a T5 of transformers")
+    arrays = dict(tree_flatten(model.parameters()))
+    tensors = {}
+    for parameter in plan(config):
+        rows = 0
+        for name, (size, *_) in parameter.sources.items():
+            part = arrays[parameter.name][rows : rows + size].astype(mx.float32)
+            tensors[name], rows = mx.contiguous(part), rows + size
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
+    raw = {"architectures": ["T5ForConditionalGeneration"], "dtype": "float32"} | config.to_dict()
+    (folder / "config.json").write_text(json.dumps(raw, indent=2), encoding="utf-8")
+
+
+def read_back(folder: Path) -> T5:
+    """Load the model that `as_hugging_face` wrote."""
+    from speculative_t5.checkpoints.t5 import open_checkpoint
+    from speculative_t5.models.t5.model import T5
+
+    import mlx.core as mx
+
+    checkpoint = open_checkpoint(folder)
+    tensors = mx.load(str(folder / "model.safetensors"))
+    model = T5(checkpoint.config)
+    model.load_weights(
+        [(p.name, mx.concatenate([tensors[n] for n in p.sources])) for p in checkpoint.parameters]
+    )
+    mx.eval(model.parameters())
+    return model
+
+
+def as_ctranslate2(source: Path, output: Path) -> None:
+    """Write a checkpoint of `as_hugging_face` for CTranslate2, with a made-up word for each id."""
+    from ctranslate2.converters.transformers import T5Loader
+    from transformers import T5ForConditionalGeneration
+
+    silence_transformers()
+    model = T5ForConditionalGeneration.from_pretrained(source).eval()
+    config, spec = model.config, T5Loader().get_model_spec(model)
+    words = [word(i) for i in range(config.vocab_size)]
+    spec.register_source_vocabulary(words)
+    spec.register_target_vocabulary(words)
+    spec.config.bos_token = word(config.decoder_start_token_id)
+    spec.config.decoder_start_token = word(config.decoder_start_token_id)
+    spec.config.eos_token = word(config.eos_token_id)
+    spec.config.unk_token = words[2]
+    assert not spec.config.add_source_eos and not spec.config.add_source_bos
+    spec.validate()
+    spec.optimize(quantization="float32")
+    output.mkdir()
+    spec.save(str(output))
+
+
+def word(token: int) -> str:
+    return f"<{token}>"
+
+
+def silence_transformers() -> None:
+    """Keep transformers from printing warnings and progress bars."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

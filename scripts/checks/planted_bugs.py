@@ -1,0 +1,252 @@
+"""Plant known bugs, one at a time, and see whether the test that each names then fails.
+
+    python scripts/checks/planted_bugs.py                    # all of them
+    python scripts/checks/planted_bugs.py decoding scripts   # those of decoding.toml, scripts.toml
+    python scripts/checks/planted_bugs.py --name residual    # those whose name contains this
+    python scripts/checks/planted_bugs.py --update-docs      # write the table of docs/exactness.md
+
+Each entry of tests/planted_bugs/*.toml replaces a text that occurs once in a file. The files are
+changed in copies of the checkout, never in place. Every test must first pass without a bug, then
+fail with it. Exits with status 1 if a bug is not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import dropwhile
+from pathlib import Path
+from queue import Queue
+from typing import Annotated
+
+import typer
+
+REPOSITORY = Path(__file__).parents[2]
+COLLECTION = Path("tests", "planted_bugs")
+DOCS = REPOSITORY / "docs" / "exactness.md"
+TABLE_HEAD = "| bug | planted in | test that fails |\n"
+FIELDS = {"name", "file", "find", "replace", "test"}
+COPIED = ("speculative_t5", "scripts", "tests")  # folders; others are linked
+TIMEOUT = 600  # seconds of a test
+SELECTION = re.compile(r"(?P<file>\S+?\.py)(?P<node>(::\w+)*(\[.*\])?)( (-k )?(?P<keyword>.+))?")
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug to plant.
+
+    Attributes:
+        room: Name of the collection's file, without .toml.
+        name: What the bug does, in one phrase.
+        file: Path of the Python file, from the repository's root.
+        find: Text that occurs exactly once in the file.
+        replace: The text with the bug.
+        test: Pytest's id of the test, perhaps a space and an expression for -k after it.
+    """
+
+    room: str
+    name: str
+    file: str
+    find: str
+    replace: str
+    test: str
+
+    def planted(self, text: str) -> str:
+        """Return the file's text with the bug.
+
+        Raises:
+            ValueError: If the text to find does not occur exactly once.
+        """
+        if (count := text.count(self.find)) != 1:
+            raise ValueError(f"{self.name}: the text to find occurs {count} times in {self.file}")
+        return text.replace(self.find, self.replace)
+
+
+def read_bugs(repository: Path, rooms: Sequence[str] = ()) -> list[Bug]:
+    """Read the collection, or only the files of some rooms.
+
+    Raises:
+        ValueError: If a room has no file, or an entry is not what it should be.
+    """
+    found = {path.stem: path for path in sorted((repository / COLLECTION).glob("*.toml"))}
+    if unknown := [room for room in rooms if room not in found]:
+        raise ValueError(f"no {COLLECTION / unknown[0]}.toml, expected one of: {', '.join(found)}")
+    bugs = []
+    for room, path in found.items():
+        if rooms and room not in rooms:
+            continue
+        for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("bug", []):
+            if entry.keys() != FIELDS:
+                raise ValueError(f"{path.name}: an entry has the fields {', '.join(entry)}")
+            bugs.append(Bug(room, **entry))
+    return bugs
+
+
+def pytest_arguments(test: str) -> list[str]:
+    """Return pytest's arguments for the test of an entry.
+
+    Raises:
+        ValueError: If it is neither an id, nor an id and an expression.
+    """
+    selection = SELECTION.fullmatch(test)
+    if selection is None:
+        raise ValueError(
+            f"{test!r} is not tests/FILE.py::NAME, perhaps with -k EXPRESSION after it"
+        )
+    keyword = selection["keyword"]
+    return [selection["file"] + selection["node"], *(["-k", keyword] if keyword else [])]
+
+
+class Copy:
+    """A copy of a checkout, to plant bugs in."""
+
+    def __init__(self, repository: Path, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for path in repository.iterdir():
+            if path.name in COPIED:
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(path, folder / path.name, symlinks=True, ignore=ignored)
+            elif path.is_file():
+                shutil.copy(path, folder)
+            elif not path.name.startswith("."):
+                (folder / path.name).symlink_to(path)
+
+    @contextmanager
+    def bug(self, bug: Bug) -> Iterator[None]:
+        """Plant a bug, and remove it at the end."""
+        path = self.folder / bug.file
+        text = path.read_text(encoding="utf-8")
+        path.write_text(bug.planted(text), encoding="utf-8")
+        try:
+            yield
+        finally:
+            path.write_text(text, encoding="utf-8")
+
+    def run(self, test: str) -> str:
+        """Run a test: "passed", "failed", "skipped", or why it did not run."""
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        environment = os.environ | {
+            "PYTHONPATH": str(self.folder),
+            "PYTHONDONTWRITEBYTECODE": "1",  # a stale .pyc would hide a bug
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # none is needed, and it is faster
+            "OMP_NUM_THREADS": "1",
+        }
+        try:
+            done = subprocess.run(
+                [*command, *pytest_arguments(test)], cwd=self.folder, env=environment,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT,
+                check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"did not end within {TIMEOUT} s"
+        if done.returncode == 0:
+            return "passed" if re.search(r"\d+ passed", done.stdout) else "skipped"
+        if done.returncode == 1:
+            return "failed"
+        (*_, last) = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+        return f"pytest ended with status {done.returncode}: {last}"
+
+
+def check(
+    bugs: Sequence[Bug],
+    repository: Path = REPOSITORY,
+    processes: int = 2,
+    report: Callable[[str], None] = print,
+) -> list[str]:
+    """Plant each bug and report whether it is seen.
+
+    Returns:
+        The names of the bugs that are not seen.
+    """
+    tests = list(dict.fromkeys(bug.test for bug in bugs))
+    width = max(len(bug.name) for bug in bugs)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
+        copies: Queue[Copy] = Queue()
+        for i in range(processes):
+            copies.put(Copy(repository, Path(folder) / str(i)))
+
+        def run(test: str, bug: Bug | None = None) -> str:
+            copy = copies.get()
+            try:
+                if bug is None:
+                    return copy.run(test)
+                with copy.bug(bug):
+                    return copy.run(test)
+            finally:
+                copies.put(copy)
+
+        def verdict(bug: Bug) -> str:
+            before = without[bug.test]
+            if before != "passed":
+                return "skipped" if before == "skipped" else f"NOT SEEN (without the bug: {before})"
+            after = run(bug.test, bug)
+            return "seen" if after == "failed" else f"NOT SEEN ({after})"
+
+        without = dict(zip(tests, pool.map(run, tests), strict=True))
+        unseen = []
+        for bug, found in zip(bugs, pool.map(verdict, bugs), strict=True):
+            report(f"{bug.name:{width}}  {bug.test}  {found}")
+            if found.startswith("NOT SEEN"):
+                unseen.append(bug.name)
+    return unseen
+
+
+def table(bugs: Sequence[Bug]) -> str:
+    """Return the Markdown table of all bugs."""
+    rows = [f"| {bug.name} | `{bug.file}` | `{bug.test}` |\n" for bug in bugs]
+    return "".join([TABLE_HEAD, "|---|---|---|\n", *rows])
+
+
+def update_table(page: Path, bugs: Sequence[Bug]) -> None:
+    """Replace the table of a page."""
+    before, head, after = page.read_text(encoding="utf-8").partition(TABLE_HEAD)
+    if not head:
+        raise ValueError(f"{page} has no table that begins with {TABLE_HEAD.strip()!r}")
+    rest = after.splitlines(keepends=True)
+    below = "".join(dropwhile(lambda line: line.startswith("|"), rest))
+    page.write_text(before + table(bugs) + below, encoding="utf-8")
+
+
+def main(
+    rooms: Annotated[
+        list[str] | None, typer.Argument(help="Files of tests/planted_bugs, without .toml.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Only bugs whose name contains this.")] = "",
+    processes: Annotated[int, typer.Option(min=1, help="Tests to run at a time.")] = 2,
+    show_table: Annotated[
+        bool, typer.Option("--table", help="Print the bugs as a Markdown table, and run nothing.")
+    ] = False,
+    update_docs: Annotated[
+        bool, typer.Option(help="Write all bugs into docs/exactness.md, and run nothing.")
+    ] = False,
+) -> None:
+    try:
+        bugs = [bug for bug in read_bugs(REPOSITORY, rooms or ()) if name in bug.name]
+        if not bugs:
+            raise ValueError(f"no bug has {name!r} in its name")
+        if update_docs:
+            return update_table(DOCS, read_bugs(REPOSITORY))
+        if show_table:
+            return print(table(bugs), end="")
+        unseen = check(bugs, processes=processes)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    print(f"{len(bugs) - len(unseen)} of {len(bugs)} bugs are seen, or were skipped")
+    if unseen:
+        sys.exit(f"error: not seen: {', '.join(unseen)}")
+
+
+if __name__ == "__main__":
+    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help=__doc__)(main)
+    app()

@@ -1,0 +1,76 @@
+"""Measure the correction pair on held-out sentences, greedy and in float32.
+
+    python scripts/training/evaluate_correct.py --data deu.txt.xz
+
+Prints the quality, compared with an unchanged input, whether speculative output equals plain output
+token for token, and the pair's acceptance rate. Needs the extra `train`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from speculative_t5 import Generation, SpeculativeDecoder
+
+import mlx.core as mx
+import sacrebleu
+import typer
+from corruption import PREFIX, held_out_examples, word_errors
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
+    model: Annotated[str, typer.Option(help="Target.")] = "correct-base",
+    draft_model: Annotated[str, typer.Option(help="Draft, or empty for none.")] = "correct-small",
+    count: Annotated[int, typer.Option(help="Examples of each kind.")] = 1000,
+    identity: Annotated[int, typer.Option(help="Examples to decode at four draft lengths.")] = 200,
+) -> None:
+    decoder = SpeculativeDecoder.from_pretrained(
+        model, draft_model or None, num_draft=4, dtype=mx.float32
+    )
+    for kind, single in (("single sentences", True), ("one to four sentences", False)):
+        examples = held_out_examples(data, count, single=single)
+        sources = [source for source, _ in examples]
+        references = [reference for _, reference in examples]
+        outputs = decoder.generate_batch(sources, batch_size=32)
+        print(f"{count} held-out examples, {kind}:")
+        report("left as they are", [s.removeprefix(PREFIX) for s in sources], references)
+        report(model, [output.text for output in outputs], references)
+        if draft_model:
+            rate = sum(o.stats.accepted for o in outputs) / sum(o.stats.drafted for o in outputs)
+            emitted = sum(o.stats.emitted for o in outputs)
+            rounds = sum(o.stats.rounds for o in outputs)
+            print(f"  acceptance at num_draft 4: {rate:.3f}, {emitted / rounds:.2f} tokens/round")
+        if draft_model and single:
+            check_identity(decoder, sources[:identity])
+
+
+def report(name: str, hypotheses: list[str], references: list[str]) -> None:
+    pairs = list(zip(hypotheses, references, strict=True))
+    exact = sum(h == r for h, r in pairs) / len(pairs)
+    errors = sum(word_errors(h, r) for h, r in pairs) / sum(len(r.split()) for r in references)
+    chrf = sacrebleu.corpus_chrf(hypotheses, [references]).score
+    print(
+        f"  {name:18} exact {exact:.1%}  wrong words per 100: {100 * errors:.1f}  chrF {chrf:.1f}"
+    )
+
+
+def check_identity(decoder: SpeculativeDecoder, sources: list[str]) -> None:
+    """Compare speculative with plain outputs, one prompt at a time."""
+    regular = [decoder.generate(source, speculative=False) for source in sources]
+    for num_draft in (1, 3, 5, 8):
+        engine = SpeculativeDecoder(
+            decoder.model, decoder.draft, decoder.tokenizer, num_draft=num_draft
+        )
+        outputs = [engine.generate(source) for source in sources]
+        same = sum(map(identical, outputs, regular))
+        print(f"  num_draft {num_draft}: {same} of {len(sources)} outputs equal plain ones")
+
+
+def identical(one: Generation, other: Generation) -> bool:
+    return one.tokens == other.tokens and one.finish_reason == other.finish_reason
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,261 @@
+"""Train the correction pair: a target, and a draft that learns from the target's outputs.
+
+The steps, in order. Each can be stopped and run again; training resumes at its last checkpoint:
+
+    python scripts/training/train_correct.py vocabulary --data deu.txt.xz --work runs
+    python scripts/training/train_correct.py target     --data deu.txt.xz --work runs
+    python scripts/training/train_correct.py draft      --data deu.txt.xz --work runs
+    python scripts/training/train_correct.py teach      --data deu.txt.xz --work runs
+    python scripts/training/train_correct.py distill    --data deu.txt.xz --work runs
+
+`runs/correct-base` and `runs/correct-small` are then checkpoints for convert.py. Needs torch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import sentencepiece as spm
+import torch
+import typer
+from corruption import Corruptor, read_sentences, training_examples
+from transformers import T5Config, T5ForConditionalGeneration
+from transformers.optimization import Adafactor
+
+PIECES, EXTRA_IDS, VOCAB_SIZE = 3000, 100, 3200
+SHAPES = {
+    "correct-base": {"d_model": 384, "d_kv": 64, "num_heads": 6, "d_ff": 1536,
+                     "num_layers": 6, "num_decoder_layers": 6},
+    "correct-small": {"d_model": 192, "d_kv": 32, "num_heads": 6, "d_ff": 768,
+                      "num_layers": 4, "num_decoder_layers": 1},
+}  # fmt: skip
+
+Example = tuple[list[int], list[int]]  # source and target ids, EOS included
+DataOption = Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")]
+WorkOption = Annotated[Path, typer.Option(help="Folder for checkpoints and results.")]
+
+app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def vocabulary(data: DataOption, work: WorkOption = Path("runs")) -> None:
+    """Train the SentencePiece model on damaged and clean text, in T5's layout."""
+    sentences, _ = read_sentences(data)
+    examples = islice(training_examples(sentences, Corruptor(sentences), seed=1), 60_000)
+    lines = (line for source, target in examples for line in (source, target))
+    work.mkdir(parents=True, exist_ok=True)
+    stored = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=stored, vocab_size=PIECES,
+        model_type="unigram", character_coverage=1.0, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        minloglevel=1,
+    )  # fmt: skip
+    (work / "spiece.model").write_bytes(stored.getvalue())
+
+
+@app.command()
+def target(
+    data: DataOption,
+    work: WorkOption = Path("runs"),
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 3800,
+    tokens: Annotated[int, typer.Option(help="Padded tokens a step.")] = 4400,
+) -> None:
+    """Train correct-base on freshly damaged sentences."""
+    train("correct-base", damaged(data, work, seed=2), work, steps=steps, tokens=tokens)
+
+
+@app.command()
+def draft(
+    data: DataOption,
+    work: WorkOption = Path("runs"),
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 2500,
+    tokens: Annotated[int, typer.Option(help="Padded tokens a step.")] = 4400,
+) -> None:
+    """Train correct-small on freshly damaged sentences; `distill` finishes it."""
+    train("correct-small", damaged(data, work, seed=3), work, steps=steps, tokens=tokens)
+
+
+@app.command()
+def teach(
+    data: DataOption,
+    work: WorkOption = Path("runs"),
+    examples: Annotated[int, typer.Option(help="Training examples to answer.")] = 90_000,
+) -> None:
+    """Write the target's greedy outputs on training examples, for `distill`."""
+    sentences, _ = read_sentences(data)
+    answers = work / "taught.jsonl"
+    done = sum(1 for _ in answers.open()) if answers.exists() else 0
+    pairs = list(islice(training_examples(sentences, Corruptor(sentences), seed=4), examples))
+    tokenizer = load_tokenizer(work)
+    model = T5ForConditionalGeneration.from_pretrained(work / "correct-base").eval()
+    with answers.open("a") as file, torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        for start in range(done, examples, 512):
+            rows = [tokenizer.encode(s, add_eos=True) for s, _ in pairs[start : start + 512]]
+            order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+            outputs: dict[int, list[int]] = {}
+            for first in range(0, len(order), 64):
+                chunk = order[first : first + 64]
+                ids, mask = pad([rows[i] for i in chunk], 0)
+                produced = model.generate(
+                    input_ids=ids, attention_mask=mask, max_new_tokens=ids.shape[1] + 8,
+                    do_sample=False, num_beams=1,
+                ).tolist()  # fmt: skip
+                for i, row in zip(chunk, produced, strict=True):
+                    row = row[1:]
+                    if 1 in row:
+                        outputs[i] = row[: row.index(1) + 1]
+            for i, source in enumerate(rows):
+                record = {"source": source, "target": outputs.get(i)}
+                file.write(json.dumps(record) + "\n")
+            file.flush()
+            print(f"taught {start + len(rows)} / {examples}", flush=True)
+
+
+@app.command()
+def distill(
+    data: DataOption,
+    work: WorkOption = Path("runs"),
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1600,
+    tokens: Annotated[int, typer.Option(help="Padded tokens a step.")] = 4400,
+) -> None:
+    """Finish correct-small on the target's greedy outputs (sequence-level distillation)."""
+    with (work / "taught.jsonl").open() as file:
+        records = [json.loads(line) for line in file]
+    encoded = [(r["source"], r["target"]) for r in records if r["target"]]
+
+    def shuffled(offset: int) -> Iterator[Example]:
+        rng = random.Random(5 + offset)
+        while True:
+            yield from rng.sample(encoded, len(encoded))
+
+    train("correct-small", shuffled, work, steps=steps, tokens=tokens, stage="distill", rate=5e-3)
+
+
+def damaged(data: Path, work: Path, *, seed: int) -> Callable[[int], Iterator[Example]]:
+    """Return a function that yields freshly damaged sentences forever, different by offset."""
+    sentences, _ = read_sentences(data)
+    corruptor, tokenizer = Corruptor(sentences), load_tokenizer(work)
+
+    def encoded(offset: int) -> Iterator[Example]:
+        for source, answer in training_examples(sentences, corruptor, seed + offset):
+            yield tokenizer.encode(source, add_eos=True), tokenizer.encode(answer, add_eos=True)
+
+    return encoded
+
+
+def load_tokenizer(work: Path) -> spm.SentencePieceProcessor:
+    return spm.SentencePieceProcessor(model_file=str(work / "spiece.model"))
+
+
+def pad(rows: list[list[int]], value: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad rows on the right to one length: (ids, mask), both (B, L) int64."""
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [value] * (width - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    return ids, mask
+
+
+def batches(
+    examples: Iterator[Example], tokens: int, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield batches of similar lengths and at most `tokens` padded tokens: (ids, mask, labels)."""
+    rng = random.Random(seed)
+    while True:
+        pool = sorted(islice(examples, 4096), key=lambda e: (len(e[0]), len(e[1])))
+        groups: list[list[Example]] = [[]]
+        for example in pool:
+            group = groups[-1]
+            longest = [max(len(e[k]) for e in [*group, example]) for k in (0, 1)]
+            if group and (len(group) + 1) * sum(longest) > tokens:
+                groups.append([])
+            groups[-1].append(example)
+        rng.shuffle(groups)
+        for group in groups:
+            ids, mask = pad([source for source, _ in group], 0)
+            labels, _ = pad([answer for _, answer in group], -100)
+            yield ids, mask, labels
+
+
+def train(
+    name: str,
+    examples: Callable[[int], Iterator[Example]],
+    work: Path,
+    *,
+    steps: int,
+    tokens: int,
+    stage: str = "train",
+    rate: float = 2e-2,
+) -> None:
+    """Train with Adafactor, a short warm-up and a linear decay to 0; write work/<name>/.
+
+    A run that was stopped resumes at its last checkpoint, with examples it has not seen.
+    """
+    torch.manual_seed(0)
+    folder, checkpoint = work / name, work / f"{name}-{stage}.pt"
+    if stage == "distill":
+        model = T5ForConditionalGeneration.from_pretrained(folder)
+    else:
+        model = new_model(name)
+    model.train()
+    optimizer = Adafactor(
+        model.parameters(), lr=rate, scale_parameter=True, relative_step=False, warmup_init=False
+    )
+    first = 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+    print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters, step {first}")
+    source = batches(examples(first), tokens, seed=first)
+    started, seen, running = time.perf_counter(), 0, 0.0
+    for step in range(first, steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / 100) * (1 - step / steps)
+        ids, mask, labels = next(source)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seen += ids.numel() + labels.numel()
+        running += loss.item()
+        if (step + 1) % 50 == 0:
+            speed = seen / (time.perf_counter() - started)
+            print(f"step {step + 1} loss {running / 50:.4f} {speed:.0f} tokens/s", flush=True)
+            running = 0.0
+        if (step + 1) % 250 == 0 or step + 1 == steps:
+            save_checkpoint(checkpoint, model, optimizer, step + 1)
+    model.generation_config.max_length = None
+    model.save_pretrained(folder)
+    shutil.copy(work / "spiece.model", folder / "spiece.model")
+
+
+def new_model(name: str) -> T5ForConditionalGeneration:
+    config = T5Config(
+        vocab_size=VOCAB_SIZE, dropout_rate=0.0, feed_forward_proj="relu",
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **SHAPES[name],
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)
+
+
+def save_checkpoint(
+    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int
+) -> None:
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    torch.save(state, path.with_suffix(".part"))
+    os.replace(path.with_suffix(".part"), path)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,108 @@
+"""Bare costs: what a round's forward passes take without the decoding loop around them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import mlx.core as mx
+import numpy as np
+
+from ..decoding import LanguageModel, Session
+
+REPEATS, MIN_SECONDS = 5, 0.15  # for each cost, every time it is measured
+FILLER = 5  # the id that bare passes read, if the vocabulary has it
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of bare passes.
+
+    Attributes:
+        plain: A pass over one token, after another such pass.
+        rounds: By (K, L): drafting K tokens one after the other, then a pass over L tokens.
+    """
+
+    plain: float
+    rounds: Mapping[tuple[int, int], float]
+
+    def seconds(self, num_draft: int, length: int) -> float:
+        """Return the cost of such a round, interpolated between those that were measured."""
+        drafts = sorted({k for k, _ in self.rounds})
+        found = []
+        for k in drafts:
+            lengths = sorted(length for drafted, length in self.rounds if drafted == k)
+            found.append(np.interp(length, lengths, [self.rounds[k, n] for n in lengths]))
+        return float(np.interp(num_draft, drafts, found))
+
+
+def measure_costs(
+    target: Stepper, draft: Stepper | None, shapes: Sequence[tuple[int, int]], vocab_size: int
+) -> Costs:
+    """Measure bare costs.
+
+    Args:
+        target: The target, at some length of output.
+        draft: The draft model at the same length, if there is one.
+        shapes: The rounds to measure, (K, L) each.
+        vocab_size: The ids that the draft model proposes: the first `vocab_size`.
+    """
+
+    def seconds(num_draft: int, length: int) -> float:
+        samples: list[float] = []
+        first = time.perf_counter()
+        while len(samples) < REPEATS or time.perf_counter() - first < MIN_SECONDS:
+            began = time.perf_counter()
+            drafted = draft.draft(num_draft, vocab_size) if draft else []
+            target.verify(length, drafted)
+            samples.append(time.perf_counter() - began)
+        # The first ones still feel the rounds of another shape before them.
+        return median(samples[len(samples) // 3 :])
+
+    return Costs(seconds(0, 1), {shape: seconds(*shape) for shape in shapes})
+
+
+class Stepper:
+    """A model's session that steps from the same length again and again.
+
+    Args:
+        model: The model.
+        prompt: Ids; one that the model does not have is replaced by its last.
+        length: Tokens of output in the cache. A decoder-only model has the prompt before them.
+    """
+
+    def __init__(self, model: LanguageModel, prompt: list[int], length: int) -> None:
+        last = model.vocab_size - 1
+        self._filler = min(FILLER, last)
+        self._session: Session = model.start([[min(i, last) for i in prompt]])[0]
+        self._length = self._session.lengths[0] + length
+        while (missing := self._length - self._session.lengths[0]) > 0:
+            mx.eval(self._session.step(self._fill(min(16, missing))))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Cached positions, (1,)."""
+        return self._session.lengths
+
+    def verify(self, length: int, drafted: Sequence[mx.array]) -> None:
+        """Run a pass over `length` tokens, the drafted ones (1, 1) first; wait for its argmax."""
+        given = [self._fill(1), *drafted][:length]
+        tokens = mx.concatenate([*given, self._fill(length - len(given))], axis=1)
+        mx.concatenate([tokens, self._session.step_argmax(tokens)], axis=1).tolist()
+        self._session.truncate([self._length])
+
+    def draft(self, num_draft: int, vocab_size: int) -> list[mx.array]:
+        """Draft greedily, without a wait: a token (1, 1) int32 for each step."""
+        tokens: list[mx.array] = []
+        for _ in range(num_draft):
+            last = tokens[-1] if tokens else self._fill(1)
+            tokens.append(self._session.step_argmax(last, vocab_size))
+        if tokens:
+            self._session.truncate([self._length])
+        return tokens
+
+    def _fill(self, count: int) -> mx.array:
+        """Return filler ids (1, count) int32."""
+        return mx.array([[self._filler] * count], dtype=mx.int32)

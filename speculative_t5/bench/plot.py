@@ -1,0 +1,62 @@
+"""The plot of a benchmark; needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .report import Report
+from .runs import PLAIN
+
+
+def draw(reports: Sequence[Report], path: Path) -> None:
+    """Plot speed-up, in time and in forward passes, and theory against drafted tokens.
+
+    Raises:
+        ValueError: If no variant drafts a fixed number, or the file's name has no known ending.
+    """
+    plt = pyplot()
+    fixed = [(int(r.name.removeprefix("K = ")), r) for r in reports if r.name.startswith("K = ")]
+    if not fixed:
+        raise ValueError(
+            f"there is nothing to plot in {', '.join(r.name for r in reports)}: "
+            "give a model as --draft-model"
+        )
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    ks = [k for k, _ in fixed]
+    axes.plot(ks, [r.forwards for _, r in fixed], "o:", color="C3", label="in forward passes")
+    axes.plot(ks, [r.theory for _, r in fixed], "o--", color="0.55", label="theory, in time")
+    axes.plot(ks, [r.speedup for _, r in fixed], "o-", color="C0", label="measured, in time")
+    axes.axhline(1, color="0.3", linestyle=":", linewidth=1, label=PLAIN)
+    for name, color in (("auto", "C1"), ("lookup", "C2")):
+        for report in (r for r in reports if r.name == name):
+            axes.axhline(report.speedup, color=color, linewidth=1, label=name)
+    axes.set(xlabel="drafted tokens a round, K", ylabel=f"speed-up over {PLAIN} decoding",
+             xticks=ks, ylim=(0, None))  # fmt: skip
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:  # matplotlib knows the kind of file by its name
+        raise ValueError(
+            f"the plot cannot be written to {path} ({error}): give a name that ends in .png"
+        ) from error
+    plt.close(figure)
+
+
+def pyplot() -> Any:
+    """Return `matplotlib.pyplot` for plots to files.
+
+    Raises:
+        ValueError: If matplotlib is missing.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError(
+            "--plot needs matplotlib, which is not installed: run pip install matplotlib"
+        ) from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt

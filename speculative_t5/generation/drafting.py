@@ -1,0 +1,59 @@
+"""From drafting options to a drafter; which drafts go with a target."""
+
+from __future__ import annotations
+
+from ..decoding import (
+    CombinedDrafter,
+    Drafter,
+    LanguageModel,
+    LookupDrafter,
+    ModelDrafter,
+    Sampler,
+)
+from .options import DraftingOptions
+
+
+def make_drafter(
+    model: LanguageModel, draft: LanguageModel | None, options: DraftingOptions, sampler: Sampler
+) -> Drafter | None:
+    """Return the drafter for a target, or None where nothing drafts."""
+    by_model = None
+    if draft:
+        by_model = ModelDrafter(draft, sampler, model.vocab_size, options.draft_vocab)
+    if not options.lookup:
+        return by_model
+    lookup = LookupDrafter(
+        model.eos_token_ids,
+        model.special_tokens,
+        min_ngram=options.min_ngram,
+        max_ngram=options.max_ngram,
+        is_decoder_only=model.is_decoder_only,
+    )
+    return CombinedDrafter(by_model, lookup, model.eos_token_ids) if by_model else lookup
+
+
+def check_draft_vocab(model: LanguageModel, options: DraftingOptions) -> None:
+    """Refuse a draft vocabulary that leaves out the EOS of a T5."""
+    # Where a decoder-only model's ids end with EOS, as GPT-2's do, a draft can do without it.
+    least = 0 if model.is_decoder_only else model.eos_token_id
+    if options.draft_vocab is not None and options.draft_vocab <= least:
+        raise ValueError(
+            f"draft_vocab must be above {model.eos_token_id}, the id that ends outputs, "
+            f"got {options.draft_vocab}"
+        )
+
+
+def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
+    """Refuse a target and a draft whose ids stand for different tokens."""
+    if model.is_decoder_only != draft.is_decoder_only:
+        kinds = {True: "decoder-only", False: "an encoder-decoder"}
+        raise ValueError(
+            f"the target is {kinds[model.is_decoder_only]}, the draft is "
+            f"{kinds[draft.is_decoder_only]}: choose another draft, or 'lookup'"
+        )
+    ours, theirs = model.vocabulary, draft.vocabulary
+    if ours and theirs and ours != theirs:
+        raise ValueError(
+            "target and draft must share a tokenizer: "
+            f"the target's has {ours}, the draft's has {theirs}; choose another draft, or 'lookup'"
+        )

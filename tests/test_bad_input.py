@@ -1,0 +1,167 @@
+"""Bad input of any command is one line that says what to do, exit code 2, and no change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import Call, caller
+from messages import check_message
+
+PAIR = ("--model", "target", "--draft-model", "draft")
+HELLO = ("--prompt", "Hello.")
+BATCH = ("batch", "in.txt", "--output", "x")
+
+
+@pytest.fixture
+def here(place: Path, tmp_path: Path) -> Path:
+    """A folder with models, and with files that are none."""
+    for name in ("weights", "checkpoint", "bert"):
+        (tmp_path / name).symlink_to(place / name)
+    files = {
+        "in.txt": b"The old man.\n", "old": b"precious\nthings\n", "latin.txt": b"caf\xe9\n",
+        "empty.txt": b"\n\n", "broken/config.json": b"{", "latin/config.json": b'{"a": "\xe9"}',
+        "list/config.json": b"[]", "number/config.json": b'{"prefix": 3}',
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@pytest.fixture
+def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(here, monkeypatch, capfd)
+
+
+def check(call: Call, here: Path, arguments: tuple[str, ...], found: str, program: str) -> None:
+    before = {path: path.read_bytes() for path in here.glob("*.*") if path.is_file()}
+    done = call(*arguments, program=program)
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err
+    assert line.startswith("error: ")
+    check_message(line.removeprefix("error: "), found)
+    assert not (here / "x").exists() and (here / "old").read_bytes() == b"precious\nthings\n"
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("--nonsense",), "No such option: --nonsense"),
+        (("--prompt",), "--prompt"),
+        (("--max-tokens", "many"), "'many'"),
+        (("--delta", "half"), "'half'"),
+        (("in.txt",), "No such command 'in.txt' (a prompt is given by --prompt)"),
+        (("--json=1",), "--json"),
+        (("--seed", "1", "batch", "x"), "--seed stands before the word batch"),
+        (("--seed", "1", "models"), "--seed is no option of models"),
+        (("--model", "absent", *HELLO), "is named 'absent', and there is no folder"),
+        (("--model", "absent", *HELLO), "the Hub cannot be reached"),
+        (("--model", "absent", *HELLO), "draft, other, target"),
+        (("--model", "in.txt", *HELLO), "'in.txt'"),
+        (("--model", "broken", *HELLO), "broken/config.json"),
+        (("--model", "latin", *HELLO), "latin/config.json"),
+        (("--model", "list", *HELLO), "list/config.json holds a list"),
+        (("--model", "number", *HELLO), "number/config.json is 3"),
+        (("--model", "bert", *HELLO), "bert: this is a bert (model_type in config.json)"),
+        (("--model", "correct-small"), "there is no prompt for correct-small"),
+        ((*PAIR, "--draft-model", "other", *HELLO), "123 pieces"),
+        ((*PAIR, "--num-draft", "some", *HELLO), "num_draft must be an integer of at least 1 or"),
+        ((*PAIR, "--num-draft", "0", *HELLO), "at least 1 or 'auto', got 0"),
+        ((*PAIR, "--max-tokens", "0", *HELLO), "max_tokens must be an integer of at least 1"),
+        ((*PAIR, "--delta", "1.5", *HELLO), "delta must be between 0 and 1, got 1.5"),
+        ((*PAIR, "--temperature", "-1", *HELLO), "temperature must be 0 or at least"),
+        ((*PAIR, "--min-ngram", "0", *HELLO), "min_ngram must be an integer from 1 to 16, got 0"),
+        ((*PAIR, "--verify", "all", *HELLO), "verify must be 'auto', 'token' or 'block'"),
+        ((*PAIR, "--verify", "block", "--delta", "0.1", *HELLO), "verify 'block' is exact and"),
+        ((*PAIR, "--top-k", "-1", *HELLO), "top_k must be an integer of at least 0"),
+        ((*PAIR, "--top-p", "0", *HELLO), "top_p must be above 0 and at most 1 (1 is off)"),
+        ((*PAIR, "--seed", "-1", *HELLO), "seed must be an integer from 0 to"),
+        ((*PAIR, "--dtype", "int3", *HELLO), "'int3'"),
+        ((*PAIR, "--prompt", " "), "the prompt is empty"),
+        ((*PAIR, "--prompt", "-"), "the prompt is empty"),
+        (("--prompt", "caf\udce9"), "--prompt is not UTF-8: byte 0xe9"),
+        (("--prefix", "caf\udce9", *HELLO), "--prefix is not UTF-8: byte 0xe9"),
+        (("batch",), "INPUT"),
+        (("batch", "in.txt", "in.txt"), "in.txt"),
+        (("batch", "in.txt", "--batch-size", "1.5"), "'1.5'"),
+        ((*BATCH, *PAIR, "--batch-size", "0"), "batch_size must be an integer from 1 to 65536"),
+        (("batch", "absent.txt"), "absent.txt: No such file or directory"),
+        (("batch", "weights"), "weights is a folder, expected a file of prompts"),
+        (("batch", "in.txt", *PAIR, "--output", "absent/out"), "absent/out: No such file"),
+        (("batch", "in.txt", *PAIR, "--output", "weights"), "weights: Is a directory"),
+        (("batch", "in.txt", *PAIR, "--output", "in.txt/out"), "in.txt/out: Not a directory"),
+        (("batch", "in.txt", "--output", "old"), "old has something in it"),
+        (("batch", "in.txt", "--output", "in.txt"), "the output in.txt is the input"),
+        (("batch", "in.txt", "--output", ""), "the output must be the name of a file, or -"),
+        (("batch", "in.txt", "--resume"), "--resume needs an --output that is a file"),
+        (("batch", "in.txt", "--resume", "--output", "/dev/null"), "/dev/null"),
+        (("batch", "in.txt", *PAIR, "--resume", "--output", "old"), "old, line 1, is not a record"),
+        ((*BATCH, "--resume", "--force"), "--resume keeps OUTPUT"),
+        ((*BATCH, "--shard", "3/2"), "a shard must be given as 1/8 to 8/8, got '3/2'"),
+        ((*BATCH, "--format", "csv"), "--format must be text or jsonl, got 'csv'"),
+        ((*BATCH, "--format", "text", "--field", "a"), "--field 'a' is for --format jsonl"),
+        ((*BATCH, *PAIR, "--max-source-length", "1"), "max_source_length must be an integer of"),
+        ((*BATCH, *PAIR, "--max-tokens", "0"), "max_tokens must be an integer of at least 1"),
+        ((*BATCH, *PAIR, "--temperature", "-1"), "temperature must be 0 or"),
+        ((*BATCH, "--chat"), "a chat needs a decoder-only model's tokenizer"),
+        (("bench", *PAIR, "--prompts", "absent.txt"), "absent.txt: No such file or directory"),
+        (("bench", *PAIR, "--prompts", "weights"), "weights: Is a directory"),
+        (("bench", *PAIR, "--prompts", "latin.txt"), "byte 0xe9"),
+        (("bench", *PAIR, "--prompts", "empty.txt"), "empty.txt has no prompts"),
+        (("bench", "--num-draft", "4-2"), "'4-2'"),
+        (("bench", "--num-draft", "a"), "'a'"),
+        (("bench", "--turns", "some"), "'some'"),
+        (("bench", "--turns", "0"), "got 0"),
+        (("bench", "--acceptance", "2"), "got 2.0"),
+        (("bench", "--dtype", "int3"), "'int3'"),
+        (("bench", "--random", "t5-base"), "'t5-base'"),
+        (("bench", "--random", "t5-tiny:t5-tiny"), "'t5-tiny'"),
+        (("bench", "--random", "t5-base:gpt2"), "t5-base has the vocabulary of t5, gpt2 that of"),
+        (("bench", "--random", "gpt2-xl:gpt2", "--source", "1000"), "got 1000 and 128"),
+        (("bench", "--plot", "absent/plot.png"), "--plot"),
+    ],
+)
+def test_commands(call: Call, here: Path, arguments: tuple[str, ...], found: str) -> None:
+    check(call, here, arguments, found, "__main__.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ((), "--model"),
+        (("--nonsense",), "--nonsense"),
+        (("--model", "checkpoint", "--quantize", "half"), "'half'"),
+        (("--model", "checkpoint", "--quantize", "3"), "got 3"),
+        (("--model", "checkpoint", "--quantize", "8", "--output", "x"), "d_model is 24"),
+        (("--model", "checkpoint", "--dtype", "int3"), "'int3'"),
+        (("--model", "checkpoint", "--revision", "v2"), "checkpoint is a folder"),
+        (("--model", "absent"), "no folder 'absent', the Hub cannot be reached"),
+        (("--model", "a/b/c"), "'a/b/c'"),
+        (("--model", "some--where"), "'some--where'"),
+        (("--model", "broken"), "broken/config.json"),
+        (("--model", "bert", "--inspect"), "this is a bert"),
+        (("--model", "weights"), "weights is not a model folder"),
+        (("--model", "checkpoint", "--output", "in.txt"), "in.txt exists"),
+        (("--model", "checkpoint", "--output", "in.txt/out"), "cannot be written: Not a directory"),
+        (("--model", "checkpoint", "--output", "checkpoint"), "is or holds the checkpoint"),
+        (("--model", "checkpoint", "--output", "weights/target"), "weights/target exists"),
+    ],
+)
+def test_convert(call: Call, here: Path, arguments: tuple[str, ...], found: str) -> None:
+    check(call, here, arguments, found, "convert.py")
+
+
+def test_the_message_names_the_help_of_its_command(call: Call) -> None:
+    for arguments, command in ((("--no",), ""), (("batch", "--no"), " batch"), (("no",), "")):
+        (line,) = call(*arguments).err
+        assert line.endswith(f"; see python -m speculative_t5{command} --help")
+
+
+@pytest.mark.parametrize(
+    ("stdin", "found"), [(b"", "the prompt is empty"), (b"caf\xe9", "byte 0xe9 at offset 3")]
+)
+def test_a_bad_pipe(call: Call, stdin: bytes, found: str) -> None:
+    (line,) = call(*PAIR, stdin=stdin).err
+    check_message(line.removeprefix("error: "), found)

@@ -1,0 +1,82 @@
+"""Options as values, and the keywords that the decoder takes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.decoding import Sampler, Verifier, calibration
+from speculative_t5.generation import DraftingOptions, GenerationOptions
+from speculative_t5.generation.options import DecoderKeywords
+from speculative_t5.tokenizers import PromptEncoder
+
+import pytest
+from conftest import tiny_draft, tiny_model
+
+NAMED = ("num_draft", "delta", "verify")  # in the decoder's signature
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    return {p.name: p.default for p in inspect.signature(function).parameters.values()}
+
+
+@pytest.mark.parametrize("method", ["generate", "stream", "generate_batch", "iter_batch"])
+def test_defaults_of_methods_are_those_of_the_options(method: str) -> None:
+    given = parameters(getattr(SpeculativeDecoder, method))
+    assert asdict(GenerationOptions()).items() <= given.items()
+
+
+@pytest.mark.parametrize("function", [SpeculativeDecoder, SpeculativeDecoder.from_pretrained])
+def test_keywords_of_the_decoder_are_all_options(function: Callable[..., Any]) -> None:
+    given, options = parameters(function), asdict(DraftingOptions())
+    assert {name: given[name] for name in NAMED} == {name: options[name] for name in NAMED}
+    prompts = set(parameters(PromptEncoder)) - {"model", "tokenizer"}
+    assert DecoderKeywords.__optional_keys__ == {*options, *prompts} - {*NAMED}
+
+
+def test_an_unknown_keyword_is_a_type_error(tmp_path: Path) -> None:
+    for make in (SpeculativeDecoder, SpeculativeDecoder.from_pretrained):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'num_drafts'"):
+            make(tmp_path / "absent", num_drafts=3)  # type: ignore[call-arg]
+
+
+def test_options_reach_the_plan() -> None:
+    target = tiny_model(vocab_size=20)
+    decoder = SpeculativeDecoder(
+        target, "lookup", num_draft=4, delta=0.25, min_ngram=2, max_ngram=3
+    )
+    plan = decoder.plan(GenerationOptions(9, 0.5, 7, 0.75, 11))
+    assert plan.verifier == Verifier(Sampler(0.5, 7, 0.75), delta=0.25, block=False)
+    assert (plan.max_tokens, plan.seed, plan.schedule.next(99)) == (9, 11, 4)
+    # A match of one token is too short, and of two is found.
+    plan.drafter.start([[3, 4, 5, 6, 1]])
+    assert plan.drafter.propose([[0, 7, 4]], 2, None).lengths == [0]
+    assert plan.drafter.propose([[0, 7, 4, 3, 4]], 2, None).tokens.tolist() == [[5, 6]]
+    assert decoder.plan(GenerationOptions(speculative=False)).schedule.next(99) == 0
+    assert decoder.plan(GenerationOptions()).seed is None, "greedy decoding leaves nothing to it"
+
+
+def test_calibrations_are_kept_by_options_and_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(calibration, "WARMUP", 0.0)
+    monkeypatch.setattr(calibration, "BUDGET", 0.0)
+    target = tiny_model(vocab_size=20)
+    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft="auto")
+    requests = [(0, [5, 6, 1]), (1, [7, 1])]
+    changes: list[dict[str, Any]] = [{}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}]
+    for count in (1, 2):  # batch sizes
+        for change in changes:
+            plans = [decoder.plan(GenerationOptions(**change), requests[:count]) for _ in range(2)]
+            keeps_learning = plans[0].schedule is plans[1].schedule
+            assert keeps_learning == ("temperature" not in change), "samples are repeatable"
+    assert len(decoder._schedules) == 8
+    for copied in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+        assert len(copied(decoder)._schedules) == 0

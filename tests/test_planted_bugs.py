@@ -1,0 +1,102 @@
+"""The collection of planted bugs can be planted, and its runner tells which of them are seen."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import planted_bugs
+import pytest
+from conftest import REPOSITORY
+from planted_bugs import Bug
+
+BUGS = planted_bugs.read_bugs(REPOSITORY)
+
+
+def test_names_are_unique() -> None:
+    counts = Counter(bug.name for bug in BUGS)
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_bug_can_be_planted(bug: Bug) -> None:
+    text = (REPOSITORY / bug.file).read_text(encoding="utf-8")
+    planted = bug.planted(text)
+    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text))
+    test, *_ = planted_bugs.pytest_arguments(bug.test)
+    file, *names = test.partition("[")[0].split("::")
+    defined = {
+        node.name
+        for node in ast.walk(ast.parse((REPOSITORY / file).read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    }
+    assert defined.issuperset(names)
+
+
+def test_documentation_lists_every_bug() -> None:
+    listed = (REPOSITORY / "docs" / "exactness.md").read_text(encoding="utf-8")
+    assert planted_bugs.table(BUGS) in listed, (
+        "run python scripts/checks/planted_bugs.py --update-docs"
+    )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A tiny project with a function and two tests of it."""
+    (tmp_path / "speculative_t5").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (tmp_path / "speculative_t5" / "__init__.py").write_text("def double(x):\n    return 2 * x\n")
+    (tmp_path / "tests" / "test_double.py").write_text(
+        "import pytest\nfrom speculative_t5 import double\n\n"
+        "def test_strict(): assert double(3) == 6\n\n"
+        "def test_lenient(): assert double(0) == 0\n\n"
+        "def test_broken(): assert double(0) == 1\n\n"
+        "@pytest.mark.skip\ndef test_skipped(): pass\n"
+    )
+    return tmp_path
+
+
+def test_runner_tells_which_bugs_are_seen(checkout: Path) -> None:
+    def bug(name: str, test: str, replace: str = "return 3 * x") -> Bug:
+        return Bug("", name, "speculative_t5/__init__.py", "return 2 * x", replace, test)
+
+    file = "tests/test_double.py"
+    bugs = [
+        bug("seen", f"{file} -k strict"),
+        bug("unseen", f"{file}::test_lenient"),
+        bug("no syntax", f"{file} -k strict", "return )"),
+        bug("fails anyway", f"{file}::test_broken"),
+        bug("not run", f"{file}::test_skipped"),
+    ]
+    lines: list[str] = []
+    unseen = planted_bugs.check(bugs, checkout, report=lines.append)
+    assert unseen == ["unseen", "no syntax", "fails anyway"]
+    ends = ["seen", "NOT SEEN (passed)", "with status 2", "(without the bug: failed)", "skipped"]
+    for line, one, end in zip(lines, bugs, ends, strict=True):
+        assert line.startswith(f"{one.name} ") and end in line
+    assert "3 * x" not in (checkout / "speculative_t5" / "__init__.py").read_text()
+
+
+def test_wrong_entries_are_refused(tmp_path: Path) -> None:
+    collection = tmp_path / planted_bugs.COLLECTION
+    collection.mkdir(parents=True)
+    (collection / "room.toml").write_text('[[bug]]\nname = "half an entry"\n')
+    with pytest.raises(ValueError, match=r"room.toml: an entry has the fields name"):
+        planted_bugs.read_bugs(tmp_path)
+    with pytest.raises(ValueError, match=r"no tests/planted_bugs/hall.toml, expected one of: room"):
+        planted_bugs.read_bugs(tmp_path, ["hall"])
+    with pytest.raises(ValueError, match="occurs 2 times in file.py"):
+        Bug("", "twice", "file.py", "x", "y", "").planted("x = x")
+    with pytest.raises(ValueError, match="is not tests/FILE.py::NAME"):
+        planted_bugs.pytest_arguments("test_of_something")
+
+
+def test_table_of_a_page_is_replaced(tmp_path: Path) -> None:
+    page, bugs = tmp_path / "page.md", [Bug("", "wrong sum", "a.py", "+", "-", "t.py::test_sum")]
+    page.write_text(f"above\n\n{planted_bugs.TABLE_HEAD}|---|\n| old |\n\nbelow\n")
+    planted_bugs.update_table(page, bugs)
+    assert page.read_text() == f"above\n\n{planted_bugs.table(bugs)}\nbelow\n"
+    with pytest.raises(ValueError, match="has no table that begins with"):
+        planted_bugs.update_table(REPOSITORY / "README.md", bugs)

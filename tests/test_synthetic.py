@@ -1,0 +1,176 @@
+"""Random models of published shapes, and drafts of a given acceptance."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.bench import costs as bench_costs
+from speculative_t5.bench.synthetic import (
+    CAUSAL_SHAPES,
+    SHAPES,
+    ReplayDrafter,
+    check_shapes,
+    context_of,
+    random_model,
+    random_prompts,
+    synthetic_plan,
+)
+from speculative_t5.cli.bench import bench
+from speculative_t5.decoding import Sampler, decode
+from speculative_t5.decoding.drafters import ModelDrafter
+from speculative_t5.models import T5, CausalModel, T5Config, build
+
+import mlx.core as mx
+import pytest
+from conftest import tiny, tiny_causal, tiny_model
+from messages import check_message
+from mlx.utils import tree_flatten
+
+
+@pytest.mark.parametrize(
+    ("kind", "acceptance"), [("t5", 0.0), ("t5", 0.6), ("t5", 1.0), ("gpt2", 0.6)]
+)
+def test_replayed_drafts_are_right_as_often_as_asked(kind: str, acceptance: float) -> None:
+    """The output is the target's own all the same."""
+    options: Any = {"eos_token_id": 19} if kind == "t5" else {"seed": 26}  # outputs that vary
+    target = tiny(kind, vocab_size=20, layers=2, **options)
+    choice = random.Random(0)
+    prompts = [[*choice.choices(range(2, 19), k=4), 1] for _ in range(12)]
+    alone = SpeculativeDecoder(target)
+    outputs = {tuple(p): alone.generate(p, max_tokens=100).tokens for p in prompts}
+    decoder = SpeculativeDecoder(target, tiny(kind, vocab_size=20, seed=3), num_draft=1)
+    drafted = accepted = 0
+    for prompt in prompts:
+        plan = synthetic_plan(decoder, outputs, acceptance, 100)
+        *_, last = decode(target, [(0, prompt)], plan, batch_size=1)
+        assert last.output == outputs[tuple(prompt)]
+        drafted += last.stats.drafted
+        accepted += last.stats.accepted
+    assert drafted > 300
+    # Over a few hundred tokens; the last one of an output that ended early may be drafted wrong.
+    assert accepted / drafted == pytest.approx(acceptance, abs=0.07)
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_replayed_drafts_follow_the_context(kind: str) -> None:
+    first, second = [5, 9, 1], [7, 3, 3, 8, 1]
+    outputs = {tuple(first): list(range(2, 12)), tuple(second): [7, 8, 9, 10, 11]}
+    inner: Any = ModelDrafter(tiny(kind, vocab_size=20), Sampler(), 20)
+    calls, propose = [], inner.propose
+    inner.propose = lambda *given: calls.append(given[1]) or propose(*given)
+    drafter = ReplayDrafter(inner, outputs, acceptance=1.0, vocab_size=20)
+    drafter.start([first])
+    for prompt, drafts in (
+        (first, [([], 3, [2, 3, 4]), ([2, 3], 2, [4, 5])]),
+        (second, [([], 0, []), ([7], 2, [8, 9]), ([7, 8], 2, [9, 10])]),
+    ):
+        begin = prompt if kind == "gpt2" else [0]
+        for emitted, num_draft, expected in drafts:
+            draft = drafter.propose([[*begin, *emitted]], num_draft, None)
+            assert draft.tokens.tolist() == [expected]
+        drafter.replace([0], [second])
+        drafter.select([0])
+    assert calls == [3, 2, 0, 2, 2], "at the cost of its own drafts"
+
+
+def test_shapes_are_the_published_ones() -> None:
+    """Count parameters, in millions, of models that are never evaluated."""
+    models = {s: build(config) for s, config in CAUSAL_SHAPES.items()}
+    models |= {shape: T5(config) for shape, config in SHAPES.items()}
+    millions = {
+        shape: round(sum(w.size for _, w in tree_flatten(model.parameters())) / 1e6, 1)
+        for shape, model in models.items()
+    }
+    assert millions == {
+        "gpt2": 124.4, "gpt2-medium": 354.8, "gpt2-large": 774.0, "gpt2-xl": 1557.6,
+        "opt-125m": 125.2, "opt-350m": 331.2, "opt-1.3b": 1315.8,
+        "qwen3-0.6b": 596.0, "qwen3-1.7b": 1720.6, "qwen3-4b": 4022.5,
+        "t5-small": 60.5, "t5-base": 222.9, "t5-large": 737.7, "t5-3b": 2851.6,
+    }  # fmt: skip
+    contexts = {"gpt2-xl": 1024, "opt-350m": 2048, "qwen3-4b": 40960, "t5-base": None}
+    assert {shape: context_of(shape) for shape in contexts} == contexts
+
+
+@pytest.fixture
+def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put small shapes under the names of published ones, and measure briefly."""
+    ids, d_model, depth = {"vocab_size": 60, "eos_token_id": 59}, "hidden_size", "num_hidden_layers"
+    opt = ids | {d_model: 32, depth: 3, "ffn_dim": 64, "num_attention_heads": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    for shape, changes in {
+        "gpt2": ids | {"n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64},
+        "opt-125m": opt | {"word_embed_proj_dim": 32},
+        "opt-350m": opt | {"word_embed_proj_dim": 16},
+        "qwen3-0.6b": ids | heads | {d_model: 32, depth: 3, "intermediate_size": 48},
+    }.items():
+        monkeypatch.setitem(CAUSAL_SHAPES, shape, CAUSAL_SHAPES[shape] | changes)
+    monkeypatch.setitem(SHAPES, "t5-small", T5Config(16, 8, 32, 2, 2, 2, vocab_size=60))
+    monkeypatch.setattr(bench_costs, "MIN_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("shape", ["gpt2", "opt-125m", "opt-350m", "qwen3-0.6b", "t5-small"])
+def test_random_models_do_not_end_and_seldom_repeat(
+    small_shapes: None, shape: str, dtype: mx.Dtype
+) -> None:
+    model = random_model(shape, dtype=dtype, seed=1)
+    assert isinstance(model, T5 if shape == "t5-small" else CausalModel)
+
+    def weights(model: Any) -> dict[str, mx.array]:
+        return dict(tree_flatten(getattr(model, "model", model).parameters()))
+
+    found, again = weights(model), weights(random_model(shape, dtype=dtype, seed=1))
+    assert {w.dtype for w in found.values()} == {dtype}
+    assert all(mx.array_equal(found[name], again[name]) for name in found)
+    for prompt in random_prompts(model, 20, 3):
+        done = SpeculativeDecoder(model).generate(prompt, max_tokens=40)
+        assert done.finish_reason == "length"
+        assert len({*done.tokens}) > 4 or shape == "t5-small"
+
+
+def test_prompts_are_ids_of_the_vocabulary() -> None:
+    """EOS ends those of a T5; the others have none."""
+    model = tiny_causal(vocab_size=60)
+    prompts = random_prompts(model, 50, 4)
+    assert prompts == random_prompts(model, 50, 4) and {len(p) for p in prompts} == {50}
+    assert {i for p in prompts for i in p} <= {*range(60)} - {model.eos_token_id}
+    assert len({*map(tuple, prompts)}) == 4
+    source = random_prompts(tiny_model(vocab_size=60, eos_token_id=1), 50, 1)[0]
+    assert len(source) == 50 and source.index(1) == 49
+
+
+def test_shapes_that_make_no_pair_are_refused() -> None:
+    for pair, found in (
+        (("t5-base", "gpt2"), "t5-base has the vocabulary of t5, gpt2 that of gpt2"),
+        (("gpt2-xl", "opt-125m"), "of gpt2, opt-125m that of opt"),
+        (("gpt2", "gpt3"), "there is no shape 'gpt3': choose from t5-small, "),
+    ):
+        with pytest.raises(ValueError, match=found) as error:
+            check_shapes(*pair)
+        check_message(str(error.value))
+    check_shapes("opt-1.3b", "opt-125m")
+    check_shapes("t5-3b", "t5-small")
+
+
+def test_random_decoder_only_models_need_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    with pytest.raises(ValueError, match="gpt2 .*mlx-lm") as error:
+        random_model("gpt2")
+    check_message(str(error.value), "gpt2")
+
+
+def test_a_synthetic_pair_is_measured(small_shapes: None, tmp_path: Path, capsys: Any) -> None:
+    plot = tmp_path / "plot.png"
+    sizes: Any = {"source": 20, "max_tokens": 24, "count": 2, "turns": 1, "num_draft": "1,3"}
+    bench(random_weights="opt-350m:opt-125m", acceptance=1.0, plot=plot, **sizes)
+    title, names, *rows, forwards, _, _, _ = capsys.readouterr().out.splitlines()
+    ends = {name: names.index(name) + len(name) for name in ("waits", "forwards", "same output")}
+    columns = [[row[:end].split()[-1] for end in ends.values()] for row in rows]
+    assert columns == [["1.00", n, "2/2"] for n in ("1.00", "2.00", "4.00")]
+    assert [row[:6].rstrip() for row in rows] == ["plain", "K = 1", "K = 3"]
+    assert max(map(len, (title, names, forwards))) <= 140 and forwards.startswith("forwards: ")
+    assert plot.is_file()
