@@ -69,13 +69,12 @@ def test_state_dicts_of_each_protocol_are_read(path: Path, old: bool, protocol: 
     assert all((found[name].read() == state[name].numpy()).all() for name in state)
 
 
-class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch pwned",)
-
-
 @OLD
 def test_nothing_in_a_file_is_run(path: Path, old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, ("touch pwned",)
+
     monkeypatch.chdir(path.parent)
     save({"a": torch.ones(1), "b": Evil()}, path, old)
     with refused(r"a\.bin: it asks for posix\.system, which is no part of"):
@@ -102,12 +101,12 @@ def test_other_contents_are_refused(path: Path, old: bool, held: Any, message: s
 
 
 @OLD
-@pytest.mark.parametrize("keep", [0, 1, 3, 100, -1, -4000])
-def test_truncated_files_are_refused(path: Path, old: bool, keep: int) -> None:
-    save({"a": torch.ones(1000)}, path, old)
-    os.truncate(path, keep if keep >= 0 else path.stat().st_size + keep)
-    with refused("a.bin is truncated or damaged"):
-        read_bin(path)
+def test_truncated_files_are_refused(path: Path, old: bool) -> None:
+    whole = save({"a": torch.ones(1000)}, path, old).read_bytes()
+    for keep in (0, 1, 3, 100, -1, -4000):
+        path.write_bytes(whole[:keep])
+        with refused("a.bin is truncated or damaged"):
+            read_bin(path)
 
 
 def wrap(path: Path, old: bool, pickled: bytes, count: int = 16) -> Path:
