@@ -191,6 +191,7 @@ def test_a_file_of_other_records_is_left_alone(job: Job) -> None:
         b"{}\n": "line 1, is not a record of a batch",
         b'{"id": 3, "pro': "line 1, is not a record of a batch",
         second + first: "line 1, is not about line 1 of the input",
+        first.replace(b': ""', b': "other"', 1): "line 1, is not about line 1 of the input",
         whole + first: "line 41, is more than the input has lines for",
         first + b"{}\n" + second: "line 2, is not a record of a batch",
     }
