@@ -14,6 +14,7 @@ from typing import Any
 
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
+from speculative_t5.cpu import accelerate
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.models import opt
 from speculative_t5.models.causal import CausalModel
@@ -102,6 +103,7 @@ def tiny_model(*, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes
     model.apply(lambda x: mx.random.normal(x.shape))
     model.lm_head.weight = model.lm_head.weight * 0.25
     mx.eval(model.parameters())
+    accelerate(model)
     return model
 
 
@@ -213,6 +215,7 @@ def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None
     mx.random.seed(99)  # after what making a model draws
     draft.update(tree_map(resized, target.parameters()))
     mx.eval(draft.parameters())
+    accelerate(draft)
     return draft
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 import subprocess
 import sys
@@ -178,29 +178,16 @@ def test_padded_vocabularies_are_cut_to_the_common_length(tmp_path: Path) -> Non
 
 
 def test_pairs_with_different_tokenizers_are_refused(original: Path, folder: Path) -> None:
-    raw = json.loads((folder / "tokenizer.json").read_text())
-    raw["added_tokens"][2]["content"] = "<|bot|>"
-    vocab = raw["model"]["vocab"]
-    vocab["<|bot|>"] = vocab.pop("<|assistant|>")
-    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|assistant|>", "<|bot|>"))
     with refused("must share a tokenizer: the target's has 300", "300 pieces"):
         SpeculativeDecoder.from_pretrained(original, folder)
-
-
-def truncated(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:3000])
 
 
 def without_a_tensor(folder: Path) -> None:
     stored = mx.load(str(folder / "model.safetensors"))
     del stored["model.norm.weight"]
     mx.save_safetensors(str(folder / "model.safetensors"), stored)
-
-
-def only_an_index(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_bytes(POINTER)
 
 
 @pytest.mark.parametrize(
@@ -215,11 +202,12 @@ def only_an_index(folder: Path) -> None:
         (lambda f: (f / "tokenizer.json").write_text("{}"), "no tokenizer can be made of"),
         (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": "x"}'),
          "eos_token_id in .*generation_config.json is 'x'"),
-        (truncated, "model.safetensors is truncated or damaged"),
+        (lambda f: os.truncate(f / "model.safetensors", 3000), "model.safetensors is truncated or"),
         (without_a_tensor, "has no tensor model.norm.weight"),
         (lambda f: (f / "model.safetensors").write_bytes(POINTER), "safetensors is a Git LFS poin"),
         (lambda f: (f / "tokenizer.json").write_bytes(POINTER), "tokenizer.json is a Git LFS poin"),
-        (only_an_index, "model.safetensors.index.json is a Git LFS pointer.*: run git lfs pull"),
+        (lambda f: (f / "model.safetensors").rename(f / "model.safetensors.index.json")
+         .write_bytes(POINTER), "safetensors.index.json is a Git LFS pointer.*: run git lfs pull"),
     ],
 )  # fmt: skip
 def test_spoiled_folders_are_refused(folder: Path, spoil: Any, message: str) -> None:

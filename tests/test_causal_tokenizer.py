@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -141,8 +140,9 @@ def test_a_missing_package_of_transformers_is_named(
 
 
 def test_no_code_of_a_folder_is_run(folder: Path) -> None:
-    shutil.copy(__file__, folder / "evil.py")
+    (folder / "evil.py").write_text(f"open({str(folder / 'pwned')!r}, 'w')\nclass Evil: pass\n")
     auto_map = {"AutoTokenizer": ["evil.Evil", None]}
     edit_json(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map=auto_map)
     with refused("no tokenizer can be made of", folder):
         CausalTokenizer(folder)
+    assert not (folder / "pwned").exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
+from speculative_t5.cpu import accelerate
 from speculative_t5.models.t5.model import T5
 
 import compare
@@ -70,6 +71,7 @@ def test_checkpoint_has_the_same_logits_in_transformers(
     ours = np.array(model(mx.array(source), mx.array(target)))
     assert np.abs(ours - logits).max() < 1e-4 * np.abs(logits).max()
     again = checkpoints.read_back(tmp_path)
+    accelerate(again)
     assert again.config == model.config
     assert np.array_equal(np.array(again(mx.array(source), mx.array(target))), ours)
     again.config = dataclasses.replace(model.config, bias_per_layer=True)

@@ -175,14 +175,7 @@ def change(source: Path, name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype"),
-    [
-        (np.nan, None),
-        (np.inf, None),
-        (-np.inf, "float16"),
-        (np.nan, "float16"),
-        (np.inf, "bfloat16"),
-    ],
+    ("value", "dtype"), [(np.nan, None), (-np.inf, "float16"), (np.inf, "bfloat16")]
 )
 def test_nonfinite_weights_are_named(
     source: Path, tmp_path: Path, value: float, dtype: str | None

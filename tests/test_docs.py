@@ -42,14 +42,16 @@ CAUSAL = {  # repositories of the Hub, and what stands for them
 }
 LESS = {  # options added to commands that take minutes; "auto" may draft 16 tokens a round
     "bench": "--turns 1 --max-tokens 48 --num-draft 2",
-    "bench --model causal-pair/target": "--turns 1 --max-tokens 20 --num-draft 1",
     "bench --random": "--turns 1 --max-tokens 20 --num-draft 2 --source 16 --count 1",
 }
 LOOKED_AT = {  # only that they are there, and what is asked of them
     "scripts/demo.sh": "makes an environment of its own",
     "scripts/test.sh": "runs these tests",
     "python scripts/": "measure for minutes to hours, with data that is not here",
-    "python -m speculative_t5 bench --random opt": "draws half a billion weights; others are run",
+    "python -m speculative_t5 bench --random opt": "makes half a billion weights; others are run",
+    "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
+    "python -m speculative_t5 bench --plot": "the same; test_benchmark.py draws plots",
+    "python -m speculative_t5 bench --model causal-pair": "the same",
     "python -m pytest": "those tests are run with these",
 }
 

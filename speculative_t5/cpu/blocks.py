@@ -37,7 +37,7 @@ def load() -> tuple[Any, str]:
         device.products.layers.restype = ctypes.c_void_p
         found.initialize(device.products.layers())
         one = mx.ones((1, 1))
-        found.feed_forward(one, mx.ones(1), one, one, "relu", False, 1e-6)
+        found.feed_forward(one[None], one[0], one, one, "relu", False, 1e-6)
     except (AttributeError, TypeError, ValueError) as error:
         # Parts of different builds; to another nanobind, MLX's arrays are of no known type.
         return None, f"not loaded: {error}"
