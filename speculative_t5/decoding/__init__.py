@@ -16,8 +16,8 @@ from .results import FinishReason, Origin, Round, Stats, origins_of_round
 from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
 from .scoring import pair_probabilities
-from .verify import Odds, Verifier, block_odds, residual, token_odds, verify_block, verify_tokens
-from .waits import Waits, count_waits, read
+from .verify import Odds, Verifier, block_odds, residual, token_odds
+from .waits import count_waits, read
 
 __all__ = [
     "AdaptiveSchedule",
@@ -45,7 +45,6 @@ __all__ = [
     "Verifier",
     "Vocabulary",
     "WINDOW",
-    "Waits",
     "argmax",
     "block_odds",
     "cache_folder",
@@ -60,6 +59,4 @@ __all__ = [
     "read",
     "residual",
     "token_odds",
-    "verify_block",
-    "verify_tokens",
 ]
