@@ -11,13 +11,13 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from speculative_t5 import __version__, device
+from speculative_t5 import __version__, device, load
 from speculative_t5.checkpoints import inspection, places
 from speculative_t5.cli import models as models_command
 
 import pytest
 from commands import Call, caller, in_a_shell, on_a_terminal
-from conftest import REPOSITORY, edit_json, run
+from conftest import REPOSITORY, V1_1, edit_json, run, write_checkpoint
 from messages import check_message
 
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
@@ -95,6 +95,12 @@ def test_the_prompt_may_come_from_standard_input(call: Call) -> None:
     piped = call(*PAIR, stdin="The old man.\n")
     dashed = call(*PAIR, "--prompt", "-", stdin="The old man.\n")
     assert piped.out == dashed.out == call(*OLD_MAN).out != ""
+
+
+def test_float16_is_not_for_gated_models(tmp_path: Path, spiece: bytes) -> None:
+    write_checkpoint(tmp_path, V1_1, spiece)
+    with pytest.warns(UserWarning, match="float16 overflows in the feed-forward"):
+        load(tmp_path, dtype="float16")
 
 
 def test_ctrl_c_ends_with_130(place: Path) -> None:

@@ -93,13 +93,6 @@ def test_bad_ids_are_errors() -> None:
         assert line.error == f"'id' is {kind}, expected a string or an integer" and line.id == 1
 
 
-def test_binary_junk_is_only_errors() -> None:
-    junk = bytes(range(256)) * 64
-    found = lines(junk)
-    assert len(found) == junk.count(b"\n") + 1
-    assert sum(line.error is not None for line in found) >= 64
-
-
 def test_a_line_without_end_is_not_held_in_memory() -> None:
     class Endless(io.RawIOBase):
         given = 0
