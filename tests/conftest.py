@@ -206,11 +206,13 @@ def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None
 
     if isinstance(target, CausalModel):
         args = dataclasses.replace(target.model.args, vocab_size=size)
-        model = type(target.model)(args)
+        own = CausalModel(
+            type(target.model)(args), eos_token_id=EOS, max_context=target.max_context
+        )
         mx.random.seed(99)
-        model.update(tree_map(resized, target.model.parameters()))
-        mx.eval(model.parameters())
-        return CausalModel(model, eos_token_id=EOS, max_context=target.max_context)
+        own.model.update(tree_map(resized, target.model.parameters()))
+        mx.eval(own.model.parameters())
+        return own
     draft = T5(dataclasses.replace(target.config, vocab_size=size))
     mx.random.seed(99)  # after what making a model draws
     draft.update(tree_map(resized, target.parameters()))

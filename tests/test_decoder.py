@@ -15,7 +15,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.loop import cut, decode
 from speculative_t5.decoding.results import Stats
-from speculative_t5.decoding.sampling import Sampler, round_keys
+from speculative_t5.decoding.sampling import round_keys
 from speculative_t5.decoding.schedule import Outcome, Schedule
 from speculative_t5.generation import GenerationOptions
 
@@ -41,10 +41,9 @@ def models(kind: str, vocab_size: int) -> tuple[Any, Any]:
 
 
 @cache
-def exact_distribution(
-    kind: str, vocab_size: int, prompt: Any, length: int, sampler: Sampler
-) -> Any:
-    return output_law(models(kind, vocab_size)[0], list(prompt), length, sampler)
+def exact_distribution(kind: str, size: int, prompt: Any, options: GenerationOptions) -> Any:
+    target, _ = models(kind, size)
+    return output_law(target, list(prompt), options.max_tokens, options.sampler)
 
 
 class FollowingCounts:
@@ -66,7 +65,7 @@ def sampled_distance(
     *,
     vocab_size: int = 5,
     max_tokens: int = 3,
-    sampler: Sampler = Sampler(1.0),  # noqa: B008
+    filters: dict[str, Any] | None = None,
     schedule: Schedule | None = None,
     **options: Any,
 ) -> float:
@@ -78,10 +77,8 @@ def sampled_distance(
         lookup=drafter in ("lookup", "both"),
         **options,
     )
-    sampling = GenerationOptions(
-        max_tokens, sampler.temperature, top_k=sampler.top_k, top_p=sampler.top_p
-    )
-    plan = decoder.plan(sampling)
+    generation = GenerationOptions(max_tokens=max_tokens, temperature=1.0, **filters or {})
+    plan = decoder.plan(generation)
     if schedule:
         plan = replace(plan, schedule=schedule)
     prompt = PROMPTS["small" if vocab_size == 3 else drafter]
@@ -89,7 +86,7 @@ def sampled_distance(
         target, enumerate([prompt] * COUNT), plan, batch_size=500 if schedule else COUNT
     )
     outputs = [(*r.output, *[EOS] * (r.finish_reason == "eos")) for r in rounds if r.finish_reason]
-    exact = exact_distribution(kind, vocab_size, prompt, max_tokens, sampler)
+    exact = exact_distribution(kind, vocab_size, prompt, generation)
     assert len(outputs) == COUNT and set(outputs) <= exact.keys()
     seen = Counter(outputs)
     return sum(abs(seen[output] / COUNT - mass) for output, mass in exact.items()) / 2
@@ -103,7 +100,7 @@ def sampled_distance(
         ("model", {"num_draft": 2, "verify": "token"}),
         ("lookup", {"num_draft": 2, "verify": "block"}),
         ("both", {"num_draft": 2, "verify": "token"}),
-        ("both", {"num_draft": 2, "sampler": Sampler(1.0, top_k=3, top_p=0.8)}),
+        ("both", {"num_draft": 2, "filters": {"top_k": 3, "top_p": 0.8}}),
         ("both", {"num_draft": 4, "vocab_size": 3, "max_tokens": 5}),
         ("both", {"schedule": FollowingCounts(), "vocab_size": 3, "max_tokens": 5}),
     ],
@@ -320,9 +317,7 @@ def test_a_draft_limited_to_the_first_ids_proposes_no_others(
         ({"num_draft": 0}, "num_draft must be an integer of at least 1 or 'auto', got 0"),
         ({"num_draft": "many"}, "num_draft must be an integer of at least 1 or 'auto', got 'many'"),
         ({"draft": "small"}, "draft must be a loaded model, 'lookup' or None, got 'small'"),
-        ({"min_ngram": 0}, "min_ngram must be an integer from 1 to 16, got 0"),
         ({"min_ngram": 3, "max_ngram": 2}, "max_ngram must be an integer from 3 to 16, got 2"),
-        ({"max_ngram": 1.5}, "max_ngram must be an integer .* got 1.5"),
         ({"delta": 1.5}, "delta must be between 0 and 1, got 1.5"),
         ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
         ({"verify": "loud"}, "verify must be 'auto', 'token' or 'block', got 'loud'"),
@@ -338,12 +333,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
     ("prompt", "options", "message"),
     [
         ([1], {"temperature": -1.0}, "temperature must be 0 or at least 1e-05, got -1.0"),
-        ([1], {"temperature": float("inf")}, "temperature must be 0 or at least"),
-        ([1], {"temperature": "a"}, "temperature must be a number, got 'a'"),
-        ([1], {"top_k": -1}, "top_k must be an integer of at least 0"),
-        ([1], {"top_p": None}, "top_p must be a number, got None"),
         ([1], {"seed": -1}, "seed must be an integer from 0 to"),
-        ([1], {"seed": 1.5}, "seed must be an integer from 0 to .* got 1.5"),
         ([1], {"max_tokens": 0}, "max_tokens must be an integer of at least 1, got 0"),
         ([1], {"max_tokens": "5"}, "max_tokens must be an integer of at least 1, got '5'"),
         ([], {}, "the prompt is empty"),

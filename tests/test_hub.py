@@ -39,7 +39,7 @@ def hub(tmp_path: Path, originals: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     hub = Hub(tmp_path / "hub")
     shutil.copytree(originals, hub.root / "someone")
     use(monkeypatch, hub.endpoint)
-    use_cache(monkeypatch, tmp_path / "cache")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     (tmp_path / "here" / "weights").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
@@ -52,10 +52,6 @@ def use(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-
-
-def use_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
 
 
 def test_a_name_is_downloaded_once_and_converted_to_a_flat_folder(hub: Hub) -> None:
@@ -102,21 +98,19 @@ def test_the_cache_serves_without_a_connection(hub: Hub, monkeypatch: pytest.Mon
     assert load(NAME), "found by what it was converted from"
 
 
-def test_weights_of_a_refused_repository_are_not_downloaded(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_weights_are_not_downloaded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hub.root / "someone" / "tiny-t5"
     with refused("no matrix can be quantized in groups of 64"):
         convert(NAME, quantize=8)
     edit_json(folder / "config.json", model_type="longt5")
-    use_cache(monkeypatch, Path("cache2"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "cache2")
     hub.requests.clear()
     with refused("this is a longt5 .model_type in config.json"):
         convert(NAME)
     assert hub.downloads() == ["config.json"]
     edit_json(folder / "config.json", model_type="t5")
     (folder / "spiece.model").unlink()
-    use_cache(monkeypatch, Path("cache3"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "cache3")
     with refused("no tokenizer in"):
         convert(NAME)
     with refused("this is a qwen3 .model_type in config.json.*which takes no conversion"):
@@ -125,13 +119,10 @@ def test_weights_of_a_refused_repository_are_not_downloaded(
     assert not any(Path("weights").iterdir())
 
 
-def test_inspecting_a_name_downloads_no_weights(hub: Hub) -> None:
+def test_a_damaged_shard_is_named(hub: Hub) -> None:
     found = inspect(NAME)
     assert found.family.startswith("T5 v1.1") and not found.stored
-    assert hub.downloads() == ["config.json", "spiece.model"]
-
-
-def test_a_damaged_shard_is_named(hub: Hub) -> None:
+    assert hub.downloads() == ["config.json", "spiece.model"], "inspecting takes no weights"
     shard = sorted((hub.root / "someone" / "tiny-t5").glob("model-*"))[1].name
     hub.wrong_digest.add(shard)
     with refused(f"{shard} from the Hub is damaged: its SHA-256 is .*, expected 000000000000..."):
@@ -139,9 +130,7 @@ def test_a_damaged_shard_is_named(hub: Hub) -> None:
     assert not any(Path("weights").iterdir())
 
 
-def test_missing_files_names_and_revisions_are_named(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_things_are_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("no such repository on the Hub"):
         convert("someone/else")
     with refused("has no revision 'v2'"):
@@ -153,7 +142,7 @@ def test_missing_files_names_and_revisions_are_named(
     with refused("no weights that can be read.*found flax_model.msgpack"):
         convert(NAME)
     (folder / "config.json").unlink()
-    use_cache(monkeypatch, Path("cache2"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "cache2")
     with refused("has no config.json"):
         convert(NAME)
 
@@ -183,9 +172,7 @@ def test_models_are_loaded_by_name(hub: Hub) -> None:
     assert not any(Path("weights").iterdir())
 
 
-def test_a_cache_without_the_tokenizer_is_completed(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_incomplete_cache_is_completed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load("someone/tiny-qwen3")
     (cached,) = (hub.root.parent / "cache").rglob("tokenizer.json")
     cached.unlink()

@@ -60,9 +60,7 @@ def test_tensors_match_torch(path: Path, old: bool) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @OLD
-def test_state_dicts_are_read_in_each_protocol_of_pickle(
-    path: Path, old: bool, protocol: int
-) -> None:
+def test_state_dicts_of_each_protocol_are_read(path: Path, old: bool, protocol: int) -> None:
     """With the attribute _metadata, which torch's modules give them."""
     state = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)).state_dict()
     assert state._metadata
@@ -71,15 +69,12 @@ def test_state_dicts_are_read_in_each_protocol_of_pickle(
     assert all((found[name].read() == state[name].numpy()).all() for name in state)
 
 
-class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch pwned",)
-
-
 @OLD
-def test_nothing_named_in_a_file_is_run(
-    path: Path, old: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_in_a_file_is_run(path: Path, old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, ("touch pwned",)
+
     monkeypatch.chdir(path.parent)
     save({"a": torch.ones(1), "b": Evil()}, path, old)
     with refused(r"a\.bin: it asks for posix\.system, which is no part of"):
@@ -106,12 +101,12 @@ def test_other_contents_are_refused(path: Path, old: bool, held: Any, message: s
 
 
 @OLD
-@pytest.mark.parametrize("keep", [0, 1, 3, 100, -1, -4000])
-def test_truncated_files_are_refused(path: Path, old: bool, keep: int) -> None:
-    save({"a": torch.ones(1000)}, path, old)
-    os.truncate(path, keep if keep >= 0 else path.stat().st_size + keep)
-    with refused("a.bin is truncated or damaged"):
-        read_bin(path)
+def test_truncated_files_are_refused(path: Path, old: bool) -> None:
+    whole = save({"a": torch.ones(1000)}, path, old).read_bytes()
+    for keep in (0, 1, 3, 100, -1, -4000):
+        path.write_bytes(whole[:keep])
+        with refused("a.bin is truncated or damaged"):
+            read_bin(path)
 
 
 def wrap(path: Path, old: bool, pickled: bytes, count: int = 16) -> Path:
@@ -303,27 +298,28 @@ def test_attacks_of_few_bytes_take_neither_time_nor_memory(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "deflated", "kept", "message"),
+    ("name", "kind", "kept", "message"),
     [
-        ("a/data.pkl", True, None, "its a/data.pkl is compressed"),
-        ("a/byteorder", True, None, "its a/byteorder is compressed"),
-        ("a/data/0", True, None, "a.bin is truncated or damaged: storage 0"),
-        ("a/data/0", False, 64, "a.bin is truncated or damaged: storage 0"),
-        ("a/data/0", False, 0, "a.bin is truncated or damaged: storage 0"),
+        ("a/data.pkl", zipfile.ZIP_DEFLATED, None, "its a/data.pkl is compressed"),
+        ("a/byteorder", zipfile.ZIP_DEFLATED, None, "its a/byteorder is compressed"),
+        ("a/data/0", zipfile.ZIP_DEFLATED, None, "truncated or damaged: storage 0"),
+        ("a/data/0", zipfile.ZIP_STORED, 64, "truncated or damaged: storage 0"),
+        ("a/data/0", zipfile.ZIP_STORED, 0, "truncated or damaged: storage 0"),
     ],
 )
 def test_rewritten_members_are_refused(
-    path: Path, name: str, deflated: bool, kept: int | None, message: str
+    path: Path, name: str, kind: int, kept: Any, message: str
 ) -> None:
     save({"a": torch.ones(1000), "b": torch.ones(2000)}, path, old=False)
     with zipfile.ZipFile(path) as archive:
         members = {member: archive.read(member) for member in archive.namelist()}
-    for changed in ("none", name):
-        with zipfile.ZipFile(path, "w") as archive:
-            for member, contents in members.items():
-                kind = zipfile.ZIP_DEFLATED if member == changed and deflated else 0
-                archive.writestr(member, contents[: kept if member == changed else None], kind)
-        assert changed == name or len(read_bin(path)) == 2
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, held in members.items():
+            archive.writestr(
+                member,
+                held[: kept if member == name else None],
+                kind if member == name else zipfile.ZIP_STORED,
+            )
     with refused(message):
         read_bin(path)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from speculative_t5.decoding.sampling import (
     Sampler,
     final_keys,
@@ -132,6 +134,9 @@ def test_filters_agree_with_the_definition(top_k: int, top_p: float) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"temperature": float("inf")}, "temperature must be 0 or at least"),
+        ({"temperature": "a"}, "temperature must be a number, got 'a'"),
+        ({"top_p": None}, "top_p must be a number, got None"),
         ({"top_k": -1}, "top_k must be an integer of at least 0, got -1"),
         ({"top_k": 2.5}, "top_k must be an integer of at least 0, got 2.5"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1 .* got 0.0"),
@@ -139,6 +144,6 @@ def test_filters_agree_with_the_definition(top_k: int, top_p: float) -> None:
         ({"top_p": float("nan")}, "top_p must be above 0 and at most 1 .* got nan"),
     ],
 )
-def test_filters_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Sampler(1.0, **options)
+        Sampler(**{"temperature": 1.0} | options)

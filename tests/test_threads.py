@@ -284,7 +284,7 @@ SAYS = (
 )
 
 
-def test_a_process_that_was_forked_later_says_what_to_do() -> None:
+def test_a_process_forked_after_use_says_what_to_do() -> None:
     works = [
         "lambda: generate(decoder)",
         "lambda: decoder.generate_batch([PROMPT] * 2)",
@@ -308,7 +308,7 @@ def test_a_process_that_was_forked_later_says_what_to_do() -> None:
     assert done.stdout == SAYS * (len(works) + 1), done.stderr
 
 
-def test_a_process_that_was_forked_before_goes_on() -> None:
+def test_a_process_forked_before_use_works() -> None:
     done = run_script(FORK + "assert in_child(lambda: generate(load())) == 0\nprint('parent')")
     assert done.stdout.splitlines() == ["He doesn't know where his keys", "parent"], done.stderr
 

@@ -50,9 +50,7 @@ def contents() -> bytes:
 @pytest.mark.parametrize(
     "failure", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")]
 )
-def test_an_interrupted_run_keeps_the_old_folder_and_leaves_nothing_else(
-    failure: BaseException,
-) -> None:
+def test_an_interrupted_run_leaves_nothing_behind(failure: BaseException) -> None:
     before = contents()
 
     def interrupt(done: int, total: int) -> None:

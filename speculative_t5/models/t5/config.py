@@ -1,4 +1,4 @@
-"""`T5Config`: what the model code needs to know of a checkpoint."""
+"""`T5Config`: the shape of a model, read from config.json."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MAX_DISTANCE = 2**16
 
 @dataclass(frozen=True)
 class Quantization:
-    """MLX's affine quantization of a model's matrices: which of them, and how.
+    """MLX's affine quantization of a model's matrices.
 
     A matrix whose rows are no multiple of the group is left as it is, as are biases and norms.
 
@@ -218,7 +218,7 @@ def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
 
 
 def _check_kind(raw: Mapping[str, Any]) -> None:
-    """Refuse what is not a T5 that generates, by what its config.json says it is."""
+    """Refuse a config.json that is not of a T5 that generates."""
     kind, named = model_type(raw), raw.get("architectures") or []
     if is_causal(raw):
         raise ValueError(
