@@ -210,24 +210,6 @@ def test_a_cache_that_cannot_be_rewound_is_refused() -> None:
     check_message(str(error.value), "RotatingKVCache")
 
 
-def test_opt_runs_in_the_same_sessions() -> None:
-    """Ours, which mlx-lm lacks: post-norm and with a projection, as opt-350m."""
-    from speculative_t5.models import opt
-
-    config = {
-        "model_type": "opt", "hidden_size": 16, "num_hidden_layers": 2, "ffn_dim": 24,
-        "num_attention_heads": 2, "vocab_size": 20, "max_position_embeddings": 64,
-        "word_embed_proj_dim": 8, "do_layer_norm_before": False,
-    }  # fmt: skip
-    model = opt.Model(opt.ModelArgs.from_dict(config))
-    mx.eval(model.parameters())
-    target = CausalModel(model, eos_token_id=1, max_context=64)
-    decoder = SpeculativeDecoder(target, "lookup", num_draft=3)
-    sequences = prompts(4, longest=20)
-    alone = [decoder.generate(p, max_tokens=60, speculative=False).tokens for p in sequences]
-    assert [o.tokens for o in decoder.generate_batch(sequences, max_tokens=60)] == alone
-
-
 @pytest.mark.parametrize("bits", [None, 8])
 def test_positions_beyond_a_learned_table_read_its_last_row(bits: int | None) -> None:
     table: Any = nn.Embedding(6, 32)

@@ -134,13 +134,6 @@ def test_relative_position_buckets_match_transformers(
     assert (found == expected).all()
 
 
-def test_model_dtype_is_kept_through_a_step(pair: tuple[Any, T5]) -> None:
-    _, model = pair
-    model = T5(model.config)
-    model.set_dtype(mx.bfloat16)
-    assert model(mx.array(SOURCE), mx.array(TARGET)).dtype == mx.bfloat16
-
-
 def test_recompiling_makes_changed_weights_and_layers_count(pair: tuple[Any, T5]) -> None:
     model = T5(pair[1].config)
     model.update(tree_map(lambda w: w + 0, pair[1].parameters()))
