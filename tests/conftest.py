@@ -246,12 +246,11 @@ def place(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
 
 
 def run(
-    place: Path, *arguments: str | bytes, stdin: bytes | None = None, script: bool = False
+    place: Path, *arguments: str | bytes, stdin: bytes | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    command = [str(REPOSITORY / "convert.py")] if script else ["-m", "speculative_t5"]
     added = {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": "cache"}
     return subprocess.run(
-        [sys.executable, *command, *arguments],
+        [sys.executable, "-m", "speculative_t5", *arguments],
         cwd=place, env=os.environ | added, input=stdin, capture_output=True, check=False,
         stdin=subprocess.DEVNULL if stdin is None else None,
     )  # fmt: skip
