@@ -80,21 +80,12 @@ def test_an_old_umt5_is_not_scaled(tmp_path: Path) -> None:
     assert_parity(convert(str(tmp_path / "source"), tmp_path / "out"), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("t5", "T5 v1.0"),
-        ("flan_t5", "T5 v1.1 (as flan-t5, coedit)"),
-        ("madlad400", "madlad400"),
-        ("umt5", "umt5"),
-        ("byt5", "byt5"),
-        ("codet5", "codet5"),
-    ],
-)
-def test_families_are_recognized(name: str, family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["t5", "flan_t5", "madlad400", "umt5", "byt5", "codet5"])
+def test_families_are_recognized(name: str, tmp_path: Path) -> None:
     model = write_family(tmp_path, name)
     found = inspect(str(tmp_path))
-    assert found.family == family
+    others = {"t5": "T5 v1.0", "flan_t5": "T5 v1.1 (as flan-t5, coedit)"}
+    assert found.family == others.get(name, name)
     assert found.num_parameters == sum(p.numel() for p in model.parameters())
     assert found.stored == ("float32",)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] in ("t5", "umt5")

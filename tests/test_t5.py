@@ -19,14 +19,12 @@ SOURCE = [[5, 17, 100, 3, 250, 9, 40, 1], [77, 12, 8, 1, 0, 0, 0, 0]]
 TARGET = [[0, 9, 4, 33, 200, 7, 12], [0, 55, 4, 118, 5, 3, 90]]
 
 
-def reference_logits(model: Any, source: list[list[int]], target: list[list[int]]) -> np.ndarray:
+def reference_logits(model: Any, source: Any, target: Any) -> np.ndarray:
     import torch
 
-    ids = torch.tensor(source)
+    ids, target = torch.tensor(source), torch.tensor(target)
     with torch.inference_mode():
-        output = model(
-            input_ids=ids, attention_mask=(ids != 0).long(), decoder_input_ids=torch.tensor(target)
-        )
+        output = model(ids, attention_mask=(ids != 0).long(), decoder_input_ids=target)
     return output.logits.numpy()
 
 
@@ -109,14 +107,12 @@ def test_relative_position_buckets_match_transformers(
     import torch
     from transformers.models.t5.modeling_t5 import T5Attention
 
+    options = {
+        "bidirectional": bidirectional, "num_buckets": num_buckets, "max_distance": max_distance,
+    }  # fmt: skip
     relative = np.arange(-600, 601)
-    expected = T5Attention._relative_position_bucket(
-        torch.from_numpy(relative), bidirectional, num_buckets, max_distance
-    ).numpy()
-    found = relative_position_bucket(
-        relative, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance
-    )
-    assert (found == expected).all()
+    expected = T5Attention._relative_position_bucket(torch.from_numpy(relative), **options)
+    assert (relative_position_bucket(relative, **options) == expected.numpy()).all()
 
 
 def test_recompiling_makes_changed_weights_and_layers_count(pair: tuple[Any, T5]) -> None:
