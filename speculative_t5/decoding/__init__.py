@@ -17,7 +17,7 @@ from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
 from .scoring import pair_probabilities
 from .verify import Odds, Verifier, block_odds, residual, token_odds
-from .waits import count_waits, read
+from .waits import Waits, count_waits, read
 
 __all__ = [
     "AdaptiveSchedule",
@@ -45,6 +45,7 @@ __all__ = [
     "Verifier",
     "Vocabulary",
     "WINDOW",
+    "Waits",
     "argmax",
     "block_odds",
     "cache_folder",
