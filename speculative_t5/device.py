@@ -1,9 +1,10 @@
-"""What has to happen before `mlx.core` is imported, and choices that depend on the device.
+"""MLX on this machine: the libraries loaded ahead of it, its device, and its threads.
 
-Imported first by the package. MLX's CPU wheel for Linux links the reference BLAS, but calls the
-functions of libraries that were loaded globally before it. Here these are our own products of few
-rows (native/products.c), which hand larger ones to the OpenBLAS of the package scipy-openblas32.
-Where they were not built, it is a copy of that OpenBLAS under BLAS's usual names (see setup.py).
+The package imports this module before anything else imports `mlx.core`, because MLX's CPU wheel for
+Linux links the reference BLAS, but calls the functions of libraries that were loaded globally
+before it. Those are our own products of few rows (cpu/native/products.c), which pass larger ones to
+the OpenBLAS of the package scipy-openblas32; where they were not built, it is a copy of that
+OpenBLAS under BLAS's usual names (see setup.py).
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
-FEW_ROWS = 128  # beyond that OpenBLAS is faster than our own products
-PTHREADS = 1  # the kind of OpenBLAS that several threads may call at once
+FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
+PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CPU_CFS = Path("/sys/fs/cgroup/cpu")
-FOLDER = Path(__file__).parent / "cpu"  # where the C parts are, if they were built
+FOLDER = Path(__file__).parent / "cpu"  # of the C parts, if they were built
 
-SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, to compare with
+SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
 PARTS = ("products", "layers", "OpenBLAS")
 
 LATE = (
@@ -36,7 +37,7 @@ def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
     """Load our products and OpenBLAS ahead of MLX, on Linux.
 
     Returns:
-        Our products, where they were built; and for each part what was loaded, or why it was not.
+        Our products, if they were built; and for each part what was loaded, or why it was not.
     """
     if not sys.platform.startswith("linux"):
         return None, {}
@@ -59,12 +60,12 @@ def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
 
 
 def load_products(mode: int) -> tuple[ctypes.CDLL | None, str]:
-    """The library built from native/*.c, or None and why."""
+    """Load the library built from cpu/native/*.c; return None and the reason if that fails."""
     return _load(next(FOLDER.glob(f"_products{EXTENSION_SUFFIXES[0]}"), None), mode)
 
 
 def load_openblas() -> tuple[ctypes.CDLL | None, str]:
-    """The OpenBLAS of the package scipy-openblas32, or None and why; its names have a prefix."""
+    """Load the OpenBLAS of scipy-openblas32, whose names have a prefix; None and why if not."""
     spec = find_spec("scipy_openblas32")
     folders = spec.submodule_search_locations if spec else None
     if not folders:
@@ -74,7 +75,7 @@ def load_openblas() -> tuple[ctypes.CDLL | None, str]:
 
 
 def _load_plain_openblas(mode: int) -> str:
-    """Load the copy of OpenBLAS that MLX calls by BLAS's usual names; tell how it went."""
+    """Load the copy of OpenBLAS that MLX calls by BLAS's usual names; return its state."""
     openblas, found = _load(next(FOLDER.glob("_openblas.so"), None), mode)
     if openblas:
         openblas.scipy_openblas_set_num_threads(num_threads())
@@ -91,22 +92,23 @@ def _load(path: Path | None, mode: int) -> tuple[ctypes.CDLL | None, str]:
 
 
 def num_threads() -> int:
-    """Threads to compute with: what the environment says, as OpenBLAS reads it, else processors.
+    """Return the number of threads to compute with.
 
-    Those are the ones that this process may run on, and no more than its share of time allows: in
-    a container limited to two processors of many, threads for all would wait for each other.
+    It is the environment's, as OpenBLAS reads it, or else the number of processors that this
+    process may run on, but no more than its share of time: in a container limited to two processors
+    of many, threads for all would wait for each other.
     """
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         value = os.environ.get(name, "")
         if value.isdecimal() and int(value):
             return int(value)
-    if not hasattr(os, "sched_getaffinity"):  # not Linux, where nothing asks
+    if not hasattr(os, "sched_getaffinity"):  # not Linux, where the number is not used
         return os.cpu_count() or 1
     return max(1, min(len(os.sched_getaffinity(0)), _share_of_time()))
 
 
 def _share_of_time() -> int:
-    """Processors' worth of time that a container's control group may use, rounded up."""
+    """Return how many processors' time a container's control group may use, rounded up."""
     try:
         if CPU_MAX.exists():  # version 2: "200000 100000", or "max 100000"
             quota, period = CPU_MAX.read_text(encoding="ascii").split()
@@ -124,11 +126,11 @@ def _share_of_time() -> int:
 late = "mlx.core" in sys.modules
 products, parts = load_blas()
 
-import mlx.core as mx  # noqa: E402  (the point of this module is what comes before)
+import mlx.core as mx  # noqa: E402  (the libraries have to be loaded before)
 
 
 def default_dtype() -> mx.Dtype:
-    """float32 on a CPU, whose BLAS knows no other type; bfloat16 on Metal and CUDA."""
+    """Return float32 on a CPU, whose BLAS has no other type, and bfloat16 on Metal and CUDA."""
     return mx.float32 if on_cpu() else mx.bfloat16
 
 
@@ -138,26 +140,25 @@ def on_cpu() -> bool:
 
 
 class _Process:
-    used = False  # whether MLX has computed here, or in a parent before it forked
-    forked = False  # whether a parent had used MLX when it forked this process
+    used = False  # whether MLX has computed in this process, or in a parent before the fork
+    forked = False  # whether a parent that had used MLX forked this process
 
 
 class _Release:
-    """Releases what MLX keeps for a thread: its streams, and the functions compiled in it.
+    """Releases a thread's streams and compiled functions when the thread's locals are dropped.
 
-    A thread's locals are dropped while it still may run Python. Without this MLX would release the
-    same things later, when the system ends the thread, and wait there for the interpreter's lock:
-    if the program ends meanwhile, the process is aborted ("terminate called without an active
-    exception").
+    At that time the thread may still run Python. MLX alone would release them later, when the
+    system ends the thread, and wait for the interpreter's lock: if the program ends meanwhile, the
+    process aborts ("terminate called without an active exception").
     """
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._this_thread = threading.get_ident  # modules may be gone at the interpreter's end
+        self._this_thread = threading.get_ident  # modules may be gone when the interpreter ends
         self._clear = mx.clear_streams
 
     def __del__(self) -> None:
-        # Of a daemon thread that still runs at the program's end, the main thread drops the locals.
+        # The main thread drops the locals of a daemon thread that outlives the program.
         if self._this_thread() == self._thread:
             self._clear()
 
@@ -166,11 +167,11 @@ _locals = threading.local()
 
 
 def enter_thread() -> None:
-    """Prepare the calling thread for using MLX; to be called before every generation.
+    """Prepare the calling thread for MLX; to be called before every generation.
 
     Raises:
-        RuntimeError: If this process was forked after MLX had been used: its threads, which do all
-            the work, are not in the child, and the first computation would wait for them forever.
+        RuntimeError: If this process was forked after MLX had been used: the child has none of
+            MLX's threads, and its first computation would wait for them forever.
     """
     if _Process.forked:
         raise RuntimeError(

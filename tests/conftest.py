@@ -14,6 +14,7 @@ from typing import Any
 
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
+from speculative_t5.cpu import accelerate
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.models import opt
 from speculative_t5.models.causal import CausalModel
@@ -98,10 +99,11 @@ def tiny_model(*, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes
     } | changes  # fmt: skip
     model = T5(T5Config(**options))
     mx.random.seed(seed)
-    # Heavier than usual, so that outputs hang on everything before them and do not just repeat.
+    # Heavier than usual, so that outputs depend on everything before them and do not just repeat.
     model.apply(lambda x: mx.random.normal(x.shape))
     model.lm_head.weight = model.lm_head.weight * 0.25
     mx.eval(model.parameters())
+    accelerate(model)
     return model
 
 
@@ -130,7 +132,7 @@ def tiny_causal(
         more = {"num_key_value_heads": 1, "tie_word_embeddings": False}
         model = llama.Model(llama.ModelArgs(model_type=kind, **shared, **more))
     mx.random.seed(seed)
-    # Heavier than usual, so that outputs hang on everything before them and do not just repeat.
+    # Heavier than usual, so that outputs depend on everything before them and do not just repeat.
     model.update(tree_map_with_path(random_weight, model.parameters()))
     mx.eval(model.parameters())
     return CausalModel(model, eos_token_id=EOS, max_context=POSITIONS)
@@ -204,15 +206,18 @@ def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None
 
     if isinstance(target, CausalModel):
         args = dataclasses.replace(target.model.args, vocab_size=size)
-        model = type(target.model)(args)
+        own = CausalModel(
+            type(target.model)(args), eos_token_id=EOS, max_context=target.max_context
+        )
         mx.random.seed(99)
-        model.update(tree_map(resized, target.model.parameters()))
-        mx.eval(model.parameters())
-        return CausalModel(model, eos_token_id=EOS, max_context=target.max_context)
+        own.model.update(tree_map(resized, target.model.parameters()))
+        mx.eval(own.model.parameters())
+        return own
     draft = T5(dataclasses.replace(target.config, vocab_size=size))
     mx.random.seed(99)  # after what making a model draws
     draft.update(tree_map(resized, target.parameters()))
     mx.eval(draft.parameters())
+    accelerate(draft)
     return draft
 
 

@@ -14,7 +14,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Repositories as folders, served as the Hub does; `requests` are the paths asked for."""
+    """Serves folders as the Hub serves repositories; `requests` are the paths asked for."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -23,11 +23,10 @@ class Hub:
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                hub.answer(self)
-
             def do_GET(self) -> None:
                 hub.answer(self)
+
+            do_HEAD = do_GET
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -42,41 +41,39 @@ class Hub:
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         path = request.path.split("?")[0]
         self.requests.append(f"{request.command} {path}")
-        api = re.fullmatch(r"/api/models/(\w[^/]*/[^/]+)(/revision/|/tree/)([^/]+)", path)
-        file = re.fullmatch(r"/(\w[^/]*/[^/]+)/resolve/([^/]+)/(.+)", path)
+        api = re.fullmatch(r"/api/models/(\w[^/]*/[^/]+)/(revision|tree)/([^/]+)", path)
+        file = re.fullmatch(r"/(\w[^/]*/[^/]+)/(resolve)/([^/]+)/(.+)", path)
         found = api or file
         if not found or not (self.root / found[1]).is_dir():
             self.refuse(request, "RepoNotFound")
-        elif (file and file[2] not in ("main", COMMIT)) or (api and api[3] not in ("main", COMMIT)):
+        elif found[3] not in ("main", COMMIT):
             self.refuse(request, "RevisionNotFound")
         elif api:
-            body = self.tree(api[1]) if api[2] == "/tree/" else self.info(api[1])
+            body = self.tree(api[1]) if api[2] == "tree" else self.info(api[1])
             self.send(request, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        elif file and (self.root / file[1] / file[3]).is_file():
-            stored = (self.root / file[1] / file[3]).read_bytes()
-            headers = {"ETag": f'"{self.digest(file[3], stored)}"', "X-Repo-Commit": COMMIT}
+        elif file and (self.root / file[1] / file[4]).is_file():
+            stored = (self.root / file[1] / file[4]).read_bytes()
+            headers = {"ETag": f'"{self.digest(file[4], stored)}"', "X-Repo-Commit": COMMIT}
             self.send(request, stored, headers)
         else:
             self.refuse(request, "EntryNotFound")
 
     def digest(self, name: str, stored: bytes) -> str:
-        if name in self.wrong_digest:
-            return "0" * 64
-        return hashlib.sha256(stored).hexdigest()
+        return "0" * 64 if name in self.wrong_digest else hashlib.sha256(stored).hexdigest()
 
-    def files(self, name: str) -> list[str]:
-        return sorted(path.name for path in (self.root / name).iterdir())
+    def files(self, name: str) -> list[Path]:
+        return sorted((self.root / name).iterdir())
 
     def info(self, name: str) -> dict[str, Any]:
-        files = [{"rfilename": file} for file in self.files(name)]
+        files = [{"rfilename": file.name} for file in self.files(name)]
         return {"id": name, "modelId": name, "sha": COMMIT, "siblings": files, "tags": []}
 
     def tree(self, name: str) -> list[dict[str, Any]]:
         entries = []
         for file in self.files(name):
-            stored = (self.root / name / file).read_bytes()
-            lfs = {"oid": self.digest(file, stored), "size": len(stored), "pointerSize": 1}
-            entry = {"type": "file", "path": file, "size": len(stored), "oid": "0" * 40}
+            stored = file.read_bytes()
+            lfs = {"oid": self.digest(file.name, stored), "size": len(stored), "pointerSize": 1}
+            entry = {"type": "file", "path": file.name, "size": len(stored), "oid": "0" * 40}
             entries.append(entry | {"lfs": lfs})
         return entries
 
@@ -84,21 +81,16 @@ class Hub:
         self.send(request, b"", {"X-Error-Code": code, "X-Error-Message": "no"}, status=404)
 
     def send(
-        self,
-        request: BaseHTTPRequestHandler,
-        body: bytes,
-        headers: dict[str, str],
+        self, request: BaseHTTPRequestHandler, body: bytes, headers: dict[str, str],
         status: int = 200,
-    ) -> None:
+    ) -> None:  # fmt: skip
         request.send_response(status)
-        for name, value in headers.items():
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
             request.send_header(name, value)
-        request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         if request.command == "GET":
             request.wfile.write(body)
 
     def downloads(self) -> list[str]:
-        """Names of the files that were sent."""
-        sent = [r.rsplit("/", 1)[-1] for r in self.requests if r.startswith("GET /some")]
-        return sorted(sent)
+        """Return the names of the files that were sent."""
+        return sorted(r.rsplit("/", 1)[-1] for r in self.requests if r.startswith("GET /some"))

@@ -6,9 +6,10 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.generation import GenerationOptions
-from speculative_t5.models.causal import CausalModel
+from speculative_t5.models.causal import CausalModel, ClampedPositions
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from conftest import POSITIONS, VARIED, tiny_causal, tiny_draft, tiny_model
@@ -74,7 +75,7 @@ def test_rows_are_given_to_waiting_prompts_and_dropped(target: CausalModel) -> N
         np.testing.assert_allclose(found, np.array(target(mx.array([row])))[0, -1], atol=2e-4)
 
 
-def test_prompts_of_one_token_of_which_nothing_is_read_take_rows(target: CausalModel) -> None:
+def test_prompts_of_one_token_take_rows(target: CausalModel) -> None:
     decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
     short = [[token] for token in range(2, 14)]
     alone = [decoder.generate(prompt, max_tokens=9).tokens for prompt in short]
@@ -128,7 +129,7 @@ def test_a_draft_of_a_shorter_context_drafts_as_far_as_that(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_lookups_after_drafts_of_a_shorter_context_hang_on_no_neighbour(
+def test_lookups_after_drafts_of_a_shorter_context_ignore_neighbours(
     target: CausalModel, temperature: float
 ) -> None:
     """They follow each row's own tokens, however many its neighbours have."""
@@ -154,7 +155,7 @@ def test_a_draft_gives_no_probabilities_where_it_cannot_read(target: CausalModel
     assert known == [True] * 4 + [False] * 4
 
 
-def test_an_encoder_decoder_is_no_draft_for_a_decoder_only_model() -> None:
+def test_an_encoder_decoder_cannot_draft_for_a_decoder_only_model() -> None:
     with pytest.raises(ValueError, match="decoder-only, the draft is an encoder") as error:
         SpeculativeDecoder(tiny_causal(), tiny_model())
     check_message(str(error.value))
@@ -199,7 +200,7 @@ def test_a_prompt_beyond_the_context_is_refused(target: CausalModel) -> None:
     check_message(str(error.value), str(POSITIONS))
 
 
-def test_a_cache_that_cannot_be_rewound_is_refused_by_name() -> None:
+def test_a_cache_that_cannot_be_rewound_is_refused() -> None:
     from mlx_lm.models.cache import KVCache, RotatingKVCache
 
     model = tiny_causal("llama").model
@@ -225,3 +226,11 @@ def test_opt_runs_in_the_same_sessions() -> None:
     sequences = prompts(4, longest=20)
     alone = [decoder.generate(p, max_tokens=60, speculative=False).tokens for p in sequences]
     assert [o.tokens for o in decoder.generate_batch(sequences, max_tokens=60)] == alone
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_positions_beyond_a_learned_table_read_its_last_row(bits: int | None) -> None:
+    table: Any = nn.Embedding(6, 32)
+    table = table.to_quantized(32, bits) if bits else table
+    rows = ClampedPositions(table)(mx.array([[0, 5], [6, 99]]))
+    assert mx.array_equal(rows.reshape(4, 32), table(mx.array([0, 5, 5, 5])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from checkpoints import SHAPES, refused
 from conftest import REPOSITORY
 
 QWEN3 = SHAPES["qwen3"] | {"vocab_size": 320, "architectures": ["Qwen3ForCausalLM"]}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 NOT_POSITIVE = (0, -1, float("nan"), float("inf"), "1e-5", True, {})
 
 
@@ -34,14 +36,11 @@ def write(folder: Path, **settings: Any) -> Path:
         ({"n_positions": 32, "n_ctx": 16}, 32),
         ({"text_config": {"max_position_embeddings": 9}}, 9),
         ({"text_config": [1]}, None),
-        ({"max_position_embeddings": 64, "rope_scaling": {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}, 256),
-        ({"max_position_embeddings": 256, "rope_scaling": {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}, 256),
-        ({"max_position_embeddings": 99, "rope_scaling": {
-            "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}}, 99),
+        ({"max_position_embeddings": 64, "rope_scaling": YARN}, 256),
+        ({"max_position_embeddings": 256, "rope_scaling": YARN}, 256),
+        ({"max_position_embeddings": 99, "rope_scaling": YARN | {"rope_type": "llama3"}}, 99),
     ],
-)  # fmt: skip
+)
 def test_context_length(settings: dict[str, Any], expected: int | None) -> None:
     assert max_context(settings) == expected
 
@@ -84,13 +83,10 @@ def test_senseless_numbers_are_refused(tmp_path: Path, name: str, values: tuple[
     ],
     ids=str,
 )
-def test_senseless_rotary_settings_are_refused(
-    tmp_path: Path, name: str, wrong: dict[str, Any]
-) -> None:
-    settings = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+def test_senseless_rotations_are_refused(tmp_path: Path, name: str, wrong: dict[str, Any]) -> None:
     (found,) = wrong
     with refused(f"{found.replace('full_attention', 'rope_theta')} in config.json is .*, expec"):
-        load(write(tmp_path, **{name: settings | wrong}))
+        load(write(tmp_path, **{name: YARN | wrong}))
 
 
 @pytest.mark.parametrize(
@@ -111,9 +107,7 @@ def test_senseless_rotary_settings_are_refused(
     ],
     ids=str,
 )
-def test_unsupported_configs_are_refused(
-    tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
+def test_other_configs_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with refused(message, tmp_path):
         load(write(tmp_path, **settings))
 
@@ -139,33 +133,24 @@ def test_a_senseless_model_type_is_refused(tmp_path: Path, kind: Any) -> None:
 
 @pytest.mark.parametrize("installed", [False, True])
 @pytest.mark.parametrize(
-    ("model_type", "architecture"),
-    [
-        ("bert", "BertForMaskedLM"),
-        ("roberta", "RobertaForSequenceClassification"),
-        ("llama", "LlamaForSequenceClassification"),
-        ("xlm", "XLMForQuestionAnswering"),
-        ("bart", "BartForConditionalGeneration"),
-        ("whisper", "WhisperForConditionalGeneration"),
-        ("bert", "BertLMHeadModel"),
-        ("longt5", "LongT5ForConditionalGeneration"),
-    ],
+    "architecture",
+    "BertForMaskedLM RobertaForSequenceClassification LlamaForSequenceClassification "
+    "XLMForQuestionAnswering BartForConditionalGeneration WhisperForConditionalGeneration "
+    "BertLMHeadModel LongT5ForConditionalGeneration".split(),
 )
 def test_other_kinds_of_models_are_refused_by_name(
-    tmp_path: Path, model_type: str, architecture: str, installed: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    tmp_path: Path, architecture: str, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without advice to install mlx-lm, which has none of them."""
     if not installed:
         monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    model_type = re.split("For|LMHead", architecture)[0].lower()
     named = f"^(?!.*mlx-lm).*({model_type}|{architecture}).*expected one of the T5 .*decoder-only"
     with refused(named, tmp_path):
         load(write(tmp_path, model_type=model_type, architectures=[architecture]))
 
 
-def test_without_mlx_lm_its_installation_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_mlx_lm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
     for named in (["Qwen3ForCausalLM"], ["GPT2LMHeadModel"], None):
         with refused(r"run pip install 'mlx-lm>=0.32,<0.33'", "qwen3"):
@@ -174,9 +159,7 @@ def test_without_mlx_lm_its_installation_is_named(
         load(write(tmp_path, model_type="qwen77", architectures=["QwenModel"]))
 
 
-def test_the_private_name_of_mlx_lm_still_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlx_lms_private_name_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, adapt models/causal.py and the bounds of mlx-lm in pyproject.toml to it."""
     from mlx_lm import utils
     from mlx_lm.models import qwen3

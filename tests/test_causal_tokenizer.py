@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,12 +39,11 @@ def test_prompts_get_no_eos_and_control_tokens_have_no_text(folder: Path) -> Non
 def test_the_begin_token_is_not_doubled(folder: Path) -> None:
     raw = json.loads((folder / "tokenizer.json").read_text())
     special = {"<|user|>": {"id": "<|user|>", "ids": [1], "tokens": ["<|user|>"]}}
-    single: list[dict[str, Any]] = [
-        {"SpecialToken": {"id": "<|user|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    ]  # fmt: skip
+    begin = {"SpecialToken": {"id": "<|user|>", "type_id": 0}}
+    a, b = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
     raw["post_processor"] = {
-        "type": "TemplateProcessing", "single": single, "special_tokens": special,
-        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "type": "TemplateProcessing", "single": [begin, a], "pair": [begin, a, b],
+        "special_tokens": special,
     }  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(raw))
     edit_json(folder / "tokenizer_config.json", bos_token="<|user|>")
@@ -66,11 +64,9 @@ def test_opts_texts_begin_with_its_own_token(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in whole["merges"]]
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({
-            "tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "add_prefix_space": False,
-            "bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>",
-        })
+    edit_json(
+        tmp_path / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer", add_bos_token=True,
+        bos_token="</s>", eos_token="</s>", unk_token="</s>", pad_token="<pad>",
     )  # fmt: skip
     model, tokenizer = load(tmp_path)
     ids = tokenizer.encode("He goes home.")
@@ -101,9 +97,6 @@ def test_chats_are_formatted_by_the_models_template(folder: Path) -> None:
 def test_malformed_messages_are_refused(folder: Path, message: Any, found: str) -> None:
     with refused(f"a message must be .*, got {found}$", found):
         decoder(folder).encode([SAID, message])
-
-
-def test_a_message_that_is_not_utf8_is_refused(folder: Path) -> None:
     with refused("the content of a message is not UTF-8"):
         CausalTokenizer(folder).encode_chat([{"role": "user", "content": "\udc80"}])
 
@@ -119,17 +112,11 @@ def test_a_missing_or_refusing_template_is_named(folder: Path) -> None:
         decoder(folder, chat=True)
 
 
-def test_without_transformers_its_installation_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_transformers_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with refused(r": run pip install 'transformers>=5' 'protobuf>=4'$", folder):
         CausalTokenizer(folder)
-
-
-def test_a_missing_package_of_transformers_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    monkeypatch.undo()
     import transformers
 
     def lack(*_: Any, **__: Any) -> None:
@@ -141,8 +128,9 @@ def test_a_missing_package_of_transformers_is_named(
 
 
 def test_no_code_of_a_folder_is_run(folder: Path) -> None:
-    shutil.copy(__file__, folder / "evil.py")
+    (folder / "evil.py").write_text(f"open({str(folder / 'pwned')!r}, 'w')\nclass Evil: pass\n")
     auto_map = {"AutoTokenizer": ["evil.Evil", None]}
     edit_json(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map=auto_map)
     with refused("no tokenizer can be made of", folder):
         CausalTokenizer(folder)
+    assert not (folder / "pwned").exists()

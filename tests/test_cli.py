@@ -72,12 +72,12 @@ def test_json_is_one_object_and_repeats_with_the_seed(call: Call) -> None:
 
 
 def test_plain_decoding_and_lookups_give_the_same_tokens(call: Call) -> None:
-    prompt = ("--prompt", "The old man. The old man.", "--json")
-    (plain,) = call(*PAIR, *prompt, "--regular-decode", "--lookup").records
-    (alone,) = call(*PAIR, "--draft-model", "lookup", *prompt).records
-    (both,) = call(*PAIR, "--lookup", *prompt).records
+    prompt = ("--prompt", "I like this like this.", "--json")  # to the shipped pair
+    (plain,) = call(*prompt, "--regular-decode", "--lookup").records
+    (alone,) = call(*prompt, "--draft-model", "lookup").records
+    (both,) = call(*prompt, "--lookup").records
     assert alone["tokens"] == both["tokens"] == plain["tokens"]
-    assert plain["stats"]["drafted"] == 0 and both["stats"]["drafted"] >= 5
+    assert plain["stats"]["drafted"] == 0 < min(alone["stats"]["drafted"], both["stats"]["drafted"])
     assert "no draft" in call(*OLD_MAN, "--regular-decode").err[0]
 
 

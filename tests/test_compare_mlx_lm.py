@@ -1,16 +1,189 @@
-"""The comparison of speed with mlx-lm: what it counts, and that its variants agree."""
+"""The comparisons with mlx-lm: what is accepted of drafts, and speed."""
 
 from __future__ import annotations
 
-import compare_mlx_lm as compare
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.models.causal import CausalModel
+
+import compare_acceptance
+import compare_mlx_lm
+import documents
+import mlx.core as mx
+import numpy as np
 import pytest
-from conftest import VARIED, tiny_causal, tiny_draft
+import train_causal
+from acceptance_counts import Counts, count_flags, count_stats
+from chi_square import chi_square_tail, fit
+from compare_acceptance import predicted, second_token_counts, second_token_distribution, theirs
+from conftest import REPOSITORY, VARIED, tiny_causal, tiny_draft
+
+T, F = True, False
+Pair = tuple[CausalModel, CausalModel]
+
+
+@pytest.fixture(scope="module")
+def models() -> Pair:
+    target = tiny_causal("llama", vocab_size=8, seed=6, layers=2)
+    return target, tiny_draft(target, noise=0.3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "max_tokens", "expected"),
+    [  # rounds, drafted, accepted, rejected, emitted, opened
+        ([T, T, F, T, F, T], 6, (3, 5, 4, 1, 6, 1)),  # the last round had room for one
+        ([F, F, F], 3, (3, 2 + 2 + 1, 0, 3, 3, 0)),
+        ([T, T, F, T, T], 9, (2, 4, 4, 0, 5, 1)),  # EOS was drafted
+        ([T], 9, (1, 2, 1, 0, 1, 1)),  # it came first: the rest of the draft is not judged
+        ([F], 9, (1, 2, 0, 1, 1, 0)),
+        ([T, F, T, T, F], 5, (2, 4, 3, 1, 5, 1)),
+    ],
+)
+def test_rounds_are_counted_from_flags(
+    flags: list[bool], max_tokens: int, expected: tuple[int, ...]
+) -> None:
+    assert count_flags(flags, 2, max_tokens) == Counts(*expected, outputs=1)
+
+
+def test_rates_are_those_of_the_sums() -> None:
+    total = count_flags([T, T, F], 2, 9) + count_flags([F, T], 2, 9)
+    assert total == Counts(3, 6, 3, 1, 5, 1, 2)
+    assert (total.acceptance, total.judged, total.tokens_per_round) == (3 / 6, 3 / 4, 5 / 3)
+    assert Counts().acceptance == Counts().judged == Counts().tokens_per_round == 0
+
+
+class Counted:
+    """Records the width of every pass."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.layers, self.widths = model, model.layers, []
+
+    def __call__(self, tokens: mx.array, **options: Any) -> mx.array:
+        self.widths.append(tokens.shape[1])
+        return self.model(tokens, **options)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 9, 40])
+def test_rounds_of_mlx_lm_are_passes_of_its_target(models: Pair, max_tokens: int) -> None:
+    target, draft = tiny_causal("llama", vocab_size=8, seed=6, layers=2), models[1]
+    target.model = counted = Counted(target.model)
+    mx.random.seed(0)
+    for token in (2, 3, 4, 5, 6) * 2:
+        counted.widths = []  # a prompt of one token is not read ahead
+        flags = [flag for _, flag in theirs(target, draft, [token], 3, max_tokens)]
+        counts = count_flags(flags, 3, max_tokens)
+        assert counts.rounds == len(counted.widths)
+        assert counts.drafted == sum(counted.widths) - len(counted.widths)
+        assert counts.emitted == len(flags) <= max_tokens
+
+
+@pytest.mark.parametrize("rule", compare_acceptance.RULES)
+def test_ours_are_counted_as_theirs(models: Pair, rule: Any) -> None:
+    decoder = SpeculativeDecoder(*models, num_draft=3, verify=rule)
+    outputs = decoder.generate_batch([[2, 6, 5], [3, 4]] * 20, max_tokens=60, temperature=1.0)
+    last = []
+    for output in outputs:
+        flags = [origin == "accepted" for _, origin in output.stats.origins()]
+        # Away from max_tokens, before which fewer are drafted.
+        if output.finish_reason == "eos" and len(flags) <= 50:
+            assert count_stats(output) == count_flags(flags, 3, 60)
+            last.append(flags[-1])
+    assert len(last) > 10 and {*last} == {T, F}  # EOS was drafted, and was the target's own
+
+
+def softmax(model: CausalModel, tokens: list[int]) -> np.ndarray:
+    weights = np.exp(np.array(model(mx.array([tokens]))[0, -1], dtype=np.float64))
+    return weights / weights.sum()
+
+
+def test_predictions_are_sums_over_tokens(models: Pair) -> None:
+    prompts = [[2, 3], [4, 5], [6, 6]]
+    pairs = [[softmax(model, prompt) for model in models] for prompt in prompts]
+    product = sum((p * q).sum() for p, q in pairs) / 3
+    overlap = sum(np.minimum(p, q).sum() for p, q in pairs) / 3
+    assert predicted(*models, prompts) == pytest.approx((product, overlap), rel=1e-5)
+
+
+@pytest.mark.parametrize("extra_eos_ids", [[], [6]])
+def test_second_token_is_distributed_as_the_sum_over_first_ones(
+    models: Pair, extra_eos_ids: list[int]
+) -> None:
+    model, prompt = models[0].model, [3, 4, 5]
+    target = CausalModel(model, eos_token_id=1, max_context=64, extra_eos_ids=extra_eos_ids)
+    ends = [1, *extra_eos_ids]
+    first = softmax(target, prompt)
+    expected = [0.0] * 8 + [sum(first[end] for end in ends)]
+    for x, p in enumerate(first):
+        for y, then in enumerate(softmax(target, [*prompt, x])):
+            expected[1 if y in ends else y] += p * then * (x not in ends)
+    np.testing.assert_allclose(second_token_distribution(target, prompt), expected, rtol=1e-5)
+    assert sum(expected) == pytest.approx(1)
+    outputs = [[3, 2], [3, 1], [1], [0, 2, 3]]
+    assert second_token_counts(outputs, 4, eos=1).tolist() == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("statistic", "freedom", "expected"),
+    [(3.8415, 1, 0.05), (5.9915, 2, 0.05), (18.307, 10, 0.05), (24.996, 15, 0.05),
+     (135.807, 100, 0.01), (0.0, 3, 1.0), (0.0, 4, 1.0), (1.0, 0, 1.0), (4000.0, 20, 0.0)],
+)  # fmt: skip
+def test_tails_are_those_of_tables(statistic: float, freedom: int, expected: float) -> None:
+    assert chi_square_tail(statistic, freedom) == pytest.approx(expected, rel=1e-3)
+
+
+def test_rare_cells_are_pooled() -> None:
+    found = fit(np.array([2, 45, 3, 45, 5]), np.array([0.01, 0.5, 0.03, 0.43, 0.03]))
+    assert found.freedom == 2
+    assert found.statistic == pytest.approx(9 / 7 + 25 / 50 + 4 / 43)
+    needs_another = fit(np.array([1, 9, 90]), np.array([0.01, 0.09, 0.9]))
+    assert (needs_another.statistic, needs_another.freedom) == (0, 1)
+    assert fit(np.array([0, 10]), np.array([0.0, 1.0])).p_value == 1
+
+
+def test_exact_variants_pass_and_delta_one_does_not() -> None:
+    target = tiny_causal("llama", vocab_size=5, seed=6, layers=2)
+    draft, prompt, runs = tiny_draft(target, noise=0.5), [3, 4], 400
+    found = compare_acceptance.compare_exactness(
+        target, draft, prompt, num_draft=2, runs=runs, seed=0
+    )
+    *exact, (accepts_all, _) = found.values()
+    assert all(test.p_value > 1e-3 for test, _ in exact), found
+    assert accepts_all.p_value < 1e-6
+    opened = [share for _, share in found.values()]
+    assert opened[:2] == pytest.approx(predicted(target, draft, [prompt]), abs=0.1)  # 4 std. errors
+    assert opened[1] > opened[0] + 0.1
+    assert opened[3] == 1
+
+
+def test_windows_lie_side_by_side_or_apart() -> None:
+    assert compare_acceptance.take_windows(range(7), 2, 3) == [[0, 1, 2], [3, 4, 5]]
+    assert compare_acceptance.take_windows(range(9), 2, 3) == [[0, 1, 2], [4, 5, 6]]
+    with pytest.raises(ValueError, match="3 prompts of 3 tokens are more than the text's 8"):
+        compare_acceptance.take_windows(range(8), 3, 3)
+
+
+def test_a_trained_pair_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = {name: tmp_path / "pair" / name for name in ("target", "draft")}
+    with pytest.raises(SystemExit, match=r"no model in .*: run python scripts/.*/train_causal.py"):
+        compare_acceptance.main(**folders)
+    texts = documents.read_documents([REPOSITORY / "docs" / "design.md"])
+    train_causal.train_pair(texts * 3, tmp_path / "pair", train_causal.Length(2), seed=0)
+    capsys.readouterr()
+    compare_acceptance.main(
+        **folders, text=None, num_draft=2, count=2, prompt_tokens=4, max_tokens=6, runs=5, seed=0
+    )
+    out = capsys.readouterr().out
+    for variant in ("mlx-lm", "ours, token", "ours, block"):
+        assert sum(line.startswith(variant) for line in out.splitlines()) == 2
+    assert "delta 1, not exact" in out
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen3"])
 def test_all_variants_give_the_same_outputs(kind: str) -> None:
     target = tiny_causal(kind, vocab_size=20, layers=2, seed=VARIED[kind])
-    variants = compare.variants_of(target, tiny_draft(target), 3)
+    variants = compare_mlx_lm.variants_of(target, tiny_draft(target), 3)
     assert len(variants) == 4
     for prompt in ([2, 3, 4], [5] * 9, [7, 9]):
         first, *others = (variant(prompt, 25) for variant in variants.values())
@@ -20,19 +193,21 @@ def test_all_variants_give_the_same_outputs(kind: str) -> None:
 
 def test_rates_are_tokens_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(compare.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(compare_mlx_lm.time, "perf_counter", lambda: clock[0])
 
-    def variant(seconds: float) -> compare.Variant:
+    def variant(seconds: float) -> compare_mlx_lm.Variant:
         def run(prompt: list[int], max_tokens: int) -> list[int]:
             clock[0] += seconds
             return [0] * max_tokens
 
         return run
 
-    rates = compare.measure({"slow": variant(2.0), "fast": variant(0.5)}, [[1], [2]], 10, turns=3)
+    rates = compare_mlx_lm.measure(
+        {"slow": variant(2.0), "fast": variant(0.5)}, [[1], [2]], 10, turns=3
+    )
     assert rates == {"slow": [5.0] * 3, "fast": [20.0] * 3}
 
 
 def test_encoder_decoder_is_refused() -> None:
-    with pytest.raises(ValueError, match="correct-small is an encoder-decoder, expected"):
-        compare.open_model("correct-small")
+    with pytest.raises(ValueError, match="correct-small is an encoder-decoder"):
+        compare_mlx_lm.open_model("correct-small")

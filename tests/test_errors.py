@@ -16,12 +16,15 @@ from messages import complaint
 
 HOLE = "{}"  # stands for what is only known at run time
 ERRORS = {"ValueError", "OSError", "RuntimeError", "Failure", "Refused"}
-WITHOUT_A_MESSAGE = {"AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "_damaged"}
+WITHOUT_A_MESSAGE = {"AttributeError", "TypeError", "KeyboardInterrupt", "Exit"}
 NOTES = {"note", "fail", "Line"}  # show or keep a line
 MOST = 300  # characters of a message's own
 
 # What need not say what to do: by a part of its file's path, or by its text.
-COMPLETED_IN = {"pickle": "read_bin adds the file before it and what to do after it"}
+COMPLETED_IN = {
+    "unpickle": "read_bin adds the file before it and what to do after it",
+    "torch_bin": "read_bin does, for the functions that it calls",
+}
 COMPLETED = {
     "it has no <s> and </s>": "_read_bpe adds the file and what to do",
     "{} is to be {}, which is not the next free id": "_read_bpe adds the file and what to do",
@@ -30,7 +33,8 @@ COMPLETED = {
     "{} is in version {} of the npy format": "read_npz does",
     "{} gave no text (exit code {})": "the command `bench` adds what to do",
 }
-PASSES_ON = re.compile(r".*([:;]| is| and) \{\}")  # ends with a message that has the form
+# A text from elsewhere ends these.
+PASSES_ON = re.compile(r".*(([:;]| is| and) \{\}|[:;] \{\}, [^{}]*)")
 
 
 def name_of(node: ast.expr) -> str:
@@ -63,7 +67,7 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
                 yield node.lineno, kind, text_of(node.args[0 if kind == "fail" else -1], known)
         elif isinstance(node, ast.Raise) and node.exc is not None:
             raised = name_of(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
-            if raised not in ERRORS | WITHOUT_A_MESSAGE:
+            if raised not in ERRORS | WITHOUT_A_MESSAGE and not raised.lstrip("_").islower():
                 yield node.lineno, "other", raised
 
 

@@ -235,7 +235,7 @@ def args(kind: str) -> ModelArgs:
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
-def test_names_of_both_classes_are_taken(prefix: str) -> None:
+def test_names_of_both_classes_are_accepted(prefix: str) -> None:
     """OPTModel's have no prefix; the head, and a number of fairseq's, are no parameters."""
     reference = make_reference("post_norm_projected")
     named = {
@@ -282,7 +282,7 @@ def test_published_sizes_have_transformers_parameters(name: str) -> None:
         assert sum(tensor.size for _, tensor in parameters) == COUNTS[name]
 
 
-def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
+def test_defaults_are_those_of_transformers() -> None:
     from transformers import OPTConfig
 
     ours = ModelArgs.from_dict({"model_type": "opt", **SHAPE, "word_embed_proj_dim": None})

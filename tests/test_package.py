@@ -1,4 +1,4 @@
-"""What importing costs, and what may not be imported."""
+"""Imports, the parts that are loaded ahead of MLX, and the number of threads."""
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ def test_the_switch_leaves_mlx_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @linux_only
-def test_parts_that_are_missing_are_no_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_parts_are_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(device, "FOLDER", tmp_path)
     monkeypatch.delenv(device.SWITCH, raising=False)
     missing = {"products": "not built", "OpenBLAS": "not built"}
@@ -133,7 +131,7 @@ def test_layers_are_built_for_the_version_of_mlx_that_is_installed() -> None:
     assert len(set(pinned)) == 1
 
 
-def test_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert device.num_threads() == 3

@@ -35,13 +35,9 @@ def put(folder: Path, name: str = "model") -> Path:
     return folder
 
 
-def test_shipped_models_are_found_from_any_folder(elsewhere: Path) -> None:
+def test_shipped_models_are_found(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a checkout beside the package, in an installed package inside of it."""
     assert {folder.name for folder in places.model_folders()} == SHIPPED
-
-
-def test_an_installed_package_has_its_models_inside(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     package = elsewhere / "site-packages" / "speculative_t5"
     put(elsewhere / "site-packages" / "weights", "of-another-package")
     shutil.copytree(REPOSITORY / "weights", package / "weights")
@@ -63,22 +59,18 @@ def test_a_name_is_looked_up_in_order(elsewhere: Path, monkeypatch: pytest.Monke
     assert places.find_folder("model") is None
 
 
-def test_new_models_go_where_later_commands_look(
+def test_new_models_go_where_names_are_found(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as homeless:
+        homeless.setattr(places, "_users_folder", lambda: None)
+        assert places.new_folder("new") == Path("weights/new")
+        assert len(places.weights_folders()) == 2
     assert places.new_folder("new") == elsewhere / "user" / "weights" / "new"
     Path("weights").mkdir()
     assert places.new_folder("new") == Path("weights/new")
     monkeypatch.setenv(places.VARIABLE, str(elsewhere / "named"))
     assert places.new_folder("new") == elsewhere / "named" / "new"
-
-
-def test_a_user_without_a_home_has_the_current_folder(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(places, "_users_folder", lambda: None)
-    assert places.new_folder("new") == Path("weights/new")
-    assert len(places.weights_folders()) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no XDG_DATA_HOME")
@@ -117,9 +109,7 @@ def test_a_draft_is_looked_for_beside_its_target(elsewhere: Path) -> None:
         assert places.named_draft(target) is None
 
 
-def test_the_command_to_convert_depends_on_the_installation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_convert_command_depends_on_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert places.convert_command() == "python convert.py --model NAME_OR_PATH"
     monkeypatch.setattr(places, "CHECKOUT", None)
     assert places.convert_command(["--model", "x"]) == "speculative-t5 convert --model x"

@@ -56,7 +56,7 @@ def dict_of(model: T5) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))
 
 
-def test_wo_is_kept_in_gated_families_unless_told(source: Path, tmp_path: Path) -> None:
+def test_wo_is_kept_in_gated_families_by_default(source: Path, tmp_path: Path) -> None:
     gated = "gated" in json.loads((source / "config.json").read_text())["feed_forward_proj"]
     wo = "decoder.layers.0.feed_forward.wo"
     for keep_wo, kept in ((None, gated), (True, True), (False, False)):
@@ -66,7 +66,7 @@ def test_wo_is_kept_in_gated_families_unless_told(source: Path, tmp_path: Path) 
         assert load(folder)[0].config.quantization.keep_wo == kept
 
 
-def test_what_was_done_is_recorded_and_read_back(source: Path, tmp_path: Path) -> None:
+def test_quantization_is_recorded_and_read_back(source: Path, tmp_path: Path) -> None:
     folder = convert(str(source), tmp_path / "out", quantize=4, group_size=32, dtype="bfloat16")
     recorded = json.loads((folder / "config.json").read_text())["quantization"]
     assert recorded["bits"] == 4 and recorded["group_size"] == 32

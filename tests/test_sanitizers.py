@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-NATIVE = REPOSITORY / "speculative_t5" / "native"
+NATIVE = REPOSITORY / "speculative_t5" / "cpu" / "native"
 SOURCES = [REPOSITORY / "tests" / "native_driver.c", NATIVE / "products.c", NATIVE / "layers.c"]
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 
@@ -53,7 +53,7 @@ def driver(drivers: dict[str, Path], name: str) -> Path:
 
 
 @pytest.mark.parametrize(("name", "checks"), [("address", "all"), ("thread", "threads")])
-def test_products_and_layers_keep_to_their_memory_and_turns(
+def test_products_and_layers_have_no_memory_errors_or_races(
     drivers: dict[str, Path], name: str, checks: str
 ) -> None:
     done = run(driver(drivers, name), checks)

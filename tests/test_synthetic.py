@@ -31,26 +31,24 @@ from messages import check_message
 from mlx.utils import tree_flatten
 
 
-@pytest.mark.parametrize(
-    ("kind", "acceptance"), [("t5", 0.0), ("t5", 0.6), ("t5", 1.0), ("gpt2", 0.6)]
-)
+@pytest.mark.parametrize(("kind", "acceptance"), [("t5", 0.6), ("t5", 1.0), ("gpt2", 0.6)])
 def test_replayed_drafts_are_right_as_often_as_asked(kind: str, acceptance: float) -> None:
     """The output is the target's own all the same."""
     options: Any = {"eos_token_id": 19} if kind == "t5" else {"seed": 26}  # outputs that vary
     target = tiny(kind, vocab_size=20, layers=2, **options)
     choice = random.Random(0)
-    prompts = [[*choice.choices(range(2, 19), k=4), 1] for _ in range(12)]
+    prompts = [[*choice.choices(range(2, 19), k=4), 1] for _ in range(10)]
     alone = SpeculativeDecoder(target)
-    outputs = {tuple(p): alone.generate(p, max_tokens=100).tokens for p in prompts}
+    outputs = {tuple(p): alone.generate(p, max_tokens=60).tokens for p in prompts}
     decoder = SpeculativeDecoder(target, tiny(kind, vocab_size=20, seed=3), num_draft=1)
     drafted = accepted = 0
     for prompt in prompts:
-        plan = synthetic_plan(decoder, outputs, acceptance, 100)
+        plan = synthetic_plan(decoder, outputs, acceptance, 60)
         *_, last = decode(target, [(0, prompt)], plan, batch_size=1)
         assert last.output == outputs[tuple(prompt)]
         drafted += last.stats.drafted
         accepted += last.stats.accepted
-    assert drafted > 300
+    assert drafted > 200
     # Over a few hundred tokens; the last one of an output that ended early may be drafted wrong.
     assert accepted / drafted == pytest.approx(acceptance, abs=0.07)
 

@@ -58,16 +58,12 @@ def test_tokens_are_coloured_as_they_stream(monkeypatch: pytest.MonkeyPatch) -> 
     assert shown == ["He goes", "He goes to the sea", "He goes to the sea."]
 
 
-def test_a_finished_output_looks_as_its_stream_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_output_looks_like_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     console = recording(monkeypatch, terminal=True)
     pieces = tuple(piece for chunk in CHUNKS for piece in chunk.pieces)
     ids = [token for chunk in CHUNKS for token in chunk.tokens]
     console.print(shaded(Generation("He goes to the sea.", ids, "length", THIRD, pieces)))
     assert console.export_text(styles=True) == SHADED + "\n"
-
-
-def test_without_drafts_a_terminal_gets_the_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = recording(monkeypatch, terminal=True)
     show(CHUNKS, drafts=False)
     assert console.export_text(styles=True) == "He goes to the sea.\n"
 
@@ -82,7 +78,7 @@ def test_a_pipe_gets_the_text_alone(
     assert captured.err == ""
 
 
-def test_no_color_leaves_weight_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_keeps_weight_and_underlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     console = Console(
         file=(file := io.StringIO()), force_terminal=True, color_system="standard", width=80,

@@ -30,7 +30,7 @@ def test_every_tip_that_applies_is_given_with_its_reason() -> None:
     assert "scipy-openblas32" in openblas
 
 
-def test_products_and_layers_that_are_both_missing_are_one_tip(
+def test_missing_products_and_layers_are_one_tip(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state = {"products": "not built", "layers": "not loaded", "OpenBLAS": "loaded"}
@@ -49,7 +49,7 @@ def test_layers_for_another_mlx_need_that_mlx(monkeypatch: pytest.MonkeyPatch) -
     assert "pip install 'mlx[cpu]==" in only and "compiler" not in only and why in only
 
 
-def test_there_are_none_where_all_is_loaded_or_was_switched_off_or_on_a_gpu(
+def test_no_tips_on_a_gpu_or_if_all_is_loaded_or_switched_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(device, "on_cpu", lambda: False)
@@ -62,15 +62,15 @@ def test_there_are_none_where_all_is_loaded_or_was_switched_off_or_on_a_gpu(
     assert tips.tips() == []
 
 
-def test_tips_are_given_once_a_day(here: Path) -> None:
+def test_tips_are_given_once_a_day_unless_silenced(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(tips.due_tips()) == 2
     assert tips.due_tips() == []
     stamp = here / "speculative_t5" / "tips-given"
     os.utime(stamp, (0, stamp.stat().st_mtime - tips.DAY - 1))
     assert len(tips.due_tips()) == 2
-
-
-def test_an_environment_variable_silences_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    stamp.unlink()
     monkeypatch.setenv(tips.SWITCH, "0")
     assert tips.due_tips() == []
 

@@ -88,12 +88,7 @@ def test_sentinels_go_both_ways(folder: Path) -> None:
     assert 129 in ids and 120 in ids, "they follow the pieces, the first one last"
     assert tokenizer.decode(ids) == "The <extra_id_0> is <extra_id_9> here."
     assert tokenizer.decode([500, 0, 1]) == ""
-
-
-def test_a_million_spaces_are_encoded_at_once(folder: Path) -> None:
-    """A rule that searched for a sentinel after each space would take hours."""
-    tokenizer = load_tokenizer(folder)
-    spaces = " " * 1_000_000
+    spaces = " " * 1_000_000  # searching for a sentinel after each of them would take hours
     assert tokenizer.encode(f"a{spaces}b") == tokenizer.encode("a b")
     assert tokenizer.encode(f"a{spaces}<extra_id_0>") == tokenizer.encode("a<extra_id_0>")
 
@@ -157,18 +152,14 @@ def test_vocabularies_identify_tokenizers(folder: Path, json_folder: Path, copy:
     assert load_tokenizer(copy).vocabulary != one
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, "no tokenizer in .*: expected spiece.model or tokenizer.json"),
-        ({"spiece.model": "x"}, "spiece.model is not a SentencePiece model"),
-        ({"tokenizer.json": "{"}, "tokenizer.json is not a tokenizer"),
-    ],
-)
-def test_bad_files_are_named(tmp_path: Path, files: dict[str, str], message: str) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    with refused(message, tmp_path):
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    with refused("no tokenizer in .*: expected spiece.model or tokenizer.json", tmp_path):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with refused("tokenizer.json is not a tokenizer", tmp_path):
+        load_tokenizer(tmp_path)
+    (tmp_path / "spiece.model").write_text("x")
+    with refused("spiece.model is not a SentencePiece model", tmp_path):
         load_tokenizer(tmp_path)
 
 
@@ -204,8 +195,7 @@ def test_two_files_of_bpe_match_transformers(tmp_path: Path) -> None:
 def test_a_spiece_model_may_have_another_eos(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "madlad")
     tokenizer = load_tokenizer(tmp_path)
-    ids = tokenizer.encode("The old man.")
-    assert ids[-1] == 2 and tokenizer.decode(ids) == "The old man."
+    assert tokenizer.encode("The old man.")[-1] == 2
     assert {0, 1, 2} <= tokenizer.vocabulary.special
 
 

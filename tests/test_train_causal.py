@@ -86,9 +86,8 @@ def test_weights_depend_on_the_seed_alone(prepared: Prepared) -> None:
         model, _ = train_causal.make_model("draft", prepared[0], seed)
         train_causal.train(model, prepared[1], Length(3), seed)
         found.append([weight for _, weight in tree_flatten(model.parameters())])
-    first, again, other = found
-    assert all(mx.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not mx.array_equal(first[0], other[0])
+    assert all(mx.array_equal(a, b) for a, b in zip(found[0], found[1], strict=True))
+    assert not mx.array_equal(found[0][0], found[2][0])
 
 
 def test_seconds_end_the_training_instead_of_steps(prepared: Prepared) -> None:
@@ -151,12 +150,10 @@ def test_unusable_text_and_output_are_refused(
 def test_failure_leaves_the_old_pair(
     tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = train_causal.train
-
     def failing(model: Any, ids: np.ndarray, length: Length, seed: int) -> float:
         if model.args.num_hidden_layers == 1:
             raise OSError("no more")
-        return train(model, ids, length, seed)
+        return 0.0
 
     old = tmp_path / "pair" / "target"
     old.mkdir(parents=True)
@@ -167,7 +164,7 @@ def test_failure_leaves_the_old_pair(
             train_causal.train_pair(texts, tmp_path / output, Length(1), seed=0)
     assert [path.name for path in tmp_path.iterdir()] == ["pair"]
     assert (old / "config.json").read_text() == "{}"
-    monkeypatch.setattr(train_causal, "train", train)
+    monkeypatch.undo()
     train_causal.train_pair(texts, tmp_path / "pair", Length(1), seed=0)
     assert [path.name for path in tmp_path.iterdir()] == ["pair"]
     assert (old / "model.safetensors").exists()

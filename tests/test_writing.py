@@ -20,110 +20,97 @@ from checkpoints import refused
 from conftest import REPOSITORY
 from families import write_family
 
+OUT = Path("out")
+
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original")
-    write_family(folder, "t5_v1_1")
-    return folder
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, and the model that it was converted to."""
+    root = tmp_path_factory.mktemp("originals")
+    write_family(root / "source", "t5_v1_1")
+    convert(str(root / "source"), root / "out")
+    return root
 
 
-@pytest.fixture
-def source(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "source"))
+@pytest.fixture(autouse=True)
+def here(originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(originals, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
 
 
-def left(folder: Path) -> list[str]:
+def left(folder: Path = Path(".")) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def contents(folder: Path) -> bytes:
-    return (folder / "weights.npz").read_bytes()
+def contents() -> bytes:
+    return (OUT / "weights.npz").read_bytes()
 
 
 @pytest.mark.parametrize(
     "failure", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")]
 )
-def test_an_interrupted_run_keeps_the_old_folder_and_leaves_nothing_else(
-    source: Path, tmp_path: Path, failure: BaseException
-) -> None:
-    convert(str(source), tmp_path / "out")
-    before = contents(tmp_path / "out")
+def test_an_interrupted_run_leaves_nothing_behind(failure: BaseException) -> None:
+    before = contents()
 
     def interrupt(done: int, total: int) -> None:
         if done > total // 2:
             raise failure
 
-    for output in (tmp_path / "out", tmp_path / "some" / "where" / "new"):
+    for output in (OUT, Path("some", "where", "new")):
         with pytest.raises(type(failure)):
-            convert(str(source), output, dtype="float16", force=True, observer=Observer(interrupt))
-        assert left(tmp_path) == ["out", "source"]
-    assert contents(tmp_path / "out") == before
+            convert("source", output, dtype="float16", force=True, observer=Observer(interrupt))
+        assert left() == ["out", "source"] and contents() == before
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from speculative_t5.checkpoints.conversion import Observer, convert
-
+from speculative_t5.checkpoints import Observer, convert
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
-
-if sys.argv[3] == "swap":
+if sys.argv[1] == "swap":
     rename = os.rename
     os.rename = lambda a, b: die() if Path(a).name == "new" else rename(a, b)
-observer = Observer(die if sys.argv[3] == "half" else print)
-convert(sys.argv[1], Path(sys.argv[2]), force=True, observer=observer)
+observer = Observer(die if sys.argv[1] == "half" else print)
+convert("source", Path("out"), force=True, observer=observer)
 """
 
 
 @pytest.mark.parametrize("when", ["half", "swap"])
-def test_the_remains_of_a_killed_run_are_cleared_away_by_the_next(
-    source: Path, tmp_path: Path, when: str
-) -> None:
-    convert(str(source), tmp_path / "out")
-    before = contents(tmp_path / "out")
-    command = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "out"), when]
-    killed = subprocess.run(command, capture_output=True, cwd=REPOSITORY, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert ".out.partial" in left(tmp_path)
+def test_the_remains_of_a_killed_run_are_cleared_away_by_the_next(when: str) -> None:
+    before = contents()
+    killed = subprocess.run([sys.executable, "-c", KILLED, when], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL and ".out.partial" in left()
     seen: list[bytes] = []
-    observer = Observer(lambda *_: seen.append(contents(tmp_path / "out")))
-    convert(str(source), tmp_path / "out", force=True, observer=observer)
+    convert("source", OUT, force=True, observer=Observer(lambda *_: seen.append(contents())))
     assert seen[0] == before, "whole all the time, or brought back"
-    assert left(tmp_path) == ["out", "source"]
-    assert load(tmp_path / "out")
+    assert left() == ["out", "source"] and load(OUT)
 
 
-def test_two_conversions_to_one_folder_are_refused(source: Path, tmp_path: Path) -> None:
-    messages: list[str] = []
+def test_two_conversions_to_one_folder_are_refused() -> None:
+    seen: list[int] = []
 
     def another(done: int, total: int) -> None:
-        if not messages:
-            with pytest.raises(OSError, match="another conversion is at work") as caught:
-                convert(str(source), tmp_path / "out")
-            messages.append(str(caught.value))
+        seen.append(done)
+        with pytest.raises(OSError, match="another conversion is at work"):
+            convert("source", OUT, force=True)
 
-    convert(str(source), tmp_path / "out", observer=Observer(another))
-    assert messages and left(tmp_path) == ["out", "source"]
+    convert("source", OUT, force=True, observer=Observer(another))
+    assert seen and left() == ["out", "source"]
 
 
-def test_a_lack_of_space_is_reported_before_reading(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage(tmp_path)
+def test_a_lack_of_space_is_reported_before_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     observer = Observer(lambda *_: pytest.fail("something was read"))
     with pytest.raises(OSError, match="No space left on device: it takes 0.00 GB") as caught:
-        convert(str(source), tmp_path / "out", observer=observer)
-    assert caught.value.errno == errno.ENOSPC and left(tmp_path) == ["source"]
+        convert("source", Path("new"), observer=observer)
+    assert caught.value.errno == errno.ENOSPC and left() == ["out", "source"]
 
 
-def test_a_failed_swap_brings_the_old_folder_back(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = contents(convert(str(source), tmp_path / "out"))
-    rename, calls = os.rename, iter([False, True, False])
+def test_a_failed_swap_brings_the_old_folder_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, rename, calls = contents(), os.rename, iter([False, True, False])
 
     def fail_second(a: Path, b: Path) -> None:
         if next(calls):
@@ -132,86 +119,75 @@ def test_a_failed_swap_brings_the_old_folder_back(
 
     monkeypatch.setattr(os, "rename", fail_second)
     with pytest.raises(KeyboardInterrupt):
-        convert(str(source), tmp_path / "out", dtype="float16", force=True)
-    assert left(tmp_path) == ["out", "source"]
-    assert contents(tmp_path / "out") == before
+        convert("source", OUT, dtype="float16", force=True)
+    assert left() == ["out", "source"] and contents() == before
 
 
-def test_an_existing_model_is_replaced_only_when_forced(source: Path, tmp_path: Path) -> None:
-    before = contents(convert(str(source), tmp_path / "out"))
+def test_an_existing_model_is_replaced_only_when_forced() -> None:
+    before = contents()
     with refused("out exists: use --force to replace it, or --output to"):
-        convert(str(source), tmp_path / "out", dtype="float16")
-    assert contents(tmp_path / "out") == before
-    convert(str(source), tmp_path / "out", dtype="float16", force=True)
-    assert len(contents(tmp_path / "out")) < 0.6 * len(before)
+        convert("source", OUT, dtype="float16")
+    assert contents() == before
+    convert("source", OUT, dtype="float16", force=True)
+    assert len(contents()) < 0.6 * len(before)
 
 
-def test_nothing_but_a_model_folder_is_replaced(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = Path(shutil.copytree(source, tmp_path / "other"))
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.txt").write_text("words")
-    folder = convert(str(source), tmp_path / "out")
-    inner = Path(shutil.copytree(source, folder / "inner"))
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
+def test_nothing_but_a_model_folder_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("thesis").mkdir()
+    Path("thesis", "chapter.txt").write_text("words")
+    for copy in ("other", "out/inner"):
+        shutil.copytree("source", copy)
     for model, output, message in (
-        (source, source, "is or holds the checkpoint itself"),
-        (source, other, "other exists and is not a converted model"),
-        (source, tmp_path / "thesis", "thesis exists and is not a converted model"),
-        (source, folder, "also holds inner"),
-        (inner, folder, "is or holds the checkpoint"),
-        (source, Path("."), "is the current folder: choose another --output"),
+        ("source", "source", "is or holds the checkpoint itself"),
+        ("source", "other", "other exists and is not a converted model"),
+        ("source", "thesis", "thesis exists and is not a converted model"),
+        ("source", "out", "also holds inner"),
+        ("out/inner", "out", "is or holds the checkpoint"),
     ):
-        before = left(output)
+        before = left(Path(output))
         with refused(message):
-            convert(str(model), output, force=True)
-        assert left(output) == before
-    assert left(inner) == left(source)
+            convert(model, Path(output), force=True)
+        assert left(Path(output)) == before
+    monkeypatch.chdir("thesis")
+    with refused("is the current folder: choose another --output"):
+        convert("../source", Path("."))
 
 
-def test_a_link_is_followed(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "disk" / "model")
-    convert(str(source), tmp_path / "link")
-    assert (tmp_path / "link").is_symlink() and load(tmp_path / "disk" / "model")
+def test_a_link_is_followed() -> None:
+    Path("disk").mkdir()
+    Path("link").symlink_to("disk/model")
+    convert("source", Path("link"))
+    assert Path("link").is_symlink() and load(Path("disk/model"))
 
 
 SLOW = """
-import sys, time
+import time
 from speculative_t5.checkpoints import conversion
 from speculative_t5.cli import convert_main
 checked = conversion._checked
-conversion._checked = lambda tensor: (time.sleep(0.03) or item for item in checked(tensor))
+conversion._checked = lambda tensor: (time.sleep(0.02) or item for item in checked(tensor))
 convert_main()
 """
 
 
-def interrupted(source: Path, number: int, handler: Any) -> subprocess.Popen[bytes]:
-    """Start a conversion to out, beside the source, and send it a signal on its way."""
-    output = source.parent / "out"
+@pytest.mark.parametrize(
+    ("number", "handler"),
+    [(signal.SIGINT, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_DFL),
+     (signal.SIGHUP, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_IGN)],
+)  # fmt: skip
+def test_signals_leave_nothing_behind_and_nohup_is_respected(number: int, handler: Any) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, "--model", str(source), "--output", str(output)],
-        cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        [sys.executable, "-c", SLOW, "--model", "source", "--output", "new"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(number, handler),
     )  # fmt: skip
-    while not (source.parent / ".out.partial" / "new" / "weights.npz").exists():
+    while not Path(".new.partial", "new", "weights.npz").exists():
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
-    return process
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_leave_nothing_behind(source: Path, tmp_path: Path, number: int) -> None:
-    process = interrupted(source, number, signal.SIG_DFL)
-    assert process.communicate(timeout=30)[1] in (b"", b"error: interrupted\n")
-    assert process.returncode == 128 + number
-    assert left(tmp_path) == ["source"]
-
-
-def test_nohup_is_respected(source: Path, tmp_path: Path) -> None:
-    process = interrupted(source, signal.SIGHUP, signal.SIG_IGN)
-    assert process.communicate(timeout=60)[1] == b"" and process.returncode == 0
-    assert left(tmp_path) == ["out", "source"]
+    errors = process.communicate(timeout=60)[1]
+    if handler == signal.SIG_IGN:
+        assert (errors, process.returncode) == (b"", 0) and load(Path("new"))
+    else:
+        assert errors in (b"", b"error: interrupted\n") and process.returncode == 128 + number
+        assert left() == ["out", "source"]

@@ -82,7 +82,7 @@ def throughput(
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
 ) -> None:
-    """Measure tokens per second, regular and speculative, by batch size."""
+    """Measure tokens per second by batch size, with plain and with speculative decoding."""
     prompts = mixed_prompts(data, count)
     decoder = engine(num_draft=num_draft)
     variants = [(speculative, size) for speculative in (False, True) for size in (1, 4, 16, 64)]

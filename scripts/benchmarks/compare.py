@@ -30,7 +30,7 @@ from programs.measuring import compare
 from programs.serving import serve
 from programs.workers import Worker, start
 
-MIN_TOKENS, MAX_TOKENS = 20, 60  # of the regular outputs that `pair` keeps, EOS included
+MIN_TOKENS, MAX_TOKENS = 20, 60  # of the outputs that `pair` keeps, EOS included
 LIMIT = 256  # tokens of any output of `pair`
 
 TurnsOption = Annotated[int, typer.Option(min=1, help="How often everything is measured.")]

@@ -226,29 +226,34 @@ def main(
     found = compare_acceptance(
         large, small, prompts, num_draft=num_draft, max_tokens=max_tokens, seed=seed
     )
+    print_acceptance(found, predicted(large, small, prompts))
+    print(f"The second token of {runs} outputs for one prompt, against its exact distribution:")
+    tested = compare_exactness(large, small, prompts[0], num_draft=num_draft, runs=runs, seed=seed)
+    print_exactness(tested, predicted(large, small, prompts[:1]))
+
+
+def print_acceptance(found: dict[str, Counts], prediction: tuple[float, float]) -> None:
     print(f"{'':20} accepted of drafted   of judged   tokens per pass   first place")
     for name, counts in found.items():
         print(
             f"{name:20} {counts.acceptance:19.3f} {counts.judged:11.3f} "
-            f"{counts.tokens_per_round:17.3f} {counts.opened / counts.outputs:13.3f}",
-            flush=True,
+            f"{counts.tokens_per_round:17.3f} {counts.opened / counts.outputs:13.3f}"
         )
-    product, overlap = predicted(large, small, prompts)
+    product, overlap = prediction
     print(
         f"\nAt the first place p and q predict {product:.3f} for equal samples (sum of p q) and "
-        f"{overlap:.3f} for the token-wise rule (sum of min(p, q)).\n"
-    )
-    print(
-        f"The second token of {runs} outputs for one prompt, against its exact distribution:\n"
-        f"{'':20} chi-square   degrees of freedom   p-value   first place",
+        f"{overlap:.3f} for the token-wise rule (sum of min(p, q)).\n",
         flush=True,
     )
-    tested = compare_exactness(large, small, prompts[0], num_draft=num_draft, runs=runs, seed=seed)
+
+
+def print_exactness(tested: dict[str, tuple[Fit, float]], prediction: tuple[float, float]) -> None:
+    print(f"{'':20} chi-square   degrees of freedom   p-value   first place")
     for name, (test, opened) in tested.items():
         print(
             f"{name:20} {test.statistic:10.1f} {test.freedom:20} {test.p_value:9.2g} {opened:13.3f}"
         )
-    product, overlap = predicted(large, small, prompts[:1])
+    product, overlap = prediction
     print(f"\nFor this prompt p and q predict {product:.3f} and {overlap:.3f} at the first place.")
 
 

@@ -143,7 +143,7 @@ def draw(rows: list[Row], path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     panels = (
         ("acceptance", "drafted tokens accepted"),
-        ("speedup", "speed over regular decoding"),
+        ("speedup", "speed over plain decoding"),
         ("chrf", "chrF against the references"),
     )
     for axis, (name, label) in zip(axes, panels, strict=True):

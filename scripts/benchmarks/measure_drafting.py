@@ -48,7 +48,7 @@ def likelihood(
     count: CountOption = 2000,
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
 ) -> None:
-    """Compare the log-likelihood of sampled outputs under the target: speculative and regular.
+    """Compare the log-likelihood of sampled outputs under the target: speculative and plain.
 
     The variant with delta accepts every draft: it is not exact, and the comparison must show it.
     """
@@ -146,7 +146,7 @@ def lookup(data: DataOption, count: CountOption = 300) -> None:
             rate = sum(o.stats.accepted for o in outputs) / sum(o.stats.drafted for o in outputs)
             print(
                 f"num_draft {num_draft:2} {name:8} {tokens_per_round(outputs):.2f} tokens per "
-                f"round, acceptance {rate:.2f}, {same} of {count} outputs are the regular ones",
+                f"round, acceptance {rate:.2f}, {same} of {count} outputs equal plain ones",
                 flush=True,
             )
 
@@ -218,7 +218,7 @@ def compare(
     chosen = [n for o in done["auto"] for n in o.stats.num_draft]
     print(
         f"  auto is {speeds['auto'] / speeds[best]:.3f} of the best fixed length, {best}, and "
-        f"{speeds['auto'] / speeds['0']:.2f} of regular decoding; it drafted "
+        f"{speeds['auto'] / speeds['0']:.2f} of plain decoding; it drafted "
         f"{sum(chosen) / len(chosen):.1f} tokens a round",
         flush=True,
     )

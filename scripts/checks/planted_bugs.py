@@ -138,6 +138,7 @@ class Copy:
         environment = os.environ | {
             "PYTHONPATH": str(self.folder),
             "PYTHONDONTWRITEBYTECODE": "1",  # a stale .pyc would hide a bug
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # none is needed, and it is faster
             "OMP_NUM_THREADS": "1",
         }
         try:

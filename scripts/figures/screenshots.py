@@ -80,8 +80,8 @@ def capture(page: str, path: Path, *, width: int) -> None:
             check=True, capture_output=True,
         )  # fmt: skip
         pixels = imread(picture)
-    drawn = np.flatnonzero((pixels != pixels[-1, -1]).any(axis=(1, 2)))
-    imsave(path, pixels[: drawn[-1] + MARGIN])
+    filled = np.flatnonzero((pixels != pixels[-1, -1]).any(axis=(1, 2)))
+    imsave(path, pixels[: filled[-1] + MARGIN])
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def check_identity(decoder: SpeculativeDecoder, sources: list[str]) -> None:
         )
         outputs = [engine.generate(source) for source in sources]
         same = sum(map(identical, outputs, regular))
-        print(f"  num_draft {num_draft}: {same} of {len(sources)} outputs are the regular ones")
+        print(f"  num_draft {num_draft}: {same} of {len(sources)} outputs equal plain ones")
 
 
 def identical(one: Generation, other: Generation) -> bool:

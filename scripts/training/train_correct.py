@@ -200,15 +200,11 @@ def train(
     A run that was stopped resumes at its last checkpoint, with examples it has not seen.
     """
     torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=VOCAB_SIZE, dropout_rate=0.0, feed_forward_proj="relu",
-        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **SHAPES[name],
-    )  # fmt: skip
     folder, checkpoint = work / name, work / f"{name}-{stage}.pt"
     if stage == "distill":
         model = T5ForConditionalGeneration.from_pretrained(folder)
     else:
-        model = T5ForConditionalGeneration(config)
+        model = new_model(name)
     model.train()
     optimizer = Adafactor(
         model.parameters(), lr=rate, scale_parameter=True, relative_step=False, warmup_init=False
@@ -243,6 +239,14 @@ def train(
     model.generation_config.max_length = None
     model.save_pretrained(folder)
     shutil.copy(work / "spiece.model", folder / "spiece.model")
+
+
+def new_model(name: str) -> T5ForConditionalGeneration:
+    config = T5Config(
+        vocab_size=VOCAB_SIZE, dropout_rate=0.0, feed_forward_proj="relu",
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **SHAPES[name],
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)
 
 
 def save_checkpoint(

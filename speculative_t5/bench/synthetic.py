@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
+from ..cpu import accelerate
 from ..decoding import Draft, Drafter, Plan, decode
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from ..models import T5, CausalModel, T5Config, build
@@ -103,6 +104,7 @@ def random_model(shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> 
     if _family(shape) == "t5":
         model = T5(SHAPES[shape])
         _randomize(model, model.eos_token_id, dtype, seed)
+        accelerate(model)
         return model
     config, positions = CAUSAL_SHAPES[shape], context_of(shape)
     assert positions is not None

@@ -75,9 +75,6 @@ def inspect_causal(folder: Path) -> tuple[str, int, tuple[str, ...], Vocabulary]
     Returns:
         Its model_type; how many parameters it has, each counted once; the types of its tensors, or
         their bits if they are quantized; and its tokenizer's vocabulary.
-
-    Raises:
-        ValueError: If it turns out that it cannot be loaded.
     """
     config = read_causal_config(folder)
     with _about(folder):
@@ -197,11 +194,7 @@ def _caster(
 
 
 def check_fit(folder: Path, model: CausalModel, tokenizer: CausalTokenizer) -> None:
-    """Refuse a tokenizer with ids, other than control tokens, that the model has no row for.
-
-    Raises:
-        ValueError: If there are some, or the model ends outputs by such an id.
-    """
+    """Refuse a tokenizer or an EOS with ids that the model has no row for."""
     size, rows = tokenizer.vocabulary.size, model.vocab_size
     if size - len(tokenizer.vocabulary.special) > rows:
         raise ValueError(

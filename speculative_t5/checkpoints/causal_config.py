@@ -41,11 +41,7 @@ GPT2 = {
 
 
 def read_causal_config(folder: Path) -> dict[str, Any]:
-    """Read config.json; `eos_token_id` becomes a list, generation_config.json's if it has any.
-
-    Raises:
-        ValueError: If it cannot be read, or asks for something unsupported.
-    """
+    """Read and check config.json; generation_config.json's `eos_token_id`, if any, replaces its."""
     config = read_json(folder / "config.json")
     _check_quantization(folder, config)
     for part in _parts(config):
@@ -66,11 +62,7 @@ def read_causal_config(folder: Path) -> dict[str, Any]:
 
 
 def check_ends(named: Any, where: str) -> list[int]:
-    """Return the ids that end an output, in the order given; [] for None.
-
-    Raises:
-        ValueError: If `named` is neither an id nor a list of ids; `where` says what it is.
-    """
+    """Return an id, a list of ids or None as a list; `where` says in an error what it was."""
     ends: list[Any] = named if isinstance(named, list) else [] if named is None else [named]
     if not all(type(end) is int and end >= 0 for end in ends):
         raise ValueError(f"{where} is {shown(named)}, expected an id or several")

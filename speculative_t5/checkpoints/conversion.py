@@ -159,11 +159,7 @@ def _own_settings(source: Path) -> dict[str, Any]:
 
 
 def quantized(config: T5Config, wanted: Quantization, keep_wo: bool | None = None) -> T5Config:
-    """Return the config of a model once it is quantized as wanted.
-
-    Raises:
-        ValueError: If no matrix has rows of whole groups.
-    """
+    """Return the config of a model quantized as wanted; refuse groups that divide no matrix."""
     if config.d_model % wanted.group_size and config.d_ff % wanted.group_size:
         raise ValueError(
             f"no matrix can be quantized in groups of {wanted.group_size}, as d_model is "

@@ -23,11 +23,7 @@ AGAIN = "download or convert the model again"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file.
-
-    Raises:
-        ValueError: If it is not JSON, or not an object.
-    """
+    """Read the object in a JSON file; refuse anything else."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -40,11 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def check_shapes(
     where: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape], kind: str
 ) -> None:
-    """Check the names and shapes of tensors; `kind` names the model that should have them.
-
-    Raises:
-        ValueError: Naming the first tensor that is missing, misshapen or unknown.
-    """
+    """Refuse tensors that are missing, misshapen or unknown to a model of that `kind`."""
     advice = f"{AGAIN}, with its config.json"
     for name, shape in expected.items():
         if name not in found:
@@ -68,11 +60,7 @@ def find_weights(folder: Path) -> Path | None:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Read the weight map of an index: names of tensors to names of files beside it.
-
-    Raises:
-        ValueError: If it is not such an index, or a file's name leads elsewhere.
-    """
+    """Read the weight map of an index, names of tensors to names of files; refuse other paths."""
     shards = read_json(path).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise ValueError(
@@ -88,11 +76,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold a checkpoint's tensors.
-
-    Raises:
-        ValueError: If there are none, or one is missing.
-    """
+    """Return the files that hold a checkpoint's tensors; refuse a folder that lacks one."""
     path = find_weights(folder)
     if path is None:
         raise ValueError(_no_weights(folder))
@@ -109,11 +93,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Open all tensors of a Hugging Face checkpoint, by name; none is read yet.
-
-    Raises:
-        ValueError: If there are none, or a file is missing, truncated or damaged.
-    """
+    """Open all tensors of a Hugging Face checkpoint, by name; none is read yet."""
     read = {path.name: _read_file(path) for path in weight_files(folder)}
     index = find_weights(folder)
     assert index is not None

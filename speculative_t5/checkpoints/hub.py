@@ -56,11 +56,7 @@ def could_be_name(name: str) -> bool:
 
 
 def flat_name(name: str) -> str:
-    """Return the part of a repository's name after its slash.
-
-    Raises:
-        ValueError: If no repository can have that name.
-    """
+    """Return the part of a repository's name after its slash; refuse impossible names."""
     if not could_be_name(name):
         raise ValueError(
             f"no checkpoint folder {name!r}, and no name that the Hub could know: "

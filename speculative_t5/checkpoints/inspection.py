@@ -44,7 +44,7 @@ class Inspection:
     """A checkpoint that has not been converted.
 
     Attributes:
-        name: Its path or name, as given.
+        name: Its path or name.
         family: Its member of the T5 family, by its shapes and tokenizer.
         config: Its config; for a repository, whose tensors are not downloaded, config.json alone.
         vocabulary: Its tokenizer's.

@@ -9,6 +9,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from .. import device
+from ..cpu import accelerate
 from ..device import default_dtype
 from ..models import T5, CausalModel, is_causal
 from ..tokenizers import Tokenizer, load_tokenizer, read_prefix
@@ -56,11 +57,7 @@ def load(
 
 
 def as_dtype(dtype: mx.Dtype | str | None) -> mx.Dtype | None:
-    """Return MLX's type of that name; a type of MLX and None stay what they are.
-
-    Raises:
-        ValueError: If models cannot compute in it.
-    """
+    """Return MLX's type of that name; refuse types that models cannot compute in."""
     if dtype is None:
         return None
     for name, kind in DTYPES.items():
@@ -107,6 +104,7 @@ def _load_t5(folder: Path, dtype: mx.Dtype) -> tuple[T5, Tokenizer]:
     model = T5(checkpoint.config)
     model.load_weights([(p.name, _read(checkpoint, p, dtype)) for p in checkpoint.parameters])
     model.vocabulary = tokenizer.vocabulary
+    accelerate(model)
     return model, tokenizer
 
 

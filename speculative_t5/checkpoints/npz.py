@@ -119,11 +119,7 @@ def _end_of_archive(count: int, size: int, offset: int) -> bytes:
 
 
 def read_npz(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of an uncompressed .npz file by name; reading one verifies its checksum.
-
-    Raises:
-        ValueError: If the file is truncated or damaged, or holds an unsupported type.
-    """
+    """Open the tensors of an uncompressed .npz file, by name; reading one checks its checksum."""
     refuse_pointer(path)
     tensors = {}
     try:

@@ -61,7 +61,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     No weights are read yet, except to compare stored copies of the embedding.
 
     Raises:
-        ValueError: If it is not a whole T5, naming the first thing that is wrong.
+        ValueError: If it is not a whole T5.
     """
     config = read_config(folder)
     if (folder / "weights.npz").exists():
@@ -83,11 +83,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_config(folder: Path) -> T5Config:
-    """Read the T5Config of a model folder or a Hugging Face checkpoint.
-
-    Raises:
-        ValueError: If config.json is missing, is not JSON, or is not a T5's.
-    """
+    """Read the T5Config of a model folder or a Hugging Face checkpoint; refuse other models."""
     if not (folder / "config.json").is_file():
         adapter = (folder / "adapter_config.json").is_file()
         found = ", but an adapter's settings" if adapter else ""
@@ -112,10 +108,7 @@ def infer_config(
     """Correct a config by the stored tensors, and leave out tensors that repeat others.
 
     Old configs say relu for gated-gelu, and so on. Tensors do not show whether the decoder's output
-    is scaled: that stays as configured.
-
-    Raises:
-        ValueError: If encoder and decoder have different embeddings, as in no T5.
+    is scaled: that stays as configured. Different embeddings of encoder and decoder are refused.
     """
     kept = {name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)}
     embeddings = [name for name in EMBEDDINGS if name in kept]

@@ -75,11 +75,7 @@ def dtype_name(dtype: mx.Dtype) -> str:
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file by name; each is mapped when it is read.
-
-    Raises:
-        ValueError: If the file is truncated or damaged, or holds an unsupported type.
-    """
+    """Open the tensors of a safetensors file, by name; each is mapped when it is read."""
     try:
         # The library checks the header: names, types, sizes, and that they fill the file.
         with safe_open(str(path), framework="numpy"), path.open("rb") as file:

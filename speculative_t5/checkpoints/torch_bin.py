@@ -37,11 +37,7 @@ DAMAGE = (ValueError, EOFError, OverflowError, RuntimeError, struct.error, zipfi
 
 
 def read_bin(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a .bin file by name.
-
-    Raises:
-        ValueError: If the file is damaged, or holds anything but plain tensors of floats.
-    """
+    """Open the tensors of a .bin file, by name; refuse anything but plain tensors of floats."""
     try:
         return _read_archive(path) if zipfile.is_zipfile(path) else _read_old(path)
     except Refused as error:

@@ -16,11 +16,7 @@ from .npz import NewTensor, write_npz
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse to write where there is anything but a model folder.
-
-    Raises:
-        ValueError: If there is.
-    """
+    """Refuse to write where there is anything but a model folder."""
     if folder.resolve() == Path.cwd():
         raise ValueError(f"{folder} is the current folder: choose another --output")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -46,7 +42,7 @@ def write_folder(
         config: Contents of its config.json.
         tensors: Contents of its weights.npz, made and stored one at a time.
         tokenizer_files: Files to copy.
-        num_bytes: The size of all tensors; where less space is free, nothing is written.
+        num_bytes: The size of all tensors; nothing is written where less space is free.
 
     Raises:
         ValueError: If `folder` exists and is not a model folder.

@@ -133,9 +133,7 @@ class Conversation:
     def _checked(self, settings: Settings) -> SpeculativeDecoder:
         """Make a decoder, and check all settings before one of them is used."""
         decoder = self.remake(settings)
-        GenerationOptions(
-            settings.max_tokens, settings.temperature, settings.top_k, settings.top_p, settings.seed
-        )
+        GenerationOptions(**settings.sampling())
         return decoder
 
     def _generate(self, prompt: str) -> None:

@@ -182,10 +182,10 @@ class Output:
         except FileNotFoundError:
             self.is_file = True
             return
-        regular = stat.S_ISREG(found.st_mode)
-        if regular and os.path.samestat(found, os.fstat(stream.fileno())):
+        is_file = stat.S_ISREG(found.st_mode)
+        if is_file and os.path.samestat(found, os.fstat(stream.fileno())):
             raise ValueError(f"the output {name} is the input itself: give another --output")
-        self.is_file = regular and name != "-"
+        self.is_file = is_file and name != "-"
         if resume and not self.is_file:
             raise ValueError(
                 f"--resume needs an --output that is a file, which {name} is not: "

@@ -1,9 +1,12 @@
-"""Faster layers for Linux CPUs, in C. Everything works without them."""
+"""Faster layers for Linux CPUs: `accelerate` swaps a model's modules for them.
 
-from . import blocks
+It imports `models`, whose plain MLX layers are the reference, and nothing requires it.
+"""
+
+from .accelerate import accelerate
 from .blocks import BUILT_FOR
 
 __all__ = [
     "BUILT_FOR",
-    "blocks",
+    "accelerate",
 ]

@@ -1,8 +1,6 @@
-"""T5's layers as single operations of MLX's graphs, on Linux CPUs: native/blocks.cpp.
+"""Loading the extension that has T5's layers as operations of MLX's graphs (native/blocks.cpp).
 
-A layer is forty operations in MLX's own terms, each of which is scheduled, allocated and looked at
-apart, for some microseconds; small models spend most of their time on that. Here a layer is two or
-three. `library` is None where they cannot be had, and everything works without them.
+`library` is None where it was not built or does not fit; everything works without it.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ import mlx.core as mx
 
 from .. import device
 
-BUILT_FOR = "built for MLX"  # how the state of layers that do not fit begins
+BUILT_FOR = "built for MLX"  # begins the state of layers that were built for another MLX
 
 
 def load() -> tuple[Any, str]:
-    """The extension, or None; and that it was loaded, or why not."""
+    """Return the extension or None, and its state: "loaded", or why it was not."""
     if device.products is None:
         return None, device.parts.get("layers", "not loaded: they need the products")
     try:
@@ -37,7 +35,7 @@ def load() -> tuple[Any, str]:
         device.products.layers.restype = ctypes.c_void_p
         found.initialize(device.products.layers())
         one = mx.ones((1, 1))
-        found.feed_forward(one, mx.ones(1), one, one, "relu", False, 1e-6)
+        found.feed_forward(one[None], one[0], one, one, "relu", False, 1e-6)
     except (AttributeError, TypeError, ValueError) as error:
         # Parts of different builds; to another nanobind, MLX's arrays are of no known type.
         return None, f"not loaded: {error}"
@@ -50,7 +48,7 @@ if sys.platform.startswith("linux"):
 
 
 def usable(*arrays: mx.array | None) -> bool:
-    """Whether operations on these arrays, all they are to be given, can be had here."""
+    """Whether the extension can compute with these arrays: float32, on the CPU."""
     return (
         library is not None
         and device.on_cpu()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Unpack
 
 import mlx.core as mx
 
@@ -39,9 +39,6 @@ from .options import (
 )
 from .outputs import Chunk, Generation, as_chunks, as_generations
 from .progress import with_bar
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 MAX_BATCH = 2**16
 

@@ -3,18 +3,40 @@
 Imports `decoding` for the protocols that a model implements, and what is below it.
 """
 
+from .cache import KeysValues
 from .causal import CausalModel, build
 from .config_json import MAX_LAYERS, MAX_SIZE, is_causal
 from .t5.config import Quantization, T5Config
+from .t5.layers import (
+    CrossAttention,
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    FeedForward,
+    Head,
+    SelfAttention,
+)
 from .t5.model import T5
+from .t5.positions import position_biases
 
 __all__ = [
     "CausalModel",
+    "CrossAttention",
+    "Decoder",
+    "DecoderLayer",
+    "Encoder",
+    "EncoderLayer",
+    "FeedForward",
+    "Head",
+    "KeysValues",
     "MAX_LAYERS",
     "MAX_SIZE",
     "Quantization",
+    "SelfAttention",
     "T5",
     "T5Config",
     "build",
     "is_causal",
+    "position_biases",
 ]

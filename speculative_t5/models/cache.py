@@ -9,16 +9,17 @@ from typing import Generic, TypeVar
 
 import mlx.core as mx
 
-# Capacities: few, as each is a shape to compile for, and near what is needed.
-SMALLEST, GROWTH = 32, 256  # powers of 2 from the one to the other, then multiples of the latter
-SOURCE_STEP = 32  # what a source takes is a multiple of this: few shapes, each compiled once
+# Capacities are few, as each is a shape to compile for: powers of 2 from SMALLEST to GROWTH, then
+# multiples of GROWTH.
+SMALLEST, GROWTH = 32, 256
+SOURCE_STEP = 32  # widths of sources are multiples of this, for the same reason
 
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Of one layer's keys and values: heads, sizes of a key and of a value, type."""
+    """The shape of one layer's keys and values."""
 
     num_heads: int
     key_size: int
@@ -26,7 +27,7 @@ class LayerShape:
     dtype: mx.Dtype
 
     def zeros(self, batch: int, capacity: int) -> KeysValues:
-        """Room for so many positions of so many rows, (B, H, C, D) each."""
+        """Make empty buffers, (B, H, C, D) each."""
         k, v = (
             mx.zeros((batch, self.num_heads, capacity, size), self.dtype)
             for size in (self.key_size, self.value_size)
@@ -37,16 +38,16 @@ class LayerShape:
 class KVCache:
     """Self-attention keys and values of all layers, for a batch of rows of different lengths.
 
-    A row's length says what counts: rewinding moves the length and leaves the buffers alone, and
-    what lies beyond it is overwritten by the next step.
+    Only positions below a row's length count: rewinding moves the length and leaves the buffers
+    alone, and the next step overwrites what lies beyond.
 
     Attributes:
         layers: Keys and values of each layer, (B, H, C, D), C being the capacity.
         lengths: Positions of each row that count.
 
     Args:
-        shapes: Of each layer.
-        batch: Number of rows, which are empty.
+        shapes: One for each layer.
+        batch: Number of rows, all empty.
     """
 
     def __init__(self, shapes: Sequence[LayerShape], batch: int) -> None:
@@ -58,12 +59,12 @@ class KVCache:
         return int(self.layers[0][0].shape[2])
 
     def reserve(self, num_tokens: int) -> mx.array:
-        """Make room for `num_tokens` more positions in every row; give back what a long row took.
+        """Make room for `num_tokens` more positions in every row, and give back unused room.
 
-        MLX does not check the bounds of a slice update: every `write` must be covered by this.
+        MLX does not check the bounds of a slice update: every `write` needs this before it.
 
         Returns:
-            Where to `write`: each row's length, (B,) int32, or (1,) if all are the same.
+            Offsets to `write` to: each row's length, (B,) int32, or (1,) if all are the same.
         """
         capacity = fitting(max(self.lengths) + num_tokens, self.capacity)
         if capacity != self.capacity:
@@ -72,12 +73,12 @@ class KVCache:
         return mx.array(self.lengths[:1] if same else self.lengths, dtype=mx.int32)
 
     def take(self) -> list[KeysValues]:
-        """The layers, to write to; nothing else must hold them, or each write would copy them."""
+        """Hand over the layers for writing; a write copies buffers that anything else holds."""
         layers, self.layers = self.layers, []
         return layers
 
     def put(self, layers: list[KeysValues], num_tokens: int) -> None:
-        """The layers taken, with `num_tokens` more positions written in every row."""
+        """Take the layers back, with `num_tokens` more positions written in every row."""
         self.layers = layers
         self.lengths = [length + num_tokens for length in self.lengths]
 
@@ -109,18 +110,18 @@ class KVCache:
 
 
 class SourceCache:
-    """Cross-attention's keys and values of all layers, for rows of sources of different lengths.
+    """Cross-attention's keys and values of all layers, for sources of different lengths.
 
-    Rows can be given to other sources, which are written over the old ones in place.
+    A new source is written over a row's old one, in place.
 
     Attributes:
-        lengths: Positions that each row's source takes.
-        mask: Additive, (B, 1, 1, T), T being the width: -inf beyond a row's length. None where no
-            row is shorter than T.
+        lengths: Positions of each row's source.
+        mask: Additive, (B, 1, 1, T), T being the width: -inf beyond a row's length. None if no row
+            is shorter than T.
 
     Args:
         layers: Keys and values of each layer, (B, H, S, D).
-        lengths: See above; at most S.
+        lengths: As above, at most S.
     """
 
     def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
@@ -131,7 +132,7 @@ class SourceCache:
 
     @classmethod
     def empty_like(cls, other: SourceCache, batch: int, length: int) -> SourceCache:
-        """Zeros for so many rows of that length, like another's in all else."""
+        """Make `batch` rows of `length` zeros, otherwise like another cache."""
         _, num_heads, _, head_dim = other.layers[0][0].shape
         zeros = partial(mx.zeros, (batch, num_heads, length, head_dim), other.layers[0][0].dtype)
         return cls([(zeros(), zeros()) for _ in other.layers], [length] * batch)
@@ -147,7 +148,7 @@ class SourceCache:
 
     @property
     def width(self) -> int:
-        """T: the length of the longest row, rounded up."""
+        """T, the length of the longest row, rounded up."""
         return source_width(self.lengths)
 
     def view(self) -> list[KeysValues]:
@@ -214,27 +215,26 @@ def overwrite(
 
 
 def source_width(lengths: Sequence[int]) -> int:
-    """The width that a `SourceCache` of rows so long has."""
+    """Return the width of a `SourceCache` with rows of these lengths."""
     return -(-max(lengths) // SOURCE_STEP) * SOURCE_STEP
 
 
 def padding_mask(lengths: Sequence[int], width: int, dtype: mx.Dtype) -> mx.array | None:
-    """The additive mask (B, 1, 1, width) of rows so long; None if all have that width."""
+    """Make the additive mask (B, 1, 1, width) of rows; None if all have that width."""
     if min(lengths) == width:
         return None
     return additive(mx.array(list(lengths))[:, None] > mx.arange(width), dtype)
 
 
 def additive(real: mx.array, dtype: mx.Dtype) -> mx.array:
-    """(B, T) bool, True at tokens -> what to add to attention's logits, (B, 1, 1, T)."""
+    """(B, T) bool, True at tokens -> additive mask of attention's scores, (B, 1, 1, T)."""
     return mx.where(real, 0.0, -mx.inf).astype(dtype)[:, None, None]
 
 
 def fitting(needed: int, capacity: int) -> int:
-    """The capacity to have instead of this one; the same unless it is too small or twice too large.
+    """Return the capacity to have: the present one unless it is too small or twice too large.
 
-    Rows are as large as the longest needs, so that a single long one costs all of them: what it
-    took is given back when it has ended.
+    All rows are as large as the longest needs; that room is given back when the long row has ended.
     """
     fit = SMALLEST
     while fit < min(needed, GROWTH):
@@ -245,7 +245,7 @@ def fitting(needed: int, capacity: int) -> int:
 
 
 def resized(buffer: mx.array, capacity: int) -> mx.array:
-    """`buffer` (B, H, C, D) with that capacity for C, cut or followed by zeros."""
+    """Cut a buffer (B, H, C, D) to that capacity, or add zeros."""
     more = capacity - buffer.shape[2]
     if more == 0:
         return buffer
@@ -254,12 +254,12 @@ def resized(buffer: mx.array, capacity: int) -> mx.array:
     return mx.contiguous(buffer[:, :, :capacity])
 
 
-def write(buffer: mx.array, new: mx.array, at: mx.array) -> mx.array:
-    """A buffer (B, H, C, D) with `new` (B, H, L, D) written from position `at` of each row.
+def write(buffer: mx.array, new: mx.array, offsets: mx.array) -> mx.array:
+    """Write `new` (B, H, L, D) into a buffer (B, H, C, D), from each row's offset on.
 
-    `at` is what `KVCache.reserve` gave for L tokens, (B,) or (1,) int32.
+    `offsets`, (B,) or (1,) int32, is what `KVCache.reserve` returned for L tokens.
     """
-    if at.size == 1:
-        return mx.slice_update(buffer, new, at, axes=(2,))
-    positions = at[:, None] + mx.arange(new.shape[2])
+    if offsets.size == 1:
+        return mx.slice_update(buffer, new, offsets, axes=(2,))
+    positions = offsets[:, None] + mx.arange(new.shape[2])
     return mx.put_along_axis(buffer, positions[:, None, :, None], new, axis=2)

@@ -1,8 +1,7 @@
-"""Decoder-only models of mlx-lm in the same loop: their sessions keep a length per row.
+"""Decoder-only models of mlx-lm in the same loop, with a length per row.
 
-The only file that imports mlx-lm. Its models take any cache with the interface of its own; theirs
-rewinds all rows of a batch alike, so that here they are given one whose rows are each as long as
-they have come.
+The only file that imports mlx-lm. Its models accept any cache with the interface of its own caches.
+Those rewind all rows of a batch alike; the one here has rows of different lengths.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_unflatten
 
 from .. import device
 from ..decoding import Vocabulary, argmax, fingerprint
@@ -23,27 +23,27 @@ from .cache import EncodedPrompt, KeysValues, KVCache, LayerShape, replace_rows,
 from .config_json import model_type
 
 MLX_LM = "mlx-lm>=0.32,<0.33"  # as in pyproject.toml
-# Some of its models, by which folders are known that do not say what head they have.
+# Some of its models, for folders that do not name their head while mlx-lm is not installed.
 KNOWN = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral",
          "mixtral", "phi", "phi3", "qwen2", "qwen3", "starcoder2")  # fmt: skip
 PREFILL = 512  # tokens of prompts in a pass
 
 
 class CausalModel:
-    """A `LanguageModel` over one of mlx-lm's, or over any that takes its caches.
+    """A `LanguageModel` over a model of mlx-lm, or over any that accepts its caches.
 
-    The context begins with the prompt: what is emitted goes on from it.
+    Contexts begin with the prompt, and outputs continue it.
 
     Args:
-        model: Called with tokens (B, L) and a cache for each layer; gives logits (B, L, V).
-        eos_token_id: What ends an output.
-        extra_eos_ids: Other ids that end one, too.
-        max_context: Tokens of prompt and output that it can read, at most; None for any number.
-        vocabulary: Of its tokenizer; None if unknown.
+        model: Called with tokens (B, L) and a cache for each layer; returns logits (B, L, V).
+        eos_token_id: The id that ends an output.
+        extra_eos_ids: Other ids that end an output.
+        max_context: Largest number of tokens of prompt and output together; None for no limit.
+        vocabulary: Its tokenizer's; None if unknown.
 
     Raises:
-        ValueError: If its own cache is of a kind that cannot be rewound, or it cannot read rows of
-            different lengths.
+        ValueError: If the model's own cache cannot be rewound, or it cannot read rows of different
+            lengths.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class CausalModel:
     ) -> None:
         device.enter_thread()
         check_cache(model)
-        _bound_positions(model)
+        _clamp_positions(model)
         self.model = model
         self.eos_token_id = eos_token_id
         self.eos_token_ids = frozenset({eos_token_id, *extra_eos_ids})
         self.max_context = max_context
         self.vocabulary = vocabulary
         self.shapes, self.vocab_size = _shapes(model)
-        # Not only parameters: another thread could not evaluate what this one has begun.
+        # Not the parameters alone: another thread could not evaluate an array begun in this one.
         mx.eval(model)
 
     @property
@@ -86,14 +86,14 @@ class CausalModel:
         return known | self.eos_token_ids
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[CausalSession, list[list[int]]]:
-        """Read the prompts but for their last tokens, with which decoding begins."""
+        """Read the prompts except their last tokens, with which decoding begins."""
         device.enter_thread()
         session = CausalSession(self, len(prompts))
         session.read(prompts)
         return session, [list(prompt) for prompt in prompts]
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        """Logits (B, L, V) of what follows each token of whole sequences (B, L)."""
+        """Score whole sequences (B, L): logits (B, L, V) of what follows each token."""
         device.enter_thread()
         logits: mx.array = self.model(tokens)
         return logits
@@ -112,8 +112,8 @@ class CausalSession:
 
     def step(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         cache, count = self._cache, tokens.shape[1]
-        at = cache.reserve(count)
-        layers = [_Layer(layer, at, cache.lengths, count) for layer in cache.take()]
+        offsets = cache.reserve(count)
+        layers = [_Layer(layer, offsets, cache.lengths, count) for layer in cache.take()]
         logits: mx.array = self._model.model(tokens, cache=layers)
         cache.put([layer.buffers for layer in layers], count)
         return logits[..., :vocab_size] if vocab_size else logits
@@ -125,14 +125,14 @@ class CausalSession:
         self._cache.truncate(lengths)
 
     def read(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Fill empty rows with prompts, but for their last tokens."""
+        """Fill empty rows with prompts, except their last tokens."""
         lengths = [len(prompt) - 1 for prompt in prompts]
         longest = max(lengths)
         padded = [[*prompt[:-1], *[0] * (longest - len(prompt) + 1)] for prompt in prompts]
         for start in range(0, longest, PREFILL):
             part = mx.array([row[start : start + PREFILL] for row in padded], dtype=mx.int32)
             self.step(part)
-            mx.eval(self._cache.layers)  # one part at a time: attention takes memory
+            mx.eval(self._cache.layers)  # one part at a time, to bound the memory of attention
         self.truncate(lengths)
 
     def encode(self, prompts: Sequence[Sequence[int]]) -> list[EncodedPrompt[KVCache]]:
@@ -156,35 +156,34 @@ class _Layer:
     """One layer's keys and values during one pass, with the interface of mlx-lm's caches.
 
     Attributes:
-        offset: Position of the first new token in each row, (B,) int32; one number if all rows are
-            as long.
-        buffers: With what this pass has added.
+        offset: Position of each row's first new token, (B,) int32; one number if all are the same.
+        buffers: Keys and values (B, H, C, D), those that this pass added among them.
     """
 
     def __init__(
-        self, buffers: KeysValues, at: mx.array, lengths: Sequence[int], count: int
+        self, buffers: KeysValues, offsets: mx.array, lengths: Sequence[int], count: int
     ) -> None:
         self.buffers = buffers
-        self._at = at
+        self._offsets = offsets
         self._same = min(lengths) == max(lengths)
         self._end = max(lengths) + count
-        self.offset: int | mx.array = lengths[0] if self._same else at
+        self.offset: int | mx.array = lengths[0] if self._same else offsets
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
-        """Append (B, H, L, D) to every row; all that the longest has, (B, H, T, D)."""
+        """Append (B, H, L, D) to every row; return (B, H, T, D), T being the longest row's end."""
         k, v = self.buffers
-        self.buffers = (write(k, keys, self._at), write(v, values, self._at))
+        self.buffers = (write(k, keys, self._offsets), write(v, values, self._offsets))
         k, v = self.buffers
         return k[:, :, : self._end], v[:, :, : self._end]
 
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """What each of the new tokens may see: None for all, "causal", or bool (B, 1, L, T)."""
+        """Make the mask of new tokens: None for no mask, "causal", or bool (B, 1, L, T)."""
         if self._same and not return_array and (window_size is None or self._end <= window_size):
             return None if count == 1 else "causal"
         places = mx.arange(self._end)
-        own = (self._at[:, None] + mx.arange(count))[:, None, :, None]
+        own = (self._offsets[:, None] + mx.arange(count))[:, None, :, None]
         mask = places <= own
         return mask if window_size is None else mask & (places > own - window_size)
 
@@ -194,18 +193,18 @@ class _Layer:
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """The model of a config.json's contents, with random weights: OPT's of ours, others of mlx-lm.
+    """Make the model that a config.json describes, with random weights; all but OPT by mlx-lm.
 
     Raises:
-        ValueError: If there is none of that model_type, a setting makes no sense to it, or mlx-lm
-            is not installed.
+        ValueError: If the model_type is unknown, a setting does not fit it, or mlx-lm is not
+            installed.
     """
     kind = model_type(config)
     kind_of_model, settings = _classes(config)
     try:
         model: nn.Module = kind_of_model(settings.from_dict(dict(config)))
-    except Exception as error:  # they check little: sizes that are missing or zero raise anything
-        if kind == "opt" and isinstance(error, ValueError):  # whole as it is
+    except Exception as error:  # mlx-lm checks little, and bad sizes raise anything
+        if kind == "opt" and isinstance(error, ValueError):  # a whole message already
             raise
         raise ValueError(
             f"config.json does not make a {kind} ({type(error).__name__}: {first_line(error)}): "
@@ -215,7 +214,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The model of that type, and its settings."""
+    """Find the classes of a model and of its settings."""
     kind = model_type(config)
     if kind == "opt":
         return opt.Model, opt.ModelArgs
@@ -232,7 +231,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
             f"({first_line(error)}): run pip install '{MLX_LM}'"
         ) from error
     installed = version("mlx-lm")
-    # Private, and the only thing of mlx-lm that is: it knows which file is for which model_type.
+    # Private, as nothing else of mlx-lm is: it maps a model_type to a file.
     find = getattr(utils, "_get_classes", None)
     if find is None:
         raise ValueError(f"mlx-lm {installed} lacks utils._get_classes: run pip install '{MLX_LM}'")
@@ -247,7 +246,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _may_have(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-lm, which is not installed, seems to have a model."""
+    """Whether mlx-lm, which is not installed, probably has this model."""
     named = config.get("architectures")
     names = named if isinstance(named, list) else []
     heads = ("ForCausalLM", "LMHeadModel")
@@ -259,7 +258,7 @@ def check_cache(model: nn.Module) -> None:
     """Refuse a model whose cache cannot be rewound row by row.
 
     Raises:
-        ValueError: If it has another than plain keys and values.
+        ValueError: If its cache holds anything but plain keys and values.
     """
     make = getattr(model, "make_cache", None)
     if make is None:
@@ -274,30 +273,34 @@ def check_cache(model: nn.Module) -> None:
         )
 
 
-def _bound_positions(model: nn.Module) -> None:
-    """Have the last row of a table of learned positions, as GPT-2's, stand for all beyond it.
+class ClampedPositions(nn.Module):
+    """A table of learned positions, as GPT-2's, whose last row stands for all positions beyond it.
 
-    Rows near their end are fed as many tokens as their neighbours. What comes of these is not
-    looked at, but they must not be read from outside of the table: MLX does not check.
+    Rows near their end are fed as many tokens as their neighbours. The results for tokens beyond
+    the table are dropped, but MLX, which does not check, must not read outside of the table.
     """
-    named = [module for name, module in model.named_modules() if name.split(".")[-1] == "wpe"]
-    if not named or hasattr(named[0], "bounded"):
-        return
-    (table,) = named
-    kind, last = type(table), table.weight.shape[0] - 1
 
-    class Bounded(kind):  # type: ignore[valid-type, misc]
-        bounded = True
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table = table
 
-        def __call__(self, positions: mx.array) -> mx.array:
-            rows: mx.array = super().__call__(mx.minimum(positions, last))
-            return rows
+    def __call__(self, positions: mx.array) -> mx.array:
+        rows: mx.array = self.table(mx.minimum(positions, self.table.weight.shape[0] - 1))
+        return rows
 
-    table.__class__ = Bounded
+
+def _clamp_positions(model: nn.Module) -> None:
+    """Put `ClampedPositions` in the place of a model's table of learned positions."""
+    clamped = [
+        (path, ClampedPositions(module))
+        for path, module in model.named_modules()
+        if path.split(".")[-1] == "wpe" and not isinstance(module, ClampedPositions)
+    ]
+    model.update_modules(tree_unflatten(clamped))
 
 
 class _Probe:
-    """Takes down the shapes of one layer's keys and values, as a cache of two unlike rows."""
+    """A cache of two rows of different lengths that records the shapes of keys and values."""
 
     def __init__(self) -> None:
         self.offset = mx.array([0, 1])
@@ -311,11 +314,13 @@ class _Probe:
 
 
 def _shapes(model: nn.Module) -> tuple[list[LayerShape], int]:
-    """Shapes of the layers' keys and values, and the width of the logits."""
+    """Return the shapes of the layers' keys and values, and the width of the logits."""
     probes = [_Probe() for _ in model.layers]
     try:
-        logits = model(mx.zeros((2, 1), dtype=mx.int32), cache=probes)  # built, and never computed
-    except Exception as error:  # whatever comes of asking an array what a number can answer
+        logits = model(
+            mx.zeros((2, 1), dtype=mx.int32), cache=probes
+        )  # a graph that is never evaluated
+    except Exception as error:  # models that take the offset for a number raise anything
         raise ValueError(
             f"the model cannot read rows of different lengths side by side ({first_line(error)}): "
             "choose another"

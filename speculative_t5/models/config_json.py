@@ -1,4 +1,4 @@
-"""What any model's config.json says: its kind, and values checked as they are read."""
+"""Reading any model's config.json: its kind, and values that are checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import printable, shown
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
-# Others that are known not to be decoder-only: encoders, and encoder-decoders that are not T5s.
+# Types known not to be decoder-only: encoders, and encoder-decoders other than T5.
 OTHER_TYPES = (
     "albert", "bart", "bert", "blenderbot", "camembert", "clip", "deberta", "deberta-v2",
     "distilbert", "electra", "led", "longformer", "longt5", "m2m_100", "marian", "mbart",
@@ -19,12 +19,12 @@ OTHER_TYPES = (
 _OTHER_HEAD = re.compile(
     r"\w+For(MaskedLM|PreTraining|\w*Classification|QuestionAnswering|MultipleChoice|CTC)"
 )
-MAX_SIZE = 2**24  # of any one dimension; products of larger ones overflow MLX's shapes
-MAX_LAYERS = 256  # of one stack: a model takes memory for each before its weights are looked at
+MAX_SIZE = 2**24  # of any dimension: products of larger ones overflow MLX's shapes
+MAX_LAYERS = 256  # of one stack, as a model takes memory for each before its weights are checked
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json seems to be of a decoder-only model."""
+    """Whether a config.json seems to describe a decoder-only model."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind in (*MODEL_TYPES, *OTHER_TYPES):
         return False
@@ -32,20 +32,20 @@ def is_causal(config: Mapping[str, Any]) -> bool:
 
 
 def other_heads(config: Mapping[str, Any]) -> list[str]:
-    """Those of a config.json's architectures that do not generate text."""
+    """Return the architectures in a config.json that do not generate text."""
     named = config.get("architectures")
     names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     return [name for name in names if _OTHER_HEAD.fullmatch(name)]
 
 
 def model_type(config: Mapping[str, Any]) -> str:
-    """What a config.json says the model is, as a message can show it."""
+    """Return a config.json's model_type for a message."""
     kind = config.get("model_type")
     return printable(kind) if kind and isinstance(kind, str) else "model of unknown type"
 
 
 def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A config.json's `name`, true or false; `default` if it is missing or null."""
+    """Read a config.json's `name`, true or false; `default` if it is missing or null."""
     value = raw.get(name)
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{name} in config.json is {shown(value)}, expected true or false")
@@ -53,7 +53,7 @@ def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def read_size(raw: Mapping[str, Any], name: str) -> int:
-    """A config.json's `name`, a positive integer that MLX's shapes can hold."""
+    """Read a config.json's `name`, a positive integer that MLX's shapes can hold."""
     value = raw.get(name)
     if value is None:
         raise ValueError(f"{name} in config.json is missing, expected a positive integer")

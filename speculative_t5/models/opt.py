@@ -1,4 +1,4 @@
-"""OPT (arXiv 2205.01068) as mlx-lm has its models: it takes any caches that are used as theirs are.
+"""OPT (arXiv 2205.01068) in the style of mlx-lm's models, with any caches that work like theirs.
 
 Parameters have Hugging Face's names. Shapes: B batch, L query length, T cached length, H heads,
 D head size, V vocabulary.
@@ -21,8 +21,8 @@ Mask = mx.array | str | None
 
 ARCHITECTURES = ("OPTForCausalLM", "OPTModel")
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {"relu": nn.relu, "gelu": nn.gelu}
-FIRST_POSITION = 2  # row of the position table that is for position 0
-# Stored beside the parameters: the head is the embedding, and fairseq numbered its formats.
+FIRST_POSITION = 2  # row of the position table for position 0
+# Stored, but not parameters: the head is the embedding, and fairseq numbered its formats.
 NO_PARAMETERS = ("lm_head.weight", "model.decoder.version")
 
 
@@ -33,10 +33,10 @@ class ModelArgs:
     Attributes:
         ffn_dim: Width of the feed-forward.
         max_position_embeddings: Tokens of prompt and output together, at most.
-        word_embed_proj_dim: Width of the embedding and head, which are projected to and from
-            hidden_size where that is another.
-        do_layer_norm_before: Whether layers normalize what goes in, or their sums (350m).
-        remove_final_layer_norm: Whether none is there behind the last layer even so.
+        word_embed_proj_dim: Width of the embedding and head, projected to and from hidden_size if
+            that differs.
+        do_layer_norm_before: Whether layers normalize their inputs, or else their sums (350m).
+        remove_final_layer_norm: Whether there is no norm after the last layer even then.
         enable_bias: Whether the matrices of layers have biases.
         layer_norm_elementwise_affine: Whether norms have weights and biases.
     """
@@ -59,8 +59,8 @@ class ModelArgs:
         """Read the contents of a config.json.
 
         Raises:
-            ValueError: If the model is no OPT that generates, or a kind of it that is not known
-                here, or a size is missing or not a positive integer.
+            ValueError: If the model is not an OPT that generates, or of an unknown kind, or a size
+                is missing or not a positive integer.
         """
         _check_kind(config)
         sizes = {name: read_size(config, name) for name in _SIZES}
@@ -98,7 +98,7 @@ _SIZES = (
 
 
 class LayerCache(Protocol):
-    """One layer's keys and values, as mlx-lm's caches have them.
+    """One layer's keys and values, with the interface of mlx-lm's caches.
 
     Attributes:
         offset: Position of the first new token: of all rows, or (B,) int32.
@@ -107,12 +107,12 @@ class LayerCache(Protocol):
     offset: Any
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append (B, H, L, D) to every row; all that is there, (B, H, T, D)."""
+        """Append (B, H, L, D) to every row; return all, (B, H, T, D)."""
 
     def make_mask(
         self, count: int, /, return_array: bool = False, window_size: int | None = None
     ) -> Mask:
-        """What L new tokens may see: None for all, "causal", or bool, broadcast to (B, H, L, T)."""
+        """Make the mask of L new tokens: None, "causal", or bool, broadcast to (B, H, L, T)."""
 
 
 class Attention(nn.Module):
@@ -187,7 +187,7 @@ class Decoder(nn.Module):
     def __call__(self, inputs: mx.array, cache: Sequence[LayerCache | None]) -> mx.array:
         """(B, L, word_embed_proj_dim) of tokens (B, L)."""
         length, first = inputs.shape[1], cache[0]
-        # Both before the layers, which move the caches' offsets.
+        # Both come before the layers, which move the caches' offsets.
         positions = position_ids(0 if first is None else first.offset, length, self.max_positions)
         mask: Mask = "causal" if length > 1 else None
         if first is not None:
@@ -207,7 +207,7 @@ class Decoder(nn.Module):
 
 
 class _Body(nn.Module):
-    """Hugging Face's `model.`, which holds the decoder and nothing else."""
+    """Hugging Face's `model.`, which holds only the decoder."""
 
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class _Body(nn.Module):
 
 
 class Model(nn.Module):
-    """OPT with its head, which is the embedding."""
+    """OPT; its head is the embedding."""
 
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
@@ -226,11 +226,11 @@ class Model(nn.Module):
     def __call__(
         self, inputs: mx.array, cache: Sequence[LayerCache | None] | None = None
     ) -> mx.array:
-        """Logits of what follows each token.
+        """Score what follows each token.
 
         Args:
             inputs: (B, L), any integers.
-            cache: One for each layer, which this appends to; none reads whole sequences.
+            cache: One for each layer, which this appends to; None to read whole sequences.
 
         Returns:
             (B, L, V), of the parameters' type.
@@ -247,9 +247,9 @@ class Model(nn.Module):
         return layers
 
     def sanitize(self, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        """Tensors of a checkpoint by our names, which are those of OPTForCausalLM.
+        """Rename a checkpoint's tensors as in OPTForCausalLM, and drop what is not a parameter.
 
-        OPTModel's lack the `model.` before them. What is no parameter is left out.
+        Names in OPTModel lack `model.`.
         """
         named = {
             f"model.{name}" if name.startswith("decoder.") else name: weight
@@ -259,10 +259,9 @@ class Model(nn.Module):
 
 
 def position_ids(offset: int | mx.array, length: int, limit: int) -> mx.array:
-    """Positions of `length` new tokens from `offset` on, (L,), or (B, L) for an offset (B,).
+    """Return positions of `length` new tokens from `offset` on, (L,), or (B, L) for offsets (B,).
 
-    They are kept within 0 .. limit - 1: what stands outside is padding, and whatever it reads is
-    not looked at.
+    They are clamped to 0 .. limit - 1: tokens outside are padding, whose results are dropped.
 
     Example:
         >>> position_ids(mx.array([-1, 6]), 3, 8).tolist()
@@ -277,7 +276,7 @@ def _norm(args: ModelArgs) -> nn.LayerNorm:
 
 
 def _check_kind(config: Mapping[str, Any]) -> None:
-    """Refuse what is not an OPT that generates, by what its config.json says it is."""
+    """Refuse a config.json that is not of an OPT that generates."""
     named = config.get("architectures") or []
     if config.get("model_type") != "opt":
         raise ValueError(

@@ -26,14 +26,7 @@ def has_vocabulary(folder: Path) -> bool:
 
 
 class CausalTokenizer:
-    """A tokenizer made by transformers from a folder; no code in the folder is run.
-
-    Args:
-        folder: Holds tokenizer.json, or the other files of its kind.
-
-    Raises:
-        ValueError: If there are none, they are damaged, or transformers is not installed.
-    """
+    """A tokenizer made by transformers from a folder's files; no code in the folder is run."""
 
     def __init__(self, folder: Path) -> None:
         if not has_vocabulary(folder):  # transformers would make an empty tokenizer

@@ -178,11 +178,7 @@ class PromptEncoder:
 
 
 def check_prompts(prompts: object) -> None:
-    """Refuse anything but a collection of prompts, for example a single one.
-
-    Raises:
-        ValueError: If it is text, or not a collection.
-    """
+    """Refuse anything but a collection of prompts, for example a single one."""
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         raise ValueError(f"prompts must be a list of them, got {_describe(prompts)}")
 

@@ -29,11 +29,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_prefix(folder: Path) -> str:
-    """Read `prefix`, the text to put before each prompt, from a model's config.json; "" if none.
-
-    Raises:
-        ValueError: If it is not a string.
-    """
+    """Read `prefix`, the text to put before each prompt, from a model's config.json; "" if none."""
     path = folder / "config.json"
     prefix = _read_object(path).get("prefix")
     if prefix is not None and not isinstance(prefix, str):

@@ -25,7 +25,7 @@ def generate(model: T5, source: Sequence[int], max_tokens: int) -> list[int]:
     """Return the greedy output for source ids; both include EOS unless `max_tokens` cut it off."""
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-    memory = model.encoder(model.shared(mx.array(list(source))), 1, None)
+    memory = model.encoder(model.shared(mx.array([source])), None)[0]
     cache: list[KeysValues] = []
     token, output = model.config.decoder_start_token_id, []
     while len(output) < max_tokens and (not output or token != model.eos_token_id):
@@ -51,7 +51,7 @@ def step(
     """
     num_heads = model.config.num_heads
     length = cache[0][0].shape[1] + 1 if cache else 1
-    x = model.shared(mx.array([token]))
+    x = model.shared(mx.array([[token]]))[0]
     grown: list[KeysValues] = []
     biases = cycle(position_biases(model, length))
     for i, (layer, bias) in enumerate(zip(model.decoder.layers, biases, strict=False)):
@@ -64,8 +64,8 @@ def step(
         (q,) = heads(cross.q(layer.cross_norm(x)), 1, num_heads)
         k, v = heads(cross.kv(memory), 2, num_heads)
         x = x + cross.out(attend(q, k, v, None))
-        x = layer.feed_forward(x, layer.feed_forward_norm)
-    return model.logits(x), grown
+        x = x + layer.feed_forward(layer.feed_forward_norm(x))
+    return model.logits(x[None])[0], grown
 
 
 def position_biases(model: T5, length: int) -> list[mx.array]:

@@ -64,7 +64,7 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     from speculative_t5 import SpeculativeDecoder
     from speculative_t5.bench.synthetic import SyntheticDecoder
     from speculative_t5.cli.tips import tips
-    from speculative_t5.cpu import blocks
+    from speculative_t5.cpu import accelerate
     from speculative_t5.device import num_threads
 
     model = read_back(place / "target")
@@ -74,9 +74,11 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
         "note": "; ".join(tips()),
     }
     if name == "naive":
-        blocks.library = None  # MLX's own operations alone
         return lambda ids, max_tokens: naive.generate(model, ids, max_tokens), about
     draft = read_back(place / "draft") if name == SPECULATIVE else None
+    for loaded in (model, draft):
+        if loaded:
+            accelerate(loaded)
     options = {key: spec[key] for key in ("num_draft", "draft_vocab") if key in spec and draft}
     decoder: Any = SpeculativeDecoder(model, draft, max_source_length=MAX_SOURCE_LENGTH, **options)
     if draft and "acceptance" in spec:

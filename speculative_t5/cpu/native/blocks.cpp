@@ -122,11 +122,10 @@ class Operation : public mx::Primitive {
   void eval_gpu(const Arrays&, Arrays&) override { refuse("they run on the CPU alone"); }
 };
 
-// y = x + f(norm(x)): inputs x, the norm's weight and others; y is the first output.
+// y = x + f(norm(x)): inputs x (B, L, d), the norm's weight and others; y is the first output.
 class Layer : public Operation {
  public:
-  Layer(mx::Stream stream, int batch, float epsilon)
-      : Operation(stream), batch_(batch), epsilon_(epsilon) {}
+  Layer(mx::Stream stream, float epsilon) : Operation(stream), epsilon_(epsilon) {}
 
  protected:
   layer_io io(const Arrays& inputs, Arrays& outputs) {
@@ -134,10 +133,9 @@ class Layer : public Operation {
     const float* data = data_in_order(x, X_ORDER);
     take_place(x, outputs[0]);
     return {data, outputs[0].data<float>(), inputs[1].data<float>(), epsilon_,
-            batch_, x.shape(0) / batch_, x.shape(1)};
+            x.shape(0), x.shape(1), x.shape(2)};
   }
 
-  int batch_;
   float epsilon_;
 };
 
@@ -145,8 +143,8 @@ class Layer : public Operation {
 // cross: keys, values, mask. A mask need not be there.
 class Attention : public Layer {
  public:
-  Attention(mx::Stream stream, int batch, float epsilon, layer_kind kind, int num_heads)
-      : Layer(stream, batch, epsilon), kind_(kind), num_heads_(num_heads) {}
+  Attention(mx::Stream stream, float epsilon, layer_kind kind, int num_heads)
+      : Layer(stream, epsilon), kind_(kind), num_heads_(num_heads) {}
 
   const char* name() const override { return "Attention"; }
 
@@ -209,7 +207,7 @@ class Attention : public Layer {
 class FeedForward : public Layer {
  public:
   FeedForward(mx::Stream stream, float epsilon, bool gated, layer_activation activation)
-      : Layer(stream, 1, epsilon), gated_(gated), activation_(activation) {}
+      : Layer(stream, epsilon), gated_(gated), activation_(activation) {}
 
   const char* name() const override { return "FeedForward"; }
 
@@ -238,8 +236,8 @@ class KeysValues : public Operation {
     auto &keys = outputs[0], &values = outputs[1];
     keys.set_data(mx::allocator::malloc(keys.nbytes()));
     values.set_data(mx::allocator::malloc(values.nbytes()));
-    layer_source s{data_in_order(x, X_ORDER), keys.shape(0), x.shape(0) / keys.shape(0), x.shape(1),
-                   keys.shape(1), keys.shape(3), inputs[1].data<float>(), keys.data<float>(),
+    layer_source s{data_in_order(x, X_ORDER), x.shape(0), x.shape(1), x.shape(2), keys.shape(1),
+                   keys.shape(3), inputs[1].data<float>(), keys.data<float>(),
                    values.data<float>(), keys.shape(2)};
     mx::cpu::get_command_encoder(stream()).dispatch([s, f = functions] {
       f->keys_values(&s, Workspace(f->keys_values_memory(&s)));
@@ -261,8 +259,8 @@ class Head : public Operation {
     auto& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
     bool best = out.dtype() == mx::int32;
-    layer_head h{data_in_order(x, X_ORDER), inputs[1].data<float>(), epsilon_, scale_, x.shape(0),
-                 x.shape(1), num_ids_, inputs[2].data<float>(),
+    layer_head h{data_in_order(x, X_ORDER), inputs[1].data<float>(), epsilon_, scale_,
+                 x.shape(0) * x.shape(1), x.shape(2), num_ids_, inputs[2].data<float>(),
                  best ? nullptr : out.data<float>(), best ? out.data<int>() : nullptr};
     mx::cpu::get_command_encoder(stream()).dispatch(
         [h, f = functions] { f->head(&h, Workspace(f->head_memory(&h))); });
@@ -310,10 +308,10 @@ Arrays inputs_of(const mx::array& x, const mx::array& norm, const mx::array& int
   check(functions, "not initialized");
   for (const auto* a : {&x, &norm, &into, &out})
     check(a->dtype() == mx::float32, "arrays have to be float32");
-  int width = x.ndim() == 2 ? x.shape(1) : -1;
+  int width = x.ndim() == 3 && x.size() ? x.shape(2) : -1;
   check(norm.ndim() == 1 && norm.shape(0) == width && into.ndim() == 2 &&
             into.shape(1) == width && out.ndim() == 2 && out.shape(0) == width,
-        "x is (N, d), the norm (d,), the weights (outputs, d) and (d, inputs)");
+        "x is (B, L, d), the norm (d,), the weights (outputs, d) and (d, inputs)");
   return {x, in_order(norm), in_order(into), in_order(out)};
 }
 
@@ -326,10 +324,6 @@ void check_bias(const mx::array& bias, const Arrays& inputs) {
         "the weights are (3 H D, d) and (d, H D)");
 }
 
-void check_rows(const mx::array& x, int batch) {
-  check(batch > 0 && x.shape(0) % batch == 0 && x.shape(0), "x is (B * L, d)");
-}
-
 void add_mask(Arrays& inputs, const Maybe& mask, int batch, int num_keys) {
   if (!mask)
     return;
@@ -338,23 +332,22 @@ void add_mask(Arrays& inputs, const Maybe& mask, int batch, int num_keys) {
   inputs.push_back(*mask);
 }
 
-void check_heads(const mx::array& keys, const mx::array& values, int inner) {
+void check_heads(const mx::array& keys, const mx::array& values, const mx::array& x, int inner) {
   check(keys.dtype() == mx::float32 && values.dtype() == mx::float32 && keys.ndim() == 4 &&
             keys.shape() == values.shape() && keys.shape(1) * keys.shape(3) == inner,
         "keys and values are (B, H, T, D), float32");
+  check(keys.shape(0) == x.shape(0), "x and keys have different numbers of rows");
 }
 
 mx::array encoder_attention(const mx::array& x, const mx::array& norm, const mx::array& into,
                             const mx::array& out, const mx::array& bias, const Maybe& mask,
-                            int batch, float epsilon) {
+                            float epsilon) {
   Arrays inputs = inputs_of(x, norm, into, out);
   check_bias(bias, inputs);
-  check_rows(x, batch);
   inputs.push_back(bias);
-  add_mask(inputs, mask, batch, x.shape(0) / batch);
+  add_mask(inputs, mask, x.shape(0), x.shape(1));
   return mx::array(x.shape(), mx::float32,
-                   std::make_shared<Attention>(here(), batch, epsilon, LAYER_ENCODER,
-                                               bias.shape(0)),
+                   std::make_shared<Attention>(here(), epsilon, LAYER_ENCODER, bias.shape(0)),
                    std::move(inputs));
 }
 
@@ -364,17 +357,16 @@ std::tuple<mx::array, mx::array, mx::array> decoder_attention(
     float epsilon) {
   Arrays inputs = inputs_of(x, norm, into, out);
   check_bias(bias, inputs);
-  check_heads(keys, values, out.shape(1));
-  check_rows(x, keys.shape(0));
+  check_heads(keys, values, x, out.shape(1));
   check(bias.shape(0) == keys.shape(1), "bias and keys have different numbers of heads");
-  check(x.shape(0) / keys.shape(0) <= keys.shape(2), "there are more positions than places");
+  check(x.shape(1) <= keys.shape(2), "there are more positions than places");
   check(at.dtype() == mx::int32 && at.ndim() == 1 &&
             (at.size() == 1 || at.size() == (size_t)keys.shape(0)),
         "at is (B,) or (1,), int32");
   inputs.insert(inputs.end(), {bias, keys, values, at});
   auto made = mx::array::make_arrays(
       {x.shape(), keys.shape(), values.shape()}, {mx::float32, mx::float32, mx::float32},
-      std::make_shared<Attention>(here(), keys.shape(0), epsilon, LAYER_DECODER, keys.shape(1)),
+      std::make_shared<Attention>(here(), epsilon, LAYER_DECODER, keys.shape(1)),
       inputs);
   return {made[0], made[1], made[2]};
 }
@@ -383,14 +375,12 @@ mx::array cross_attention(const mx::array& x, const mx::array& norm, const mx::a
                           const mx::array& out, const mx::array& keys, const mx::array& values,
                           const Maybe& mask, float epsilon) {
   Arrays inputs = inputs_of(x, norm, into, out);
-  check_heads(keys, values, out.shape(1));
+  check_heads(keys, values, x, out.shape(1));
   check(into.shape(0) == out.shape(1), "the weights are (H D, d) and (d, H D)");
-  check_rows(x, keys.shape(0));
   inputs.insert(inputs.end(), {keys, values});
   add_mask(inputs, mask, keys.shape(0), keys.shape(2));
   return mx::array(x.shape(), mx::float32,
-                   std::make_shared<Attention>(here(), keys.shape(0), epsilon, LAYER_CROSS,
-                                               keys.shape(1)),
+                   std::make_shared<Attention>(here(), epsilon, LAYER_CROSS, keys.shape(1)),
                    std::move(inputs));
 }
 
@@ -410,16 +400,15 @@ mx::array feed_forward(const mx::array& x, const mx::array& norm, const mx::arra
   refuse("unknown activation " + activation);
 }
 
-std::tuple<mx::array, mx::array> keys_values(const mx::array& x, const mx::array& into, int batch,
+std::tuple<mx::array, mx::array> keys_values(const mx::array& x, const mx::array& into,
                                              int num_heads, int num_keys) {
   check(functions, "not initialized");
-  check(x.dtype() == mx::float32 && into.dtype() == mx::float32 && x.ndim() == 2 &&
-            into.ndim() == 2 && into.shape(1) == x.shape(1),
-        "x is (B * L, d) and the weight (2 H D, d), float32");
-  check_rows(x, batch);
+  check(x.dtype() == mx::float32 && into.dtype() == mx::float32 && x.ndim() == 3 && x.size() &&
+            into.ndim() == 2 && into.shape(1) == x.shape(2),
+        "x is (B, L, d) and the weight (2 H D, d), float32");
   check(num_heads > 0 && into.shape(0) % (2 * num_heads) == 0, "the weight is (2 H D, d)");
-  check(num_keys >= x.shape(0) / batch, "there have to be as many keys as positions");
-  mx::Shape shape{batch, num_heads, num_keys, into.shape(0) / (2 * num_heads)};
+  check(num_keys >= x.shape(1), "there have to be as many keys as positions");
+  mx::Shape shape{x.shape(0), num_heads, num_keys, into.shape(0) / (2 * num_heads)};
   auto made = mx::array::make_arrays({shape, shape}, {mx::float32, mx::float32},
                                      std::make_shared<KeysValues>(here()), {x, in_order(into)});
   return {made[0], made[1]};
@@ -430,12 +419,14 @@ mx::array head_of(const mx::array& x, const mx::array& norm, const mx::array& we
   check(functions, "not initialized");
   for (const auto* a : {&x, &norm, &weight})
     check(a->dtype() == mx::float32, "arrays have to be float32");
-  check(x.ndim() == 2 && norm.ndim() == 1 && norm.shape(0) == x.shape(1) &&
-            weight.ndim() == 2 && weight.shape(1) == x.shape(1),
-        "x is (N, d), the norm (d,), the weight (V, d)");
+  check(x.ndim() == 3 && norm.ndim() == 1 && norm.shape(0) == x.shape(2) &&
+            weight.ndim() == 2 && weight.shape(1) == x.shape(2),
+        "x is (B, L, d), the norm (d,), the weight (V, d)");
   check(num_ids > 0 && num_ids <= weight.shape(0), "there are not so many ids");
-  return mx::array(best ? mx::Shape{x.shape(0)} : mx::Shape{x.shape(0), num_ids},
-                   best ? mx::int32 : mx::float32,
+  mx::Shape shape{x.shape(0), x.shape(1)};
+  if (!best)
+    shape.push_back(num_ids);
+  return mx::array(shape, best ? mx::int32 : mx::float32,
                    std::make_shared<Head>(here(), epsilon, scale, num_ids),
                    {x, in_order(norm), in_order(weight)});
 }
@@ -443,7 +434,7 @@ mx::array head_of(const mx::array& x, const mx::array& norm, const mx::array& we
 mx::array embed(const mx::array& ids, const mx::array& weight) {
   check(ids.dtype() == mx::int32 && ids.ndim() == 2, "ids are (B, L), int32");
   check(weight.dtype() == mx::float32 && weight.ndim() == 2, "the weight is (V, d), float32");
-  return mx::array({(int)ids.size(), weight.shape(1)}, mx::float32,
+  return mx::array({ids.shape(0), ids.shape(1), weight.shape(1)}, mx::float32,
                    std::make_shared<Embed>(here()), {ids, in_order(weight)});
 }
 
@@ -459,8 +450,7 @@ NB_MODULE(_blocks, m) {
     functions = found;
   });
   m.def("encoder_attention", &encoder_attention, nb::arg("x"), nb::arg("norm"), nb::arg("into"),
-        nb::arg("out"), nb::arg("bias"), nb::arg("mask").none(), nb::arg("batch"),
-        nb::arg("epsilon"));
+        nb::arg("out"), nb::arg("bias"), nb::arg("mask").none(), nb::arg("epsilon"));
   m.def("decoder_attention", &decoder_attention);
   m.def("cross_attention", &cross_attention, nb::arg("x"), nb::arg("norm"), nb::arg("into"),
         nb::arg("out"), nb::arg("keys"), nb::arg("values"), nb::arg("mask").none(),

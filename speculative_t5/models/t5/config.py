@@ -1,4 +1,4 @@
-"""`T5Config`: what the model code needs to know of a checkpoint."""
+"""`T5Config`: the shape of a model, read from config.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..config_json import (
 
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
-# What `architectures` of config.json may say: others have no decoder, or another head on it.
+# `architectures` in config.json: all others lack a decoder, or have another head on it.
 ARCHITECTURES = tuple(
     f"{prefix}{kind}"
     for kind in ("ForConditionalGeneration", "WithLMHeadModel", "Model")
@@ -46,14 +46,14 @@ MAX_DISTANCE = 2**16
 
 @dataclass(frozen=True)
 class Quantization:
-    """MLX's affine quantization of a model's matrices: which of them, and how.
+    """MLX's affine quantization of a model's matrices.
 
-    A matrix whose rows are no multiple of the group is left as it is, as are biases and norms.
+    Norms, biases and matrices whose rows are not a multiple of the group are left alone.
 
     Attributes:
-        bits: Of one weight, 4 or 8.
+        bits: 4 or 8 for each weight.
         group_size: Weights that share a scale and a bias: 32, 64 or 128.
-        keep_wo: Whether the feed-forward's second matrix is left as it is.
+        keep_wo: Whether the feed-forward's second matrix is left alone.
         embeddings: Whether the embedding and an output head of its own are quantized too.
     """
 
@@ -218,7 +218,7 @@ def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
 
 
 def _check_kind(raw: Mapping[str, Any]) -> None:
-    """Refuse what is not a T5 that generates, by what its config.json says it is."""
+    """Refuse a config.json that is not of a T5 that generates."""
     kind, named = model_type(raw), raw.get("architectures") or []
     if is_causal(raw):
         raise ValueError(

@@ -1,31 +1,21 @@
-"""The layers of T5 (arXiv 1910.10683), each with its normalization before and its sum after.
+"""The layers of T5 (arXiv 1910.10683), as `modeling_t5.py` of transformers has them.
 
 Shapes: B batch, S source length, L query length, T cached length, H heads, D head size. Hidden
-states are (B * L, d_model). On Linux CPUs a layer is a single operation where `blocks` has it.
+states are (B, L, d_model). A layer normalizes its input and adds its output: x + f(norm(x)).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import cycle
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...cpu import blocks
-from ...device import on_cpu
+from ...decoding import argmax
 from ..cache import KeysValues, resized, write
 from .config import Activation, T5Config
-from .positions import Bias, Derived, PositionBias, position_biases
-
-MANY_SCORES = 2048  # from so many on, `softmax` is put together here
-# 2**x for x from -0.5 to 0.5, the highest power first: least squares, within 2e-7.
-POWERS_OF_2 = (
-    1.54653179e-04, 1.33952854e-03, 9.61803993e-03, 5.55034067e-02, 2.40226511e-01,
-    6.93147200e-01, 1.0,
-)  # fmt: skip
+from .positions import PositionBias, position_biases
 
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -42,14 +32,15 @@ class Encoder(nn.Module):
         self.layers = [EncoderLayer(config) for _ in range(config.num_layers)]
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
-    def __call__(self, hidden: mx.array, batch: int, mask: mx.array | None) -> mx.array:
-        """Embedded sources (B * S, d_model), additive mask (B, 1, 1, S) -> memory, as embedded."""
-        length = len(hidden) // batch
-        start = mx.zeros(1, dtype=mx.int32)
+    def __call__(self, x: mx.array, mask: mx.array | None) -> mx.array:
+        """Embedded sources (B, S, d_model), additive mask (B, 1, 1, S) -> memory, as `x`."""
+        length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
         biases = position_biases(self.position_bias.tables(), start, length, length)
+        if mask is not None:
+            biases = [bias + mask for bias in biases]
         for layer, bias in zip(self.layers, cycle(biases), strict=False):
-            hidden = layer(hidden, batch, bias, mask)
-        memory: mx.array = self.norm(hidden)
+            x = layer(x, bias)
+        memory: mx.array = self.norm(x)
         return memory
 
 
@@ -61,19 +52,66 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config)
 
-    def __call__(self, x: mx.array, batch: int, bias: Bias, mask: mx.array | None) -> mx.array:
-        x = self.self_attention.of_source(x, self.self_norm, batch, bias, mask)
-        return self.feed_forward(x, self.feed_forward_norm)
+    def __call__(self, x: mx.array, bias: mx.array) -> mx.array:
+        """(B, S, d_model) and bias (B or 1, H, S, S), with the mask -> (B, S, d_model)."""
+        attended, _ = self.self_attention(self.self_norm(x), bias)
+        x = x + attended
+        return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class Decoder(nn.Module):
-    """The decoder's weights; `T5.step` runs them."""
+    """The decoder's layers; its last normalization is applied by `Head`."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.position_bias = PositionBias(config, bidirectional=False)
         self.layers = [DecoderLayer(config) for _ in range(config.num_decoder_layers)]
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+
+    def read(self, memory: mx.array, width: int) -> list[KeysValues]:
+        """Project the encoder's memory for cross-attention.
+
+        Args:
+            memory: (B, S, d_model).
+            width: T, at least S.
+
+        Returns:
+            Each layer's keys and values, (B, H, T, D), zeros from S on.
+        """
+        pairs = [layer.cross_attention.keys_values(memory) for layer in self.layers]
+        return [(resized(keys, width), resized(values, width)) for keys, values in pairs]
+
+    def __call__(
+        self,
+        x: mx.array,
+        offsets: mx.array,
+        cache: Sequence[KeysValues],
+        sources: Sequence[KeysValues],
+        mask: mx.array | None,
+        tables: Sequence[mx.array],
+    ) -> tuple[mx.array, list[KeysValues]]:
+        """Run all layers over new positions of every row.
+
+        Args:
+            x: Embedded tokens, (B, L, d_model).
+            offsets: Position of each row's first token, (B,) int32, or (1,) if all are the same.
+            cache: Each layer's keys and values of earlier positions, (B, H, T, D), with room for L
+                more.
+            sources: What `read` returned.
+            mask: Additive padding mask of the sources, (B, 1, 1, S).
+            tables: `PositionBias.tables()` of this decoder.
+
+        Returns:
+            The last layer's output, (B, L, d_model), and the cache with the new positions.
+        """
+        biases = position_biases(tables, offsets, x.shape[1], cache[0][0].shape[2])
+        written: list[KeysValues] = []
+        for layer, bias, pair, source in zip(
+            self.layers, cycle(biases), cache, sources, strict=False
+        ):
+            x, pair = layer(x, bias, offsets, pair, source, mask)
+            written.append(pair)
+        return x, written
 
 
 class DecoderLayer(nn.Module):
@@ -89,97 +127,66 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x: mx.array,
-        bias: Bias,
+        bias: mx.array,
+        offsets: mx.array,
         cache: KeysValues,
-        at: mx.array,
-        cross: KeysValues,
+        source: KeysValues,
         mask: mx.array | None,
     ) -> tuple[mx.array, KeysValues]:
-        """One layer over new positions.
-
-        Args:
-            x: (B * L, d_model).
-            bias: Of self-attention, with the causal mask; its scores (B or 1, H, L, C).
-            cache: Keys and values of earlier positions, (B, H, C, D).
-            at: Where in them the new ones begin, (B,) or (1,) int32.
-            cross: Keys and values of the encoder's memory, (B, H, T, D) each.
-            mask: The source's additive padding mask, (B, 1, 1, T).
-
-        Returns:
-            (B * L, d_model), and the cache with the new positions.
-        """
-        x, cache = self.self_attention(x, self.self_norm, bias, cache, at)
-        x = self.cross_attention(x, self.cross_norm, cross, mask)
-        return self.feed_forward(x, self.feed_forward_norm), cache
+        """Run one layer; as `Decoder`, with a bias (B or 1, H, L, T) that is -inf ahead."""
+        attended, cache = self.self_attention(self.self_norm(x), bias, cache, offsets)
+        x = x + attended
+        x = x + self.cross_attention(self.cross_norm(x), source, mask)
+        return x + self.feed_forward(self.feed_forward_norm(x)), cache
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention; one product makes q, k and v."""
+    """Multi-head attention; one product makes queries, keys and values."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         inner = config.num_heads * config.d_kv
-        self._num_heads = config.num_heads
-        self.qkv = Linear(config.d_model, 3 * inner, bias=False)
-        self.out = Linear(inner, config.d_model, bias=False)
+        self.num_heads = config.num_heads
+        self.attend = attend
+        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
+        self.out = nn.Linear(inner, config.d_model, bias=False)
 
     def __call__(
-        self, x: mx.array, norm: nn.RMSNorm, bias: Bias, cache: KeysValues, at: mx.array
+        self,
+        x: mx.array,
+        bias: mx.array,
+        cache: KeysValues | None = None,
+        offsets: mx.array | None = None,
     ) -> tuple[mx.array, KeysValues]:
-        """New positions over those in the cache and themselves: x + attention, and the cache."""
-        if fused((norm, self.qkv, self.out), x, bias.table, *cache):
-            x, *written = blocks.library.decoder_attention(
-                x, norm.weight, self.qkv.weight, self.out.weight, bias.table, *cache, at, norm.eps
-            )
-            return x, tuple(written)
-        q, k, v = split_heads(self.qkv(norm(x)), len(cache[0]), 3, self._num_heads)
-        cache = write(cache[0], k, at), write(cache[1], v, at)
-        return x + self.out(attend(q, *cache, bias.scores)), cache
-
-    def of_source(
-        self, x: mx.array, norm: nn.RMSNorm, batch: int, bias: Bias, mask: mx.array | None
-    ) -> mx.array:
-        """All positions of a source over each other: x + attention, (B * S, d_model)."""
-        if fused((norm, self.qkv, self.out), x, bias.table, mask):
-            y: mx.array = blocks.library.encoder_attention(
-                x, norm.weight, self.qkv.weight, self.out.weight, bias.table, mask, batch, norm.eps
-            )
-            return y
-        q, k, v = split_heads(self.qkv(norm(x)), batch, 3, self._num_heads)
-        scores = bias.scores if mask is None else bias.scores + mask
-        return x + self.out(attend(q, k, v, scores, rows=len(x) // batch))
+        """Attend from new positions to themselves and to those in the cache, if there is one."""
+        q, k, v = split_heads(self.qkv(x), 3, self.num_heads)
+        if cache is not None and offsets is not None:
+            k, v = write(cache[0], k, offsets), write(cache[1], v, offsets)
+        return self.out(join_heads(self.attend(q, k, v, bias))), (k, v)
 
 
 class CrossAttention(nn.Module):
+    """Multi-head attention to the encoder's memory."""
+
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         inner = config.num_heads * config.d_kv
-        self._num_heads = config.num_heads
-        self.q = Linear(config.d_model, inner, bias=False)
-        self.kv = Linear(config.d_model, 2 * inner, bias=False)
-        self.out = Linear(inner, config.d_model, bias=False)
+        self.num_heads = config.num_heads
+        self.attend = attend
+        self.q = nn.Linear(config.d_model, inner, bias=False)
+        self.kv = nn.Linear(config.d_model, 2 * inner, bias=False)
+        self.out = nn.Linear(inner, config.d_model, bias=False)
 
-    def keys_values(self, memory: mx.array, batch: int, width: int) -> KeysValues:
-        """Encoder's memory (B * S, d_model) -> keys and values (B, H, width, D), zeros behind S."""
-        if fused((self.kv,), memory):
-            pair: KeysValues = blocks.library.keys_values(
-                memory, self.kv.weight, batch, self._num_heads, width
-            )
-            return pair
-        k, v = split_heads(self.kv(memory), batch, 2, self._num_heads)
-        return resized(k, width), resized(v, width)
+    def keys_values(self, memory: mx.array) -> KeysValues:
+        """Encoder's memory (B, S, d_model) -> keys and values (B, H, S, D)."""
+        k, v = split_heads(self.kv(memory), 2, self.num_heads)
+        return k, v
 
-    def __call__(
-        self, x: mx.array, norm: nn.RMSNorm, cross: KeysValues, mask: mx.array | None
-    ) -> mx.array:
-        """New positions over the source's: x + attention, (B * L, d_model)."""
-        if fused((norm, self.q, self.out), x, *cross, mask):
-            y: mx.array = blocks.library.cross_attention(
-                x, norm.weight, self.q.weight, self.out.weight, *cross, mask, norm.eps
-            )
-            return y
-        (q,) = split_heads(self.q(norm(x)), len(cross[0]), 1, self._num_heads)
-        return x + self.out(attend(q, *cross, mask))
+    def __call__(self, x: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
+        """Attend from (B, L, d_model) to keys and values (B, H, T, D), without a position bias."""
+        (q,) = split_heads(self.q(x), 1, self.num_heads)
+        out: mx.array = self.out(join_heads(self.attend(q, *source, mask)))
+        return out
 
 
 class FeedForward(nn.Module):
@@ -187,142 +194,71 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
-        self._gated = config.gated
-        self._activation = config.activation
-        self.wi = Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=False)
-        self.wo = Linear(config.d_ff, config.d_model, bias=False)
-
-    def __call__(self, x: mx.array, norm: nn.RMSNorm) -> mx.array:
-        """Give x + the layer, (N, d_model)."""
-        if fused((norm, self.wi, self.wo), x):
-            y: mx.array = blocks.library.feed_forward(
-                x, norm.weight, self.wi.weight, self.wo.weight, self._activation, self._gated,
-                norm.eps,
-            )  # fmt: skip
-            return y
-        act, hidden = ACTIVATIONS[self._activation], self.wi(norm(x))
-        if self._gated:
-            gate, linear = mx.split(hidden, 2, axis=-1)
-            return x + self.wo(act(gate) * linear)
-        return x + self.wo(act(hidden))
-
-
-class Linear(nn.Linear):
-    """A product with the weight's transpose, which is kept (`keep_transposed`) between steps."""
+        self.gated = config.gated
+        self.activation = config.activation
+        self.wi = nn.Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=False)
+        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return x @ transposed(self)
+        act, hidden = ACTIVATIONS[self.activation], self.wi(x)
+        if self.gated:
+            gate, linear = mx.split(hidden, 2, axis=-1)
+            hidden = act(gate) * linear
+        else:
+            hidden = act(hidden)
+        out: mx.array = self.wo(hidden)
+        return out
 
 
-class Embedding(nn.Embedding):
-    """One that also serves as a head."""
+class Head(nn.Module):
+    """The step from the decoder's last hidden states to logits; its weights are held elsewhere."""
 
-    def as_linear(self, x: mx.array) -> mx.array:
-        return x @ transposed(self)
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
+    def logits(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
+        """Score the first `size` ids.
 
-FUSED = (Linear, Embedding, nn.RMSNorm)
+        Args:
+            x: Hidden states, (B, L, d_model).
+            norm: The decoder's last normalization.
+            output: The output matrix (`lm_head`), or the embedding where that is also the output.
+            size: Number of ids.
 
+        Returns:
+            Logits, (B, L, size).
+        """
+        x = norm(x) if self.scale == 1 else norm(x) * self.scale
+        if isinstance(output, nn.Linear | nn.Embedding) and "bias" not in output:
+            logits: mx.array = x @ output.weight[:size].T  # no others are computed
+        else:
+            logits = (output.as_linear(x) if hasattr(output, "as_linear") else output(x))[
+                ..., :size
+            ]
+        return logits
 
-def fused(layers: Sequence[nn.Module], *arrays: mx.array | None) -> bool:
-    """Whether `blocks` can run these layers: none quantized, wrapped, or put in another's place."""
-    return blocks.usable(*arrays) and all(
-        type(layer) in FUSED and "bias" not in layer and layer.weight.dtype == mx.float32
-        for layer in layers
-    )
-
-
-def embed(layer: nn.Module, tokens: mx.array) -> mx.array:
-    """Ids (B, L) int32 -> (B * L, d_model). They are not checked."""
-    if fused((layer,)):
-        rows: mx.array = blocks.library.embed(tokens.astype(mx.int32), layer.weight)
-        return rows
-    rows = layer(tokens.reshape(-1))
-    return rows
-
-
-def transposed(layer: nn.Module) -> mx.array:
-    """A layer's weight as (inputs, outputs): the view that was kept, if it is of this weight."""
-    kept: Derived | None = vars(layer).get("_transposed")
-    if kept is not None and kept.weight is layer.weight:
-        return kept.arrays[0]
-    view: mx.array = layer.weight.T
-    return view
+    def argmax(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
+        """Return the best of the first `size` ids, (B, L) int32; arguments as in `logits`."""
+        return argmax(self.logits(x, norm, output, size))
 
 
-def keep_transposed(layer: nn.Module) -> None:
-    """Take the transpose once, for as long as the weight is the same object."""
-    weight = layer.weight
-    view = weight.T
-    mx.eval(view)
-    layer._transposed = Derived(weight, (view,))
-
-
-def forget_transposed(layer: nn.Module) -> None:
-    """Drop the transpose that was kept."""
-    vars(layer).pop("_transposed", None)
-
-
-def split_heads(x: mx.array, batch: int, parts: int, num_heads: int) -> list[mx.array]:
-    """(B * L, parts * H * D) -> `parts` arrays (B, H, L, D)."""
-    length = len(x) // batch
-    if length == 1:  # already in order
+def split_heads(x: mx.array, parts: int, num_heads: int) -> list[mx.array]:
+    """(B, L, parts * H * D) -> `parts` arrays (B, H, L, D)."""
+    batch, length, _ = x.shape
+    if length == 1:  # in order already: small models notice every operation
         heads = x.reshape(batch, parts * num_heads, 1, -1)
     else:
         heads = x.reshape(batch, length, parts * num_heads, -1).swapaxes(1, 2)
     return list(mx.split(heads, parts, axis=1)) if parts > 1 else [heads]
 
 
-def attend(
-    q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None, *, rows: int = 1
-) -> mx.array:
-    """Queries (B, H, L, D) over T keys and values, joined heads out: (B * L, H * D).
-
-    `rows`: how many queries there are at least, whenever these keys are looked at.
-    """
-    if on_cpu():
-        # What the library's own comes to there, but for its scaling.
-        scores = q @ k.swapaxes(-1, -2)
-        if mask is not None:
-            scores = scores + mask
-        out = softmax(scores, rows) @ v
-    else:
-        # Its scaling would be 1/sqrt(D), which T5 does without.
-        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
-    batch, num_heads, length, size = out.shape
-    if length > 1:
-        out = out.swapaxes(1, 2)
-    return out.reshape(batch * length, num_heads * size)
+def join_heads(x: mx.array) -> mx.array:
+    """(B, H, L, D) -> (B, L, H * D)."""
+    batch, _, length, _ = x.shape
+    return (x if length == 1 else x.swapaxes(1, 2)).reshape(batch, length, -1)
 
 
-def softmax(scores: mx.array, rows: int) -> mx.array:
-    """Softmax of scores (B, H, L, T) over T, on a CPU.
-
-    MLX's own takes 15 ns an element there, for an exponential that calls a function for each
-    addition. Where there are many elements, more kernels of vectors are faster: 2**t is put
-    together from an exponent and a polynomial. Which way is taken must not hang on L: a pass over
-    several tokens has to round as one over a single token does. So `rows` is what counts.
-    """
-    _, num_heads, _, num_keys = scores.shape
-    if scores.dtype != mx.float32 or num_heads * num_keys * rows < MANY_SCORES:
-        return mx.softmax(scores, axis=-1, precise=True)
-    power, exponent = _powers(scores - mx.max(scores, axis=-1, keepdims=True))
-    return _shares(power, mx.view(exponent, mx.float32))
-
-
-@partial(mx.compile, shapeless=True)
-def _powers(scores: mx.array) -> tuple[mx.array, mx.array]:
-    """Two factors of exp(scores), which are not above 0: a number, and a power of 2 as its bits."""
-    t = mx.maximum(scores * math.log2(math.e), -127.0)  # what is less becomes 0, as it must
-    whole = mx.round(t)
-    fraction = t - whole
-    power = fraction * POWERS_OF_2[0] + POWERS_OF_2[1]
-    for coefficient in POWERS_OF_2[2:]:
-        power = power * fraction + coefficient
-    return power, mx.left_shift(whole.astype(mx.int32) + 127, mx.array(23, dtype=mx.int32))
-
-
-@partial(mx.compile, shapeless=True)
-def _shares(power: mx.array, factor: mx.array) -> mx.array:
-    weights = power * factor
-    return weights / mx.sum(weights, axis=-1, keepdims=True)
+def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
+    """Attention of queries (B, H, L, D) to T keys and values; T5 does not scale by 1/sqrt(D)."""
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)

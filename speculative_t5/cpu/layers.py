@@ -1,0 +1,183 @@
+"""T5's stacks with each layer as two or three operations of MLX's graphs (native/blocks.cpp).
+
+In MLX's own operations a layer is forty, and each takes some microseconds to schedule and allocate,
+where small models spend most of their time. The stacks adopt the modules of the plain ones, and run
+a layer as it is where it is not a plain float32 one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..models import (
+    CrossAttention,
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    FeedForward,
+    Head,
+    KeysValues,
+    SelfAttention,
+    position_biases,
+)
+from . import blocks
+
+
+class FusedEmbedding(nn.Embedding):
+    """An embedding that returns NaN for ids out of its range, which MLX does not check."""
+
+    def __init__(self, plain: nn.Embedding) -> None:
+        nn.Module.__init__(self)
+        self.weight = plain.weight
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        if blocks.usable(self.weight):
+            x: mx.array = blocks.library.embed(tokens.astype(mx.int32), self.weight)
+        else:
+            x = super().__call__(tokens)
+        return x
+
+
+class FusedEncoder(Encoder):
+    """A plain encoder's modules, each layer run as two operations."""
+
+    def __init__(self, plain: Encoder) -> None:
+        nn.Module.__init__(self)
+        self.position_bias, self.layers, self.norm = plain.position_bias, plain.layers, plain.norm
+
+    def __call__(self, x: mx.array, mask: mx.array | None) -> mx.array:
+        length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
+        tables = self.position_bias.tables()
+        biases = position_biases(tables, start, length, length)
+        for layer, table, bias in zip(self.layers, cycle(tables), cycle(biases), strict=False):
+            if _fits(layer, EncoderLayer) and blocks.usable(x, table, mask):
+                attention = layer.self_attention
+                x = blocks.library.encoder_attention(
+                    x, layer.self_norm.weight, attention.qkv.weight, attention.out.weight, table,
+                    mask, layer.self_norm.eps,
+                )  # fmt: skip
+                x = _feed_forward(layer, x)
+            else:
+                x = layer(x, bias if mask is None else bias + mask)
+        memory: mx.array = self.norm(x)
+        return memory
+
+
+class FusedDecoder(Decoder):
+    """A plain decoder's modules, each layer run as three operations."""
+
+    def __init__(self, plain: Decoder) -> None:
+        nn.Module.__init__(self)
+        self.position_bias, self.layers, self.norm = plain.position_bias, plain.layers, plain.norm
+
+    def read(self, memory: mx.array, width: int) -> list[KeysValues]:
+        if not all(_is_plain(layer.cross_attention.kv) for layer in self.layers) or (
+            not blocks.usable(memory)
+        ):
+            return super().read(memory, width)
+        return [
+            blocks.library.keys_values(
+                memory, layer.cross_attention.kv.weight, layer.cross_attention.num_heads, width
+            )
+            for layer in self.layers
+        ]
+
+    def __call__(
+        self,
+        x: mx.array,
+        offsets: mx.array,
+        cache: Sequence[KeysValues],
+        sources: Sequence[KeysValues],
+        mask: mx.array | None,
+        tables: Sequence[mx.array],
+    ) -> tuple[mx.array, list[KeysValues]]:
+        biases = position_biases(tables, offsets, x.shape[1], cache[0][0].shape[2])
+        written: list[KeysValues] = []
+        for layer, table, bias, pair, source in zip(
+            self.layers, cycle(tables), cycle(biases), cache, sources, strict=False
+        ):
+            if _fits(layer, DecoderLayer) and blocks.usable(x, table, *pair, *source, mask):
+                x, pair = _decoder_layer(layer, x, table, offsets, pair, source, mask)
+            else:
+                x, pair = layer(x, bias, offsets, pair, source, mask)
+            written.append(pair)
+        return x, written
+
+
+class FusedHead(Head):
+    """The last normalization and the output's product in one operation."""
+
+    def logits(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
+        if not (_is_plain(norm) and _is_plain(output) and blocks.usable(x)):
+            return super().logits(x, norm, output, size)
+        logits: mx.array = blocks.library.logits(
+            x, norm.weight, output.weight, self.scale, norm.eps, size
+        )
+        return logits
+
+    def argmax(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
+        if not (_is_plain(norm) and _is_plain(output) and blocks.usable(x)):
+            return super().argmax(x, norm, output, size)
+        ids: mx.array = blocks.library.best(
+            x, norm.weight, output.weight, self.scale, norm.eps, size
+        )
+        return ids
+
+
+def _decoder_layer(
+    layer: DecoderLayer,
+    x: mx.array,
+    table: mx.array,
+    offsets: mx.array,
+    cache: KeysValues,
+    source: KeysValues,
+    mask: mx.array | None,
+) -> tuple[mx.array, KeysValues]:
+    own, cross = layer.self_attention, layer.cross_attention
+    x, keys, values = blocks.library.decoder_attention(
+        x, layer.self_norm.weight, own.qkv.weight, own.out.weight, table, *cache, offsets,
+        layer.self_norm.eps,
+    )  # fmt: skip
+    x = blocks.library.cross_attention(
+        x, layer.cross_norm.weight, cross.q.weight, cross.out.weight, *source, mask,
+        layer.cross_norm.eps,
+    )  # fmt: skip
+    return _feed_forward(layer, x), (keys, values)
+
+
+def _feed_forward(layer: EncoderLayer | DecoderLayer, x: mx.array) -> mx.array:
+    norm, inner = layer.feed_forward_norm, layer.feed_forward
+    y: mx.array = blocks.library.feed_forward(
+        x, norm.weight, inner.wi.weight, inner.wo.weight, inner.activation, inner.gated, norm.eps
+    )
+    return y
+
+
+def _fits(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a layer is one of that kind, with nothing in it quantized, wrapped or replaced."""
+    if type(layer) is not kind:
+        return False
+    own, feed = layer.self_attention, layer.feed_forward
+    if type(own) is not SelfAttention or type(feed) is not FeedForward:
+        return False
+    parts = [layer.self_norm, own.qkv, own.out, layer.feed_forward_norm, feed.wi, feed.wo]
+    if kind is DecoderLayer:
+        cross = layer.cross_attention
+        if type(cross) is not CrossAttention:
+            return False
+        parts += [layer.cross_norm, cross.q, cross.out]
+    return all(map(_is_plain, parts))
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module is a float32 matrix or norm of MLX, without a bias."""
+    return (
+        type(module) in (nn.Linear, nn.Embedding, FusedEmbedding, nn.RMSNorm)
+        and "bias" not in module
+        and module.weight.dtype == mx.float32
+    )

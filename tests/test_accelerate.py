@@ -1,0 +1,361 @@
+"""Accelerated models against the plain ones that they were made from."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from speculative_t5 import device
+from speculative_t5.cpu import accelerate, blocks
+from speculative_t5.cpu.attention import attend, softmax
+from speculative_t5.models.t5 import layers
+from speculative_t5.models.t5.config import Quantization, T5Config
+from speculative_t5.models.t5.model import T5, quantize
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from conftest import tiny_model
+from mlx.utils import tree_flatten, tree_map
+
+needs_layers = pytest.mark.skipif(
+    blocks.library is None,
+    reason="built without a C++ compiler",  # the package has to work without, and slower
+)
+
+CONFIGS = {
+    "relu": T5Config(24, 10, 40, 3, 2, 2, vocab_size=320),
+    "gated": T5Config(
+        64, 16, 48, 4, 1, 2, vocab_size=320, gated=True, activation="gelu_new", own_head=True
+    ),
+    "bias_per_layer": T5Config(
+        40, 5, 33, 8, 2, 2, vocab_size=320, gated=True, activation="silu", bias_per_layer=True
+    ),
+    "gelu": T5Config(
+        20, 33, 51, 2, 1, 1, vocab_size=320, activation="gelu", relative_attention_max_distance=20,
+        relative_attention_num_buckets=8,
+    ),
+}  # fmt: skip
+RNG = np.random.default_rng(0)
+SOURCES = [[*RNG.integers(3, 320, n - 1).tolist(), 1] for n in (70, 41, 3)]
+TARGET = RNG.integers(3, 320, (3, 60)).tolist()
+SCORED = mx.array([SOURCES[2]]), mx.array(TARGET[:1])
+
+
+@pytest.fixture(params=CONFIGS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
+def level(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
+    """Layers of a copy of the library that uses these instructions at most."""
+    if blocks.library is None:
+        pytest.skip("built without a C++ compiler")
+    built = next(iter(sorted(device.FOLDER.glob("_products*.so"))))
+    copy = ctypes.CDLL(str(shutil.copy(built, tmp_path / "copy.so")))
+    copy.products_init(None, 0, 40, 2, request.param)
+    copy.layers.restype = ctypes.c_void_p
+    blocks.library.initialize(copy.layers())
+    yield request.param
+    assert device.products
+    blocks.library.initialize(device.products.layers())
+
+
+def plain_model(name: str) -> T5:
+    """One whose attention looks at few places, and at others when positions change."""
+    model = T5(CONFIGS[name])
+    mx.random.seed(0)
+    model.update(tree_map(lambda w: mx.random.normal(w.shape), model.parameters()))
+    for path, module in model.named_modules():
+        last = path.split(".")[-1]
+        if last in ("qkv", "q", "kv", "out", "wi", "wo", "lm_head"):
+            module.weight = module.weight * 0.8 * module.weight.shape[1] ** -0.5
+        elif last in ("shared", "position_bias"):
+            module.weight = module.weight * (0.7 if last == "shared" else 1.5)
+    return model
+
+
+def pair(name: str) -> tuple[T5, T5]:
+    """A plain model, and an accelerated one with the same weights."""
+    plain, fast = plain_model(name), plain_model(name)
+    accelerate(fast)
+    return plain, fast
+
+
+def decoded(model: T5) -> np.ndarray:
+    """Logits of passes over a batch of rows whose lengths come to differ."""
+    model.recompile()
+    session, _ = model.start(SOURCES)
+    found, taken = [], [0, 0, 0]
+    for i, width in enumerate((1, 9, 2, 48)):
+        tokens = mx.array([TARGET[row][at : at + width] for row, at in enumerate(taken)])
+        found.append(np.array(session.step(tokens)))
+        taken = [at + width - (row if i == 1 else 0) for row, at in enumerate(taken)]
+        session.truncate(taken)
+    return np.concatenate(found, axis=1)
+
+
+def difference(found: Any, expected: Any) -> float:
+    found, expected = np.array(found), np.array(expected)
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def operations(array: mx.array) -> str:
+    """The graph that computes an array, in the language of dot."""
+    text = io.StringIO()
+    mx.export_to_dot(text, array)
+    return text.getvalue()
+
+
+@needs_layers
+def test_accelerating_swaps_modules_and_keeps_the_parameters() -> None:
+    plain, fast = pair("relu")
+    graph = operations(fast(*SCORED))
+    assert graph.count("Attention") == 2 + 2 * 2 and graph.count("FeedForward") == 2 + 2
+    assert graph.count("Embed") == 2 and graph.count("Head") == 1
+    assert "Softmax" not in graph and "Matmul" not in graph
+    assert "FeedForward" not in operations(plain(*SCORED))
+    names = [[path for path, _ in tree_flatten(model.parameters())] for model in pair("gated")]
+    assert sorted(names[0]) == sorted(names[1])
+    before = dict(fast.named_modules())
+    accelerate(fast)
+    assert fast.shared is before["shared"] and decoded(fast).any(), "twice changes nothing"
+
+
+@pytest.mark.parametrize(("on_cpu", "switch"), [(False, "1"), (True, "0")])
+def test_models_stay_plain_off_the_cpu_and_where_the_switch_says(
+    on_cpu: bool, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "on_cpu", lambda: on_cpu)
+    monkeypatch.setenv(device.SWITCH, switch)
+    _, model = pair("relu")
+    assert type(model.encoder) is layers.Encoder and type(model.decoder) is layers.Decoder
+    assert model.encoder.layers[0].self_attention.attend is layers.attend
+
+
+def test_logits_are_those_of_the_plain_model(name: str, level: int) -> None:
+    plain, fast = pair(name)
+    assert difference(decoded(fast), decoded(plain)) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_without_the_layers_attention_alone_is_swapped(
+    dtype: mx.Dtype, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "library", None)
+    monkeypatch.setattr("speculative_t5.cpu.attention.MANY_SCORES", 1)
+    monkeypatch.delenv(device.SWITCH, raising=False)
+    plain, fast = pair(name)
+    assert type(fast.decoder) is layers.Decoder
+    assert fast.decoder.layers[0].cross_attention.attend is attend
+    for model in (plain, fast):
+        model.set_dtype(dtype)
+    if dtype == mx.float32:
+        assert difference(decoded(fast), decoded(plain)) < 2e-5
+    else:
+        assert fast(*SCORED).dtype == dtype
+
+
+@needs_layers
+@pytest.mark.parametrize(
+    "part", ["self_norm", "qkv", "q", "kv", "out", "cross_norm", "wi", "wo", "position_bias"]
+)
+def test_every_weight_counts(part: str) -> None:
+    """A layer that overlooked one of its weights would not pass: each moves the logits."""
+    plain, fast = pair("gated")
+    before = decoded(fast)
+    for model in (plain, fast):
+        for path, module in model.named_modules():
+            if path.endswith(part) and "decoder" in path:
+                rows = mx.arange(len(module.weight)) % 2
+                change = 1.05 if module.weight.ndim == 1 else 1 + 0.05 * rows[:, None]
+                module.weight = module.weight * change
+    assert difference(decoded(fast), before) > 1e-3
+    assert difference(decoded(fast), decoded(plain)) < 2e-5
+
+
+def test_a_pass_over_several_tokens_gives_the_bits_of_passes_over_each(
+    name: str, level: int
+) -> None:
+    _, model = pair(name)
+    tokens = mx.array(TARGET)
+
+    def passes(*widths: int) -> np.ndarray:
+        session, _ = model.start(SOURCES)
+        ends = np.cumsum(widths).tolist()
+        logits = [
+            session.step(tokens[:, end - n : end]) for n, end in zip(widths, ends, strict=True)
+        ]
+        return np.array(mx.concatenate(logits, axis=1))
+
+    alone = passes(*[1] * 12)
+    for widths in ((12,), (3, 4, 5), (2, 10)):
+        assert (passes(*widths) == alone).all(), widths
+
+
+@needs_layers
+def test_caches_that_others_hold_are_left_alone() -> None:
+    _, model = pair("relu")
+    session: Any = model.start(SOURCES)[0]
+    mx.eval(session.step(mx.array(TARGET)[:, :5]))
+    kept = [k for layer in session._cache.layers for k in layer]
+    before = [np.array(k) for k in kept]
+    logits = np.array(session.step(mx.array(TARGET)[:, 5:8]))
+    assert all((np.array(k) == b).all() for k, b in zip(kept, before, strict=True))
+    again, _ = model.start(SOURCES)
+    assert (np.array(again.step(mx.array(TARGET)[:, :8]))[:, 5:] == logits).all()
+
+
+@needs_layers
+def test_any_memory_order_of_weights_and_any_thread_gives_the_same() -> None:
+    _, model = pair("gated")
+    expected = decoded(model)
+    for module in model.modules():
+        if isinstance(getattr(module, "weight", None), mx.array) and module.weight.ndim == 2:
+            module.weight = mx.array(np.array(module.weight).T).T
+    assert (decoded(model) == expected).all()
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: decoded(model), range(8)):
+            assert (found == expected).all()
+
+
+class Wrapped(nn.Module):
+    """A layer in a layer, as adapters have it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return 2 * self.inner(x)
+
+
+@needs_layers
+@pytest.mark.parametrize(
+    ("parent", "child"),
+    [
+        ("feed_forward", "wi"),
+        ("cross_attention", "q"),
+        ("cross_attention", "kv"),
+        ("self_attention", "qkv"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["wrapped", "biased"])
+def test_layers_that_are_replaced_later_are_called(parent: str, child: str, kind: str) -> None:
+    models = pair("relu")
+    before = decoded(models[1])
+    for model in models:
+        module = model.decoder.layers[0][parent]
+        inner = module[child]
+        biased = nn.Linear(*reversed(inner.weight.shape))
+        biased.weight, biased.bias = inner.weight, mx.ones(len(inner.weight))
+        module[child] = Wrapped(inner) if kind == "wrapped" else biased
+    assert difference(decoded(models[1]), before) > 1e-2
+    assert difference(decoded(models[1]), decoded(models[0])) < 2e-5
+
+
+@needs_layers
+@pytest.mark.parametrize("part", ["position_bias", "encoder.norm", "wo", "shared", "kv"])
+def test_weights_of_another_type_are_run_as_they_are(part: str) -> None:
+    plain, fast = pair("relu")
+    for model in (plain, fast):
+        for path, module in model.named_modules():
+            if path.endswith(part) and "weight" in module:
+                module.weight = module.weight.astype(mx.bfloat16)
+    assert difference(decoded(fast), decoded(plain)) < 2e-2
+
+
+@needs_layers
+def test_models_of_other_types_and_quantized_ones_are_run_as_they_are() -> None:
+    plain, fast = pair("gated")
+    fast.set_dtype(mx.bfloat16)
+    assert "FeedForward" not in operations(fast(*SCORED))
+    plain, fast = pair("gated")
+    for model in (plain, fast):
+        quantize(model, Quantization(8, group_size=32))
+    assert difference(decoded(fast), decoded(plain)) < 2e-5
+
+
+@needs_layers
+@pytest.mark.parametrize("num_ids", [320, 319, 100, 1])
+def test_best_ids_are_those_of_the_logits(level: int, num_ids: int) -> None:
+    plain, fast = pair("gated")
+    x = mx.random.normal((5, 10, 64))
+    logits = fast.logits(x, num_ids)
+    assert logits.shape == (5, 10, num_ids)
+    assert difference(logits, plain.logits(x, num_ids)) < 1e-5
+    assert (fast.argmax(x, num_ids) == mx.argmax(logits, axis=-1)).all()
+
+
+def test_the_first_of_equal_logits_is_the_best(level: int) -> None:
+    _, model = pair("relu")
+    model.decoder.norm.weight = mx.ones(24)
+    weight = np.array(model.shared.weight)
+    weight[200] = weight[37] = 100 * weight[37]
+    model.shared.weight = mx.array(weight)
+    x = model.shared.weight[37:38][None] / 100
+    assert model.argmax(x).tolist() == [[37]]
+    weight[:37] = weight[38:200] = np.nan
+    model.shared.weight = mx.array(weight)
+    assert model.argmax(x).tolist() == [[37]]
+
+
+@needs_layers
+def test_one_mask_serves_all_rows() -> None:
+    _, model = pair("relu")
+    source, target = mx.array([SOURCES[1]] * 2), mx.array(TARGET[:2])
+    mask = mx.arange(source.shape[1])[None] < 20
+    logits = model(source, target, encoder_mask=mask)
+    assert difference(logits, model(source[:, :20], target)) < 2e-5
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+def test_softmax_of_many_scores_is_that_of_numpy(scale: float) -> None:
+    scores = RNG.normal(size=(2, 8, 5, 300)).astype(np.float32) * scale
+    scores[0, :, :, 200:] = -np.inf
+    exact = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
+    exact /= exact.sum(axis=-1, keepdims=True)
+    found = np.array(softmax(mx.array(scores)))
+    assert np.abs(found - exact).max() < 1e-6 and (found[0, :, :, 200:] == 0).all()
+    few = np.array(softmax(mx.array(scores[:, :1])))
+    assert np.abs(few - exact[:, :1]).max() < 1e-6
+    rows = [np.array(softmax(mx.array(scores[:, :, i : i + 1]))) for i in range(5)]
+    assert (np.concatenate(rows, axis=2) == found).all(), "a row does not depend on the others"
+
+
+@needs_layers
+def test_parts_of_other_builds_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blocks.load()[0] is not None
+
+    def with_other(name: str, value: Any) -> str:
+        """Why the layers are not used where the extension has another `name`."""
+        extension = SimpleNamespace(**vars(blocks.library))
+        setattr(extension, name, value)
+        monkeypatch.setattr(blocks, "import_module", lambda *names: extension)
+        found, why = blocks.load()
+        assert found is None
+        return why
+
+    def refuse(*arguments: Any) -> None:
+        raise ValueError("another version of the layers")
+
+    assert with_other("mlx_version", "0.1.2").startswith("built for MLX 0.1.2, and ")
+    assert with_other("initialize", refuse) == "not loaded: another version of the layers"
+    # As nanobind has it: incompatible function arguments.
+    assert with_other("feed_forward", lambda: None).startswith("not loaded: ")
+    monkeypatch.undo()
+    monkeypatch.setattr(device, "products", SimpleNamespace())  # older: without layers
+    assert blocks.load()[0] is None
+
+
+def test_tiny_models_of_the_tests_are_accelerated_unless_switched_off() -> None:
+    fused = blocks.library is not None and device.on_cpu()
+    assert (type(tiny_model().decoder) is not layers.Decoder) == fused
