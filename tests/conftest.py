@@ -99,7 +99,7 @@ def tiny_model(*, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes
     } | changes  # fmt: skip
     model = T5(T5Config(**options))
     mx.random.seed(seed)
-    # Heavier than usual, so that outputs hang on everything before them and do not just repeat.
+    # Heavier than usual, so that outputs depend on everything before them and do not just repeat.
     model.apply(lambda x: mx.random.normal(x.shape))
     model.lm_head.weight = model.lm_head.weight * 0.25
     mx.eval(model.parameters())
@@ -132,7 +132,7 @@ def tiny_causal(
         more = {"num_key_value_heads": 1, "tie_word_embeddings": False}
         model = llama.Model(llama.ModelArgs(model_type=kind, **shared, **more))
     mx.random.seed(seed)
-    # Heavier than usual, so that outputs hang on everything before them and do not just repeat.
+    # Heavier than usual, so that outputs depend on everything before them and do not just repeat.
     model.update(tree_map_with_path(random_weight, model.parameters()))
     mx.eval(model.parameters())
     return CausalModel(model, eos_token_id=EOS, max_context=POSITIONS)

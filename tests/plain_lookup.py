@@ -1,4 +1,4 @@
-"""The rule of lookups as a function of the whole text, which it looks through at each call."""
+"""The rule of lookups as a plain function, which searches the whole text at each call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 def look_up(
     source: list[int], output: list[int], num_draft: int, min_ngram: int, max_ngram: int
 ) -> list[int]:
-    """What `speculative_t5.decoding.lookup.Lookup` proposes."""
+    """Return the proposal of `speculative_t5.decoding.lookup.Lookup`."""
     text = source + output
     at = _longest_match(text, len(source), min_ngram, max_ngram)
     if at is None and len(output) > 1:
@@ -21,7 +21,7 @@ def look_up(
 
 
 def _longest_match(text: list[int], num_source: int, min_ngram: int, max_ngram: int) -> int | None:
-    """Where the preferred earlier copy of the text's last tokens ends, if there is one."""
+    """Return where the best earlier copy of the text's last tokens ends, if there is one."""
     best: tuple[int, bool, int] | None = None
     place = None
     for at in _places(text):
@@ -36,7 +36,7 @@ def _longest_match(text: list[int], num_source: int, min_ngram: int, max_ngram: 
 
 
 def _places(text: list[int]) -> Iterator[int]:
-    """Where the text's last token also stands before its end."""
+    """Yield the earlier places of the text's last token."""
     at, end = -1, len(text) - 1
     for _ in range(text.count(text[-1]) - 1):
         at = text.index(text[-1], at + 1, end)

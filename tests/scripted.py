@@ -1,7 +1,7 @@
-"""Rounds by script: it says what is drafted, what stands of it and what follows.
+"""Rounds by script, which sets the drafted tokens, how many are accepted, and the next token.
 
-It takes the place of chance, and nothing else's: drafters, sessions and the loop are those that
-decoding runs. What they would have drawn from is noted.
+The script replaces sampling and nothing else: drafters, sessions and the loop are those of
+decoding. The distributions that they would have sampled from are recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLACES = 256  # a key holds the row, and the round times this with the place add
 
 @dataclass(frozen=True)
 class Turn:
-    """What becomes of a row in a round; places beyond `drafted` get a token that is not asked."""
+    """One round of one row; places beyond `drafted` get an arbitrary token."""
 
     drafted: tuple[int, ...]
     num_accepted: int
@@ -45,7 +45,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a batch of rows was judged by: numbers of rows and rounds, and the rule's view."""
+    """One call of the rule: numbers of the rows and of their rounds, and what the rule saw."""
 
     rows: list[int]
     rounds: list[int]
@@ -56,14 +56,14 @@ class Judged:
 
 @dataclass
 class Notes:
-    """What draws were to be made from.
+    """The distributions that tokens would have been sampled from.
 
     Attributes:
-        drawn: By row, round and place: the distribution of a drafted token, (V,) float64.
-        judged: Of each pass of the target.
+        sampled: By row, round and place: the distribution of a drafted token, (V,) float64.
+        judged: One entry for each pass of the target.
     """
 
-    drawn: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
+    sampled: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
     judged: list[Judged] = field(default_factory=list)
 
 
@@ -73,7 +73,7 @@ def round_keys(seed: int, row: int, round_: int) -> np.ndarray:
 
 @contextmanager
 def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
-    """Have the rounds of row i be `turns[i]`."""
+    """Make `turns[i]` the rounds of row i."""
     notes = Notes()
 
     def read(keys: mx.array) -> list[tuple[int, int, int]]:
@@ -82,7 +82,7 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
     def sample(weights: mx.array, keys: mx.array) -> mx.array:
         tokens = []
         for (row, round_, place), q in zip(read(keys), normal(weights), strict=True):
-            notes.drawn[row, round_, place] = q
+            notes.sampled[row, round_, place] = q
             drafted = turns[row][round_].drafted
             tokens.append(drafted[place] if place < len(drafted) else 0)
         return mx.array(tokens, dtype=mx.int32)
@@ -91,8 +91,8 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
         rows, rounds, _ = zip(*read(keys), strict=True)
         notes.judged.append(Judged(list(rows), list(rounds), odds, draft, p))
         said = [turns[row][round_] for row, round_ in zip(rows, rounds, strict=True)]
-        told = mx.array([[turn.num_accepted, turn.next_token] for turn in said], dtype=mx.int32)
-        return Verdict(told[:, 0], told[:, 1])
+        verdicts = mx.array([[turn.num_accepted, turn.next_token] for turn in said], dtype=mx.int32)
+        return Verdict(verdicts[:, 0], verdicts[:, 1])
 
     with (
         patch.object(drafting, "sample", sample),
@@ -103,20 +103,20 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
 
 
 def normal(weights: mx.array) -> np.ndarray:
-    """Rows that sum to 1 in float64."""
+    """Rescale rows to sum to 1 in float64."""
     rows = np.array(weights, np.float64)
     return rows / rows.sum(axis=-1, keepdims=True)
 
 
-PROMPT, DRAWN = [2, 2, 1], Sampler(1.0)
+PROMPT, SAMPLED = [2, 2, 1], Sampler(1.0)
 Seen = dict[tuple[int, ...], list[np.ndarray]]  # after each sequence of tokens
 
 
 def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
-    """What a target and a draft give after each sequence of up to 2 K + 1 tokens, in rounds.
+    """Return p and q after each sequence of up to 2 K + 1 tokens, as rounds compute them.
 
-    One row for each of the longest ones, all in one batch. Of K drafted tokens one row has a few
-    right, its neighbours more or fewer: the others are wrong, and cut back.
+    Each of the longest sequences is a row of one batch. Rows differ in how many of K drafted tokens
+    are right; the others are rejected and removed from the caches.
     """
     size, depth = target.vocab_size, 2 * num_draft + 1
     paths = list(product(range(size), repeat=depth))
@@ -124,12 +124,12 @@ def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
     prompts = [PROMPT] * len(paths)
     with scripted(turns) as notes:
         session, contexts = target.start(prompts)
-        drafter = ModelDrafter(draft, DRAWN, size)
+        drafter = ModelDrafter(draft, SAMPLED, size)
         drafter.start(prompts)
         for round_ in range(max(map(len, turns))):
             keys = mx.array(np.stack([round_keys(0, row, round_)[0] for row in range(len(paths))]))
             proposed = drafter.propose(contexts, num_draft, keys)
-            proposals = engine.verify(session, contexts, proposed, Verifier(DRAWN), keys)
+            proposals = engine.verify(session, contexts, proposed, Verifier(SAMPLED), keys)
             for context, proposal in zip(contexts, proposals, strict=True):
                 context += [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
     p, q = defaultdict(list), defaultdict(list)
@@ -142,12 +142,12 @@ def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
                 if len(after) <= depth:
                     p[after].append(given[place])
                     if place < num_draft:
-                        q[after].append(notes.drawn[row, round_, place])
+                        q[after].append(notes.sampled[row, round_, place])
     return p, q
 
 
 def walk_turns(path: tuple[int, ...], num_draft: int, row: int, size: int) -> list[Turn]:
-    """Rounds that emit a path, and whatever follows it: as many for each, and all get there."""
+    """Return rounds that emit a path, the same number of rounds for each path."""
     path += (0,) * (len(path) + 1) * (num_draft + 1)
     turns, at = [], 0
     for round_ in range(2 * num_draft + 2):
@@ -160,9 +160,9 @@ def walk_turns(path: tuple[int, ...], num_draft: int, row: int, size: int) -> li
 
 @cache
 def trees(kind: str, size: int, num_draft: int, seed: int) -> tuple[list[np.ndarray], ...]:
-    """Of two tiny models of a kind: at depth d, (V ** d, V) float64, see `walk`.
+    """Return the distributions of two tiny models, (V ** d, V) float64 at depth d, see `walk`.
 
-    The draft's go as far as it is asked, one less deep than the target's.
+    The draft's are one level less deep than the target's.
     """
     models = [tiny(kind, vocab_size=size, seed=2 * seed + i) for i in range(2)]
     return tuple(

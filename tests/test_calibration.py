@@ -1,4 +1,4 @@
-"""Calibration: measured in a rehearsal, kept on disk, and measured again if that is lost."""
+"""Calibration: measured in a rehearsal, kept on disk, and measured again if lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAN = json.dumps(
 
 
 class Machine:
-    """A rehearsal on a machine whose every cost is known; counts how often it is asked."""
+    """A rehearsal on a machine with known costs, which counts its runs."""
 
     def __init__(self, *, rounds: int = 5, rows: int = 2) -> None:
         self.runs = 0
@@ -68,7 +68,7 @@ def test_costs_are_measured() -> None:
     assert passed[3] == 0 < reached[3]
 
 
-def test_outputs_of_one_round_are_enough() -> None:
+def test_rehearsals_of_one_round_are_enough() -> None:
     found = calibrate(Machine(rounds=1, rows=1), 2)
     np.testing.assert_allclose(found.verify_seconds, 10.0 + np.arange(2 * MAX_DRAFT + 1))
     assert found.draft_seconds[1] > 9, "the encoder is part of every draft"
@@ -85,7 +85,7 @@ def test_a_calibration_is_kept_under_its_settings(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_machine_is_known_by_its_hardware_not_by_its_name(
+def test_a_machine_is_identified_by_its_hardware_not_its_name(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine()
@@ -129,7 +129,7 @@ def test_a_damaged_file_is_measured_again(cache: Path, content: str) -> None:
     assert json.loads(path.read_text())["counts"]
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(cache: Path) -> None:
+def test_calibration_works_without_a_writable_cache(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("in the way")
     assert isinstance(calibrate(Machine(), 2), Calibration)
@@ -151,8 +151,8 @@ def test_auto_keeps_greedy_outputs_and_varies_the_length() -> None:
     assert len(lengths) > 1
 
 
-def test_lenient_outputs_repeat_themselves_too(cache: Path) -> None:
-    """With delta even greedy outputs hang on the draft lengths."""
+def test_lenient_outputs_repeat_themselves(cache: Path) -> None:
+    """With delta even greedy outputs depend on the draft lengths."""
     lenient = engine(delta=0.5)
     first = lenient.generate([10, 1], max_tokens=40)
     for prompt in ([5, 6, 7, 1], [3, 1], [12, 13, 1]):
@@ -162,7 +162,7 @@ def test_lenient_outputs_repeat_themselves_too(cache: Path) -> None:
 
 @pytest.mark.parametrize("lookup", [False, True])
 def test_auto_repeats_itself_at_any_temperature(cache: Path, lookup: bool) -> None:
-    """Also in a later process, which finds the calibration; also after other prompts."""
+    """After other prompts, and in a later process, which finds the calibration."""
     one = engine(lookup=lookup)
     options = {"temperature": 2.0, "max_tokens": 40, "seed": 5}
     first = one.generate([10, 1], **options)
@@ -192,7 +192,7 @@ def test_without_a_draft_there_is_nothing_to_calibrate(cache: Path) -> None:
     assert not cache.exists()
 
 
-def test_a_slow_machine_is_measured_once_at_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_machine_is_measured_once_per_length(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     machine = Machine(rounds=5)
@@ -200,5 +200,5 @@ def test_a_slow_machine_is_measured_once_at_each_length(monkeypatch: pytest.Monk
     assert machine.runs <= 8
 
 
-def test_the_grid_covers_what_a_schedule_may_ask() -> None:
+def test_the_grid_covers_the_lengths_of_schedules() -> None:
     assert GRID[0] == 0 and GRID[-1] == MAX_DRAFT and SAMPLES >= 4

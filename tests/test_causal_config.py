@@ -11,7 +11,7 @@ from typing import Any
 from speculative_t5 import load
 from speculative_t5.checkpoints.causal_config import max_context, read_causal_config
 from speculative_t5.models.causal import MLX_LM
-from speculative_t5.tokenizers.causal import PROTOBUF, TRANSFORMERS
+from speculative_t5.tokenizers.causal import JINJA2, PROTOBUF, TRANSFORMERS
 
 import pytest
 from checkpoints import SHAPES, refused
@@ -170,7 +170,7 @@ def test_mlx_lms_private_name_exists(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load(write(tmp_path))
 
 
-@pytest.mark.parametrize("advised", [MLX_LM, TRANSFORMERS, PROTOBUF])
+@pytest.mark.parametrize("advised", [MLX_LM, TRANSFORMERS, PROTOBUF, JINJA2])
 def test_advised_versions_are_the_required_ones(advised: str) -> None:
     required = (REPOSITORY / "pyproject.toml").read_text()
     name = advised.split(">=")[0]

@@ -112,18 +112,22 @@ def test_a_missing_or_refusing_template_is_named(folder: Path) -> None:
         decoder(folder, chat=True)
 
 
-def test_a_missing_transformers_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with refused(r": run pip install 'transformers>=5' 'protobuf>=4'$", folder):
-        CausalTokenizer(folder)
-    monkeypatch.undo()
+def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
     def lack(*_: Any, **__: Any) -> None:
         raise ImportError("\nLlamaConverter requires the protobuf library\nbut it was not found")
 
+    tokenizer = CausalTokenizer(folder)
+    monkeypatch.setattr(type(tokenizer._backend), "apply_chat_template", lack)
+    with refused(r"library\): run pip install 'jinja2>=3.1.6'$"):
+        tokenizer.encode_chat([SAID])
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lack)
-    with refused(r"\(LlamaConverter requires the protobuf library\): run pip install", folder):
+    install = r"run pip install 'transformers>=5' 'protobuf>=4'$"
+    with refused(rf"\(LlamaConverter requires the protobuf library\): {install}", folder):
+        CausalTokenizer(folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with refused(install, folder):
         CausalTokenizer(folder)
 
 

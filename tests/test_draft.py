@@ -1,4 +1,4 @@
-"""Lookups and their combination with a model; that outputs stay the target's own."""
+"""Drafters: lookups, a model that follows the context, and both combined."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ EOS = 1
 
 
 def found(source: str, output: str, num_draft: int = 9, sizes: tuple[int, int] = (1, 8)) -> str:
-    """What is proposed, with a word for a token; "." is the source's end."""
+    """Return the proposal, with words as tokens; "." is the end of the source."""
     words = sorted(set(f"{source} {output}".split()))
     ids = {word: i for i, word in enumerate(words)}
     first, second = ([ids[word] for word in text.split()] for text in (source, output))
     return " ".join(words[i] for i in Lookup(first, *sizes).propose(second, num_draft))
 
 
-def test_what_followed_in_the_source_is_drafted() -> None:
+def test_tokens_that_followed_in_the_source_are_drafted() -> None:
     assert found("I has a red car .", "I") == "has a red car ."
     assert found("I has a red car .", "I", num_draft=2) == "has a"
     assert found("I has a red car .", "I have a red") == "car ."
 
 
-def test_a_new_token_is_taken_to_replace_one() -> None:
+def test_a_new_token_replaces_one_of_the_source() -> None:
     assert found("I has a red car .", "I have") == "a red car ."
     assert found("I has a red car .", "I do have") == ""
     assert found("I has", "I have") == ""
@@ -56,13 +56,13 @@ def test_the_output_so_far_is_looked_up_too() -> None:
     assert found("a 9 .", "k a 1 k a") == "1 k a", "a longer match beats the source's"
 
 
-def test_matches_shorter_than_asked_are_left() -> None:
+def test_matches_shorter_than_min_ngram_are_ignored() -> None:
     assert found("x a y .", "a", sizes=(2, 8)) == ""
     assert found("x a y .", "x a", sizes=(2, 8)) == "y ."
     assert found("x a y z .", "x a q", sizes=(2, 8)) == "z ."
 
 
-def test_nothing_is_found_in_nothing() -> None:
+def test_an_empty_text_has_no_matches() -> None:
     assert Lookup([], 1, 8).propose([0], 5) == []
     assert Lookup([5, 1], 1, 8).propose([0], 5) == []
 
@@ -71,13 +71,13 @@ def lookup(special: tuple[int, ...] = (0, EOS, 7)) -> LookupDrafter:
     return LookupDrafter(frozenset({EOS}), frozenset(special))
 
 
-def test_special_tokens_are_never_drafted_but_the_end() -> None:
+def test_no_special_token_is_drafted_except_eos() -> None:
     drafter = lookup()
     drafter.start([[3, 4, 5, EOS], [3, 4, 7, 5, EOS], [3, 0, 4, EOS]])
     assert drafter.find([[0, 3]] * 3, 5) == [[4, 5, EOS], [4], []]
 
 
-def test_ragged_rows_end_in_zero_rows() -> None:
+def test_ragged_rows_are_padded_with_zero_rows_of_q() -> None:
     drafter = lookup()
     drafter.start([[3, 4, 5, EOS], [8, 9, 3, EOS], [4, EOS]])
     draft = drafter.propose([[0, 3]] * 3, 5, None)
@@ -98,8 +98,8 @@ def lookup_of_nothing() -> Draft:
 
 
 @pytest.mark.parametrize("lengths", [[5, 0], [3, 0, 0, 2], [1, 4, 0]])
-def test_a_draft_never_hangs_on_rejected_tokens(lengths: list[int]) -> None:
-    """Rounds without a draft in between, and batches whose rows accept differently."""
+def test_a_draft_does_not_depend_on_rejected_tokens(lengths: list[int]) -> None:
+    """Some rounds draft nothing, and rows accept different numbers of tokens."""
     target = tiny_model(vocab_size=20, layers=2, seed=3)
     drafter, fresh = (ModelDrafter(tiny_draft(target), Sampler(), 20) for _ in range(2))
     prompts = [[5, 6, 7, 8, 9, EOS], [5, 9, EOS], [12, 13, EOS]]
@@ -120,7 +120,7 @@ def test_a_draft_never_hangs_on_rejected_tokens(lengths: list[int]) -> None:
     assert len(accepted) > 1
 
 
-def test_a_combined_draft_is_the_models_and_what_follows_it() -> None:
+def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
     target = tiny_model(vocab_size=20, layers=2, seed=3)
     model = tiny_draft(target)
 
@@ -149,7 +149,7 @@ def test_a_combined_draft_is_the_models_and_what_follows_it() -> None:
     assert both.propose([[0], [0]], 0, None).tokens.shape == (2, 0)
 
 
-def test_nothing_is_looked_up_after_the_models_end() -> None:
+def test_nothing_is_looked_up_after_a_drafted_eos() -> None:
     class Ending:
         def start(self, prompts: object) -> None:
             pass

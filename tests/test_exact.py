@@ -1,9 +1,9 @@
 """Proof by enumeration: two rounds of either rule emit the target's own distribution.
 
-Everything random is enumerated in float64: each draft that can be drawn, each combination of
+Everything random is enumerated in float64: each draft that can be sampled, each combination of
 passing and failing places, each next token. The odds, the counting, the residual and the filters
-are the functions that decoding runs. What they are given is random, or what tiny models give in
-the sessions that decoding runs. Planted bugs must show.
+are the functions that decoding runs. Their inputs are random distributions, or those of tiny models
+in real sessions. Planted bugs must leave a gap.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ RULES: dict[str, OddsOf] = {"token": token_odds, "block": block_odds}
 
 @dataclass(frozen=True)
 class Case:
-    """A target p, and a draft: what it draws from, and what it says that it draws from.
+    """A target p and a draft's q: the one it samples from, and the one it claims.
 
-    A zero row of `drawn` drafts nothing.
+    A zero row of `sampled` drafts nothing.
     """
 
     size: int
     num_draft: int
     p: Tree
-    drawn: Tree
-    told: Tree
+    sampled: Tree
+    claimed: Tree
 
 
 def make_case(
     size: int, num_draft: int, kind: str, seed: int, sampler: Sampler | None = None
 ) -> Case:
-    """Random models over `size` tokens, each distribution hanging on all tokens before it."""
+    """Make models over `size` tokens whose distributions depend on all tokens before."""
     if kind in MODELS:
         p, q = trees(kind, size, num_draft, seed)
     else:
@@ -66,13 +66,13 @@ def random_trees(size: int, num_draft: int, kind: str, seed: int) -> tuple[Tree,
     q = [draft_rows(rng, kind, rows) for rows in p]
     if kind == "partial":
         for rows in q:
-            # Drafting ends where a model says so; what it then drafts is never asked.
+            # Drafting may end early; the rows after the first zero row are ignored.
             rows[rng.random(len(rows)) < 0.35] = 0
     return p, q
 
 
 def sparse(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
-    """Distributions (count, size), about a quarter of the entries zero."""
+    """Return distributions (count, size), about a quarter of the entries zero."""
     weights = rng.exponential(size=(count, size)) * (rng.random((count, size)) < 0.75)
     weights[np.arange(count), rng.integers(size, size=count)] += 0.05
     return weights / weights.sum(axis=1, keepdims=True)
@@ -103,7 +103,7 @@ def double(values: np.ndarray) -> mx.array:
 def one_round(
     case: Case, odds_of: OddsOf, residual_of: Residual, depth: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """All that a round can emit after each of the V ** depth sequences of `depth` tokens.
+    """Enumerate what a round can emit after each of the V ** depth sequences of `depth` tokens.
 
     Returns:
         For n = 0 to K the probability (V ** depth, V ** (n + 1)) of emitting those n + 1 tokens,
@@ -117,86 +117,89 @@ def one_round(
     prefix = [drafts // size ** (k - n) for n in range(k + 1)]
     node = [contexts * size**n + prefix[n] for n in range(k + 1)]
     tokens = np.stack([prefix[n + 1] % size for n in range(k)], axis=1)
-    drawn, told = (
+    sampled, claimed = (
         stop_at_zero(np.stack([tree[depth + n][node[n]] for n in range(k)], axis=1))
-        for tree in (case.drawn, case.told)
+        for tree in (case.sampled, case.claimed)
     )
     # Where nothing is drafted the token is arbitrary: let it be 0.
-    nothing = ~drawn.any(axis=2)
-    chance_x = np.take_along_axis(drawn, tokens[..., None], axis=2)[..., 0]
+    nothing = ~sampled.any(axis=2)
+    chance_x = np.take_along_axis(sampled, tokens[..., None], axis=2)[..., 0]
     chance = np.where(nothing, tokens == 0, chance_x).prod(axis=1)
     p = np.stack([case.p[depth + n][node[n]] for n in range(k + 1)], axis=1)
 
     possible = chance > 0
     contexts, chance = contexts[possible], chance[possible]
     prefix = [numbers[possible] for numbers in prefix]
-    drawn_tokens = mx.array(tokens[possible].astype(np.int32))
-    draft = Draft(drawn_tokens, [k] * len(drawn_tokens), double(told[possible]))
+    sampled_tokens = mx.array(tokens[possible].astype(np.int32))
+    draft = Draft(sampled_tokens, [k] * len(sampled_tokens), double(claimed[possible]))
     target = double(p[possible])
     odds = odds_of(draft, target)
-    law_of_n = accepted_law(odds)
+    chance_of_n = distribution_of_accepted(odds)
 
     emitted = []
     for n in range(k + 1):
         weights = np.array(
             residual_of(draft, target, odds.ratios, mx.full(len(chance), n, dtype=mx.int32))
         )
-        law = weights / weights.sum(axis=1, keepdims=True) * (chance * law_of_n[:, n])[:, None]
+        chances = (
+            weights / weights.sum(axis=1, keepdims=True) * (chance * chance_of_n[:, n])[:, None]
+        )
         outcome = (contexts * size**n + prefix[n])[:, None] * size + np.arange(size)
-        mass = np.bincount(outcome.ravel(), law.ravel(), minlength=size ** (depth + n + 1))
+        mass = np.bincount(outcome.ravel(), chances.ravel(), minlength=size ** (depth + n + 1))
         emitted.append(mass.reshape(size**depth, -1))
-    accepted = np.bincount(contexts, chance * (law_of_n @ np.arange(k + 1)), size**depth)
+    accepted = np.bincount(contexts, chance * (chance_of_n @ np.arange(k + 1)), size**depth)
     return emitted, accepted
 
 
 def stop_at_zero(probs: np.ndarray) -> np.ndarray:
-    """After the first zero row (rows, K, V) of a draft there are only zero rows."""
+    """Zero all rows after the first zero row of each draft (rows, K, V)."""
     return probs * np.cumprod(probs.any(axis=2), axis=1)[..., None]
 
 
-def accepted_law(odds: Odds) -> np.ndarray:
-    """Law (rows, K + 1) of the number accepted: every combination of passing and failing places.
+def distribution_of_accepted(odds: Odds) -> np.ndarray:
+    """Return the distribution (rows, K + 1) of the number of accepted tokens.
 
-    Each place has a threshold; the counting is asked about a draw in the middle of either side.
+    It adds up every combination of passing and failing places. Each place has a threshold; the
+    counting gets a number in the middle of either side.
     """
     chance, total = np.array(odds.chance), np.array(odds.total)
     rows, k = chance.shape
     sure = chance >= total
     threshold = np.where(sure, chance > 0, chance / np.where(sure, 1, total))
-    law = np.zeros((rows, k + 1))
+    mass = np.zeros((rows, k + 1))
     for passing in itertools.product([True, False], repeat=k):
         uniform = np.where(passing, threshold / 2, (threshold + 1) / 2)
         weight = np.where(passing, threshold, 1 - threshold).prod(axis=1)
         count = np.array(odds.count_accepted(double(uniform)))
-        law[np.arange(rows), count] += weight
-    return law
+        mass[np.arange(rows), count] += weight
+    return mass
 
 
 def two_rounds(
     case: Case, odds_of: OddsOf, residual_of: Residual = residual
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Laws of 2 (K + 1) tokens: two rounds and then the target's own draws; the target alone."""
+    """Return distributions of 2 (K + 1) tokens: two rounds and then the target; the target."""
     horizon = 2 * (case.num_draft + 1)
     ended = [np.zeros(case.size**d) for d in range(horizon + 1)]
     for n, first in enumerate(one_round(case, odds_of, residual_of, 0)[0]):
         second, _ = one_round(case, odds_of, residual_of, n + 1)
-        for m, law in enumerate(second):
-            ended[n + m + 2] += (first.ravel()[:, None] * law).ravel()
-    law, target = ended[0], np.ones(1)
+        for m, mass in enumerate(second):
+            ended[n + m + 2] += (first.ravel()[:, None] * mass).ravel()
+    mass, target = ended[0], np.ones(1)
     for d in range(horizon):
-        law = (law[:, None] * case.p[d]).ravel() + ended[d + 1]
+        mass = (mass[:, None] * case.p[d]).ravel() + ended[d + 1]
         target = (target[:, None] * case.p[d]).ravel()
-    return law, target
+    return mass, target
 
 
 def gap(case: Case, odds_of: OddsOf, residual_of: Residual = residual) -> float:
-    law, target = two_rounds(case, odds_of, residual_of)
-    return float(np.abs(law - target).max())
+    mass, target = two_rounds(case, odds_of, residual_of)
+    return float(np.abs(mass - target).max())
 
 
 SMALL = [(2, 1), (2, 2), (3, 1), (3, 2), (2, 3), (4, 1), (4, 2), (3, 3)]
-LARGE = [(2, 4), (4, 3), (3, 4), (4, 4)]
-OF_MODELS = list(itertools.product([(3, 1), (4, 1), (3, 2)], MODELS))
+LARGE = [(2, 4), (3, 4)]
+OF_MODELS = list(itertools.product([(3, 1), (3, 2)], MODELS))
 
 
 def name(value: str | tuple[int, int]) -> str:
@@ -207,13 +210,13 @@ def name(value: str | tuple[int, int]) -> str:
 @pytest.mark.parametrize(
     ("shape", "kind"), [*itertools.product(SMALL + LARGE, KINDS), *OF_MODELS], ids=name
 )
-def test_two_rounds_emit_the_targets_distribution(
+def test_two_rounds_follow_the_targets_distribution(
     shape: tuple[int, int], kind: str, rule: str
 ) -> None:
-    for seed in range(4 if shape in SMALL else 1):
-        law, target = two_rounds(make_case(*shape, kind, seed), RULES[rule])
-        assert law.sum() == pytest.approx(1, abs=EXACT)
-        np.testing.assert_allclose(law, target, rtol=0, atol=EXACT)
+    for seed in range(2 if shape in SMALL else 1):
+        mass, target = two_rounds(make_case(*shape, kind, seed), RULES[rule])
+        assert mass.sum() == pytest.approx(1, abs=EXACT)
+        np.testing.assert_allclose(mass, target, rtol=0, atol=EXACT)
 
 
 FILTERS = [Sampler(1.0, top_k=2), Sampler(1.0, top_p=0.6), Sampler(1.0, top_k=3, top_p=0.8)]
@@ -222,26 +225,26 @@ FILTERS = [Sampler(1.0, top_k=2), Sampler(1.0, top_p=0.6), Sampler(1.0, top_k=3,
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sampler", FILTERS, ids=["top-k", "top-p", "both"])
 @pytest.mark.parametrize(
-    ("kind", "num_draft", "seeds"), [("random", 2, 4), *((kind, 1, 2) for kind in MODELS)], ids=str
+    ("kind", "num_draft", "seeds"), [("random", 2, 2), *((kind, 1, 1) for kind in MODELS)], ids=str
 )
-def test_filters_keep_it_exact(
+def test_filters_keep_rules_exact(
     kind: str, num_draft: int, seeds: int, sampler: Sampler, rule: str
 ) -> None:
     for seed in range(seeds):
         case = make_case(4, num_draft, kind, seed, sampler)
         assert gap(case, RULES[rule]) < EXACT
-        # Exact even if the draft goes unfiltered, as long as it says so.
+        # An unfiltered draft is exact, too, if it claims the unfiltered q.
         plain = make_case(4, num_draft, kind, seed)
-        assert gap(replace(case, drawn=plain.drawn, told=plain.told), RULES[rule]) < EXACT
+        assert gap(replace(case, sampled=plain.sampled, claimed=plain.claimed), RULES[rule]) < EXACT
 
 
 @pytest.mark.parametrize(
     ("shape", "kind"),
-    [*itertools.product([*SMALL, (2, 4), (4, 3)], KINDS), *OF_MODELS],
+    [*itertools.product([(2, 2), (3, 1), (3, 2), (3, 3), (2, 4)], KINDS), *OF_MODELS],
     ids=name,
 )
-def test_block_accepts_at_least_as_many(shape: tuple[int, int], kind: str) -> None:
-    """After every context, in expectation; more somewhere if two places can trade."""
+def test_block_verification_accepts_at_least_as_many(shape: tuple[int, int], kind: str) -> None:
+    """In expectation after every context, and more after some if there are two places."""
     gains = []
     for seed in range(4):
         case = make_case(*shape, kind, seed)
@@ -263,7 +266,7 @@ def test_delta_accepts_more_and_one_accepts_everything(kind: str) -> None:
         return one_round(case, partial(token_odds, delta=delta), residual, 1)[1]
 
     rates = [accepted(delta) for delta in (0.0, 0.1, 0.4, 0.8, 1.0)]
-    least = 0.001 if kind in MODELS else 0.01  # models draft fewer tokens, and are alike
+    least = 0.001 if kind in MODELS else 0.01  # models draft fewer tokens, and are similar
     for less, more in itertools.pairwise(rates):
         assert (more >= less - EXACT).all()
         assert kind == "same" or more.sum() > less.sum() + least
@@ -326,18 +329,16 @@ def with_unclipped_ratio(draft: Draft, p: mx.array) -> Odds:
         (partial(token_odds, delta=0.1), residual),
     ],
 )
-def test_exactness_fails_for_planted_bugs(
-    odds_of: OddsOf, residual_of: Residual, kind: str
-) -> None:
+def test_planted_bugs_leave_a_gap(odds_of: OddsOf, residual_of: Residual, kind: str) -> None:
     seeds = range(6 if kind in MODELS else 4)
     assert max(gap(make_case(3, 2, kind, s), odds_of, residual_of) for s in seeds) > 1e-3
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_exactness_fails_when_only_the_target_is_filtered(rule: str) -> None:
-    """That is, when tokens are drawn from the plain q and judged by the filtered one, or so."""
+def test_planted_bug_of_one_filter_leaves_a_gap(rule: str) -> None:
+    """Tokens are sampled from one q, and the rule is given the other."""
     sampler = Sampler(1.0, top_k=2)
     for seed in range(4):
         plain, case = (make_case(4, 2, "random", seed, s) for s in (None, sampler))
-        assert gap(replace(case, drawn=plain.drawn), RULES[rule]) > 1e-3
-        assert gap(replace(case, told=plain.told), RULES[rule]) > 1e-3
+        assert gap(replace(case, sampled=plain.sampled), RULES[rule]) > 1e-3
+        assert gap(replace(case, claimed=plain.claimed), RULES[rule]) > 1e-3

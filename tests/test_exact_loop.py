@@ -1,7 +1,7 @@
-"""The loop by enumeration: its outputs have the law that whole passes of the target give them.
+"""Proof by enumeration that outputs of the loop follow the distribution of whole passes.
 
-Every history that an output can have is a row of the batch: what is drafted in each round, how
-much of it stands, what follows. See `scripted`.
+Each row of a batch is scripted to have one possible history: the tokens drafted in each round, how
+many of them are accepted, and the next token. See `scripted.py`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from speculative_t5.models.cache import KVCache
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS, VARIED, next_logits, output_law, tiny
-from scripted import DRAWN, PROMPT, Notes, Turn, normal, scripted, walk
-from test_exact import accepted_law
+from conftest import EOS, KINDS, VARIED, next_logits, output_law, tiny
+from scripted import PROMPT, SAMPLED, Notes, Turn, normal, scripted, walk
+from test_exact import distribution_of_accepted
 
 SIZE = 3
-ROUNDING, WRONG = 1e-5, 1e-4  # what float32 may leave, and what it cannot
+ROUNDING, WRONG = 1e-5, 1e-4  # a gap that float32 may leave, and one that it cannot
 PROMPTS = [PROMPT, [2, EOS]]  # of two lengths
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
-def off_whole_passes(kind: str, num_draft: int) -> float:
-    """How far what sessions give in rounds is from what passes over whole sequences give."""
+def gap_to_whole_passes(kind: str, num_draft: int) -> float:
+    """Return the gap between probabilities in rounds and those of passes over whole sequences."""
     models = [tiny(kind, vocab_size=SIZE, seed=seed) for seed in range(2)]
     gaps = []
     for model, seen in zip(models, walk(*models, num_draft), strict=True):
         for depth in range(2 * num_draft + 2):
             paths = list(product(range(SIZE), repeat=depth))
-            whole = normal(DRAWN.probs(next_logits(model, PROMPT, paths)))
+            whole = normal(SAMPLED.probs(next_logits(model, PROMPT, paths)))
             gaps += [
                 np.abs(given - expected).max()
                 for path, expected in zip(paths, whole, strict=True)
@@ -51,12 +51,12 @@ def off_whole_passes(kind: str, num_draft: int) -> float:
 
 @pytest.mark.parametrize("num_draft", [1, 2])
 @pytest.mark.parametrize("kind", VARIED)
-def test_sessions_give_in_rounds_what_whole_passes_give(kind: str, num_draft: int) -> None:
-    assert off_whole_passes(kind, num_draft) < ROUNDING
+def test_rounds_have_the_probabilities_of_whole_passes(kind: str, num_draft: int) -> None:
+    assert gap_to_whole_passes(kind, num_draft) < ROUNDING
 
 
 def histories(num_draft: int, max_tokens: int, done: tuple[int, ...] = ()) -> Iterator[list[Turn]]:
-    """All ways to come from `done` to an output, with places that the loop does not ask for cut."""
+    """Yield all ways from `done` to a whole output, each drafted token of which was asked for."""
     room = max_tokens - len(done)
     if room == 0 or EOS in done:
         yield []
@@ -72,30 +72,32 @@ def histories(num_draft: int, max_tokens: int, done: tuple[int, ...] = ()) -> It
 
 @cache
 def shuffled_rows(num_draft: int, max_tokens: int) -> tuple[list[list[int]], list[list[Turn]]]:
-    """Each history after each prompt; neighbours have little in common."""
+    """Return each history after each prompt, shuffled, so that neighbours differ."""
     rows = list(product(PROMPTS, histories(num_draft, max_tokens)))
     rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     return [prompt for prompt, _ in rows], [turns for _, turns in rows]
 
 
-def laws_of_the_loop(target: Any, plan: Plan, num_draft: int, batch_size: int) -> list[Law]:
-    """Of whole outputs after each prompt, added up from all their histories."""
+def distributions_of_the_loop(
+    target: Any, plan: Plan, num_draft: int, batch_size: int
+) -> list[Distribution]:
+    """Return the distribution of outputs after each prompt: the sum over all histories."""
     prompts, turns = shuffled_rows(num_draft, plan.max_tokens)
     outputs = {}
     with scripted(turns) as notes:
-        for told in decode(target, enumerate(prompts), plan, batch_size=batch_size):
-            if told.finish_reason:
-                end = (EOS,) if told.finish_reason == "eos" else ()
-                outputs[told.index] = (*told.output, *end)
+        for done in decode(target, enumerate(prompts), plan, batch_size=batch_size):
+            if done.finish_reason:
+                end = (EOS,) if done.finish_reason == "eos" else ()
+                outputs[done.index] = (*done.output, *end)
     masses = chances(turns, notes)
-    laws: list[Law] = [defaultdict(float) for _ in PROMPTS]
+    found: list[Distribution] = [defaultdict(float) for _ in PROMPTS]
     for row, output in outputs.items():
-        laws[PROMPTS.index(prompts[row])][output] += masses[row]
-    return laws
+        found[PROMPTS.index(prompts[row])][output] += masses[row]
+    return found
 
 
 def chances(turns: Sequence[Sequence[Turn]], notes: Notes) -> np.ndarray:
-    """The probability of each row's history, (rows,) float64."""
+    """Return the probability of each row's history, (rows,) float64."""
     found = np.ones(len(turns))
     for judged in notes.judged:
         said = [turns[row][r] for row, r in zip(judged.rows, judged.rounds, strict=True)]
@@ -103,9 +105,9 @@ def chances(turns: Sequence[Sequence[Turn]], notes: Notes) -> np.ndarray:
         accepted = np.array([turn.num_accepted for turn in said])
         following = np.array([turn.next_token for turn in said])
         left = residual(judged.draft, judged.p, judged.odds.ratios, mx.array(accepted))
-        found[judged.rows] *= accepted_law(judged.odds)[each, accepted]
+        found[judged.rows] *= distribution_of_accepted(judged.odds)[each, accepted]
         found[judged.rows] *= normal(left)[each, following]
-    for (row, round_, place), q in notes.drawn.items():
+    for (row, round_, place), q in notes.sampled.items():
         drafted = turns[row][round_].drafted
         if place < len(drafted):
             found[row] *= q[drafted[place]]
@@ -117,36 +119,39 @@ def gap(
     rule: str = "block",
     num_draft: int = 2,
     batch_size: int = 40,
-    sampler: Sampler = DRAWN,
+    sampler: Sampler = SAMPLED,
     delta: float = 0.0,
 ) -> float:
-    """Between the loop's law of outputs of up to 3 tokens and the target's."""
+    """Return the gap between the loop's distribution of up to 3 tokens and the target's."""
     target, draft = (tiny(kind, vocab_size=SIZE, seed=seed) for seed in range(2))
     drafter = ModelDrafter(draft, sampler, SIZE)
     verifier = Verifier(sampler, block=rule == "block", delta=delta)
     plan = Plan(drafter, FixedSchedule(num_draft), verifier, max_tokens=3, seed=0)
-    laws = laws_of_the_loop(target, plan, num_draft, batch_size)
+    found = distributions_of_the_loop(target, plan, num_draft, batch_size)
     gaps = []
-    for prompt, law in zip(PROMPTS, laws, strict=True):
+    for prompt, distribution in zip(PROMPTS, found, strict=True):
         expected = output_law(target, prompt, 3, sampler)
-        assert law.keys() == expected.keys()
-        gaps += [abs(law[output] - expected[output]) for output in law]
+        assert distribution.keys() == expected.keys()
+        gaps += [abs(distribution[output] - expected[output]) for output in distribution]
     return float(max(gaps))
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize(("num_draft", "batch_size"), [(1, 400), (2, 40)])
+@pytest.mark.parametrize(
+    ("num_draft", "batch_size", "rule"), [(1, 400, "token"), (2, 40, "token"), (2, 40, "block")]
+)
 @pytest.mark.parametrize("kind", VARIED)
-def test_outputs_of_the_loop_have_the_targets_law(
+def test_loop_outputs_follow_the_targets_distribution(
     kind: str, num_draft: int, batch_size: int, rule: str
 ) -> None:
-    """400 and 1,254 rows: all at once, or given to others as they end."""
+    """400 histories at once, or 1,254 that take the rows of others that have ended."""
     assert gap(kind, rule, num_draft, batch_size) < ROUNDING
 
 
 @pytest.mark.parametrize("sampler", [Sampler(0.7, top_k=2), Sampler(2.0, top_p=0.8)], ids=str)
-@pytest.mark.parametrize("kind", VARIED)
-def test_filtered_outputs_of_the_loop_have_the_filtered_law(kind: str, sampler: Sampler) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_filtered_loop_outputs_follow_the_filtered_distribution(
+    kind: str, sampler: Sampler
+) -> None:
     assert gap(kind, sampler=sampler) < ROUNDING
 
 
@@ -158,7 +163,7 @@ def without_truncation(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_one_length(patch: pytest.MonkeyPatch) -> None:
-    """Rows that are rewound alike, as in mlx-lm's own caches."""
+    """Rewind all rows to one length, as mlx-lm's own caches do."""
     truncate = KVCache.truncate
     patch.setattr(
         KVCache, "truncate", lambda self, lengths: truncate(self, [min(lengths)] * len(lengths))
@@ -166,7 +171,7 @@ def with_one_length(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_the_first_positions(patch: pytest.MonkeyPatch) -> None:
-    """New tokens of all rows have the positions of the first one's."""
+    """Give new tokens of all rows the positions of the first row's."""
     make = causal._Layer.__init__
 
     def bug(self: Any, buffers: Any, at: Any, lengths: Any, count: int) -> None:
@@ -177,7 +182,7 @@ def with_the_first_positions(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_a_view_of_all(patch: pytest.MonkeyPatch) -> None:
-    """What neighbours are longer by is seen, too."""
+    """Let rows attend beyond their own length."""
     patch.setattr(causal._Layer, "make_mask", lambda self, count, **_: "causal")
 
 
@@ -186,16 +191,16 @@ PLANTED = [(kind, bug) for kind in VARIED for bug in (BUGS[:2] if kind == "t5" e
 
 
 @pytest.mark.parametrize(("kind", "bug"), PLANTED)
-def test_both_checks_fail_for_planted_bugs(
+def test_planted_bugs_of_caches_leave_a_gap(
     kind: str, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
-    assert off_whole_passes(kind, 1) > WRONG
+    assert gap_to_whole_passes(kind, 1) > WRONG
     assert gap(kind, num_draft=1) > WRONG
 
 
 def with_the_first_rows(patch: pytest.MonkeyPatch) -> None:
-    """When rows are dropped, others are kept."""
+    """Keep the wrong rows when some are dropped."""
     select = KVCache.select
 
     def bug(self: KVCache, rows: Sequence[int]) -> None:
@@ -207,7 +212,7 @@ def with_the_first_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_the_last_prompt(patch: pytest.MonkeyPatch) -> None:
-    """Rows that are given to another prompt go on after what they hold."""
+    """Keep the old contents of rows that are given to another prompt."""
 
     def bug(self: KVCache, rows: Sequence[int], new: KVCache, new_rows: Sequence[int]) -> None:
         for row, new_row in zip(rows, new_rows, strict=True):
@@ -222,7 +227,7 @@ MIXED += [(kind, with_the_last_prompt) for kind in VARIED if kind != "t5"]
 
 
 @pytest.mark.parametrize(("kind", "bug"), MIXED)
-def test_the_law_fails_if_rows_are_mixed_up(
+def test_planted_bugs_that_mix_rows_up_leave_a_gap(
     kind: str, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
@@ -230,5 +235,5 @@ def test_the_law_fails_if_rows_are_mixed_up(
 
 
 @pytest.mark.parametrize("kind", VARIED)
-def test_the_law_fails_for_a_little_delta(kind: str) -> None:
+def test_planted_delta_leaves_a_gap(kind: str) -> None:
     assert gap(kind, "token", delta=0.1) > WRONG

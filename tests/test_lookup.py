@@ -1,4 +1,4 @@
-"""Lookups in texts that grow: what they propose, and how much they look at."""
+"""Lookups in texts that grow: their proposals, and how much of the text they read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = [(low, high) for high in (1, 2, 3, 8, MAX_NGRAM) for low in range(1, hig
 
 
 def text(rng: random.Random, length: int, alphabet: int, before: Sequence[int] = ()) -> list[int]:
-    """Random tokens, some of them copied from `before` and from themselves."""
+    """Return random tokens, some of them copied from `before` and from each other."""
     tokens: list[int] = []
     while len(tokens) < length:
         whole = [*before, *tokens]
@@ -32,7 +32,7 @@ def text(rng: random.Random, length: int, alphabet: int, before: Sequence[int] =
 
 
 def growing(rng: random.Random, tokens: Sequence[int]) -> Iterator[int]:
-    """Lengths of an output that grows by random steps."""
+    """Yield the lengths of an output that grows by random steps."""
     length = 1
     while length < len(tokens):
         yield length
@@ -40,10 +40,10 @@ def growing(rng: random.Random, tokens: Sequence[int]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 5, 30])
-def test_proposals_are_those_of_the_whole_text(alphabet: int) -> None:
-    """With and without a source, and with tokens assumed behind the output."""
+def test_proposals_equal_those_of_a_search_of_the_whole_text(alphabet: int) -> None:
+    """With and without a source, and with assumed tokens after the output."""
     rng, found = random.Random(alphabet), 0
-    for case in range(1000):
+    for case in range(300):
         source = text(rng, rng.choice((0, 1, 2, 10, 40)), alphabet)
         output = text(rng, rng.choice((2, 10, 70)), alphabet, source)
         sizes = SIZES[case % len(SIZES)]
@@ -55,10 +55,10 @@ def test_proposals_are_those_of_the_whole_text(alphabet: int) -> None:
             plain = look_up(source, output[:length] + assumed, num_draft, *sizes)
             assert proposed == plain, (source, output[:length], assumed, num_draft, sizes)
             found += bool(plain)
-    assert found > 500
+    assert found > 150
 
 
-def test_rows_that_are_replaced_and_selected_have_their_own_texts() -> None:
+def test_replaced_and_selected_rows_have_their_own_texts() -> None:
     rng = random.Random(0)
     drafter = LookupDrafter(frozenset(), frozenset())
     sources = [text(rng, 20, 4) for _ in range(5)]
@@ -81,7 +81,7 @@ def test_rows_that_are_replaced_and_selected_have_their_own_texts() -> None:
             drafter.select(kept)
 
 
-def test_an_output_that_is_shorter_than_before_is_looked_up_anew() -> None:
+def test_a_shorter_output_rebuilds_the_index() -> None:
     rng = random.Random(0)
     source, output = text(rng, 20, 3), text(rng, 200, 3)
     lookup = Lookup(source, 1, 8)
@@ -91,7 +91,7 @@ def test_an_output_that_is_shorter_than_before_is_looked_up_anew() -> None:
         output[len(part) :] = text(rng, 200 - len(part), 3)
 
 
-def test_the_index_holds_no_more_n_grams_than_it_takes_to_tell_them_apart() -> None:
+def test_the_index_holds_only_n_grams_that_tell_places_apart() -> None:
     lookup = Lookup(range(100), 1, 8)
     lookup.propose([*range(100, 200), 0, 1], 1)
     singles = {(token,) for token in range(200)}
@@ -99,7 +99,7 @@ def test_the_index_holds_no_more_n_grams_than_it_takes_to_tell_them_apart() -> N
 
 
 class Touched(int):
-    """A token that counts how often any of them is looked at."""
+    """A token that counts how often any token is compared or hashed."""
 
     count = 0
 
@@ -113,7 +113,7 @@ class Touched(int):
 
 
 class Guessing:
-    """Drafts three tokens, always the same."""
+    """Always drafts the same three tokens."""
 
     def __init__(self) -> None:
         self.start = self.replace = self.select = lambda *_: None
@@ -129,7 +129,7 @@ def drafter_of(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["lookup", "both"])
 @pytest.mark.parametrize("alphabet", [1, 2, 50])
-def test_a_round_looks_at_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
+def test_a_round_reads_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
     rng, drafter = random.Random(0), drafter_of(kind)
     source = [Touched(2 + rng.randrange(alphabet)) for _ in range(300)]
     drafter.start([source])

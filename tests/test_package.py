@@ -1,4 +1,4 @@
-"""What importing costs, and what may not be imported."""
+"""Imports, the parts that are loaded ahead of MLX, and the number of threads."""
 
 from __future__ import annotations
 

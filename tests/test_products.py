@@ -32,7 +32,7 @@ def product(level: int, tmp_path: Path) -> Product:
 
 
 def own_copy(folder: Path, *, rows: int = 10**6, threads: int = 2, level: int = 2) -> Product:
-    """alpha x w + beta y by a copy of the library: the one that MLX uses is left as it is."""
+    """Return a function for alpha x w + beta y, by a copy of the library that MLX uses."""
     built = next(iter(sorted(device.FOLDER.glob("_products*.so"))), None)
     if built is None:  # the package works without it, and slower
         pytest.skip("built without a C compiler")

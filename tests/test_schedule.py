@@ -1,4 +1,4 @@
-"""Draft lengths: what the schedule expects, chooses and learns."""
+"""Draft lengths: the schedule's expectations, choices and learning."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def outcome(num_draft: int, accepted: Sequence[int], drafted: Sequence[int] = ()
     return Outcome(num_draft, drafted or [num_draft] * len(accepted), accepted, 0.0, 0.0)
 
 
-def counted(rate: float, rounds: int = 20_000, num_draft: int = MAX_DRAFT) -> Counts:
-    """Counts of drafts whose tokens are each accepted with one probability."""
+def counted(rate: float, rounds: int = 10_000, num_draft: int = MAX_DRAFT) -> Counts:
+    """Return counts of drafts whose tokens are each accepted with the same probability."""
     rng = np.random.default_rng(0)
     passed = np.cumprod(rng.random((rounds, num_draft)) < rate, axis=1).sum(axis=1)
     counts = Counts()
@@ -36,7 +36,7 @@ def counted(rate: float, rounds: int = 20_000, num_draft: int = MAX_DRAFT) -> Co
 def calibration(
     counts: Counts, *, draft: float = 0.1, verify: float = 0.02, num_prompts: int = 1000
 ) -> Calibration:
-    """A pass over one token takes a second; further tokens and drafting them as given."""
+    """Make a pass over one token take a second; `verify` and `draft` are per further token."""
     return Calibration(
         tuple(draft * k for k in range(MAX_DRAFT + 1)),
         tuple(1 + verify * k for k in range(2 * MAX_DRAFT + 1)),
@@ -52,7 +52,7 @@ def speed_by_theory(rate: float, draft: float, verify: float) -> np.ndarray:
     return speed
 
 
-def test_a_fixed_length_leaves_room_for_the_next_token() -> None:
+def test_a_fixed_length_leaves_room_for_the_targets_token() -> None:
     schedule = FixedSchedule(5)
     assert [schedule.next(remaining) for remaining in (9, 6, 5, 2, 1)] == [5, 5, 4, 1, 0]
 
@@ -75,7 +75,7 @@ def test_places_have_rates_of_their_own() -> None:
     np.testing.assert_allclose(accepts[4:7], 3, atol=0.02)
 
 
-def test_tokens_beyond_the_ones_asked_for_are_expected_again() -> None:
+def test_tokens_added_to_those_asked_for_are_expected_again() -> None:
     """A drafter that adds two tokens to those asked for, of which one is accepted."""
     counts = Counts()
     counts.add(outcome(3, [4] * 10_000, [5] * 10_000))
@@ -102,7 +102,7 @@ def test_the_length_is_as_good_as_the_best_by_theory(rate: float, draft: float) 
     assert min(speed) < 0.9 * speed.max()
 
 
-def test_one_prompt_tells_little_but_whether_a_draft_is_any_good() -> None:
+def test_a_calibration_counts_more_the_more_prompts_it_has() -> None:
     def expected(rate: float, num_prompts: int) -> float:
         return rate_of_others(calibration(counted(rate), num_prompts=num_prompts))
 
@@ -137,8 +137,8 @@ def test_it_learns_from_rounds() -> None:
 
 
 @pytest.mark.parametrize("draft", [0.03, 0.5])
-def test_it_stops_drafting_and_asks_again_now_and_then(draft: float) -> None:
-    """After so many rounds that asking costs little, and later and later, up to a point."""
+def test_it_stops_drafting_and_probes_later_and_later(draft: float) -> None:
+    """Probes are so rare that they cost little, and rarer after each failure, up to a limit."""
     schedule = AdaptiveSchedule(calibration(counted(0.001), draft=draft))
     probes = []
     for round_ in range(2000):
@@ -162,7 +162,7 @@ def test_it_drafts_again_when_that_begins_to_pay() -> None:
     assert min(lengths[-20:]) >= 3
 
 
-def test_the_output_s_end_bounds_the_length() -> None:
+def test_the_end_of_the_output_limits_the_length() -> None:
     schedule = AdaptiveSchedule(calibration(counted(0.95)))
     assert schedule.next(1000) > 5
     assert [schedule.next(remaining) for remaining in (4, 2, 1)] == [3, 1, 0]

@@ -21,7 +21,7 @@ from speculative_t5.decoding.schedule import (
     Counts,
     Outcome,
 )
-from speculative_t5.generation import decoder
+from speculative_t5.generation import adaptive
 from speculative_t5.models.causal import CausalModel
 from speculative_t5.models.t5 import compiled
 from speculative_t5.models.t5.model import T5
@@ -74,7 +74,7 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
 def test_threads_that_share_a_decoder_give_the_outputs_of_one(
     kind: str, num_draft: Any, monkeypatch: pytest.MonkeyPatch, restless: None
 ) -> None:
-    monkeypatch.setattr(decoder, "calibrate", lambda *_: CALIBRATION)
+    monkeypatch.setattr(adaptive, "calibrate", lambda *_: CALIBRATION)
     model = tiny(kind, vocab_size=20, layers=2, seed=VARIED[kind])
     draft = tiny_draft(model)
     alone = SpeculativeDecoder(model, draft, num_draft=num_draft)
@@ -196,7 +196,7 @@ def test_threads_wait_for_the_one_that_calibrates(monkeypatch: pytest.MonkeyPatc
         time.sleep(0.2)  # all others have begun by then
         return CALIBRATION
 
-    monkeypatch.setattr(decoder, "calibrate", slowly)
+    monkeypatch.setattr(adaptive, "calibrate", slowly)
     model = tiny_model(vocab_size=20)
     shared = SpeculativeDecoder(model, tiny_draft(model), num_draft="auto")
     at_once(lambda i: shared.generate(PROMPTS[i], max_tokens=4))

@@ -1,4 +1,4 @@
-"""Both rules as they draw, and lenience; test_exact.py proves their odds by enumeration."""
+"""Both rules with sampling, and lenience; test_exact.py proves their odds by enumeration."""
 
 from __future__ import annotations
 
@@ -24,33 +24,26 @@ Rule = Callable[[Draft, mx.array, mx.array], Verdict]
 RULES = (verify_tokens, verify_block)
 
 
-def random_probs(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Distributions over the last axis, some entries zero."""
-    weights = rng.exponential(size=shape) * (rng.random(shape) < 0.7)
-    weights[..., 0] += 0.05
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
 def row_keys(rows: int, seed: int = 0) -> mx.array:
     return mx.random.split(mx.random.key(seed), rows)
 
 
 def whole(tokens: mx.array, probs: mx.array) -> Draft:
-    """A draft with as many tokens in every row."""
+    """Return a draft with the same number of tokens in every row."""
     return Draft(tokens, [tokens.shape[1]] * tokens.shape[0], probs)
 
 
-def draw_draft(probs: mx.array, keys: mx.array) -> mx.array:
-    """Tokens (B, K) from probabilities (B, K, V), as a draft model draws them."""
+def sample_draft(probs: mx.array, keys: mx.array) -> mx.array:
+    """Sample tokens (B, K) from probabilities (B, K, V), as a draft model does."""
     at = place_keys(keys, probs.shape[1])
     return mx.stack([sample(probs[:, i], at[:, i]) for i in range(probs.shape[1])], axis=1)
 
 
 def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_000) -> float:
-    """Total variation between what `rule` emits as its first token and p_1, q being (K, V)."""
+    """Return the total variation between the first emitted token and p_1, given q (K, V)."""
     draft_keys, keys = row_keys(2 * rows, 7).reshape(2, rows, 2)
     probs = mx.broadcast_to(mx.array(q, dtype=mx.float32), (rows, *q.shape))
-    draft = whole(draw_draft(probs, draft_keys), probs)
+    draft = whole(sample_draft(probs, draft_keys), probs)
     target = mx.broadcast_to(mx.array(p, dtype=mx.float32), (rows, *p.shape))
     size = q.shape[1]
     verdict = rule(draft, target, keys)
@@ -59,20 +52,12 @@ def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_0
     return float(np.abs(counts - p[0]).sum() / 2)
 
 
-# Standard deviation of the distance is below sqrt(4 / 200,000) / 2 = 0.0023.
+# The distance's expectation is below sqrt(4 / 200,000) / 2 = 0.0023.
 TOLERANCE = 0.006
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("seed", range(6))
-def test_first_token_is_distributed_as_the_target(seed: int, rule: Rule) -> None:
-    rng = np.random.default_rng(seed)
-    p, q = random_probs(rng, 2, 4), random_probs(rng, 1, 4)
-    assert sampled_distance(rule, p, q) < TOLERANCE
-
-
 def with_one_key(rule: Rule) -> Rule:
-    """Acceptance tests that use the very noise that the next token is drawn with."""
+    """Test acceptance with the same noise that the next token is sampled with."""
 
     def bug(draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
         shape = p.shape[-1:]
@@ -85,42 +70,12 @@ def with_one_key(rule: Rule) -> Rule:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_acceptance_and_draws_are_independent(rule: Rule) -> None:
+def test_acceptance_and_the_next_token_are_independent(rule: Rule) -> None:
     p = np.tile([0.4, 0.3, 0.2, 0.1, 0.0], (6, 1))
     q = np.tile([0.1, 0.1, 0.2, 0.3, 0.3], (5, 1))
     assert sampled_distance(rule, p, q) < TOLERANCE
-    if rule is verify_tokens:  # the bug would be in what both share, and shows less in blocks
+    if rule is verify_tokens:  # both rules share the code, and blocks show the bug less
         assert sampled_distance(with_one_key(rule), p, q) > 5 * TOLERANCE
-
-
-def with_argmax_for_residual(draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
-    verdict = verify_tokens(draft, p, keys)
-    best = mx.argmax(p, axis=-1)[:, 0].astype(mx.int32)
-    return Verdict(
-        verdict.num_accepted, mx.where(verdict.num_accepted == 0, best, verdict.next_token)
-    )
-
-
-def with_target_for_residual(draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
-    verdict = verify_tokens(draft, p, keys)
-    again = sample(p[:, 0], place_keys(keys, 1)[:, 0])
-    return Verdict(
-        verdict.num_accepted, mx.where(verdict.num_accepted == 0, again, verdict.next_token)
-    )
-
-
-def with_every_draft_accepted(draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
-    return verify_tokens(draft, p, keys, delta=1.0)
-
-
-@pytest.mark.parametrize(
-    "bug", [with_argmax_for_residual, with_target_for_residual, with_every_draft_accepted]
-)
-def test_the_sampled_check_fails_for_planted_bugs(bug: Rule) -> None:
-    p = np.array([[0.5, 0.3, 0.2, 0.0], [0.25, 0.25, 0.25, 0.25]])
-    q = np.array([[0.1, 0.2, 0.3, 0.4]])
-    assert sampled_distance(verify_tokens, p, q) < TOLERANCE
-    assert sampled_distance(bug, p, q) > 5 * TOLERANCE
 
 
 def constant(rows: list[list[float]], batch: int) -> mx.array:
@@ -133,7 +88,7 @@ def test_acceptance_rate_is_the_overlap_of_p_and_q(rule: Rule) -> None:
     rows = 100_000
     q = constant([[0.1, 0.2, 0.3, 0.4]], rows)
     p = constant([[0.5, 0.3, 0.2, 0.0], [0.25] * 4], rows)
-    draft = whole(draw_draft(q, row_keys(rows, 1)), q)
+    draft = whole(sample_draft(q, row_keys(rows, 1)), q)
     verdict = rule(draft, p, row_keys(rows, 2))
     assert mx.mean(verdict.num_accepted).item() == pytest.approx(0.5, abs=0.01)
 
@@ -156,19 +111,7 @@ def test_a_fully_accepted_draft_is_followed_by_the_bonus(rule: Rule) -> None:
     assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([2], [0])
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_zero_row_drafts_nothing(rule: Rule) -> None:
-    """Its token is never accepted, however likely, and the next token is p's own."""
-    rows = 50_000
-    zero = constant([[0.0, 0.0, 0.0]], rows)
-    p = constant([[0.6, 0.3, 0.1], [1.0, 0.0, 0.0]], rows)
-    verdict = rule(whole(mx.zeros((rows, 1), mx.int32), zero), p, row_keys(rows))
-    assert mx.max(verdict.num_accepted).item() == 0
-    counts = np.bincount(np.array(verdict.next_token), minlength=3) / rows
-    np.testing.assert_allclose(counts, [0.6, 0.3, 0.1], atol=0.01)
-
-
-def test_delta_adds_to_the_acceptance_probability() -> None:
+def test_delta_adds_to_the_probability_of_acceptance() -> None:
     rows = 100_000
     q, p = constant([[0.5, 0.5]], rows), constant([[0.2, 0.8], [0.5, 0.5]], rows)
     draft = whole(mx.zeros((rows, 1), mx.int32), q)
@@ -198,7 +141,7 @@ def test_lenience_never_accepts_where_nothing_was_drafted() -> None:
     assert lenient_argmax(draft, logits, delta=1.0).tolist() == [[1, 1]]
 
 
-def test_greedy_counts_are_those_of_the_rules_for_one_hot_distributions() -> None:
+def test_greedy_counts_equal_both_rules_for_one_hot_distributions() -> None:
     """All drafts of up to three tokens out of three, against all targets."""
     targets = list(itertools.product(range(3), repeat=4))
     seen = set()

@@ -16,21 +16,3 @@ from .synthetic import (
     random_prompts,
     synthetic_plan,
 )
-
-__all__ = [
-    "Bench",
-    "PLAIN",
-    "Report",
-    "Variant",
-    "check_shapes",
-    "context_of",
-    "draw",
-    "first_token_seconds",
-    "plain_variant",
-    "pyplot",
-    "random_model",
-    "random_prompts",
-    "speedup",
-    "synthetic_plan",
-    "variants_of",
-]

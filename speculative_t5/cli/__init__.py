@@ -4,8 +4,3 @@ It may import every other room.
 """
 
 from .main import convert_main, main
-
-__all__ = [
-    "convert_main",
-    "main",
-]

@@ -5,8 +5,3 @@ It imports `models`, whose plain MLX layers are the reference, and nothing requi
 
 from .accelerate import accelerate
 from .blocks import BUILT_FOR
-
-__all__ = [
-    "BUILT_FOR",
-    "accelerate",
-]

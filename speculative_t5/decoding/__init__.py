@@ -16,50 +16,5 @@ from .results import FinishReason, Origin, Round, Stats, origins_of_round
 from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
 from .scoring import pair_probabilities
-from .verify import Odds, Verifier, block_odds, residual, token_odds, verify_block, verify_tokens
+from .verify import Odds, Verifier, block_odds, residual, token_odds
 from .waits import Waits, count_waits, read
-
-__all__ = [
-    "AdaptiveSchedule",
-    "CombinedDrafter",
-    "Draft",
-    "Drafter",
-    "EmptyDrafter",
-    "Encoded",
-    "FinishReason",
-    "FixedSchedule",
-    "LanguageModel",
-    "LookupDrafter",
-    "ModelDrafter",
-    "Odds",
-    "Origin",
-    "Outcome",
-    "Padded",
-    "Plan",
-    "Request",
-    "Round",
-    "Sampler",
-    "Schedule",
-    "Session",
-    "Stats",
-    "Verifier",
-    "Vocabulary",
-    "WINDOW",
-    "Waits",
-    "argmax",
-    "block_odds",
-    "cache_folder",
-    "calibrate",
-    "check_ngrams",
-    "count_waits",
-    "decode",
-    "fingerprint",
-    "in_order_of_length",
-    "origins_of_round",
-    "pair_probabilities",
-    "read",
-    "residual",
-    "token_odds",
-    "verify_block",
-    "verify_tokens",
-]

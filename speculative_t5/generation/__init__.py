@@ -7,14 +7,3 @@ Imports `decoding`, `tokenizers`, `checkpoints`, `errors` and `device`.
 from .decoder import SpeculativeDecoder
 from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule
 from .outputs import MEANINGS, Chunk, Generation
-
-__all__ = [
-    "Chunk",
-    "DraftingOptions",
-    "Generation",
-    "GenerationOptions",
-    "MEANINGS",
-    "NumDraft",
-    "SpeculativeDecoder",
-    "VerifyRule",
-]

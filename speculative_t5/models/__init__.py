@@ -19,24 +19,3 @@ from .t5.layers import (
 )
 from .t5.model import T5
 from .t5.positions import position_biases
-
-__all__ = [
-    "CausalModel",
-    "CrossAttention",
-    "Decoder",
-    "DecoderLayer",
-    "Encoder",
-    "EncoderLayer",
-    "FeedForward",
-    "Head",
-    "KeysValues",
-    "MAX_LAYERS",
-    "MAX_SIZE",
-    "Quantization",
-    "SelfAttention",
-    "T5",
-    "T5Config",
-    "build",
-    "is_causal",
-    "position_biases",
-]

@@ -14,21 +14,3 @@ from .encoding import Prompt, PromptEncoder, Source, check_prompts
 from .files import TOKENIZER_FILES, read_prefix
 from .loading import has_tokenizer, load_tokenizer
 from .tokenizer_json import JSONTokenizer
-
-__all__ = [
-    "ByteTokenizer",
-    "CausalTokenizer",
-    "Detokenizer",
-    "JSONTokenizer",
-    "Prompt",
-    "PromptEncoder",
-    "Source",
-    "TOKENIZER_FILES",
-    "Tokenizer",
-    "check_prompts",
-    "has_tokenizer",
-    "has_vocabulary",
-    "load_tokenizer",
-    "pieces",
-    "read_prefix",
-]

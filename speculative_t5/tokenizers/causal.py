@@ -16,8 +16,8 @@ from .files import refuse_pointers
 
 # Files that hold a tokenizer's pieces.
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
-TRANSFORMERS = "transformers>=5"  # as in pyproject.toml
-PROTOBUF = "protobuf>=4"  # as in pyproject.toml; transformers reads a tokenizer.model by it
+# As in pyproject.toml. transformers reads a tokenizer.model with protobuf, chats with jinja2.
+TRANSFORMERS, PROTOBUF, JINJA2 = "transformers>=5", "protobuf>=4", "jinja2>=3.1.6"
 
 
 def has_vocabulary(folder: Path) -> bool:
@@ -77,6 +77,11 @@ class CausalTokenizer:
                 add_generation_prompt=True,
                 return_dict=False,
             )
+        except ImportError as error:
+            raise ValueError(
+                f"a chat needs a package that is not installed ({first_line(error)}): "
+                f"run pip install '{JINJA2}'"
+            ) from error
         except Exception as error:  # a template raises its own errors, and those of its library
             raise ValueError(
                 f"the model's chat template refuses these messages ({first_line(error)}): "

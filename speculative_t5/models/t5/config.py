@@ -21,7 +21,7 @@ from ..config_json import (
 
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
-# What `architectures` of config.json may say: others have no decoder, or another head on it.
+# `architectures` in config.json: all others lack a decoder, or have another head on it.
 ARCHITECTURES = tuple(
     f"{prefix}{kind}"
     for kind in ("ForConditionalGeneration", "WithLMHeadModel", "Model")
@@ -48,12 +48,12 @@ MAX_DISTANCE = 2**16
 class Quantization:
     """MLX's affine quantization of a model's matrices.
 
-    A matrix whose rows are no multiple of the group is left as it is, as are biases and norms.
+    Norms, biases and matrices whose rows are not a multiple of the group are left alone.
 
     Attributes:
-        bits: Of one weight, 4 or 8.
+        bits: 4 or 8 for each weight.
         group_size: Weights that share a scale and a bias: 32, 64 or 128.
-        keep_wo: Whether the feed-forward's second matrix is left as it is.
+        keep_wo: Whether the feed-forward's second matrix is left alone.
         embeddings: Whether the embedding and an output head of its own are quantized too.
     """
 
