@@ -100,16 +100,11 @@ def test_options_are_set_by_name(screen: Screen) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/set num_draft 0", "num_draft must be an integer of at least 1 or 'auto', got 0"),
         ("/set num_draft x", "num_draft must be an integer of at least 1 or auto, got 'x'"),
         ("/set delta 2", "delta must be between 0 and 1, got 2.0"),
         ("/set delta much", "delta must be a number, got 'much'"),
         ("/set top_k 1.5", "top_k must be an integer, got '1.5'"),
-        ("/set top_p 0", "top_p must be above 0"),
-        ("/set temperature -1", "temperature must be 0 or at least"),
         ("/set max_tokens 0", "max_tokens must be an integer of at least 1, got 0"),
-        ("/set seed -1", "seed must be an integer from 0 to"),
-        ("/set verify all", "verify must be 'auto', 'token' or 'block', got 'all'"),
         ("/set show_drafts maybe", "show_drafts must be on or off, got 'maybe'"),
         ("/set colour red", "there is nothing to set named 'colour': choose from num_draft"),
         ("/set prefix x", "use /prefix TEXT"),
