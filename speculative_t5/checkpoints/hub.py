@@ -28,7 +28,7 @@ CAUSAL_FILES = (
     "chat_template.json",
 )
 TIMEOUT = 10.0  # seconds
-SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is told
+SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is informed
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
