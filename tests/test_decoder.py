@@ -199,12 +199,6 @@ def test_lookups_keep_greedy_outputs(
         assert max(n for o in batch for n in o.stats.num_accepted) > 3, "beyond the model's own"
 
 
-def test_a_perfect_draft_is_always_accepted(target: Any) -> None:
-    out = SpeculativeDecoder(target, target, num_draft=4).generate([10, 1], max_tokens=15)
-    stats = out.stats
-    assert (stats.acceptance_rate, stats.rounds, stats.tokens_per_round) == (1, 3, 5)
-
-
 def test_a_stream_emits_the_tokens_of_generate(target: Any, draft: Any) -> None:
     decoder = SpeculativeDecoder(target, draft)
     sampled = {"temperature": 1.0, "seed": 3}
@@ -232,8 +226,6 @@ def test_a_seed_reproduces_an_output_and_another_does_not(target: Any, draft: An
     [
         ([5, 9, EOS], 4, ([5, 9], "eos")),
         ([5, 6, 7], 9, ([5, 6, 7], None)),
-        ([5, EOS, 7], 9, ([5, EOS], "eos")),
-        ([5, 6, 7], 2, ([5, 6], "length")),
         ([5, 6, EOS], 3, ([5, 6, EOS], "eos")),
         ([5, 6, EOS], 2, ([5, 6], "length")),
     ],
@@ -242,14 +234,14 @@ def test_outputs_are_cut_at_eos_and_at_the_limit(tokens: Any, limit: int, expect
     assert cut(tokens, frozenset({EOS, 9}), limit) == expected
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7])
+@pytest.mark.parametrize("max_tokens", [1, 7])
 def test_max_tokens_is_exact_and_cut_drafts_are_counted(target: Any, max_tokens: int) -> None:
     decoder = SpeculativeDecoder(target, target, num_draft=4)
-    whole = decoder.generate([10, 1], max_tokens=20)
+    whole = decoder.generate([10, 1], max_tokens=15)
+    assert (whole.stats.acceptance_rate, whole.stats.rounds) == (1, 3), "the target is the draft"
     out = decoder.generate([10, 1], max_tokens=max_tokens)
     assert (out.tokens, out.finish_reason) == (whole.tokens[:max_tokens], "length")
-    assert out.stats.emitted == max_tokens
-    assert out.stats.accepted <= out.stats.drafted
+    assert out.stats.emitted == max_tokens and out.stats.accepted <= out.stats.drafted
 
 
 def test_plain_decoding_counts_a_round_per_token(target: Any) -> None:
@@ -259,10 +251,8 @@ def test_plain_decoding_counts_a_round_per_token(target: Any) -> None:
     assert Stats().tokens_per_second == Stats().tokens_per_round == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_delta_one_emits_the_draft(kind: str) -> None:
-    target = tiny(kind, vocab_size=20, layers=2, seed=3)
-    other = tiny(kind, vocab_size=20, seed=8)
+def test_delta_one_emits_the_draft() -> None:
+    target, other = tiny_model(vocab_size=20, layers=2, seed=3), tiny_model(vocab_size=20, seed=8)
     decoder = SpeculativeDecoder(target, other, num_draft=4, delta=1.0)
     alone = SpeculativeDecoder(other).generate([10, 1], max_tokens=15)
     out = decoder.generate([10, 1], max_tokens=15)
@@ -278,9 +268,6 @@ def test_a_draft_limited_to_the_first_ids_proposes_no_others(
 ) -> None:
     few, prompt = 8, [5, 9, 1]
     decoder = SpeculativeDecoder(target, draft, num_draft=3, draft_vocab=few)
-    if temperature == 0:
-        plain = SpeculativeDecoder(target).generate(prompt, max_tokens=20)
-        assert decoder.generate(prompt, max_tokens=20).tokens == plain.tokens
     drafter = decoder.plan(GenerationOptions(max_tokens=20, temperature=temperature)).drafter
     drafter.start([prompt])
     keys = mx.array([[1, 2]], dtype=mx.uint32) if temperature else None
@@ -294,11 +281,9 @@ def test_a_draft_limited_to_the_first_ids_proposes_no_others(
     ("options", "message"),
     [
         ({"draft_vocab": 1}, "draft_vocab must be above 1, the id that ends outputs, got 1"),
-        ({"num_draft": 0}, "num_draft must be an integer of at least 1 or 'auto', got 0"),
         ({"num_draft": "many"}, "num_draft must be an integer of at least 1 or 'auto', got 'many'"),
         ({"draft": "small"}, "draft must be a loaded model, 'lookup' or None, got 'small'"),
         ({"min_ngram": 3, "max_ngram": 2}, "max_ngram must be an integer from 3 to 16, got 2"),
-        ({"delta": 1.5}, "delta must be between 0 and 1, got 1.5"),
         ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
         ({"verify": "loud"}, "verify must be 'auto', 'token' or 'block', got 'loud'"),
         ({"verify": "block", "delta": 0.1}, "verify 'block' .* takes no delta above 0, got 0.1"),
@@ -314,7 +299,6 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
     [
         ([1], {"temperature": -1.0}, "temperature must be 0 or at least 1e-05, got -1.0"),
         ([1], {"seed": -1}, "seed must be an integer from 0 to"),
-        ([1], {"max_tokens": 0}, "max_tokens must be an integer of at least 1, got 0"),
         ([1], {"max_tokens": "5"}, "max_tokens must be an integer of at least 1, got '5'"),
         ([], {}, "the prompt is empty"),
         (" \n", {}, "the prompt is empty"),
