@@ -77,6 +77,7 @@ def test_training_lowers_the_held_out_loss(prepared: Corpus) -> None:
     model, _ = train_causal.make_model("draft", tokenizer, 0)
     before = train_causal.mean_loss(model, unseen)
     train_causal.train(model, seen, Length(30), seed=0)
+    train_causal.train(model, seen, Length(10**9, seconds=0.1), seed=0)  # ends by time
     assert train_causal.mean_loss(model, unseen) < before - 0.5
 
 
@@ -88,12 +89,6 @@ def test_weights_depend_on_the_seed_alone(prepared: Corpus) -> None:
         found.append([weight for _, weight in tree_flatten(model.parameters())])
     assert all(mx.array_equal(a, b) for a, b in zip(found[0], found[1], strict=True))
     assert not mx.array_equal(found[0][0], found[2][0])
-
-
-def test_seconds_end_the_training_instead_of_steps(prepared: Corpus) -> None:
-    model, _ = train_causal.make_model("draft", prepared[0], 0)
-    length = Length(10**9, seconds=0.2)
-    assert np.isfinite(train_causal.train(model, prepared[1], length, seed=0))
 
 
 def test_end_is_held_out_and_cut_at_a_line() -> None:
@@ -150,10 +145,8 @@ def test_unusable_text_and_output_are_refused(
 def test_failure_leaves_the_old_pair(
     tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(model: Any, ids: np.ndarray, length: Length, seed: int) -> float:
-        if model.args.num_hidden_layers == 1:
-            raise OSError("no more")
-        return 0.0
+    def failing(*_: Any) -> float:
+        raise OSError("no more")
 
     old = tmp_path / "pair" / "target"
     old.mkdir(parents=True)
