@@ -43,8 +43,7 @@ def batch(
     ],
     *,
     output: Annotated[
-        str,
-        typer.Option(help="File to write, a JSON record a line; - is standard output."),
+        str, typer.Option(help="File to write, a JSON record a line; - is standard output.")
     ] = "-",
     batch_size: Annotated[int, typer.Option(help="Prompts to decode side by side.")] = 16,
     form: Annotated[
@@ -64,8 +63,7 @@ def batch(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the contents of OUTPUT.")] = False,
     shard: Annotated[
-        str,
-        typer.Option(help="Use a part of INPUT: 2/8 is every eighth line, from the second on."),
+        str, typer.Option(help="Use a part of INPUT: 2/8 is every eighth line, from the second on.")
     ] = "1/1",
     options: DecoderOptions,
     regular_decode: RegularDecode = False,

@@ -61,9 +61,7 @@ DraftModel = Annotated[
 Chat = Annotated[
     bool,
     typer.Option(
-        "--chat",
-        help="Apply the model's chat template to each prompt.",
-        rich_help_panel=MODELS,
+        "--chat", help="Apply the model's chat template to each prompt.", rich_help_panel=MODELS
     ),
 ]
 Prefix = Annotated[

@@ -69,11 +69,7 @@ class ModelDrafter:
     """
 
     def __init__(
-        self,
-        model: LanguageModel,
-        sampler: Sampler,
-        vocab_size: int,
-        first_ids: int | None = None,
+        self, model: LanguageModel, sampler: Sampler, vocab_size: int, first_ids: int | None = None
     ) -> None:
         self._model = model
         self._sampler = sampler
@@ -150,10 +146,7 @@ class ModelDrafter:
         return self._session
 
     def _catch_up(
-        self,
-        session: Session,
-        context: list[list[int]],
-        step: Callable[[mx.array], mx.array],
+        self, session: Session, context: list[list[int]], step: Callable[[mx.array], mx.array]
     ) -> mx.array:
         """Feed the tokens that the session lacks, and return `step`'s result for the last ones.
 

@@ -26,10 +26,7 @@ class PositionBias(nn.Module):
         self.bidirectional = bidirectional
         self.relative = np.arange(-reach, reach + 1)
         self.buckets = relative_position_bucket(
-            self.relative,
-            bidirectional=bidirectional,
-            num_buckets=num_buckets,
-            max_distance=reach,
+            self.relative, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=reach
         )
         self.num_buckets = num_buckets
         self.weight = mx.zeros((own * num_buckets, config.num_heads))
