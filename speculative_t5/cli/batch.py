@@ -188,9 +188,8 @@ class _Progress:
         if self._rounds:
             yield f"{self._tokens:,} tokens in {seconds:.1f} s"
             yield f"{self._tokens / seconds:,.0f} tokens/s"
-            yield (
-                f"acceptance {self._accepted / self._drafted:.0%}" if self._drafted else "no draft"
-            )
+            drafted = self._drafted
+            yield f"acceptance {self._accepted / drafted:.0%}" if drafted else "no draft"
             yield f"{self._tokens / self._rounds:.1f} tokens per round"
             resident, arrays = peak_memory() / 1e6, mx.get_peak_memory() / 1e6
             yield f"peak memory {resident:,.0f} MB, MLX's {arrays:,.0f}"

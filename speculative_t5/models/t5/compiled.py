@@ -81,7 +81,7 @@ class CompiledDecoder:
     def _pass(
         self, output: Output, vocab_size: int | None, tokens: mx.array, *others: Any
     ) -> tuple[mx.array, list[KeysValues]]:
-        model = self._model
-        x, cache = model.decoder(model.shared(tokens), *others, tables=self._tables)
+        model, inputs = self._model, (*others, self._tables)
+        x, cache = model.decoder(model.shared(tokens), *inputs)
         head = model.logits if output == "logits" else model.argmax
         return head(x, vocab_size), cache
