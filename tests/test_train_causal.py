@@ -16,7 +16,7 @@ from conftest import REPOSITORY
 from mlx.utils import tree_flatten
 from train_causal import END, HELD_OUT_FILE, Length
 
-Prepared = tuple[Any, np.ndarray, np.ndarray]  # tokenizer, ids to train on, ids held out
+Corpus = tuple[Any, np.ndarray, np.ndarray]  # tokenizer, ids to train on, ids held out
 PAGES = [REPOSITORY / "docs" / name for name in ("design.md", "how-it-works.md", "exactness.md")]
 
 
@@ -26,7 +26,7 @@ def texts() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def prepared(texts: list[str]) -> Prepared:
+def prepared(texts: list[str]) -> Corpus:
     training, held_out = documents.split(texts)
     tokenizer = train_causal.train_tokenizer(training)
     return tokenizer, *(train_causal.encode(tokenizer, part) for part in (training, held_out))
@@ -72,7 +72,7 @@ def test_pair_shares_a_tokenizer_and_keeps_the_end_of_the_text(
     assert config["vocab_size"] == train_causal.PIECES
 
 
-def test_training_lowers_the_held_out_loss(prepared: Prepared) -> None:
+def test_training_lowers_the_held_out_loss(prepared: Corpus) -> None:
     tokenizer, seen, unseen = prepared
     model, _ = train_causal.make_model("draft", tokenizer, 0)
     before = train_causal.mean_loss(model, unseen)
@@ -80,7 +80,7 @@ def test_training_lowers_the_held_out_loss(prepared: Prepared) -> None:
     assert train_causal.mean_loss(model, unseen) < before - 0.5
 
 
-def test_weights_depend_on_the_seed_alone(prepared: Prepared) -> None:
+def test_weights_depend_on_the_seed_alone(prepared: Corpus) -> None:
     found = []
     for seed in (0, 0, 1):
         model, _ = train_causal.make_model("draft", prepared[0], seed)
@@ -90,7 +90,7 @@ def test_weights_depend_on_the_seed_alone(prepared: Prepared) -> None:
     assert not mx.array_equal(found[0][0], found[2][0])
 
 
-def test_seconds_end_the_training_instead_of_steps(prepared: Prepared) -> None:
+def test_seconds_end_the_training_instead_of_steps(prepared: Corpus) -> None:
     model, _ = train_causal.make_model("draft", prepared[0], 0)
     length = Length(10**9, seconds=0.2)
     assert np.isfinite(train_causal.train(model, prepared[1], length, seed=0))

@@ -105,7 +105,7 @@ def throughput(
                  for variant in variants if variant[0] == speculative
                  for size in variant[1:]}  # fmt: skip
         row = "  ".join(f"{size}: {s:5.0f} ({s / speed[1]:.2f})" for size, s in speed.items())
-        name = "speculative" if speculative else "regular"
+        name = "speculative" if speculative else "plain"
         print(f"{name:12} tokens/s by batch size (over batch size 1): {row}")
 
 

@@ -55,8 +55,8 @@ def likelihood(
     prompts = sources(data, count)
     for filters in ({}, {"top_k": 20, "top_p": 0.9}):
         print(f"temperature 1, {filters or 'no filter'}, {count} outputs each:")
-        regular = score(engine(), prompts, seed=0, speculative=False, **filters)
-        print(f"  {'regular':12} {regular.mean():8.3f} nats per output")
+        plain = score(engine(), prompts, seed=0, speculative=False, **filters)
+        print(f"  {'plain':12} {plain.mean():8.3f} nats per output")
         variants = {
             "block": {"verify": "block"},
             "token": {"verify": "token"},
@@ -66,7 +66,7 @@ def likelihood(
             # Each variant has seeds of its own: the samples are then independent.
             decoder = engine(num_draft=num_draft, **options)
             found = score(decoder, prompts, seed=seed * 10**6, **filters)
-            differences = found - regular
+            differences = found - plain
             error = differences.std(ddof=1) / len(differences) ** 0.5
             print(
                 f"  {name:12} {found.mean():8.3f}, differs by {differences.mean():+.3f} = "
@@ -133,7 +133,7 @@ def paragraphs(data: Path, count: int, seed: int = 0) -> list[str]:
 def lookup(data: DataOption, count: CountOption = 300) -> None:
     """Compare lookups, the draft model and both, greedy, on three or four sentences a prompt."""
     prompts = paragraphs(data, count)
-    regular = engine().generate_batch(prompts, batch_size=50, speculative=False)
+    plain = engine().generate_batch(prompts, batch_size=50, speculative=False)
     for num_draft in (3, 5, 8, 10):
         for name, draft, with_lookup in (
             ("lookup", None, True),
@@ -142,7 +142,7 @@ def lookup(data: DataOption, count: CountOption = 300) -> None:
         ):
             decoder = engine(draft, num_draft=num_draft, lookup=with_lookup)
             outputs = decoder.generate_batch(prompts, batch_size=50)
-            same = sum(o.tokens == r.tokens for o, r in zip(outputs, regular, strict=True))
+            same = sum(o.tokens == r.tokens for o, r in zip(outputs, plain, strict=True))
             rate = sum(o.stats.accepted for o in outputs) / sum(o.stats.drafted for o in outputs)
             print(
                 f"num_draft {num_draft:2} {name:8} {tokens_per_round(outputs):.2f} tokens per "

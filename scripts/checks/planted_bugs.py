@@ -162,11 +162,11 @@ def check(
     repository: Path = REPOSITORY,
     processes: int = 2,
     report: Callable[[str], None] = print,
-) -> list[str]:
+) -> dict[str, str]:
     """Plant each bug and report whether it is seen.
 
     Returns:
-        The names of the bugs that are not seen.
+        By name: "seen", "skipped", or "NOT SEEN" and why.
     """
     tests = list(dict.fromkeys(bug.test for bug in bugs))
     width = max(len(bug.name) for bug in bugs)
@@ -193,12 +193,11 @@ def check(
             return "seen" if after == "failed" else f"NOT SEEN ({after})"
 
         without = dict(zip(tests, pool.map(run, tests), strict=True))
-        unseen = []
+        verdicts = {}
         for bug, found in zip(bugs, pool.map(verdict, bugs), strict=True):
             report(f"{bug.name:{width}}  {bug.test}  {found}")
-            if found.startswith("NOT SEEN"):
-                unseen.append(bug.name)
-    return unseen
+            verdicts[bug.name] = found
+    return verdicts
 
 
 def table(bugs: Sequence[Bug]) -> str:
@@ -238,11 +237,12 @@ def main(
             return update_table(DOCS, read_bugs(REPOSITORY))
         if show_table:
             return print(table(bugs), end="")
-        unseen = check(bugs, processes=processes)
+        verdicts = check(bugs, processes=processes)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    print(f"{len(bugs) - len(unseen)} of {len(bugs)} bugs are seen, or were skipped")
-    if unseen:
+    found = [*verdicts.values()]
+    print(f"{len(bugs)} bugs: {found.count('seen')} seen, {found.count('skipped')} skipped")
+    if unseen := [bug for bug, found in verdicts.items() if found.startswith("NOT SEEN")]:
         sys.exit(f"error: not seen: {', '.join(unseen)}")
 
 

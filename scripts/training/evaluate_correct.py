@@ -58,13 +58,13 @@ def report(name: str, hypotheses: list[str], references: list[str]) -> None:
 
 def check_identity(decoder: SpeculativeDecoder, sources: list[str]) -> None:
     """Compare speculative with plain outputs, one prompt at a time."""
-    regular = [decoder.generate(source, speculative=False) for source in sources]
+    plain = [decoder.generate(source, speculative=False) for source in sources]
     for num_draft in (1, 3, 5, 8):
         engine = SpeculativeDecoder(
             decoder.model, decoder.draft, decoder.tokenizer, num_draft=num_draft
         )
         outputs = [engine.generate(source) for source in sources]
-        same = sum(map(identical, outputs, regular))
+        same = sum(map(identical, outputs, plain))
         print(f"  num_draft {num_draft}: {same} of {len(sources)} outputs equal plain ones")
 
 

@@ -23,7 +23,7 @@ from .t5 import read_config
 CAUSAL_FILES = (*TOKENIZER_FILES, "generation_config.json", "tokenizer.model",
                 "chat_template.jinja", "chat_template.json")  # fmt: skip
 TIMEOUT = 10.0  # seconds
-SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is told
+SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is informed
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

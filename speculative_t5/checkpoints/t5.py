@@ -21,7 +21,7 @@ from .tensors import Shape, StoredTensor
 # Names of the embedding; checkpoints without the first have the second (madlad400).
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
-# An encoder-decoder bias that old checkpoints have and no T5 uses.
+# An encoder-decoder bias that old checkpoints hold and that is never used.
 _UNUSED = re.compile(
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )

@@ -94,7 +94,7 @@ class Stats:
         else:
             parts.append("no draft")
         if speedup is not None:
-            parts.append(f"{speedup:.1f}x regular (estimated)")
+            parts.append(f"{speedup:.1f}x plain (estimated)")
         return " - ".join(parts)
 
     def origins(self) -> Iterator[tuple[int, Origin]]:
