@@ -202,8 +202,8 @@ def test_senseless_pickles_are_refused(path: Path, pickled: bytes, message: str)
         read_bin(wrap(path, False, b"\x80\x02" + pickled))
 
 
-# Values of few bytes that are nested 100,000 deep, or that have 2**60 parts.
-DEEP = b"N" + b"\x85" * 100_000
+# Values of few bytes that are nested 200,000 deep, or that have 2**60 parts.
+DEEP = b"N" + b"\x85" * 200_000
 SHARED = b"Nq\x09" + b"h\x09\x86q\x09" * 60
 FLOATS, STORED = b"ctorch\nFloatStorage\n", b"X\x07\0\0\0storage"
 LONG = b"\x8a\xff" + (2**2000).to_bytes(255, "little")
