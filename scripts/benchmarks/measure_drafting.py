@@ -10,7 +10,6 @@ Everything is in float32. Needs the data that weights/README.md names.
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder
@@ -37,7 +36,9 @@ def rules(data: DataOption, count: CountOption = 2000) -> None:
         for verify in ("token", "block"):
             decoder = engine(num_draft=num_draft, verify=verify)
             outputs = decoder.generate_batch(prompts, batch_size=50, temperature=1.0)
-            print(f"num_draft {num_draft}, {verify}: {tokens_per_round(outputs):.3f} tokens a round")
+            print(
+                f"num_draft {num_draft}, {verify}: {tokens_per_round(outputs):.3f} tokens a round"
+            )
 
 
 @app.command()

@@ -8,7 +8,6 @@ token for token, and the pair's acceptance rate. Needs the extra `train`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder
