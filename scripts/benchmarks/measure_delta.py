@@ -23,7 +23,7 @@ from speculative_t5.cli.bench import pyplot
 import mlx.core as mx
 import sacrebleu
 import typer
-from texts import held_out_examples
+from texts import DataOption, held_out_examples
 from tqdm import tqdm
 
 DELTAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -45,7 +45,7 @@ class Row:
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
+    data: DataOption,
     count: Annotated[int, typer.Option(help="Held-out prompts of one to four sentences.")] = 300,
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
     plot: Annotated[Path | None, typer.Option(help="Draw to this file.")] = None,
