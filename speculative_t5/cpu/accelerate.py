@@ -17,8 +17,8 @@ def accelerate(model: T5) -> None:
     """Swap a model's modules for faster ones where MLX computes on a CPU.
 
     To be called before the first generation, or followed by `model.recompile()`. Every CPU gets
-    `attend`; the fused stacks need the C parts. Parameters keep their names, and outputs stay within
-    float32 rounding. Layers that are quantized or wrapped, now or later, are run as they are. MLX
+    `attend`; the fused stacks need the C parts. Parameters keep their names, and outputs stay
+    within float32 rounding. Layers that are quantized or wrapped, now or later, are run as they are. MLX
     cannot differentiate the fused operations.
     """
     if not device.on_cpu() or os.environ.get(device.SWITCH) == "0":
