@@ -18,8 +18,8 @@ def accelerate(model: T5) -> None:
 
     To be called before the first generation, or followed by `model.recompile()`. Every CPU gets
     `attend`; the fused stacks need the C parts. Parameters keep their names, and outputs stay
-    within float32 rounding. Layers that are quantized or wrapped, now or later, are run as they are. MLX
-    cannot differentiate the fused operations.
+    within float32 rounding. Layers that are quantized or wrapped, now or later, are run as they
+    are. MLX cannot differentiate the fused operations.
     """
     if not device.on_cpu() or os.environ.get(device.SWITCH) == "0":
         return
