@@ -64,8 +64,9 @@ def in_full(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_costs_are_measured(in_full: None) -> None:
-    assert calibrate(Machine(rounds=1, rows=1), 2, "encoders").draft_seconds[1] > 9
-    found = calibrate(Machine(), 2)
+    brief, found = calibrate(Machine(rounds=1, rows=1), 2, "brief"), calibrate(Machine(), 2)
+    assert brief.draft_seconds[1] > 9, "the encoder is part of every draft"
+    assert brief.verify_seconds == pytest.approx(found.verify_seconds)
     expected = [0, *0.5 + 0.1 * np.arange(1, MAX_DRAFT + 1)]
     np.testing.assert_allclose(found.draft_seconds, expected)
     np.testing.assert_allclose(found.verify_seconds, 10.0 + np.arange(2 * MAX_DRAFT + 1))

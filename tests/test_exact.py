@@ -236,9 +236,7 @@ def test_filters_keep_rules_exact(
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"),
-    [*itertools.product([(3, 1), (3, 2), (2, 4)], KINDS), *OF_MODELS],
-    ids=name,
+    ("shape", "kind"), [*itertools.product([(3, 1), (3, 2), (2, 4)], KINDS), *OF_MODELS], ids=name
 )
 def test_block_verification_accepts_at_least_as_many(shape: tuple[int, int], kind: str) -> None:
     """In expectation after every context, and more after some if there are two places."""
