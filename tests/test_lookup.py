@@ -111,9 +111,9 @@ def test_replaced_and_selected_rows_have_their_own_texts() -> None:
         plain = [look_up(source, output + more, 6, 1, 8) for source, output, more in rows]
         assert drafter.find(outputs, 6, assumed) == plain
         if rng.random() < 0.3:
-            row, sources_of_new = rng.randrange(len(outputs)), text(rng, 20, 4)
-            sources[row], outputs[row] = sources_of_new, text(rng, 2, 4)
-            drafter.replace([row], [sources_of_new])
+            row = rng.randrange(len(outputs))
+            sources[row], outputs[row] = text(rng, 20, 4), text(rng, 2, 4)
+            drafter.replace([row], [sources[row]])
         if rng.random() < 0.1:
             kept = rng.sample(range(len(outputs)), len(outputs) - 1)
             sources, outputs = [sources[i] for i in kept], [outputs[i] for i in kept]
