@@ -19,6 +19,10 @@ from conftest import REPOSITORY
 
 QWEN3 = SHAPES["qwen3"] | {"vocab_size": 320, "architectures": ["Qwen3ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+POSITIVE = (
+    "layer_norm_eps", "layer_norm_epsilon", "query_pre_attn_scalar", "final_logit_softcapping",
+    "embedding_multiplier",
+)  # fmt: skip
 NOT_POSITIVE = (0, -1, float("nan"), float("inf"), "1e-5", True, {})
 
 
@@ -32,7 +36,6 @@ def write(folder: Path, **settings: Any) -> Path:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"max_position_embeddings": 64}, 64),
         ({"n_positions": 32, "n_ctx": 16}, 32),
         ({"text_config": {"max_position_embeddings": 9}}, 9),
         ({"text_config": [1]}, None),
@@ -49,13 +52,9 @@ def test_context_length(settings: dict[str, Any], expected: int | None) -> None:
     ("name", "values"),
     [
         ("rms_norm_eps", (*NOT_POSITIVE, 2.0)),
-        ("layer_norm_eps", NOT_POSITIVE),
-        ("layer_norm_epsilon", NOT_POSITIVE),
         ("rope_theta", (*NOT_POSITIVE, 10**400)),
         ("partial_rotary_factor", (*NOT_POSITIVE, 1.5)),
-        ("query_pre_attn_scalar", NOT_POSITIVE),
-        ("final_logit_softcapping", NOT_POSITIVE),
-        ("embedding_multiplier", NOT_POSITIVE),
+        *((name, NOT_POSITIVE) for name in POSITIVE),
         ("logit_scale", (float("nan"), float("-inf"))),
         ("head_dim", (0, -1, 2.5, "10", True, 2**31)),
         ("num_key_value_heads", (0, -1, 2.0)),
@@ -79,7 +78,6 @@ def test_senseless_numbers_are_refused(tmp_path: Path, name: str, values: tuple[
         {"low_freq_factor": float("nan")},
         {"original_max_position_embeddings": 1e30},
         {"short_factor": [1.0, float("inf")]},
-        {"mscale": float("nan")},
     ],
     ids=str,
 )
@@ -93,10 +91,8 @@ def test_senseless_rotations_are_refused(tmp_path: Path, name: str, wrong: dict[
     ("settings", "message"),
     [
         ({"model_type": "qwen77", "architectures": QWEN3["architectures"]}, "a qwen77 .*neither"),
-        ({"model_type": "bart", "is_encoder_decoder": True}, "a bart .*expected one of the T5 fam"),
         ({"hidden_size": None}, "does not make a qwen3"),
         ({"num_key_value_heads": 3}, "num_attention_heads in .* is 4, .* multiple of"),
-        ({"quantization": {"bits": 3}}, "quantization in"),
         ({"quantization": True}, "quantization in .* True"),
         ({"quantization_config": {"quant_method": "gptq"}}, "are quantized by gptq"),
         ({"eos_token_id": "</s>"}, "eos_token_id .* '</s>'"),
@@ -134,8 +130,7 @@ def test_a_senseless_model_type_is_refused(tmp_path: Path, kind: Any) -> None:
 @pytest.mark.parametrize("installed", [False, True])
 @pytest.mark.parametrize(
     "architecture",
-    "BertForMaskedLM RobertaForSequenceClassification LlamaForSequenceClassification "
-    "XLMForQuestionAnswering BartForConditionalGeneration WhisperForConditionalGeneration "
+    "BertForMaskedLM LlamaForSequenceClassification BartForConditionalGeneration "
     "BertLMHeadModel LongT5ForConditionalGeneration".split(),
 )
 def test_other_kinds_of_models_are_refused_by_name(

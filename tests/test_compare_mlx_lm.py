@@ -169,7 +169,7 @@ def test_a_trained_pair_is_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit, match=r"no model in .*: run python scripts/.*/train_causal.py"):
         compare_acceptance.main(**folders)
     texts = documents.read_documents([REPOSITORY / "docs" / "design.md"])
-    train_causal.train_pair(texts * 3, tmp_path / "pair", train_causal.Length(2), seed=0)
+    train_causal.train_pair(texts * 3, tmp_path / "pair", 2, seed=0)
     capsys.readouterr()
     compare_acceptance.main(
         **folders, text=None, num_draft=2, count=2, prompt_tokens=4, max_tokens=6, runs=5, seed=0

@@ -101,10 +101,7 @@ def test_a_prefix_goes_before_text_that_lacks_it(given: str | None, used: str) -
 def test_a_folder_names_the_prefix(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(REPOSITORY / "weights" / "correct-small", tmp_path / "small"))
     engine = SpeculativeDecoder.from_pretrained(folder)
-    expected = engine.encode("correct: He go home.")
-    assert engine.encode("He go home.") == expected
-    bare = SpeculativeDecoder.from_pretrained(folder, prefix="")
-    assert bare.encode("correct: He go home.") == expected != bare.encode("He go home.")
+    assert engine.encode("He go home.") == engine.encode("correct: He go home.")
     for wrong in (3, ["correct: "], True):
         edit_json(folder / "config.json", prefix=wrong)
         with refused("expected a string", "prefix in "):
@@ -113,29 +110,22 @@ def test_a_folder_names_the_prefix(tmp_path: Path) -> None:
     assert load(folder)[1].prefix == ""  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(({"max_source_length": n}, "max_source_length must be an integer of at least 2, got")
-          for n in (1, 0, -3, 2.5, "9")),
-        *(({"prefix": p}, "prefix must be a string or None, got") for p in (3, b"do", ["do"])),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with refused(message):
-        decoder(**options)
+def test_bad_options_are_refused() -> None:
+    for length in (1, 0, -3, 2.5, "9"):
+        with refused("max_source_length must be an integer of at least 2, got"):
+            decoder(max_source_length=length)
+    for prefix in (3, b"do", ["do"]):
+        with refused("prefix must be a string or None, got"):
+            decoder(prefix=prefix)
 
 
 @pytest.mark.parametrize(
     ("prompt", "found"),
     [
-        (None, "None"),
         (b"x", "b'x' (bytes)"),
         (np.array(5), "array(5) (ndarray)"),
         (7, "7 (int)"),
         (["a"], "a list that holds 'a' (str)"),
-        ([3, None], "a list that holds None"),
         ([3.5], "a list that holds 3.5 (float)"),
         ({"role": "user", "content": "x"}, "{'role': 'user', 'content': 'x'} (dict)"),
     ],

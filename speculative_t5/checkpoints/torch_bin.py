@@ -27,11 +27,7 @@ from .tensors import StoredTensor, map_file
 from .unpickle import MAX_PICKLE, Machine, Refused, Tensor, expect, kind_of
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of files before torch 1.6
-STORAGES = {
-    "FloatStorage": mx.float32,
-    "HalfStorage": mx.float16,
-    "BFloat16Storage": mx.bfloat16,
-}
+STORAGES = {"FloatStorage": mx.float32, "HalfStorage": mx.float16, "BFloat16Storage": mx.bfloat16}
 # Raised for damaged archives, and for pickles that make no sense.
 DAMAGE = (ValueError, EOFError, OverflowError, RuntimeError, struct.error, zipfile.BadZipFile)
 

@@ -33,8 +33,6 @@ class Plan:
 
     Attributes:
         drafter: Proposes tokens; not started yet.
-        schedule: Chooses how many.
-        verifier: Decides which of them stand.
         max_tokens: Upper bound on each row's tokens, EOS included.
         seed: Samples depend on it, the prompt's index and the row's round, and on nothing else;
             None where nothing is sampled.
@@ -58,13 +56,8 @@ def decode(
 ) -> Iterator[Round]:
     """Decode prompts side by side, and yield a `Round` for each row and pass of the target.
 
-    When a row ends, the next prompt takes its place; when there is none, the batch shrinks.
-
-    Args:
-        model: The target.
-        requests: Prompts; a few are taken before there is a row for them.
-        plan: How to decode.
-        batch_size: The most rows at a time.
+    When one of at most `batch_size` rows ends, the next prompt takes its place; a few are taken
+    from `requests` before there is a row for them. When there is none, the batch shrinks.
     """
     waiting = iter(requests)
     first = list(islice(waiting, batch_size))
@@ -125,15 +118,8 @@ class _Batch:
         eos_token_ids = self._model.eos_token_ids
         for row, proposal in zip(rows, proposals, strict=True):
             row.take(proposal, num_draft, eos_token_ids, now)
-        plan.schedule.observe(
-            Outcome(
-                num_draft,
-                [row.num_drafted for row in whole],
-                [row.num_accepted for row in whole],
-                drafted - began,
-                ended - drafted,
-            )
-        )
+        counts = [row.num_drafted for row in whole], [row.num_accepted for row in whole]
+        plan.schedule.observe(Outcome(num_draft, *counts, drafted - began, ended - drafted))
         return [row.round() for row in rows]
 
     def _plain(self) -> list[Proposal]:

@@ -79,16 +79,9 @@ class CompiledDecoder:
         return function(tokens, offsets, cache, sources, mask)
 
     def _pass(
-        self,
-        output: Output,
-        vocab_size: int | None,
-        tokens: mx.array,
-        offsets: mx.array,
-        cache: list[KeysValues],
-        sources: list[KeysValues],
-        mask: mx.array | None,
+        self, output: Output, vocab_size: int | None, tokens: mx.array, *others: Any
     ) -> tuple[mx.array, list[KeysValues]]:
-        model, x = self._model, self._model.shared(tokens)
-        x, cache = model.decoder(x, offsets, cache, sources, mask, self._tables)
+        model, inputs = self._model, (*others, self._tables)
+        x, cache = model.decoder(model.shared(tokens), *inputs)
         head = model.logits if output == "logits" else model.argmax
         return head(x, vocab_size), cache

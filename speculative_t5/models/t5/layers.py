@@ -69,14 +69,10 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def read(self, memory: mx.array, width: int) -> list[KeysValues]:
-        """Project the encoder's memory for cross-attention.
-
-        Args:
-            memory: (B, S, d_model).
-            width: T, at least S.
+        """Project the encoder's memory (B, S, d_model) for cross-attention.
 
         Returns:
-            Each layer's keys and values, (B, H, T, D), zeros from S on.
+            Each layer's keys and values, (B, H, T, D), zeros from S on; T is `width`, at least S.
         """
         pairs = [layer.cross_attention.keys_values(memory) for layer in self.layers]
         return [(resized(keys, width), resized(values, width)) for keys, values in pairs]
@@ -106,9 +102,8 @@ class Decoder(nn.Module):
         """
         biases = position_biases(tables, offsets, x.shape[1], cache[0][0].shape[2])
         written: list[KeysValues] = []
-        for layer, bias, pair, source in zip(
-            self.layers, cycle(biases), cache, sources, strict=False
-        ):
+        parts = zip(self.layers, cycle(biases), cache, sources, strict=False)
+        for layer, bias, pair, source in parts:
             x, pair = layer(x, bias, offsets, pair, source, mask)
             written.append(pair)
         return x, written
@@ -218,24 +213,17 @@ class Head(nn.Module):
         self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
     def logits(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
-        """Score the first `size` ids.
+        """Score the first `size` ids: hidden states (B, L, d_model) -> logits (B, L, size).
 
-        Args:
-            x: Hidden states, (B, L, d_model).
-            norm: The decoder's last normalization.
-            output: The output matrix (`lm_head`), or the embedding where that is also the output.
-            size: Number of ids.
-
-        Returns:
-            Logits, (B, L, size).
+        `norm` is the decoder's last normalization; `output` the output matrix (`lm_head`), or the
+        embedding where that is also the output.
         """
         x = norm(x) if self.scale == 1 else norm(x) * self.scale
         if isinstance(output, nn.Linear | nn.Embedding) and "bias" not in output:
             logits: mx.array = x @ output.weight[:size].T  # no others are computed
         else:
-            logits = (output.as_linear(x) if hasattr(output, "as_linear") else output(x))[
-                ..., :size
-            ]
+            project = output.as_linear if hasattr(output, "as_linear") else output
+            logits = project(x)[..., :size]
         return logits
 
     def argmax(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
