@@ -83,7 +83,7 @@ def test_rounds_of_mlx_lm_are_passes_of_its_target(models: Pair, max_tokens: int
 @pytest.mark.parametrize("rule", compare_acceptance.RULES)
 def test_ours_are_counted_as_theirs(models: Pair, rule: Any) -> None:
     decoder = SpeculativeDecoder(*models, num_draft=3, verify=rule)
-    outputs = decoder.generate_batch([[2, 6, 5], [3, 4]] * 20, max_tokens=60, temperature=1.0)
+    outputs = decoder.generate_batch([[2, 6, 5], [3, 4]] * 15, max_tokens=60, temperature=1.0)
     last = []
     for output in outputs:
         flags = [origin == "accepted" for _, origin in output.stats.origins()]

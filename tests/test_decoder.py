@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -186,22 +185,6 @@ def test_lookups_keep_greedy_outputs(
     assert len({n for o in single for n in o.stats.num_drafted}) > 2, "drafts should be ragged"
     if with_model:
         assert max(n for o in batch for n in o.stats.num_accepted) > 3, "beyond the model's own"
-
-
-def test_a_stream_emits_the_tokens_of_generate(target: Any, draft: Any) -> None:
-    decoder = SpeculativeDecoder(target, draft)
-    sampled = {"temperature": 1.0, "seed": 3}
-    rounds = []
-    for prompt, options in product(([5, 6, 1], [10, 1]), ({}, sampled | {"top_k": 5})):
-        out = decoder.generate(prompt, max_tokens=30, **options)
-        chunks = list(decoder.stream(prompt, max_tokens=30, **options))
-        assert [t for chunk in chunks for t in chunk.tokens] == out.tokens
-        assert chunks[-1].finish_reason == out.finish_reason
-        assert all(chunk.finish_reason is None for chunk in chunks[:-1])
-        assert sum(chunk.num_accepted for chunk in chunks) == out.stats.accepted
-        assert len(chunks) == out.stats.rounds
-        rounds.append(len(chunks))
-    assert max(rounds) > 1
 
 
 def test_a_seed_reproduces_an_output_and_another_does_not(target: Any, draft: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.draft import Draft
@@ -131,15 +132,9 @@ def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
 
 
 def test_nothing_is_looked_up_after_a_drafted_eos() -> None:
-    class Ending:
-        def start(self, prompts: object) -> None:
-            pass
-
-        def propose(self, context: object, num_draft: int, key: object) -> Draft:
-            tokens = mx.array([[3, EOS], [3, 4]])
-            return Draft(tokens, [2, 2])
-
-    drafter = CombinedDrafter(Ending(), lookup(), frozenset({EOS}))  # type: ignore[arg-type]
+    ending = Mock()
+    ending.propose.return_value = Draft(mx.array([[3, EOS], [3, 4]]), [2, 2])
+    drafter = CombinedDrafter(ending, lookup(), frozenset({EOS}))
     drafter.start([[EOS, 8, 8, EOS], [4, 8, EOS]])
     draft = drafter.propose([[0], [0]], 2, None)
     assert draft.lengths == [2, 4]

@@ -19,9 +19,8 @@ from speculative_t5.decoding.verify import Verifier
 
 import numpy as np
 import pytest
-from conftest import KINDS, VARIED, Watched, tiny, tiny_draft
+from conftest import EOS, KINDS, VARIED, Watched, tiny, tiny_draft
 
-EOS = 1
 SAMPLED = {"temperature": 1.0, "seed": 7}
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -48,11 +47,8 @@ def make_decoder(kind: str, drafter: str, **options: Any) -> SpeculativeDecoder:
 
 
 def prompts(count: int = 16) -> list[list[int]]:
-    found = []
-    for i in range(count):
-        rng = np.random.default_rng(i)
-        found.append([*rng.integers(2, 20, rng.integers(1, 40)).tolist(), EOS])
-    return found
+    rngs = map(np.random.default_rng, range(count))
+    return [[*rng.integers(2, 20, rng.integers(1, 40)).tolist(), EOS] for rng in rngs]
 
 
 def without_times(outputs: list[Generation]) -> list[tuple[Any, ...]]:
@@ -109,24 +105,22 @@ def test_a_round_reads_no_more_of_a_long_output(
     assert len(each) > 5 and max(each) < 20, each
 
 
-def with_keys_by_place(patch: pytest.MonkeyPatch) -> None:
-    """Key rows by their place in a batch of 6."""
-    patch.setattr(loop, "round_keys", lambda seed, i, round_: round_keys(seed, i % 6, round_))
-
-
-def with_the_neighbours_limit(patch: pytest.MonkeyPatch) -> None:
-    """Draft for rows near their end as much as for their neighbours."""
-    patch.setattr(Draft, "limited", lambda self, limits: self)
-
-
-@pytest.mark.parametrize("bug", [with_keys_by_place, with_the_neighbours_limit])
+@pytest.mark.parametrize(
+    ("owner", "name", "bug"),
+    [
+        # Key rows by their place in a batch of 6.
+        (loop, "round_keys", lambda seed, index, round_: round_keys(seed, index % 6, round_)),
+        # Draft for rows near their end as much as for their neighbours.
+        (Draft, "limited", lambda self, limits: self),
+    ],
+)
 def test_planted_bugs_make_outputs_depend_on_the_batch(
-    bug: Any, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = make_decoder("t5", "model")
     options = OPTIONS["sampled"] | {"max_tokens": 13}
     alone = decoder.generate_batch(prompts(), batch_size=1, **options)
-    bug(monkeypatch)
+    monkeypatch.setattr(owner, name, bug)
     batch = decoder.generate_batch(prompts(), batch_size=6, **options)
     assert without_times(batch) != without_times(alone)
 

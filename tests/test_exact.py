@@ -54,21 +54,15 @@ def make_case(
     if kind in MODELS:
         p, q = trees(kind, size, num_draft, seed)
     else:
-        p, q = random_trees(size, num_draft, kind, seed)
+        rng = np.random.default_rng([size, num_draft, KINDS.index(kind), seed])
+        p = [sparse(rng, size**d, size) for d in range(2 * num_draft + 2)]
+        q = [draft_rows(rng, kind, rows) for rows in p]
+        for rows in q if kind == "partial" else ():
+            # Drafting may end early; the rows after the first zero row are ignored.
+            rows[rng.random(len(rows)) < 0.35] = 0
     if sampler:
         p, q = filtered(sampler, p), filtered(sampler, q)
     return Case(size, num_draft, p, q, q)
-
-
-def random_trees(size: int, num_draft: int, kind: str, seed: int) -> tuple[Tree, Tree]:
-    rng = np.random.default_rng([size, num_draft, KINDS.index(kind), seed])
-    p = [sparse(rng, size**d, size) for d in range(2 * num_draft + 2)]
-    q = [draft_rows(rng, kind, rows) for rows in p]
-    if kind == "partial":
-        for rows in q:
-            # Drafting may end early; the rows after the first zero row are ignored.
-            rows[rng.random(len(rows)) < 0.35] = 0
-    return p, q
 
 
 def sparse(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
@@ -236,9 +230,7 @@ def test_filters_keep_rules_exact(
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"),
-    [*itertools.product([(3, 1), (3, 2), (2, 4)], KINDS), *OF_MODELS],
-    ids=name,
+    ("shape", "kind"), [*itertools.product([(3, 1), (3, 2), (2, 4)], KINDS), *OF_MODELS], ids=name
 )
 def test_block_verification_accepts_at_least_as_many(shape: tuple[int, int], kind: str) -> None:
     """In expectation after every context, and more after some if there are two places."""

@@ -13,9 +13,46 @@ from speculative_t5.decoding.lookup import MAX_NGRAM, Lookup
 import mlx.core as mx
 import pytest
 from conftest import Watched
-from plain_lookup import look_up
 
 SIZES = [(low, high) for high in (1, 2, 3, 8, MAX_NGRAM) for low in range(1, high + 1)]
+
+
+def look_up(
+    source: list[int], output: list[int], num_draft: int, min_ngram: int, max_ngram: int
+) -> list[int]:
+    """Return the proposal of `Lookup` by a search of the whole text."""
+    text = source + output
+    at = _longest_match(text, len(source), min_ngram, max_ngram)
+    if at is None and len(output) > 1:
+        at = _longest_match(source + output[:-1], len(source), min_ngram, max_ngram)
+        at = at + 1 if at is not None and at + 1 < len(source) else None
+    if at is None:
+        return []
+    copied = source[at + 1 :] if at < len(source) else text[at + 1 :]
+    return copied[:num_draft]
+
+
+def _longest_match(text: list[int], num_source: int, min_ngram: int, max_ngram: int) -> int | None:
+    """Return where the best earlier copy of the text's last tokens ends, if there is one."""
+    best: tuple[int, bool, int] | None = None
+    place = None
+    for at in _places(text):
+        size = 1
+        while size < max_ngram and size <= at and text[at - size] == text[-1 - size]:
+            size += 1
+        inside = at < num_source
+        nearness = -abs(at - (len(text) - num_source)) if inside else at
+        if size >= min_ngram and (best is None or (size, inside, nearness) > best):
+            best, place = (size, inside, nearness), at
+    return place
+
+
+def _places(text: list[int]) -> Iterator[int]:
+    """Yield the earlier places of the text's last token."""
+    at, end = -1, len(text) - 1
+    for _ in range(text.count(text[-1]) - 1):
+        at = text.index(text[-1], at + 1, end)
+        yield at
 
 
 def text(rng: random.Random, length: int, alphabet: int, before: Sequence[int] = ()) -> list[int]:
@@ -74,9 +111,9 @@ def test_replaced_and_selected_rows_have_their_own_texts() -> None:
         plain = [look_up(source, output + more, 6, 1, 8) for source, output, more in rows]
         assert drafter.find(outputs, 6, assumed) == plain
         if rng.random() < 0.3:
-            row, sources_of_new = rng.randrange(len(outputs)), text(rng, 20, 4)
-            sources[row], outputs[row] = sources_of_new, text(rng, 2, 4)
-            drafter.replace([row], [sources_of_new])
+            row = rng.randrange(len(outputs))
+            sources[row], outputs[row] = text(rng, 20, 4), text(rng, 2, 4)
+            drafter.replace([row], [sources[row]])
         if rng.random() < 0.1:
             kept = rng.sample(range(len(outputs)), len(outputs) - 1)
             sources, outputs = [sources[i] for i in kept], [outputs[i] for i in kept]

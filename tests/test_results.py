@@ -46,7 +46,11 @@ def test_a_stream_has_the_origins_of_the_generation(num_draft: int | None, max_t
         done = decoder.generate([4, 5, 1], max_tokens=max_tokens, temperature=1.0)
         streamed = [(i, origin) for i, c in enumerate(chunks, start=1) for origin in c.origins]
         assert [(token.round, token.origin) for token in done.trace] == streamed
-        assert [token.id for token in done.trace] == done.tokens
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        assert tokens == [token.id for token in done.trace] == done.tokens
+        assert chunks[-1].finish_reason == done.finish_reason
+        assert all(chunk.finish_reason is None for chunk in chunks[:-1])
+        assert [chunk.num_accepted for chunk in chunks] == list(done.stats.num_accepted)
         assert len(list(done.stats.origins())) == done.stats.emitted
         kinds |= {origin for _, origin in streamed}
     if num_draft and max_tokens > 1:
