@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -17,7 +16,7 @@ from speculative_t5.cli.prompts import EMPTY
 
 import pytest
 from commands import Call, caller, in_a_shell, on_a_terminal, start
-from conftest import edit_json, run
+from conftest import run
 
 MODELS = ("--model", "target", "--draft-model", "draft")
 SHORT = ("--max-tokens", "12")
@@ -97,21 +96,6 @@ def test_records_do_not_depend_on_batch_size_or_shards(call: Call) -> None:
     shards = (call(*command, "--shard", f"{n}/3").out.splitlines() for n in (1, 2, 3))
     merged = [line for lines in zip_longest(*shards) for line in lines if line]
     assert one == other == "".join(f"{line}\n" for line in merged)
-
-
-def test_prompts_that_are_too_long_are_errors_unless_cut_or_allowed(call: Call, here: Path) -> None:
-    shutil.copytree(here / "weights" / "target", here / "short")
-    edit_json(here / "short" / "config.json", n_positions=8)
-    (here / "in.txt").write_text("the sea\n" + "the sea " * 20)
-    arguments = ("batch", "in.txt", "--model", "short", *SHORT)
-    refused = call(*arguments)
-    fits, long = refused.records
-    assert refused.code == 3 and "text" in fits
-    assert re.match(r"line 2: the prompt has \d+ tokens, more than the 8 that", long["error"])
-    cut = call(*arguments, "--truncate")
-    assert cut.code == 0 and cut.records[0] == fits and cut.records[1]["truncated"] is True
-    whole = call(*arguments, "--max-source-length", "999")
-    assert whole.code == 0 and whole.records[0] == fits and whole.records[1].keys() == fits.keys()
 
 
 def test_a_killed_run_continues_where_it_was(call: Call, many: Path) -> None:

@@ -69,10 +69,8 @@ def test_weights_may_be_sharded_or_pickled(kind: str, tmp_path: Path) -> None:
     expected = logits(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     reference.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert (tmp_path / "model.safetensors.index.json").is_file()
     np.testing.assert_array_equal(logits(tmp_path), expected)
-    for path in tmp_path.glob("model*"):
-        path.unlink()
+    (tmp_path / "model.safetensors.index.json").unlink()
     torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
     np.testing.assert_array_equal(logits(tmp_path), expected)
 
@@ -87,8 +85,8 @@ def rename_gpt2(folder: Path, **more: mx.array) -> None:
 def test_gpt2_may_have_its_first_names_and_masks(tmp_path: Path) -> None:
     write_causal(tmp_path, "gpt2")
     expected = logits(tmp_path)
-    masks = {"h.0.attn.bias": mx.ones((1, 1, 64, 64), dtype=mx.uint8)}
-    rename_gpt2(tmp_path, **masks, **{"h.1.attn.masked_bias": mx.array(-1e4)})
+    masks = {"h.0.attn.bias": mx.ones((1, 1, 64, 64)), "h.1.attn.masked_bias": mx.array(-1e4)}
+    rename_gpt2(tmp_path, **masks)
     np.testing.assert_array_equal(logits(tmp_path), expected)
 
 
