@@ -42,7 +42,7 @@ def weights(model: Any) -> dict[str, mx.array]:
     return dict(tree_flatten(model.model.parameters()))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SHAPES if kind != "gemma3"])
+@pytest.mark.parametrize("kind", SHAPES)
 def test_logits_match_transformers(kind: str, tmp_path: Path) -> None:
     """Of whole sequences, and of a session's steps."""
     import torch
@@ -198,13 +198,10 @@ def test_spoiled_folders_are_refused(folder: Path, spoil: Any, message: str) -> 
 
 
 def test_models_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    """By the rows for its tokenizer, its cache, or its one position for all rows of a batch."""
+    """By the rows for its tokenizer, or its one position for all rows of a batch."""
     write_causal(tmp_path / "qwen3", vocab_size=290)
     with refused("has 300 pieces, the model 290 rows", "290"):
         load(tmp_path / "qwen3")
-    write_causal(tmp_path / "gemma3", "gemma3")
-    with refused("RotatingKVCache, which cannot be rewound", tmp_path):
-        load(tmp_path / "gemma3")
     module = build({
         "model_type": "gpt_bigcode", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32,
         "n_inner": 16, "layer_norm_epsilon": 1e-5, "vocab_size": 20,

@@ -71,15 +71,6 @@ def test_plain_decoding_and_lookups_give_the_same_tokens(call: Call) -> None:
     assert plain["stats"]["drafted"] == 0 < min(alone["stats"]["drafted"], both["stats"]["drafted"])
 
 
-def test_an_automatic_draft_length_is_measured_once(call: Call, place: Path) -> None:
-    arguments = (*OLD_MAN, "--num-draft", "auto", "--temperature", "1", "--json")
-    (first,) = call(*arguments).records
-    (kept,) = (place / "cache").rglob("*.json")
-    (again,) = call(*arguments).records
-    assert again["tokens"] == first["tokens"]
-    assert [*(place / "cache").rglob("*.json")] == [kept]
-
-
 def test_the_prompt_may_come_from_standard_input(call: Call) -> None:
     piped = call(*PAIR, stdin="The old man.\n")
     dashed = call(*PAIR, "--prompt", "-", stdin="The old man.\n")
