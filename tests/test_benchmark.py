@@ -9,14 +9,13 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import costs as bench_costs
-from speculative_t5.bench import first_token_seconds
 from speculative_t5.bench.benchmark import Bench
 from speculative_t5.bench.costs import Costs, Stepper
 from speculative_t5.bench.plot import draw
 from speculative_t5.bench.report import Report, Turn, make_report
 from speculative_t5.bench.runs import PLAIN, Run, Variant, record, variants_of
 from speculative_t5.cli import bench as bench_command
-from speculative_t5.cli.bench import _lengths, bench
+from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
 from speculative_t5.decoding import Outcome, calibration
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.t5.model import T5

@@ -109,7 +109,7 @@ def test_refused_weights_are_not_downloaded(hub: Hub, monkeypatch: pytest.Monkey
     monkeypatch.setattr(constants, "HF_HUB_CACHE", "cache3")
     with refused("no tokenizer in"):
         convert(NAME)
-    with refused("this is a qwen3 .model_type in config.json.*which takes no conversion"):
+    with refused("this is a qwen3 .model_type in config.json.*which needs no conversion"):
         convert("someone/tiny-qwen3")
     assert not [name for name in hub.downloads() if "safetensors" in name]
     assert not any(Path("weights").iterdir())

@@ -43,7 +43,7 @@ def growing(rng: random.Random, tokens: Sequence[int]) -> Iterator[int]:
 def test_proposals_equal_those_of_a_search_of_the_whole_text(alphabet: int) -> None:
     """With and without a source, and with assumed tokens after the output."""
     rng, found = random.Random(alphabet), 0
-    for case in range(300):
+    for case in range(150):
         source = text(rng, rng.choice((0, 1, 2, 10, 40)), alphabet)
         output = text(rng, rng.choice((2, 10, 70)), alphabet, source)
         sizes = SIZES[case % len(SIZES)]
@@ -55,7 +55,9 @@ def test_proposals_equal_those_of_a_search_of_the_whole_text(alphabet: int) -> N
             plain = look_up(source, output[:length] + assumed, num_draft, *sizes)
             assert proposed == plain, (source, output[:length], assumed, num_draft, sizes)
             found += bool(plain)
-    assert found > 150
+        if len(output) > 9:  # a shorter output rebuilds the index
+            assert lookup.propose(output[:5], 5) == look_up(source, output[:5], 5, *sizes)
+    assert found > 75
 
 
 def test_replaced_and_selected_rows_have_their_own_texts() -> None:
@@ -79,16 +81,6 @@ def test_replaced_and_selected_rows_have_their_own_texts() -> None:
             kept = rng.sample(range(len(outputs)), len(outputs) - 1)
             sources, outputs = [sources[i] for i in kept], [outputs[i] for i in kept]
             drafter.select(kept)
-
-
-def test_a_shorter_output_rebuilds_the_index() -> None:
-    rng = random.Random(0)
-    source, output = text(rng, 20, 3), text(rng, 200, 3)
-    lookup = Lookup(source, 1, 8)
-    for _ in range(300):
-        part = output[: rng.randrange(1, 200)]
-        assert lookup.propose(part, 5) == look_up(source, part, 5, 1, 8)
-        output[len(part) :] = text(rng, 200 - len(part), 3)
 
 
 def test_the_index_holds_only_n_grams_that_tell_places_apart() -> None:
@@ -122,19 +114,17 @@ class Guessing:
         return Draft(mx.array([[2, 2, 3]]), [3])
 
 
-def drafter_of(kind: str) -> Any:
-    lookup = LookupDrafter(frozenset({1}), frozenset({0, 1}))
-    return lookup if kind == "lookup" else CombinedDrafter(Guessing(), lookup, frozenset({1}))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("kind", ["lookup", "both"])
 @pytest.mark.parametrize("alphabet", [1, 2, 50])
 def test_a_round_reads_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
-    rng, drafter = random.Random(0), drafter_of(kind)
+    rng = random.Random(0)
+    drafter: Any = LookupDrafter(frozenset({1}), frozenset({0, 1}))
+    if kind == "both":
+        drafter = CombinedDrafter(Guessing(), drafter, frozenset({1}))  # type: ignore[arg-type]
     source = [Touched(2 + rng.randrange(alphabet)) for _ in range(300)]
     drafter.start([source])
     context, costs = Watched([0]), []
-    for _ in range(1000):
+    for _ in range(600):
         context += [Touched(2 + rng.randrange(alphabet)) for _ in range(2)]
         Touched.count = context.count = 0
         drafter.propose([context], 4, None)

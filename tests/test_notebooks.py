@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +23,24 @@ def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def has_html(notebook: Any) -> bool:
+def assert_view_and_plot(notebook: Any) -> None:
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    return any(
-        "speculative-t5" in output.get("data", {}).get("text/html", "") for output in outputs
-    )
-
-
-def has_plot(notebook: Any) -> bool:
-    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    return any("image/png" in output.get("data", {}) for output in outputs)
+    data = [output.get("data", {}) for output in outputs]
+    assert any("speculative-t5" in shown.get("text/html", "") for shown in data)
+    assert any("image/png" in shown for shown in data)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the kernel's machinery; the cells run in a process apart
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebooks_run_from_start_to_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    notebook = copy.deepcopy(read(path))
+    notebook = read(path)
     for cell in code_cells(notebook):
         cell.outputs = []
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
     client.execute()
-    assert has_html(notebook) and has_plot(notebook)
+    assert_view_and_plot(notebook)
     streams = [o for cell in code_cells(notebook) for o in cell.outputs if "text" in o]
     text = "".join(o.text for o in streams if o.name == "stdout")
     assert "the same tokens: True" in text and text.count("My sister has never been to Paris.") >= 3
@@ -55,11 +49,11 @@ def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_is_stored_with_what_it_showed(path: Path) -> None:
+def test_notebooks_are_stored_with_their_outputs(path: Path) -> None:
     notebook = read(path)
     counts = [cell.execution_count for cell in code_cells(notebook)]
     assert counts == list(range(1, len(counts) + 1)), "run it from the first cell to the last"
-    assert has_html(notebook) and has_plot(notebook)
+    assert_view_and_plot(notebook)
     assert str(Path.home()) not in path.read_text() and str(REPOSITORY) not in path.read_text()
 
 

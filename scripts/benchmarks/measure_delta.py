@@ -23,7 +23,7 @@ from speculative_t5.cli.bench import pyplot
 import mlx.core as mx
 import sacrebleu
 import typer
-from texts import held_out_examples
+from texts import DataOption, held_out_examples
 from tqdm import tqdm
 
 DELTAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -45,7 +45,7 @@ class Row:
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
+    data: DataOption,
     count: Annotated[int, typer.Option(help="Held-out prompts of one to four sentences.")] = 300,
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
     plot: Annotated[Path | None, typer.Option(help="Draw to this file.")] = None,
@@ -83,10 +83,8 @@ def measure(examples: list[tuple[str, str]], temperature: float, num_draft: int)
         for variant in order.sample(variants, len(variants)):
             done[variant].append(run(decoders, variant, source, temperature, seed))
     references = [reference for _, reference in examples]
-    regular = done[None]
-    return [
-        summary(temperature, variant, done[variant], regular, references) for variant in variants
-    ]
+    plain = done[None]
+    return [summary(temperature, variant, done[variant], plain, references) for variant in variants]
 
 
 def run(
@@ -106,14 +104,14 @@ def summary(
     temperature: float,
     delta: float | None,
     outputs: list[Generation],
-    regular: list[Generation],
+    plain: list[Generation],
     references: list[str],
 ) -> Row:
     stats = [output.stats for output in outputs]
     emitted, drafted = sum(s.emitted for s in stats), sum(s.drafted for s in stats)
     speeds = [
         sum(o.stats.emitted for o in each) / sum(o.stats.seconds for o in each)
-        for each in (outputs, regular)
+        for each in (outputs, plain)
     ]
     return Row(
         temperature,
@@ -123,13 +121,12 @@ def summary(
         tokens_per_second=speeds[0],
         speedup=speeds[0] / speeds[1],
         chrf=sacrebleu.corpus_chrf([output.text for output in outputs], [references]).score,
-        same=sum(o.tokens == r.tokens for o, r in zip(outputs, regular, strict=True))
-        / len(outputs),
+        same=sum(o.tokens == r.tokens for o, r in zip(outputs, plain, strict=True)) / len(outputs),
     )
 
 
 def as_line(row: Row) -> str:
-    name = "regular" if row.delta is None else f"delta {row.delta:g}"
+    name = "plain" if row.delta is None else f"delta {row.delta:g}"
     return (
         f"temperature {row.temperature:g}  {name:10}  accepted {row.acceptance:.2f}  "
         f"{row.tokens_per_round:.2f} tokens/pass  {row.tokens_per_second:5.0f} tokens/s  "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from programs import INEXACT, REGULAR, SPECULATIVE
+from programs import INEXACT, PLAIN, SPECULATIVE
 
 TOLERATED = 1 / 20  # of the outputs: float32 programs may round near-ties differently
 
@@ -32,7 +32,7 @@ class Figures:
 
     Attributes:
         about: Versions, threads and a note.
-        agree: Number of outputs that equal those of ours regular.
+        agree: Number of outputs that equal those of ours plain.
         speeds: Tokens per second of each turn.
     """
 
@@ -61,7 +61,7 @@ def compare(
 
     Args:
         title: Printed above the results.
-        workers: Programs by name; ours regular is one of them.
+        workers: Programs by name; ours plain is one of them.
         prompts: Source ids, EOS included.
         max_tokens: The most tokens of one output.
         turns: How often all prompts are measured.
@@ -103,12 +103,12 @@ def turn(
 def count_agreement(
     figures: dict[str, Figures], outputs: dict[str, list[list[int]]], length: int | None
 ) -> None:
-    """Count and print the outputs that equal those of ours regular; exit if too few do."""
+    """Count and print the outputs that equal those of ours plain; exit if too few do."""
     wrong = []
     for name, program in figures.items():
-        expected = outputs[REGULAR]
+        expected = outputs[PLAIN]
         program.agree = sum(a == b for a, b in zip(outputs[name], expected, strict=True))
-        if name != REGULAR:
+        if name != PLAIN:
             print(f"{name}: {program.agree} of {len(expected)} outputs agree", flush=True)
         if name not in INEXACT and len(expected) - program.agree > TOLERATED * len(expected):
             wrong.append(name)
@@ -120,17 +120,17 @@ def count_agreement(
 
 def report(figures: dict[str, Figures]) -> list[str]:
     """Return the lines of a table of speeds, then of versions, threads and notes."""
-    regular, speculative = figures[REGULAR].speed, figures.get(SPECULATIVE)
+    plain, speculative = figures[PLAIN].speed, figures.get(SPECULATIVE)
     lines = [
         "",
-        f"{'':22} {'tokens/s':>9} {'min-max of turns':>17} {'over regular':>13} "
+        f"{'':22} {'tokens/s':>9} {'min-max of turns':>17} {'over plain':>13} "
         f"{'speculative over it':>20}",
     ]
     for name, found in figures.items():
         spread = f"{min(found.speeds):.1f}-{max(found.speeds):.1f}"
         over = f"{speculative.speed / found.speed:.2f}" if speculative else ""
         lines.append(
-            f"{name:22} {found.speed:9.1f} {spread:>17} {found.speed / regular:13.2f} {over:>20}"
+            f"{name:22} {found.speed:9.1f} {spread:>17} {found.speed / plain:13.2f} {over:>20}"
         )
     lines.append("")
     for name, found in figures.items():
