@@ -90,16 +90,19 @@ def test_records_say_which_prompts_were_cut() -> None:
     assert cut["truncated"] is True and "truncated" not in whole
 
 
+PROMPTS = b"".join(b"prompt %d\n" % i if i % 7 else b"\n" for i in range(40))
+
+
 class Job:
-    """A run over a file, as the command does it."""
+    """A run over a file of 40 prompts, as the command does it."""
 
-    def __init__(self, folder: Path, content: bytes) -> None:
+    def __init__(self, folder: Path) -> None:
         self.source, self.target = folder / "in.txt", folder / "out.jsonl"
-        self.source.write_bytes(content)
+        self.source.write_bytes(PROMPTS)
 
-    def run(self, *, shard: str = "1/1", **options: Any) -> Any:
+    def run(self, **options: Any) -> Any:
         with open_input(str(self.source)) as stream:
-            found = read_lines(stream, "text", "text", Shard.parse(shard))
+            found = read_lines(stream, "text", "text", Shard())
             with Output(str(self.target), stream, **options) as output:
                 counts = None
                 if options.get("resume"):
@@ -109,12 +112,9 @@ class Job:
         return counts
 
 
-PROMPTS = b"".join(b"prompt %d\n" % i if i % 7 else b"\n" for i in range(40))
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(tmp_path, PROMPTS)
+    return Job(tmp_path)
 
 
 def test_a_resumed_run_is_an_uninterrupted_one(job: Job) -> None:

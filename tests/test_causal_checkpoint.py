@@ -42,7 +42,7 @@ def weights(model: Any) -> dict[str, mx.array]:
     return dict(tree_flatten(model.model.parameters()))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SHAPES if kind != "gemma3"])
+@pytest.mark.parametrize("kind", SHAPES)
 def test_logits_match_transformers(kind: str, tmp_path: Path) -> None:
     """Of whole sequences, and of a session's steps."""
     import torch
@@ -69,10 +69,8 @@ def test_weights_may_be_sharded_or_pickled(kind: str, tmp_path: Path) -> None:
     expected = logits(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     reference.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert (tmp_path / "model.safetensors.index.json").is_file()
     np.testing.assert_array_equal(logits(tmp_path), expected)
-    for path in tmp_path.glob("model*"):
-        path.unlink()
+    (tmp_path / "model.safetensors.index.json").unlink()
     torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
     np.testing.assert_array_equal(logits(tmp_path), expected)
 
@@ -87,8 +85,8 @@ def rename_gpt2(folder: Path, **more: mx.array) -> None:
 def test_gpt2_may_have_its_first_names_and_masks(tmp_path: Path) -> None:
     write_causal(tmp_path, "gpt2")
     expected = logits(tmp_path)
-    masks = {"h.0.attn.bias": mx.ones((1, 1, 64, 64), dtype=mx.uint8)}
-    rename_gpt2(tmp_path, **masks, **{"h.1.attn.masked_bias": mx.array(-1e4)})
+    masks = {"h.0.attn.bias": mx.ones((1, 1, 64, 64)), "h.1.attn.masked_bias": mx.array(-1e4)}
+    rename_gpt2(tmp_path, **masks)
     np.testing.assert_array_equal(logits(tmp_path), expected)
 
 
@@ -200,13 +198,10 @@ def test_spoiled_folders_are_refused(folder: Path, spoil: Any, message: str) -> 
 
 
 def test_models_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    """By the rows for its tokenizer, its cache, or its one position for all rows of a batch."""
+    """By the rows for its tokenizer, or its one position for all rows of a batch."""
     write_causal(tmp_path / "qwen3", vocab_size=290)
     with refused("has 300 pieces, the model 290 rows", "290"):
         load(tmp_path / "qwen3")
-    write_causal(tmp_path / "gemma3", "gemma3")
-    with refused("RotatingKVCache, which cannot be rewound", tmp_path):
-        load(tmp_path / "gemma3")
     module = build({
         "model_type": "gpt_bigcode", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32,
         "n_inner": 16, "layer_norm_epsilon": 1e-5, "vocab_size": 20,

@@ -110,9 +110,8 @@ def edit_weights(folder: Path, change: Callable[[dict[str, mx.array]], Any]) -> 
 
 
 def flip_a_byte(folder: Path) -> None:
-    raw = bytearray((folder / "weights.npz").read_bytes())
-    raw[2000] ^= 255
-    (folder / "weights.npz").write_bytes(raw)
+    raw = (folder / "weights.npz").read_bytes()
+    (folder / "weights.npz").write_bytes(raw[:2000] + bytes([raw[2000] ^ 255]) + raw[2001:])
 
 
 @of("converted")
@@ -132,9 +131,8 @@ def flip_a_byte(folder: Path) -> None:
          r"encoder.norm.weight has shape \(3,\), expected \(24,\)"),
         (lambda f: edit_weights(f, lambda t: t.update(extra=mx.ones(1))),
          "has tensors that a T5 does not: extra"),
-        *((lambda f, name=name: edit_json(f / "config.json", **{name: 2**24}),
-           "shape|in config.json") for name in ("d_model", "d_ff", "vocab_size", "num_heads",
-                                                "relative_attention_num_buckets")),
+        *((lambda f, name=name: edit_json(f / "config.json", **{name: 2**24}), "shape|in config.")
+          for name in "d_model d_ff vocab_size num_heads relative_attention_num_buckets".split()),
     ],
 )  # fmt: skip
 def test_spoiled_model_folders_are_refused_at_once(folder: Path, spoil: Any, message: str) -> None:
@@ -196,8 +194,6 @@ def test_different_embeddings_are_refused(folder: Path) -> None:
     with refused("decoder.embed_tokens.weight differs from encoder.embed"):
         open_checkpoint(folder)
     edit_tensors(folder, lambda t: t.update({"shared.weight": torch.tensor(1.0)}))
-    with refused("differs from shared.weight"):
-        open_checkpoint(folder)
     edit_tensors(folder, lambda t: [t.pop(name) for name in (ENCODERS, DECODERS)])
     with refused(r"shared.weight has shape \(\), expected \(320, 24\)"):
         open_checkpoint(folder)
@@ -238,20 +234,17 @@ def test_misfitting_tensors_are_refused(folder: Path, change: Any, message: str)
 
 def test_a_vocabulary_with_fewer_rows_than_pieces_is_refused(folder: Path) -> None:
     config = open_checkpoint(folder).config
+    assert load_tokenizer(folder, dataclasses.replace(config, vocab_size=120))
     with refused("has 220 pieces, the model 119 rows for them"):
         load_tokenizer(folder, dataclasses.replace(config, vocab_size=119))
-    assert load_tokenizer(folder, dataclasses.replace(config, vocab_size=120))
+    stored = dataclasses.replace(config, bias_per_layer=True, n_positions=7)
+    assert T5Config.from_dict(json.loads(json.dumps(stored.to_dict()))) == stored
 
 
 def test_the_index_says_which_shard_holds_a_tensor(folder: Path) -> None:
     before = embedding(folder)
     edit_tensors(folder, lambda t: t.update({"shared.weight": torch.zeros(320, 24)}), -1)
     assert (embedding(folder) == before).all() and before.any()
-
-
-def test_a_config_survives_a_round_trip(folder: Path) -> None:
-    config = dataclasses.replace(open_checkpoint(folder).config, bias_per_layer=True, n_positions=7)
-    assert T5Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 @of("converted")

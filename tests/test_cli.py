@@ -16,7 +16,6 @@ from speculative_t5.cli import models as models_command
 import pytest
 from commands import Call, caller, in_a_shell, on_a_terminal, start
 from conftest import REPOSITORY, edit_json, run
-from messages import check_message
 
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
 OLD_MAN = (*PAIR, "--prompt", "The old man.")
@@ -70,15 +69,6 @@ def test_plain_decoding_and_lookups_give_the_same_tokens(call: Call) -> None:
     plain, alone, both = (call(*prompt, *option).records[0] for option in options)
     assert alone["tokens"] == both["tokens"] == plain["tokens"]
     assert plain["stats"]["drafted"] == 0 < min(alone["stats"]["drafted"], both["stats"]["drafted"])
-
-
-def test_an_automatic_draft_length_is_measured_once(call: Call, place: Path) -> None:
-    arguments = (*OLD_MAN, "--num-draft", "auto", "--temperature", "1", "--json")
-    (first,) = call(*arguments).records
-    (kept,) = (place / "cache").rglob("*.json")
-    (again,) = call(*arguments).records
-    assert again["tokens"] == first["tokens"]
-    assert [*(place / "cache").rglob("*.json")] == [kept]
 
 
 def test_the_prompt_may_come_from_standard_input(call: Call) -> None:
@@ -221,12 +211,3 @@ def test_a_full_disk_is_one_line_and_code_1(place: Path) -> None:
     assert done.returncode == 1, done.stdout
     assert b"full: cannot be written: File too large" in done.stderr.splitlines()[-1]
     assert not (place / "full").exists() and not list(place.glob(".full*"))
-
-
-def test_a_hub_that_cannot_be_reached_is_one_line(place: Path) -> None:
-    """A port of this machine where nothing listens stands in for the Hub."""
-    done = in_a_shell(place, "HF_ENDPOINT=http://127.0.0.1:9 $C --model someone/some-t5")
-    line = done.stderr.decode().splitlines()[-1]
-    assert done.returncode == 2 and b"Traceback" not in done.stderr
-    assert line.startswith("error: there is no folder 'someone/some-t5', the Hub cannot be reached")
-    check_message(line.removeprefix("error: "))

@@ -141,6 +141,9 @@ def test_missing_things_are_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", "cache2")
     with refused("has no config.json"):
         convert(NAME)
+    use(monkeypatch, "http://127.0.0.1:9")
+    with refused("^there is no folder 'someone/other', the Hub cannot be reached"):
+        convert("someone/other")
 
 
 def test_models_are_loaded_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from speculative_t5 import load
 from speculative_t5.checkpoints.conversion import Observer, convert
@@ -159,24 +158,12 @@ convert_main()
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "handler"),
-    [(signal.SIGINT, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_DFL),
-     (signal.SIGHUP, signal.SIG_IGN)],
-)  # fmt: skip
-def test_signals_leave_nothing_behind_and_nohup_is_respected(number: int, handler: Any) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, "--model", "source", "--output", "new"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(number, handler),
-    )  # fmt: skip
+def test_a_signal_leaves_nothing_behind() -> None:
+    command = [sys.executable, "-c", SLOW, "--model", "source", "--output", "new"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
     while not Path(".new.partial", "new", "weights.npz").exists():
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(number)
-    errors = process.communicate(timeout=60)[1]
-    if handler == signal.SIG_IGN:
-        assert (errors, process.returncode) == (b"", 0) and load(Path("new"))
-    else:
-        assert errors in (b"", b"error: interrupted\n") and process.returncode == 128 + number
-        assert left() == ["out", "source"]
+    process.terminate()
+    assert process.communicate(timeout=60)[1] == b"" and process.returncode == 128 + signal.SIGTERM
+    assert left() == ["out", "source"]
