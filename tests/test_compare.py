@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -114,18 +113,17 @@ def test_other_programs_give_the_same_tokens(model: T5, place: Path, name: str, 
 
 
 def test_workers_take_turns_and_are_reported(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = [PLAIN, SPECULATIVE]
     with contextlib.ExitStack() as stack:
         started = workers.start(names, {"num_draft": 3}, place, PROMPTS[:1], MAX_TOKENS, stack)
-        measuring.compare("a title", started, PROMPTS[:3], MAX_TOKENS, 2, tmp_path / "out.json")
+        figures = measuring.compare("a title", started, PROMPTS[:3], MAX_TOKENS, 2)
     shown = capfd.readouterr().out
     assert "a title" in shown and "ours speculative: 3 of 3 outputs agree" in shown
-    programs = json.loads((tmp_path / "out.json").read_text())["programs"]
-    assert list(programs) == names
-    assert all(program["agree"] == 3 for program in programs.values())
-    speeds = [speed for program in programs.values() for speed in program["tokens_per_second"]]
+    assert list(figures) == names
+    assert all(program.agree == 3 for program in figures.values())
+    speeds = [speed for program in figures.values() for speed in program.speeds]
     assert len(speeds) == 2 * 2 and min(speeds) > 1  # tokens over seconds, not the reverse
 
 
