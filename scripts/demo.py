@@ -39,9 +39,7 @@ def main(
             for name in ("emitted", "rounds", "drafted", "accepted")
         )
         speeds[speculative] = tokens / sum(run.stats.seconds for run in done)
-        line = (
-            f"{'speculative' if speculative else 'regular':12}{speeds[speculative]:6.0f} tokens/s"
-        )
+        line = f"{'speculative' if speculative else 'plain':12}{speeds[speculative]:6.0f} tokens/s"
         line += f"  {tokens / rounds:.2f} tokens per round"
         print(line + (f"  acceptance {accepted / drafted:.0%}" if drafted else ""))
     print(f"speculative decoding is {speeds[True] / speeds[False]:.2f} times as fast here")

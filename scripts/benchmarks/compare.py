@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from programs import ASSISTED, PROGRAMS, REGULAR
+from programs import ASSISTED, PLAIN, PROGRAMS
 from programs.checkpoints import as_ctranslate2, as_hugging_face
 from programs.measuring import compare
 from programs.serving import serve
@@ -36,10 +36,7 @@ LIMIT = 256  # tokens of any output of `pair`
 TurnsOption = Annotated[int, typer.Option(min=1, help="How often everything is measured.")]
 NumDraftOption = Annotated[int, typer.Option(min=1, help="Tokens to draft for each target pass.")]
 OnlyOption = Annotated[
-    list[str] | None, typer.Option(help="A program to measure beside ours regular; repeatable.")
-]
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="Also write all figures to this file.")
+    list[str] | None, typer.Option(help="A program to measure beside ours plain; repeatable.")
 ]
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -54,7 +51,6 @@ def pair(
     turns: TurnsOption = 5,
     num_draft: NumDraftOption = 5,
     only: OnlyOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Compare on a trained pair and held-out text: outputs of 20 to 60 tokens."""
     names = available(chosen(only))
@@ -72,16 +68,16 @@ def pair(
         texts = [source for source, _ in held_out_examples(data, 10 * count + 20, single=False)]
         candidates = list(map(tokenizer.encode, texts))
         workers = start(names, {"num_draft": num_draft}, place, candidates[:4], LIMIT, stack)
-        prompts = choose_prompts(workers[REGULAR], candidates, count)
+        prompts = choose_prompts(workers[PLAIN], candidates, count)
         title = f"{model} and {draft}, num_draft {num_draft}, {count} prompts, {turns} turns"
-        compare(title, workers, prompts, LIMIT, turns, json_file)
+        compare(title, workers, prompts, LIMIT, turns)
 
 
-def choose_prompts(regular: Worker, candidates: Sequence[list[int]], count: int) -> list[list[int]]:
+def choose_prompts(plain: Worker, candidates: Sequence[list[int]], count: int) -> list[list[int]]:
     """Return the first `count` prompts whose outputs have the lengths to measure."""
     prompts = []
     for ids in candidates:
-        tokens, _ = regular.ask(ids, LIMIT)
+        tokens, _ = plain.ask(ids, LIMIT)
         if MIN_TOKENS <= len(tokens) <= MAX_TOKENS:
             prompts.append(ids)
         if len(prompts) == count:
@@ -105,7 +101,6 @@ def shape(
     turns: TurnsOption = 3,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 3,
     only: OnlyOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Compare on random weights of published shapes, with a synthetic rate of acceptance."""
     names = chosen(only)
@@ -131,15 +126,15 @@ def shape(
             f"{draft_vocab}, {count} prompts, {turns} turns\n"
             f"{ASSISTED} is left out: of random weights it would accept everything or nothing"
         )
-        compare(title, workers, prompts, tokens, turns, json_file, exact_length=True)
+        compare(title, workers, prompts, tokens, turns, exact_length=True)
 
 
 def chosen(only: Sequence[str] | None) -> list[str]:
-    """Return the programs to run, in the order of `PROGRAMS`; ours regular is always one."""
+    """Return the programs to run, in the order of `PROGRAMS`; ours plain is always one."""
     for name in only or ():
         if name not in PROGRAMS:
             raise typer.BadParameter(f"no program {name!r}, expected one of: {', '.join(PROGRAMS)}")
-    return [name for name in PROGRAMS if not only or name in only or name == REGULAR]
+    return [name for name in PROGRAMS if not only or name in only or name == PLAIN]
 
 
 def available(names: Sequence[str]) -> list[str]:

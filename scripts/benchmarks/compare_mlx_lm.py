@@ -29,7 +29,7 @@ from speculative_t5.models.causal import CausalModel
 import mlx.core as mx
 import typer
 
-OURS, THEIRS = "ours, regular", "mlx-lm, generate_step"
+OURS, THEIRS = "ours, plain", "mlx-lm, generate_step"
 OURS_FASTER, THEIRS_FASTER = "ours, speculative", "mlx-lm, speculative_generate_step"
 Variant = Callable[[list[int], int], list[int]]  # prompt and most tokens -> tokens, EOS included
 

@@ -4,10 +4,10 @@ Each runs in a process of its own (`workers` starts it, `serving` is what it run
 checkpoint that all of them can read (`checkpoints`); `measuring` asks them in turn and reports.
 """
 
-REGULAR, SPECULATIVE, ASSISTED = "ours regular", "ours speculative", "transformers assisted"
+PLAIN, SPECULATIVE, ASSISTED = "ours plain", "ours speculative", "transformers assisted"
 # Modules that each program needs in addition to this package's dependencies.
 PROGRAMS: dict[str, tuple[str, ...]] = {
-    REGULAR: (),
+    PLAIN: (),
     SPECULATIVE: (),
     "naive": (),
     "transformers": ("torch",),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import random
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-from programs import INEXACT, REGULAR, SPECULATIVE
+from programs import INEXACT, PLAIN, SPECULATIVE
 
 TOLERATED = 1 / 20  # of the outputs: float32 programs may round near-ties differently
 
@@ -32,7 +28,7 @@ class Figures:
 
     Attributes:
         about: Versions, threads and a note.
-        agree: Number of outputs that equal those of ours regular.
+        agree: Number of outputs that equal those of ours plain.
         speeds: Tokens per second of each turn.
     """
 
@@ -51,21 +47,19 @@ def compare(
     prompts: Sequence[list[int]],
     max_tokens: int,
     turns: int,
-    json_file: Path | None,
     *,
     exact_length: bool = False,
-) -> None:
-    """Compare outputs, measure speeds and print a report.
+) -> dict[str, Figures]:
+    """Compare outputs, measure speeds, print a report and return the figures.
 
     Exits with status 1 if a program that computes in float32 gives other outputs.
 
     Args:
         title: Printed above the results.
-        workers: Programs by name; ours regular is one of them.
+        workers: Programs by name; ours plain is one of them.
         prompts: Source ids, EOS included.
         max_tokens: The most tokens of one output.
         turns: How often all prompts are measured.
-        json_file: Where to write all figures, if anywhere.
         exact_length: Whether every output must have `max_tokens` tokens.
     """
     figures = {name: Figures(program.about) for name, program in workers.items()}
@@ -83,8 +77,7 @@ def compare(
         for name, program in figures.items():
             program.speeds.append(tokens[name] / seconds[name])
     print("\n".join(report(figures)))
-    if json_file:
-        write_json(json_file, title, len(prompts), figures)
+    return figures
 
 
 def turn(
@@ -103,12 +96,12 @@ def turn(
 def count_agreement(
     figures: dict[str, Figures], outputs: dict[str, list[list[int]]], length: int | None
 ) -> None:
-    """Count and print the outputs that equal those of ours regular; exit if too few do."""
+    """Count and print the outputs that equal those of ours plain; exit if too few do."""
     wrong = []
     for name, program in figures.items():
-        expected = outputs[REGULAR]
+        expected = outputs[PLAIN]
         program.agree = sum(a == b for a, b in zip(outputs[name], expected, strict=True))
-        if name != REGULAR:
+        if name != PLAIN:
             print(f"{name}: {program.agree} of {len(expected)} outputs agree", flush=True)
         if name not in INEXACT and len(expected) - program.agree > TOLERATED * len(expected):
             wrong.append(name)
@@ -120,17 +113,17 @@ def count_agreement(
 
 def report(figures: dict[str, Figures]) -> list[str]:
     """Return the lines of a table of speeds, then of versions, threads and notes."""
-    regular, speculative = figures[REGULAR].speed, figures.get(SPECULATIVE)
+    plain, speculative = figures[PLAIN].speed, figures.get(SPECULATIVE)
     lines = [
         "",
-        f"{'':22} {'tokens/s':>9} {'min-max of turns':>17} {'over regular':>13} "
+        f"{'':22} {'tokens/s':>9} {'min-max of turns':>17} {'over plain':>13} "
         f"{'speculative over it':>20}",
     ]
     for name, found in figures.items():
         spread = f"{min(found.speeds):.1f}-{max(found.speeds):.1f}"
         over = f"{speculative.speed / found.speed:.2f}" if speculative else ""
         lines.append(
-            f"{name:22} {found.speed:9.1f} {spread:>17} {found.speed / regular:13.2f} {over:>20}"
+            f"{name:22} {found.speed:9.1f} {spread:>17} {found.speed / plain:13.2f} {over:>20}"
         )
     lines.append("")
     for name, found in figures.items():
@@ -138,17 +131,3 @@ def report(figures: dict[str, Figures]) -> list[str]:
         note = f"; {found.about['note']}" if found.about.get("note") else ""
         lines.append(f"{name}: {packages}; threads {found.about['threads']}{note}")
     return lines
-
-
-def write_json(path: Path, title: str, num_prompts: int, figures: dict[str, Figures]) -> None:
-    results = {
-        "title": title,
-        "machine": f"{platform.platform()}, {os.cpu_count()} CPUs",
-        "python": platform.python_version(),
-        "prompts": num_prompts,
-        "programs": {
-            name: {**found.about, "agree": found.agree, "tokens_per_second": found.speeds}
-            for name, found in figures.items()
-        },
-    }
-    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from programs import ASSISTED, REGULAR, SPECULATIVE
+from programs import ASSISTED, PLAIN, SPECULATIVE
 from programs.checkpoints import read_back, silence_transformers, word
 
 MAX_SOURCE_LENGTH = 2**16  # tokens of a prompt; random shapes would refuse long ones otherwise
@@ -51,7 +51,7 @@ def serve(name: str, spec: dict[str, Any]) -> None:
 def load_program(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
     """Return a program that is ready, and its versions, threads and perhaps a note."""
     place = Path(spec["place"])
-    if name in (REGULAR, SPECULATIVE, "naive"):
+    if name in (PLAIN, SPECULATIVE, "naive"):
         return load_ours(name, place, spec)
     if name in ("transformers", ASSISTED):
         return load_transformers(place, assisted=name == ASSISTED)

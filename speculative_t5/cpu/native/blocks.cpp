@@ -422,7 +422,7 @@ mx::array head_of(const mx::array& x, const mx::array& norm, const mx::array& we
   check(x.ndim() == 3 && norm.ndim() == 1 && norm.shape(0) == x.shape(2) &&
             weight.ndim() == 2 && weight.shape(1) == x.shape(2),
         "x is (B, L, d), the norm (d,), the weight (V, d)");
-  check(num_ids > 0 && num_ids <= weight.shape(0), "there are not so many ids");
+  check(num_ids > 0 && num_ids <= weight.shape(0), "num_ids is more than the ids of the weight");
   mx::Shape shape{x.shape(0), x.shape(1)};
   if (!best)
     shape.push_back(num_ids);
