@@ -151,7 +151,11 @@ def make_decoder(**options: Any) -> SpeculativeDecoder:
     return SpeculativeDecoder(target, tiny_draft(target), num_draft="auto", **options)
 
 
-def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(cache: Path) -> None:
+def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(
+    in_full: None, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = calibration.measure  # costs that this machine's load cannot change
+    monkeypatch.setattr(calibration, "measure", lambda _, count: measure(Machine(), count))
     auto = make_decoder()
     plain = auto.generate_batch(PROMPTS, max_tokens=40, speculative=False)
     assert not cache.exists(), "there is nothing to calibrate"
