@@ -59,22 +59,14 @@ def test_selected_rows_keep_their_contents() -> None:
     assert keys[0] == [200, 201, 7] and keys[1][:2] == [100, 107]
 
 
-def test_growing_keeps_what_was_written() -> None:
+def test_growing_caches_keep_their_contents() -> None:
     cache = make_cache(2)
-    rows = append(cache, written(2, SMALLEST - 1, 0))
-    grown = append(cache, written(2, 3, 1000))
-    assert cache.capacity >= SMALLEST + 2
-    assert [row[: SMALLEST - 1] for row in grown] == rows
-    assert grown[0][-3:] == [1000, 1001, 1002]
-
-
-def test_there_is_room_for_whatever_was_reserved() -> None:
-    cache = make_cache(2)
-    for count in (1, 40, 30, 100, 200):
-        at = cache.reserve(count)
-        assert max(cache.lengths) + count <= cache.capacity
-        assert at.tolist() == cache.lengths[:1]
-        cache.put(cache.take(), count)
+    expected: list[float] = []
+    for count in (1, SMALLEST - 2, 3, 40, 30, 100, 200):
+        rows = append(cache, written(2, count, len(expected)))
+        expected += range(len(expected), len(expected) + count)
+        assert len(expected) <= cache.capacity
+        assert rows == [expected, [100 + x for x in expected]]
     cache.truncate([5, 7])
     assert cache.reserve(1).tolist() == [5, 7]
 
@@ -95,13 +87,13 @@ def test_buffers_are_written_in_place() -> None:
     assert mx.get_peak_memory() - before < size
 
 
-def test_rewinding_forward_is_caught() -> None:
+def test_truncating_to_a_longer_row_is_refused() -> None:
     cache = make_cache(1)
     with pytest.raises(AssertionError):
         cache.truncate([1])
 
 
-def test_what_a_long_row_took_is_given_back() -> None:
+def test_memory_of_a_long_row_is_given_back() -> None:
     cache = make_cache(2)
     append(cache, written(2, 5 * GROWTH, 0))
     assert cache.capacity == 5 * GROWTH

@@ -33,7 +33,7 @@ def test_rounds_are_those_of_the_output() -> None:
 def test_prompt_without_such_rounds_is_refused() -> None:
     whole = Judged(1, [], [5, 6], [5, 6, 7], 2)
     ends = Judged(2, [5, 6, 7], [8, 9], [EOS, 3, 4], 0)
-    with pytest.raises(ValueError, match="choose another"):
+    with pytest.raises(ValueError, match="change PROMPT"):
         to_draw([whole, whole, ends, whole], EOS)
 
 

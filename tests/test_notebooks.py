@@ -10,11 +10,11 @@ import pytest
 from conftest import REPOSITORY
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+TOUR = REPOSITORY / "notebooks" / "tour.ipynb"
 
 
-def read(path: Path) -> Any:
-    notebook = nbformat.read(path, as_version=4)
+def read_tour() -> Any:
+    notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)
     return notebook
 
@@ -30,15 +30,14 @@ def assert_view_and_plot(notebook: Any) -> None:
     assert any("image/png" in shown for shown in data)
 
 
-@pytest.mark.filterwarnings("ignore")  # of the kernel's machinery; the cells run in a process apart
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_run_from_start_to_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore")  # from the kernel; cells run in a process of their own
+def test_the_notebook_runs_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    notebook = read(path)
+    notebook = read_tour()
     for cell in code_cells(notebook):
         cell.outputs = []
-    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": TOUR.parent}})
     client.execute()
     assert_view_and_plot(notebook)
     streams = [o for cell in code_cells(notebook) for o in cell.outputs if "text" in o]
@@ -48,14 +47,9 @@ def test_notebooks_run_from_start_to_end(path: Path, monkeypatch: pytest.MonkeyP
     assert "Warning" not in errors
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_stored_with_their_outputs(path: Path) -> None:
-    notebook = read(path)
+def test_the_notebook_is_stored_with_its_outputs() -> None:
+    notebook, stored = read_tour(), TOUR.read_text()
     counts = [cell.execution_count for cell in code_cells(notebook)]
     assert counts == list(range(1, len(counts) + 1)), "run it from the first cell to the last"
     assert_view_and_plot(notebook)
-    assert str(Path.home()) not in path.read_text() and str(REPOSITORY) not in path.read_text()
-
-
-def test_there_is_a_tour() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["tour"]
+    assert str(Path.home()) not in stored and str(REPOSITORY) not in stored

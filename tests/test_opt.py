@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from families import assert_close
 from messages import check_message
 from mlx.utils import tree_flatten
 
@@ -79,12 +80,6 @@ def reference_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
 
     with torch.inference_mode():
         return model(torch.tensor(tokens)).logits.numpy()
-
-
-def assert_close(found: mx.array, expected: np.ndarray) -> None:
-    assert found.shape == expected.shape
-    largest = np.abs(np.array(found) - expected).max() / np.abs(expected).max()
-    assert largest < 1e-4, largest
 
 
 def test_whole_sequences_match_transformers(pair: tuple[Any, Model]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import train_causal
 from conftest import REPOSITORY
 from mlx.utils import tree_flatten
-from train_causal import END, HELD_OUT_FILE, Length
+from train_causal import END, HELD_OUT_FILE
 
 Corpus = tuple[Any, np.ndarray, np.ndarray]  # tokenizer, ids to train on, ids held out
 PAGES = [REPOSITORY / "docs" / name for name in ("design.md", "how-it-works.md", "exactness.md")]
@@ -36,7 +36,7 @@ def prepared(texts: list[str]) -> Corpus:
 def pair(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     """A pair after a few steps."""
     folder = tmp_path_factory.mktemp("pair") / "new" / "pair"
-    train_causal.train_pair(texts, folder, Length(4), seed=0)
+    train_causal.train_pair(texts, folder, 4, seed=0)
     return folder
 
 
@@ -76,7 +76,7 @@ def test_training_lowers_the_held_out_loss(prepared: Corpus) -> None:
     tokenizer, seen, unseen = prepared
     model, _ = train_causal.make_model("draft", tokenizer, 0)
     before = train_causal.mean_loss(model, unseen)
-    train_causal.train(model, seen, Length(30), seed=0)
+    train_causal.train(model, seen, 30, seed=0)
     assert train_causal.mean_loss(model, unseen) < before - 0.5
 
 
@@ -84,16 +84,10 @@ def test_weights_depend_on_the_seed_alone(prepared: Corpus) -> None:
     found = []
     for seed in (0, 0, 1):
         model, _ = train_causal.make_model("draft", prepared[0], seed)
-        train_causal.train(model, prepared[1], Length(3), seed)
+        train_causal.train(model, prepared[1], 3, seed)
         found.append([weight for _, weight in tree_flatten(model.parameters())])
     assert all(mx.array_equal(a, b) for a, b in zip(found[0], found[1], strict=True))
     assert not mx.array_equal(found[0][0], found[2][0])
-
-
-def test_seconds_end_the_training_instead_of_steps(prepared: Corpus) -> None:
-    model, _ = train_causal.make_model("draft", prepared[0], 0)
-    length = Length(10**9, seconds=0.2)
-    assert np.isfinite(train_causal.train(model, prepared[1], length, seed=0))
 
 
 def test_end_is_held_out_and_cut_at_a_line() -> None:
@@ -141,16 +135,14 @@ def test_unusable_text_and_output_are_refused(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SystemExit, match=message):
-        train_causal.main(
-            text=[tmp_path / name], output=tmp_path / output, steps=1, seconds=None, seed=0
-        )
+        train_causal.main(text=[tmp_path / name], output=tmp_path / output, steps=1, seed=0)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_failure_leaves_the_old_pair(
     tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(model: Any, ids: np.ndarray, length: Length, seed: int) -> float:
+    def failing(model: Any, ids: np.ndarray, steps: int, seed: int) -> float:
         if model.args.num_hidden_layers == 1:
             raise OSError("no more")
         return 0.0
@@ -161,10 +153,10 @@ def test_failure_leaves_the_old_pair(
     monkeypatch.setattr(train_causal, "train", failing)
     for output in ("pair", "other"):
         with pytest.raises(OSError, match="no more"):
-            train_causal.train_pair(texts, tmp_path / output, Length(1), seed=0)
+            train_causal.train_pair(texts, tmp_path / output, 1, seed=0)
     assert [path.name for path in tmp_path.iterdir()] == ["pair"]
     assert (old / "config.json").read_text() == "{}"
     monkeypatch.undo()
-    train_causal.train_pair(texts, tmp_path / "pair", Length(1), seed=0)
+    train_causal.train_pair(texts, tmp_path / "pair", 1, seed=0)
     assert [path.name for path in tmp_path.iterdir()] == ["pair"]
     assert (old / "model.safetensors").exists()

@@ -17,15 +17,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from speculative_t5 import Generation, SpeculativeDecoder
+from speculative_t5 import Generation
 from speculative_t5.cli.batch import peak_memory
 
 import mlx.core as mx
 import typer
-from texts import held_out_examples
+from texts import DataOption, engine, held_out_examples
 
-MODEL, DRAFT = "correct-base", "correct-small"
-DataOption = Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")]
 CountOption = Annotated[int, typer.Option(help="Number of prompts.")]
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -34,10 +32,6 @@ app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=
 def mixed_prompts(data: Path, count: int) -> list[str]:
     """One to four damaged sentences each."""
     return [source for source, _ in held_out_examples(data, count, single=False)]
-
-
-def engine(draft: str | None = DRAFT, **options: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder.from_pretrained(MODEL, draft, dtype=mx.float32, **options)
 
 
 @app.command()
@@ -50,7 +44,7 @@ def identity(data: DataOption, count: CountOption = 64) -> None:
         "top-k, top-p": {"temperature": 1.0, "top_k": 20, "top_p": 0.9},
     }
     wrong = 0
-    for drafter in (DRAFT, "lookup", None):
+    for drafter in ("correct-small", "lookup", None):
         for rule in ("token", "block") if drafter else ("auto",):
             decoder = engine(drafter, verify=rule)
             for way, options in ways.items():

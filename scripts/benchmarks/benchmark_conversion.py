@@ -5,7 +5,8 @@ r"""Convert a synthetic checkpoint of a given size: peak memory, and speed again
         --form old-bin
 
 The checkpoint has t5-11b's widths and as many layers as fit the size. cp and convert.py read the
-same files in turn, and each is timed until its output is on the disk. .bin files need torch.
+same files in turn, and each is timed until its output is on the disk. Twice the size must be free
+in the temporary folder (TMPDIR). .bin files need torch.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from enum import StrEnum
 from multiprocessing import Process
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 from speculative_t5.checkpoints.t5 import plan
 from speculative_t5.models.t5.config import T5Config
@@ -44,38 +44,26 @@ FIXED_BYTES = 1.0e9  # a conversion may take this and twice the largest tensor
 Tensors = dict[str, tuple[int, ...]]
 
 
-class Weights(StrEnum):
-    RANDOM = "random"
-    SPARSE = "sparse"
-
-
-class Form(StrEnum):
-    SHARDS = "shards"
-    SINGLE = "single"
-    BIN = "bin"
-    OLD_BIN = "old-bin"
+Weights = Literal["random", "sparse"]
+Form = Literal["shards", "single", "bin", "old-bin"]
 
 
 def main(
     gigabytes: Annotated[float, typer.Option(help="Size of the checkpoint, in 10**9 bytes.")] = 4,
     weights: Annotated[
         Weights, typer.Option(help="Random numbers, or a sparse file, which takes no room.")
-    ] = Weights.RANDOM,
+    ] = "random",
     form: Annotated[
         Form, typer.Option(help="safetensors in shards of 1 GB or in one file, or a .bin file.")
-    ] = Form.SHARDS,
+    ] = "shards",
     rounds: Annotated[int, typer.Option(help="How often both are timed.")] = 3,
     copy: Annotated[bool, typer.Option(help="Whether to time cp at all.")] = True,
-    options: Annotated[str, typer.Option(help="For convert.py, such as '--quantize 8'.")] = "",
-    folder: Annotated[
-        Path | None, typer.Option(help="Where to work; twice the size must be free there.")
-    ] = None,
 ) -> None:
     config = make_config(gigabytes)
     tensors = {name: s for p in plan(config) for name, s in p.sources.items()}
     total = sum(map(nbytes, tensors.values()))
     largest = max(map(nbytes, tensors.values()))
-    with tempfile.TemporaryDirectory(dir=folder) as work:
+    with tempfile.TemporaryDirectory() as work:
         source, output = Path(work) / "checkpoint", Path(work) / "out"
         # In a process of its own: children inherit peak memory, and torch takes a lot.
         writer = Process(target=write_checkpoint, args=(source, config, tensors, weights, form))
@@ -83,13 +71,12 @@ def main(
         writer.join()
         if writer.exitcode:
             raise SystemExit("the checkpoint could not be written")
-        files = len([*source.glob("*.safetensors"), *source.glob("*.bin")])
         print(
-            f"{total / 1e9:.2f} GB, {form.value}, {weights.value}: {len(tensors)} tensors, "
-            f"in {files} files, layers {config.num_layers} + {config.num_decoder_layers}"
+            f"{total / 1e9:.2f} GB, {form}, {weights}: {len(tensors)} tensors, "
+            f"layers {config.num_layers} + {config.num_decoder_layers}"
         )
         command = [sys.executable, str(REPOSITORY / "convert.py"), "--model", str(source),
-                   "--output", str(output), *options.split()]  # fmt: skip
+                   "--output", str(output)]  # fmt: skip
         copied, converted, peaks = [], [], []
         for _ in range(rounds):
             if copy:
@@ -99,14 +86,10 @@ def main(
             seconds, peak = timed(command)
             converted.append(total / seconds / 1e6)
             peaks.append(peak)
-            written = (output / "weights.npz").stat().st_size
             shutil.rmtree(output)
     bound = FIXED_BYTES + 2 * largest
     print(f"largest tensor {largest / 1e9:.3f} GB, so at most {bound / 1e9:.2f} GB of memory")
-    print(
-        f"convert.py {options}: peak memory {max(peaks) / 1e9:.2f} GB, wrote {written / 1e9:.2f} GB"
-    )
-    print(f"convert.py: {speeds(converted)} MB/s")
+    print(f"convert.py: {speeds(converted)} MB/s, peak memory {max(peaks) / 1e9:.2f} GB")
     if copy:
         print(f"cp:         {speeds(copied)} MB/s")
         ratio = statistics.median(a / b for a, b in zip(converted, copied, strict=True))
@@ -136,11 +119,11 @@ def write_checkpoint(
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     shutil.copy(REPOSITORY / "weights" / "correct-base" / "spiece.model", folder)
-    if form is Form.SINGLE:
+    if form == "single":
         write_safetensors(folder / "model.safetensors", tensors, weights)
-    elif form is Form.OLD_BIN:
+    elif form == "old-bin":
         write_old_bin(folder / "pytorch_model.bin", tensors, weights)
-    elif form is Form.BIN:
+    elif form == "bin":
         write_bin(folder / "pytorch_model.bin", tensors, weights)
     else:
         shards = list(split(tensors, 1e9))
@@ -164,7 +147,7 @@ def split(tensors: Tensors, limit: float) -> Iterator[Tensors]:
 
 def write_numbers(file: BinaryIO, count: int, weights: Weights) -> None:
     """Write `count` float32: random ones of both signs below 2, or a hole in the file."""
-    if weights is Weights.SPARSE:
+    if weights == "sparse":
         file.truncate(file.seek(count * 4, os.SEEK_CUR))
         return
     generator = np.random.default_rng(count)
@@ -191,7 +174,7 @@ def write_bin(path: Path, tensors: Tensors, weights: Weights) -> None:
     import torch
 
     def make(shape: tuple[int, ...]) -> Any:
-        return torch.zeros(shape) if weights is Weights.SPARSE else torch.randn(shape)
+        return torch.zeros(shape) if weights == "sparse" else torch.randn(shape)
 
     torch.save({name: make(shape) for name, shape in tensors.items()}, path)
 

@@ -38,9 +38,6 @@ NumDraftOption = Annotated[int, typer.Option(min=1, help="Tokens to draft for ea
 OnlyOption = Annotated[
     list[str] | None, typer.Option(help="A program to measure beside ours plain; repeatable.")
 ]
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="Also write all figures to this file.")
-]
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -54,7 +51,6 @@ def pair(
     turns: TurnsOption = 5,
     num_draft: NumDraftOption = 5,
     only: OnlyOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Compare on a trained pair and held-out text: outputs of 20 to 60 tokens."""
     names = available(chosen(only))
@@ -74,7 +70,7 @@ def pair(
         workers = start(names, {"num_draft": num_draft}, place, candidates[:4], LIMIT, stack)
         prompts = choose_prompts(workers[PLAIN], candidates, count)
         title = f"{model} and {draft}, num_draft {num_draft}, {count} prompts, {turns} turns"
-        compare(title, workers, prompts, LIMIT, turns, json_file)
+        compare(title, workers, prompts, LIMIT, turns)
 
 
 def choose_prompts(plain: Worker, candidates: Sequence[list[int]], count: int) -> list[list[int]]:
@@ -105,7 +101,6 @@ def shape(
     turns: TurnsOption = 3,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 3,
     only: OnlyOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Compare on random weights of published shapes, with a synthetic rate of acceptance."""
     names = chosen(only)
@@ -131,7 +126,7 @@ def shape(
             f"{draft_vocab}, {count} prompts, {turns} turns\n"
             f"{ASSISTED} is left out: of random weights it would accept everything or nothing"
         )
-        compare(title, workers, prompts, tokens, turns, json_file, exact_length=True)
+        compare(title, workers, prompts, tokens, turns, exact_length=True)
 
 
 def chosen(only: Sequence[str] | None) -> list[str]:

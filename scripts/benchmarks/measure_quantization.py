@@ -22,11 +22,11 @@ from speculative_t5.checkpoints.loading import locate
 import mlx.core as mx
 import sacrebleu
 import typer
-from texts import held_out_examples
+from texts import DataOption, held_out_examples
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
+    data: DataOption,
     model: Annotated[str, typer.Option(help="Target.")] = "correct-base",
     count: Annotated[int, typer.Option(help="Held-out sentences.")] = 200,
     group_sizes: Annotated[

@@ -1,16 +1,26 @@
-"""The texts that benchmarks decode; the scripts that trained the models define them."""
+"""The shipped pair, and the texts that benchmarks decode; scripts/training defines the texts."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+
+import mlx.core as mx
 
 sys.path.append(str(Path(__file__).parents[1] / "training"))
 
-from corruption import PREFIX, Corruptor, held_out_examples, read_sentences
+from corruption import PREFIX, Corruptor, DataOption, held_out_examples, read_sentences
 from documents import HELD_OUT_FILE, read_documents
 
 __all__ = [
-    "HELD_OUT_FILE", "PREFIX", "Corruptor", "held_out_examples", "read_documents",
-    "read_sentences",
+    "HELD_OUT_FILE", "PREFIX", "Corruptor", "DataOption", "engine", "held_out_examples",
+    "read_documents", "read_sentences",
 ]  # fmt: skip
+
+
+def engine(draft: Any = "correct-small", **options: Any) -> SpeculativeDecoder:
+    """Load correct-base in float32."""
+    return SpeculativeDecoder.from_pretrained("correct-base", draft, dtype=mx.float32, **options)

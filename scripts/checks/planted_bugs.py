@@ -19,13 +19,11 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
-from queue import Queue
 from typing import Annotated
 
 import typer
@@ -36,8 +34,9 @@ DOCS = REPOSITORY / "docs" / "exactness.md"
 TABLE_HEAD = "| bug | planted in | test that fails |\n"
 FIELDS = {"name", "file", "find", "replace", "test"}
 COPIED = ("speculative_t5", "scripts", "tests")  # folders; others are linked
+PROCESSES = 2  # tests that run at a time
 TIMEOUT = 600  # seconds of a test
-SELECTION = re.compile(r"(?P<file>\S+?\.py)(?P<node>(::\w+)*(\[.*\])?)( (-k )?(?P<keyword>.+))?")
+SELECTION = re.compile(r"(?P<id>\S+?\.py(::\w+)*(\[.*\])?)( (-k )?(?P<keyword>.+))?")
 
 
 @dataclass(frozen=True)
@@ -97,71 +96,57 @@ def pytest_arguments(test: str) -> list[str]:
     Raises:
         ValueError: If it is neither an id, nor an id and an expression.
     """
-    selection = SELECTION.fullmatch(test)
-    if selection is None:
+    if (selection := SELECTION.fullmatch(test)) is None:
         raise ValueError(
             f"{test!r} is not tests/FILE.py::NAME, perhaps with -k EXPRESSION after it"
         )
     keyword = selection["keyword"]
-    return [selection["file"] + selection["node"], *(["-k", keyword] if keyword else [])]
+    return [selection["id"], *(["-k", keyword] if keyword else [])]
 
 
-class Copy:
-    """A copy of a checkout, to plant bugs in."""
+def copy_checkout(repository: Path, folder: Path) -> None:
+    """Copy a checkout: the files and folders to plant bugs in, and links to the others."""
+    for path in repository.iterdir():
+        if path.name in COPIED:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(path, folder / path.name, symlinks=True, ignore=ignored)
+        elif path.is_file():
+            shutil.copy(path, folder)
+        elif not path.name.startswith("."):
+            (folder / path.name).symlink_to(path)
 
-    def __init__(self, repository: Path, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        for path in repository.iterdir():
-            if path.name in COPIED:
-                ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(path, folder / path.name, symlinks=True, ignore=ignored)
-            elif path.is_file():
-                shutil.copy(path, folder)
-            elif not path.name.startswith("."):
-                (folder / path.name).symlink_to(path)
 
-    @contextmanager
-    def bug(self, bug: Bug) -> Iterator[None]:
-        """Plant a bug, and remove it at the end."""
-        path = self.folder / bug.file
-        text = path.read_text(encoding="utf-8")
-        path.write_text(bug.planted(text), encoding="utf-8")
-        try:
-            yield
-        finally:
-            path.write_text(text, encoding="utf-8")
-
-    def run(self, test: str) -> str:
-        """Run a test: "passed", "failed", "skipped", or why it did not run."""
+def run(test: str, repository: Path, bug: Bug | None = None) -> str:
+    """Run a test in a copy: "passed", "failed", "skipped", or why it did not run."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy_checkout(repository, Path(folder))
+        if bug:
+            path = Path(folder, bug.file)
+            path.write_text(bug.planted(path.read_text(encoding="utf-8")), encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
         environment = os.environ | {
-            "PYTHONPATH": str(self.folder),
-            "PYTHONDONTWRITEBYTECODE": "1",  # a stale .pyc would hide a bug
+            "PYTHONPATH": folder,
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # none is needed, and it is faster
             "OMP_NUM_THREADS": "1",
         }
         try:
             done = subprocess.run(
-                [*command, *pytest_arguments(test)], cwd=self.folder, env=environment,
+                [*command, *pytest_arguments(test)], cwd=folder, env=environment,
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT,
                 check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"did not end within {TIMEOUT} s"
-        if done.returncode == 0:
-            return "passed" if re.search(r"\d+ passed", done.stdout) else "skipped"
-        if done.returncode == 1:
-            return "failed"
-        (*_, last) = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
-        return f"pytest ended with status {done.returncode}: {last}"
+    if done.returncode == 0:
+        return "passed" if re.search(r"\d+ passed", done.stdout) else "skipped"
+    if done.returncode == 1:
+        return "failed"
+    (*_, last) = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+    return f"pytest ended with status {done.returncode}: {last}"
 
 
 def check(
-    bugs: Sequence[Bug],
-    repository: Path = REPOSITORY,
-    processes: int = 2,
-    report: Callable[[str], None] = print,
+    bugs: Sequence[Bug], repository: Path = REPOSITORY, report: Callable[[str], None] = print
 ) -> dict[str, str]:
     """Plant each bug and report whether it is seen.
 
@@ -170,29 +155,17 @@ def check(
     """
     tests = list(dict.fromkeys(bug.test for bug in bugs))
     width = max(len(bug.name) for bug in bugs)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
-        copies: Queue[Copy] = Queue()
-        for i in range(processes):
-            copies.put(Copy(repository, Path(folder) / str(i)))
 
-        def run(test: str, bug: Bug | None = None) -> str:
-            copy = copies.get()
-            try:
-                if bug is None:
-                    return copy.run(test)
-                with copy.bug(bug):
-                    return copy.run(test)
-            finally:
-                copies.put(copy)
+    def verdict(bug: Bug) -> str:
+        before = without[bug.test]
+        if before != "passed":
+            return "skipped" if before == "skipped" else f"NOT SEEN (without the bug: {before})"
+        after = run(bug.test, repository, bug)
+        return "seen" if after == "failed" else f"NOT SEEN ({after})"
 
-        def verdict(bug: Bug) -> str:
-            before = without[bug.test]
-            if before != "passed":
-                return "skipped" if before == "skipped" else f"NOT SEEN (without the bug: {before})"
-            after = run(bug.test, bug)
-            return "seen" if after == "failed" else f"NOT SEEN ({after})"
-
-        without = dict(zip(tests, pool.map(run, tests), strict=True))
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        results = pool.map(lambda test: run(test, repository), tests)
+        without = dict(zip(tests, results, strict=True))
         verdicts = {}
         for bug, found in zip(bugs, pool.map(verdict, bugs), strict=True):
             report(f"{bug.name:{width}}  {bug.test}  {found}")
@@ -221,10 +194,6 @@ def main(
         list[str] | None, typer.Argument(help="Files of tests/planted_bugs, without .toml.")
     ] = None,
     name: Annotated[str, typer.Option(help="Only bugs whose name contains this.")] = "",
-    processes: Annotated[int, typer.Option(min=1, help="Tests to run at a time.")] = 2,
-    show_table: Annotated[
-        bool, typer.Option("--table", help="Print the bugs as a Markdown table, and run nothing.")
-    ] = False,
     update_docs: Annotated[
         bool, typer.Option(help="Write all bugs into docs/exactness.md, and run nothing.")
     ] = False,
@@ -235,9 +204,7 @@ def main(
             raise ValueError(f"no bug has {name!r} in its name")
         if update_docs:
             return update_table(DOCS, read_bugs(REPOSITORY))
-        if show_table:
-            return print(table(bugs), end="")
-        verdicts = check(bugs, processes=processes)
+        verdicts = check(bugs)
     except ValueError as error:
         sys.exit(f"error: {error}")
     found = [*verdicts.values()]

@@ -14,10 +14,14 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 Rule = Callable[[list[str], random.Random], list[str] | None]
 
 PREFIX = "correct: "
+DataOption = Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")]
 
 # Sets of words that are confused with one another.
 CONFUSED = [

@@ -8,7 +8,6 @@ token for token, and the pair's acceptance rate. Needs the extra `train`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder
@@ -16,11 +15,11 @@ from speculative_t5 import Generation, SpeculativeDecoder
 import mlx.core as mx
 import sacrebleu
 import typer
-from corruption import PREFIX, held_out_examples, word_errors
+from corruption import PREFIX, DataOption, held_out_examples, word_errors
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")],
+    data: DataOption,
     model: Annotated[str, typer.Option(help="Target.")] = "correct-base",
     draft_model: Annotated[str, typer.Option(help="Draft, or empty for none.")] = "correct-small",
     count: Annotated[int, typer.Option(help="Examples of each kind.")] = 1000,

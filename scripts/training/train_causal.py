@@ -1,7 +1,7 @@
 """Train a tiny pair of decoder-only models in about a minute: a target, and a draft for it.
 
     python scripts/training/train_causal.py
-    python scripts/training/train_causal.py --text deu.txt.xz --output causal-deu --seconds 60
+    python scripts/training/train_causal.py --text deu.txt.xz --output causal-deu --steps 900
 
 The text is the project's own unless another is given; each file is a document, and the models learn
 to predict its end. The output folder then holds `target` and `draft`, checkpoints in the format of
@@ -11,13 +11,10 @@ Hugging Face, and `held-out.txt`, the end of the text, which neither model has s
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,40 +42,23 @@ SHAPES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Length:
-    """How long each model is trained: `steps`, or `seconds` if they are given."""
-
-    steps: int
-    seconds: float | None = None
-
-    def done(self, step: int, started: float) -> float:
-        """Return the share of the run that is done after `step` steps."""
-        if self.seconds is None:
-            return step / self.steps
-        return (time.perf_counter() - started) / self.seconds
-
-
 def main(
     text: Annotated[
         list[Path] | None, typer.Option(help="A file to train on, plain or .xz; repeatable.")
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder to write.")] = Path("causal-pair"),
     steps: Annotated[int, typer.Option(min=1, help="Steps for each model.")] = 500,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds for each model, instead of steps.")
-    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same gives the same weights.")] = 0,
 ) -> None:
     """Train both models and write them."""
     try:
         check_replaceable(output)
-        train_pair(read_documents(text or own_text()), output, Length(steps, seconds), seed)
+        train_pair(read_documents(text or own_text()), output, steps, seed)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
 
 
-def train_pair(documents: Sequence[str], output: Path, length: Length, seed: int) -> None:
+def train_pair(documents: Sequence[str], output: Path, steps: int, seed: int) -> None:
     """Train a tokenizer and both models on all but the end of the text, and write them.
 
     Raises:
@@ -95,15 +75,16 @@ def train_pair(documents: Sequence[str], output: Path, length: Length, seed: int
             f"has to be more than {CONTEXT}: give a longer --text"
         )
     print(f"{len(seen):,} tokens to train on, {len(unseen):,} held out")
-    with replacing(output) as new:
-        for name in SHAPES:
-            model, args = make_model(name, tokenizer, seed)
-            size = sum(weight.size for _, weight in tree_flatten(model.parameters()))
-            print(f"{name}: {size:,} parameters", flush=True)
-            train(model, seen, length, seed)
-            print(f"{name}: held-out loss {mean_loss(model, unseen):.3f} nats a token", flush=True)
-            write(new / name, model, args, tokenizer)
-        (new / HELD_OUT_FILE).write_text("".join(held_out), encoding="utf-8")
+    trained = {}
+    for name in SHAPES:
+        model, _ = trained[name] = make_model(name, tokenizer, seed)
+        size = sum(weight.size for _, weight in tree_flatten(model.parameters()))
+        print(f"{name}: {size:,} parameters", flush=True)
+        train(model, seen, steps, seed)
+        print(f"{name}: held-out loss {mean_loss(model, unseen):.3f} nats a token", flush=True)
+    for name, (model, config) in trained.items():
+        write(output / name, model, config, tokenizer)
+    (output / HELD_OUT_FILE).write_text("".join(held_out), encoding="utf-8")
     print(f"wrote {output}")
 
 
@@ -145,23 +126,23 @@ def make_model(name: str, tokenizer: Tokenizer, seed: int) -> tuple[nn.Module, d
     return model, config
 
 
-def train(model: nn.Module, ids: np.ndarray, length: Length, seed: int) -> float:
+def train(model: nn.Module, ids: np.ndarray, steps: int, seed: int) -> float:
     """Train with AdamW, a warm-up and a linear decay to 0; return the loss of the last step."""
     rng = np.random.default_rng(seed)
     optimizer = optimizers.AdamW(RATE, betas=[0.9, 0.95])
     loss_and_grads = nn.value_and_grad(model, loss)
-    started, step, last = time.perf_counter(), 0, float("nan")
-    while (done := length.done(step, started)) < 1:
+    started = time.perf_counter()
+    for step in range(steps):
+        done = step / steps
         optimizer.learning_rate = RATE * min((done + 1e-2) / WARM_UP, (1 - done) / (1 - WARM_UP))
         found, grads = loss_and_grads(model, windows(ids, rng))
         grads, _ = optimizers.clip_grad_norm(grads, 1.0)
         optimizer.update(model, grads)
         mx.eval(found, model.state, optimizer.state)
-        step, last = step + 1, found.item()
-        if step % 100 == 0:
-            print(f"  step {step} loss {last:.3f}", flush=True)
-    print(f"  {step} steps in {time.perf_counter() - started:.1f} s")
-    return last
+        if (step + 1) % 100 == 0:
+            print(f"  step {step + 1} loss {found.item():.3f}", flush=True)
+    print(f"  {steps} steps in {time.perf_counter() - started:.1f} s")
+    return float(found.item())
 
 
 def windows(ids: np.ndarray, rng: np.random.Generator) -> mx.array:
@@ -185,7 +166,7 @@ def mean_loss(model: nn.Module, ids: np.ndarray) -> float:
 
 def write(folder: Path, model: nn.Module, config: dict[str, Any], tokenizer: Tokenizer) -> None:
     """Write a checkpoint in the format of Hugging Face."""
-    folder.mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -208,20 +189,6 @@ def check_replaceable(folder: Path) -> None:
     if others or (folder.exists() and not folder.is_dir()):
         found = f"holds {others[0]}" if others else "is a file"
         raise ValueError(f"{folder} {found} and is not a pair: choose another --output")
-
-
-@contextlib.contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """Yield a new folder that replaces `folder` if the body succeeds, and is removed otherwise."""
-    folder = folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
-        new = Path(place, "new")
-        new.mkdir()
-        yield new
-        if folder.exists():
-            folder.rename(Path(place, "old"))
-        new.rename(folder)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Annotated
 import sentencepiece as spm
 import torch
 import typer
-from corruption import Corruptor, read_sentences, training_examples
+from corruption import Corruptor, DataOption, read_sentences, training_examples
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.optimization import Adafactor
 
@@ -40,7 +40,6 @@ SHAPES = {
 }  # fmt: skip
 
 Example = tuple[list[int], list[int]]  # source and target ids, EOS included
-DataOption = Annotated[Path, typer.Option(help="deu.txt.xz: English, a tab, German, a line each.")]
 WorkOption = Annotated[Path, typer.Option(help="Folder for checkpoints and results.")]
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)

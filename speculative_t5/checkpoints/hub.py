@@ -47,8 +47,8 @@ def flat_name(name: str) -> str:
     """Return the part of a repository's name after its slash; refuse impossible names."""
     if not could_be_name(name):
         raise ValueError(
-            f"no checkpoint folder {name!r}, and no name that the Hub could know: "
-            "give the path of a folder, or a name as google/flan-t5-small"
+            f"no checkpoint folder {name!r}, and not a valid name on the Hub: "
+            "give the path of a folder, or a name such as google/flan-t5-small"
         )
     return name.rsplit("/", 1)[-1]
 
@@ -234,12 +234,12 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
         ) from error
     except errors.EntryNotFoundError as error:
         raise ValueError(
-            f"{name} on the Hub has no config.json, so that it is no model: choose another"
+            f"{name} on the Hub has no config.json, so it is not a model: choose another"
         ) from error
     except errors.HFValidationError as error:
         raise ValueError(
             f"{name!r} cannot be a name on the Hub ({first_line(error)}): "
-            "give the path of a folder, or a name as google/flan-t5-small"
+            "give the path of a folder, or a name such as google/flan-t5-small"
         ) from error
     except ValueError:
         raise

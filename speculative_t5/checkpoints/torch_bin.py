@@ -140,7 +140,7 @@ def _check_storage(key: str, type_name: str, numel: int, start: int, nbytes: int
     dtype = _dtype(type_name)
     if numel * dtype.size != nbytes:
         raise ValueError(
-            f"storage {printable(key)} declares {numel} numbers, its place in the file holds "
+            f"storage {printable(key)} declares {numel} numbers, the file has room for "
             f"{nbytes // dtype.size}"
         )
     return _Storage(dtype, numel, start)

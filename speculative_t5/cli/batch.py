@@ -167,7 +167,7 @@ class _Progress:
         if self._lacking:
             note(
                 f"prompts with characters that the model's vocabulary lacks: {self._lacking:,} "
-                f"({a_few_of(self._unknown)}); it reads an unknown mark instead"
+                f"({a_few_of(self._unknown)}); it sees the unknown token instead"
             )
         note(f"[{', '.join(self._parts())}]")
         if kind is not None and self.written and self._resumable:

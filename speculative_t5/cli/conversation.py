@@ -48,7 +48,7 @@ class Settings:
     def changed(self, name: str, text: str) -> Settings:
         """Return these settings with one value parsed from text; refuse what is no value of it."""
         if name == "prefix":
-            raise ValueError(f"the prefix is no option, got {text!r}: use /prefix TEXT")
+            raise ValueError(f"the prefix is not set by /set, got {text!r}: use /prefix TEXT")
         names = [each.name for each in fields(self) if each.name != "prefix"]
         if name not in names:
             raise ValueError(

@@ -261,8 +261,8 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
         if source is not None and source.name == "COMMANDLINE":
             option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
             if name in {each.name for each in commands[command].params}:
-                raise ValueError(f"{option} stands before the word {command}: put it after that")
-            raise ValueError(f"{option} is no option of {command}: leave it out")
+                raise ValueError(f"{option} comes before {command!r}: put it after that")
+            raise ValueError(f"{option} is not an option of {command!r}: leave it out")
 
 
 def _read_prompt(*, asked: bool) -> str | None:

@@ -185,7 +185,7 @@ def _line(samples: dict[int, list[float]]) -> tuple[float, ...]:
 def _steps(samples: dict[int, list[float]]) -> tuple[float, ...]:
     """Return seconds to verify 1 to 2 MAX_DRAFT + 1 tokens, interpolated between measurements.
 
-    A longer pass could be used for fewer tokens, so no length counts as slower than a longer one.
+    Times never fall with length: a shorter pass can always be padded to a longer one.
     """
     known = sorted(samples)
     measured = [min(samples[length]) for length in known]

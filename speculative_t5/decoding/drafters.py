@@ -89,7 +89,7 @@ class ModelDrafter:
         num_draft = min(num_draft, max(rooms))
         if num_draft == 0:
             if self._session is not None:
-                # Once the context has grown past them, rejected tokens would pass for its own.
+                # Drop rejected tokens now: later they could not be told from confirmed ones.
                 self._session.truncate(self._confirmed(self._session, context))
             return empty_draft(len(context))
         session = self._session = self._encoded()

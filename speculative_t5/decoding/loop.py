@@ -114,7 +114,7 @@ class _Batch:
             drafted = time.perf_counter()
             proposals = verify(self._session, contexts, draft, plan.verifier, verify_keys)
         ended, now = time.perf_counter(), self.clock.read()
-        whole = [row for row in rows if row.remaining > num_draft]  # drafted for in full
+        whole = [row for row in rows if row.remaining > num_draft]  # had room for the whole draft
         eos_token_ids = self._model.eos_token_ids
         for row, proposal in zip(rows, proposals, strict=True):
             row.take(proposal, num_draft, eos_token_ids, now)
@@ -148,7 +148,7 @@ class _Batch:
         """Give rows that have ended to waiting prompts; drop those that are left over."""
         free = [i for i, row in enumerate(self.rows) if row.finish_reason]
         if free:
-            self._next_tokens = None  # of these rows, too
+            self._next_tokens = None  # it was begun for these rows, too
         while free and self._encode_next(waiting, batch_size):
             count = min(len(free), len(self._waiting))
             taken, free = free[:count], free[count:]

@@ -38,7 +38,7 @@ def fingerprint(description: str, parameters: Any) -> str:
     return digest.hexdigest()
 
 
-Encoded = Any  # one prompt as a session's `encode` leaves it; only that session looks inside
+Encoded = Any  # result of `Session.encode` for one prompt, opaque to others
 
 
 class Session(Protocol):

@@ -15,9 +15,9 @@ PRIOR_TOKENS = 24.0  # weight, in tokens, of the expected rate against a text's 
 PROMPT_TOKENS, MOST_TOKENS = 12.0, 200.0  # weight of each further calibration prompt, and of all
 PRIOR_ROUNDS = 8.0  # weight, in rounds, of a calibration's draft lengths
 SMOOTHING = 16.0  # tokens that each place borrows from all places together
-MEMORY = 0.98  # weight of the counts of a round ago
+MEMORY = 0.98  # factor by which counts decay each round
 PROBE_SHARE = 1 / 64  # of the time that may be spent on probes: drafting where it did not pay
-MAX_PATIENCE = 8  # times as long as at first, between probes that fail
+MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Counts:
             accepted all of those, extra tokens accepted by them, all rows, extra tokens drafted.
     """
 
-    # Lists of floats: the device waits while they are read, and short arrays would take longer.
+    # Lists of floats: arrays so short are slower, and the device idles meanwhile.
     def __init__(self, values: Sequence[Sequence[float]] | None = None) -> None:
         self.values = [list(row) for row in values or [[0.0] * (MAX_DRAFT + 1)] * 4]
 

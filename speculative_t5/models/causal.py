@@ -223,7 +223,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
                 "decoder-only model that generates text: choose one that does, or a T5"
             ) from error
         raise ValueError(
-            f"a {kind} (model_type in config.json) takes mlx-lm, which cannot be imported "
+            f"a {kind} (model_type in config.json) needs mlx-lm, which cannot be imported "
             f"({first_line(error)}): run pip install '{MLX_LM}'"
         ) from error
     installed = version("mlx-lm")

@@ -57,9 +57,7 @@ class PromptEncoder:
                 f"got {max_source_length}"
             )
         if chat and truncate:
-            raise ValueError(
-                "truncate would cut the form that chat puts prompts into: leave one of them out"
-            )
+            raise ValueError("truncate would cut into the chat template: leave one of them out")
         if prefix is None:
             prefix = getattr(tokenizer, "prefix", "")
         if not isinstance(prefix, str):

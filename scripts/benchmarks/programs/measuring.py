@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import random
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from programs import INEXACT, PLAIN, SPECULATIVE
@@ -51,11 +47,10 @@ def compare(
     prompts: Sequence[list[int]],
     max_tokens: int,
     turns: int,
-    json_file: Path | None,
     *,
     exact_length: bool = False,
-) -> None:
-    """Compare outputs, measure speeds and print a report.
+) -> dict[str, Figures]:
+    """Compare outputs, measure speeds, print a report and return the figures.
 
     Exits with status 1 if a program that computes in float32 gives other outputs.
 
@@ -65,7 +60,6 @@ def compare(
         prompts: Source ids, EOS included.
         max_tokens: The most tokens of one output.
         turns: How often all prompts are measured.
-        json_file: Where to write all figures, if anywhere.
         exact_length: Whether every output must have `max_tokens` tokens.
     """
     figures = {name: Figures(program.about) for name, program in workers.items()}
@@ -83,8 +77,7 @@ def compare(
         for name, program in figures.items():
             program.speeds.append(tokens[name] / seconds[name])
     print("\n".join(report(figures)))
-    if json_file:
-        write_json(json_file, title, len(prompts), figures)
+    return figures
 
 
 def turn(
@@ -138,17 +131,3 @@ def report(figures: dict[str, Figures]) -> list[str]:
         note = f"; {found.about['note']}" if found.about.get("note") else ""
         lines.append(f"{name}: {packages}; threads {found.about['threads']}{note}")
     return lines
-
-
-def write_json(path: Path, title: str, num_prompts: int, figures: dict[str, Figures]) -> None:
-    results = {
-        "title": title,
-        "machine": f"{platform.platform()}, {os.cpu_count()} CPUs",
-        "python": platform.python_version(),
-        "prompts": num_prompts,
-        "programs": {
-            name: {**found.about, "agree": found.agree, "tokens_per_second": found.speeds}
-            for name, found in figures.items()
-        },
-    }
-    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

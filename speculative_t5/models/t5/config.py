@@ -206,7 +206,7 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
     kind, named = model_type(raw), raw.get("architectures") or []
     if is_causal(raw):
         raise ValueError(
-            f"this is a {kind} (model_type in config.json), which takes no conversion if it "
+            f"this is a {kind} (model_type in config.json), which needs no conversion if it "
             "is decoder-only: give its name or folder to --model as it is"
         )
     if kind not in MODEL_TYPES:

@@ -110,6 +110,7 @@ class T5(nn.Module):
         mask = additive(encoder_mask, self.dtype)
         sources = self.encode(encoder_tokens, mask)
         config, (batch, length) = self.config, decoder_tokens.shape
+        # A cache with room for exactly these tokens: nothing comes before them.
         empty = mx.zeros((batch, config.num_heads, length, config.d_kv), self.dtype)
         cache = [(empty, empty)] * config.num_decoder_layers
         start, tables = mx.zeros(1, dtype=mx.int32), self.decoder.position_bias.tables()
