@@ -28,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def stored(draft: float, lengths: int) -> str:
-    """Return a calibration as its file has it, with costs for so many draft lengths."""
+    """Return a calibration as its file has it, with costs for that many draft lengths."""
     costs = {"draft_seconds": [draft] * lengths, "verify_seconds": [1.0] * (2 * lengths - 1)}
     return json.dumps(costs | {"counts": [[1.0] * lengths] * 4, "num_prompts": 1})
 

@@ -21,9 +21,9 @@ class Lookup:
 
     It proposes the tokens after the longest match of the output's last min_ngram to max_ngram
     tokens. Among equally long matches it prefers one in the source, the nearest to the place
-    that matches the output's length (tasks that copy do it in order), then the latest in the output. Without
-    any match, it takes the last token to replace one of the source: it matches the tokens before
-    that, and skips one token of the source.
+    that matches the output's length (tasks that copy do it in order), then the latest in the
+    output. Without any match, it takes the last token to replace one of the source: it matches the
+    tokens before that, and skips one token of the source.
 
     Source and output are one text, which only grows. An index maps n-grams to the places where they
     end, so that a proposal late in a text costs no more than an early one. It holds single tokens,
