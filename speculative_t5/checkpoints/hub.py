@@ -211,23 +211,31 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
     """Turn errors of the Hub's client into ones of one line."""
     from huggingface_hub import errors
 
-    explanations: dict[type[Exception], str] = {  # those of a kind before the kind's own
-        errors.GatedRepoError: f"{name} on the Hub is gated: accept its terms on its page there, "
-        "and run hf auth login",
-        errors.RepositoryNotFoundError: f"there is no folder {name!r} and no such repository on "
-        "the Hub, or it is private: check the name, or run hf auth login",
-        errors.RevisionNotFoundError: f"{name} on the Hub has no revision {revision!r}: choose a "
-        "branch, tag or commit from its page there",
-        errors.LocalEntryNotFoundError: f"there is no folder {name!r}, the Hub cannot be reached, "
-        "and it is not in the cache: check the path, the network and HF_HUB_OFFLINE",
-        errors.EntryNotFoundError: f"{name} on the Hub has no config.json, so it is not a model: "
-        "choose another",
-    }
     try:
         yield
-    except tuple(explanations) as error:
-        kind = next(kind for kind in explanations if isinstance(error, kind))
-        raise ValueError(explanations[kind]) from error
+    except errors.GatedRepoError as error:
+        raise ValueError(
+            f"{name} on the Hub is gated: accept its terms on its page there, and run hf auth login"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ValueError(
+            f"there is no folder {name!r} and no such repository on the Hub, or it is private: "
+            "check the name, or run hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(
+            f"{name} on the Hub has no revision {revision!r}: "
+            "choose a branch, tag or commit from its page there"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ValueError(
+            f"there is no folder {name!r}, the Hub cannot be reached, and it is not in the cache: "
+            "check the path, the network and HF_HUB_OFFLINE"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise ValueError(
+            f"{name} on the Hub has no config.json, so it is not a model: choose another"
+        ) from error
     except errors.HFValidationError as error:
         raise ValueError(
             f"{name!r} cannot be a name on the Hub ({first_line(error)}): "
