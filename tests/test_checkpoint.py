@@ -84,7 +84,7 @@ def shard(folder: Path, number: int = 1) -> Path:
         (lambda s: (s / "tokenizer_config.json").write_text('{"extra_ids": 1000000000}'),
          "extra_ids in .* is 1000000000, expected an integer from 0 to 10000"),
         (lambda s: (s / "spiece.model").unlink(), "no tokenizer in"),
-        (lambda s: edit_json(s / "config.json", eos_token_id=5), "a text by 1, the model by 5"),
+        (lambda s: edit_json(s / "config.json", eos_token_id=5), "has the EOS id 1, the model 5"),
     ],
 )  # fmt: skip
 def test_spoiled_checkpoints_are_refused(folder: Path, spoil: Any, message: str) -> None:
