@@ -18,7 +18,6 @@ POINTER = (
     b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0123456789abcdef" * 4
     + b"\nsize 242043056\n"
 )  # fmt: skip
-MODEL_TYPES = {"gemma3": "gemma3_text"}
 CHAT = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -40,7 +39,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": QWEN3
     | {"max_position_embeddings": 64, "rope_theta": 5e4, "tie_word_embeddings": True},
     "qwen3-own-head": QWEN3 | {"max_position_embeddings": 64, "tie_word_embeddings": False},
-    "gemma3": QWEN3 | {"sliding_window": 8},
 }
 
 
@@ -62,9 +60,7 @@ def write_causal(
     torch.manual_seed(seed)
     ends = {"eos_token_id": 0, "bos_token_id": 0, "pad_token_id": None}
     shape = SHAPES[kind] | ends | changes
-    config = AutoConfig.for_model(
-        MODEL_TYPES.get(kind, kind.split("-")[0]), vocab_size=vocab_size, **shape
-    )
+    config = AutoConfig.for_model(kind.split("-")[0], vocab_size=vocab_size, **shape)
     model = AutoModelForCausalLM.from_config(config).eval()
     roughen(model)
     model.save_pretrained(folder)

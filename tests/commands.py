@@ -95,6 +95,16 @@ def on_a_terminal(folder: Path, *command: str, code: int = 0) -> str:
     return shown.decode().replace("\r\n", "\n")
 
 
+def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command whose standard error is a pipe, and which a signal may end."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "speculative_t5", *arguments],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, stderr=subprocess.PIPE,
+        # A background process of a script inherits that it ignores this signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
+    )  # fmt: skip
+
+
 def in_a_shell(folder: Path, command: str) -> subprocess.CompletedProcess[bytes]:
     """Run a line of bash in which $P stands for this program and $C for convert.py."""
     python = sys.executable

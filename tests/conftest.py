@@ -28,11 +28,10 @@ from families import roughen, train_spiece
 from mlx.utils import tree_map, tree_map_with_path
 
 REPOSITORY = Path(__file__).parent.parent
-# Models that the user of this machine has converted are not to be seen here, nor is their folder to
-# be written to.
+# Tests neither see nor change the models that the user of this machine has converted.
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="speculative-t5-data-")
 os.environ.pop("SPECULATIVE_T5_WEIGHTS", None)
-os.environ["SPECULATIVE_T5_TIPS"] = "0"  # lines are counted, whatever this machine lacks
+os.environ["SPECULATIVE_T5_TIPS"] = "0"  # a machine's lacks add no lines to outputs
 
 # Shapes that tell a wrong reshape from a right one: heads x d_kv is not d_model, depths differ.
 V1_0: dict[str, Any] = {
@@ -63,21 +62,12 @@ def write_checkpoint(folder: Path, shape: dict[str, Any], spiece: bytes, seed: i
     config = HFConfig(**shape, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
     model = T5ForConditionalGeneration(config).eval()
     roughen(model)
-    model.save_pretrained(folder)
     if not shape["tie_word_embeddings"]:
-        untie(folder, torch.randn(shape["vocab_size"], shape["d_model"]) * 0.3)
-        model = T5ForConditionalGeneration.from_pretrained(folder).eval()
+        head = torch.randn(shape["vocab_size"], shape["d_model"]) * 0.3
+        model.lm_head.weight = torch.nn.Parameter(head)
+    model.save_pretrained(folder)
     (folder / "spiece.model").write_bytes(spiece)
     return model
-
-
-def untie(folder: Path, head: Any) -> None:
-    """Make sure that a saved checkpoint has an output head of its own."""
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(folder / "model.safetensors")
-    tensors["lm_head.weight"] = head
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="session", params=["v1_0", "v1_1"])
@@ -117,22 +107,21 @@ def tiny_causal(
         "hidden_size": 16, "num_hidden_layers": layers, "intermediate_size": 16,
         "num_attention_heads": 2, "rms_norm_eps": 1e-6, "vocab_size": vocab_size, "head_dim": 8,
     }  # fmt: skip
+    model: Any
     if kind == "gpt2":
-        model: Any = gpt2.Model(
-            gpt2.ModelArgs("gpt2", POSITIONS, 16, 2, layers, POSITIONS, 1e-5, vocab_size)
-        )
+        sizes = "gpt2", POSITIONS, 16, 2, layers, POSITIONS, 1e-5, vocab_size
+        model = gpt2.Model(gpt2.ModelArgs(*sizes))
     elif kind == "qwen3":
         more = {"max_position_embeddings": POSITIONS, "rope_theta": 1e4, "num_key_value_heads": 1}
-        args = {"model_type": kind, "tie_word_embeddings": True}
-        model = qwen3.Model(qwen3.ModelArgs(**shared, **more, **args))
+        args = qwen3.ModelArgs(model_type=kind, tie_word_embeddings=True, **shared, **more)
+        model = qwen3.Model(args)
     elif kind == "opt":
-        # The embedding is narrower than the layers, as in opt-350m.
+        # opt-350m's embedding is narrower than its layers, too.
         model = opt.Model(opt.ModelArgs(16, layers, 2, 24, vocab_size, POSITIONS, 8))
     else:
         more = {"num_key_value_heads": 1, "tie_word_embeddings": False}
         model = llama.Model(llama.ModelArgs(model_type=kind, **shared, **more))
     mx.random.seed(seed)
-    # Heavier than usual, so that outputs depend on everything before them and do not just repeat.
     model.update(tree_map_with_path(random_weight, model.parameters()))
     mx.eval(model.parameters())
     return CausalModel(model, eos_token_id=EOS, max_context=POSITIONS)
@@ -206,18 +195,17 @@ def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None
 
     if isinstance(target, CausalModel):
         args = dataclasses.replace(target.model.args, vocab_size=size)
-        own = CausalModel(
-            type(target.model)(args), eos_token_id=EOS, max_context=target.max_context
-        )
-        mx.random.seed(99)
-        own.model.update(tree_map(resized, target.model.parameters()))
-        mx.eval(own.model.parameters())
-        return own
-    draft = T5(dataclasses.replace(target.config, vocab_size=size))
-    mx.random.seed(99)  # after what making a model draws
-    draft.update(tree_map(resized, target.parameters()))
-    mx.eval(draft.parameters())
-    accelerate(draft)
+        new = type(target.model)(args)
+        draft: Any = CausalModel(new, eos_token_id=EOS, max_context=target.max_context)
+        module, source = draft.model, target.model
+    else:
+        draft = module = T5(dataclasses.replace(target.config, vocab_size=size))
+        source = target
+    mx.random.seed(99)  # a new model has drawn random weights
+    module.update(tree_map(resized, source.parameters()))
+    mx.eval(module.parameters())
+    if module is draft:
+        accelerate(module)
     return draft
 
 
@@ -241,8 +229,7 @@ class Watched(list[int]):
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    raw = json.loads(path.read_text())
-    path.write_text(json.dumps(raw | changes))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.fixture(scope="session")
@@ -259,16 +246,11 @@ def place(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
 
 
 def run(
-    place: Path, *arguments: str | bytes, stdin: bytes | None = None, script: bool = False
+    place: Path, *arguments: str | bytes, stdin: bytes | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    command = [str(REPOSITORY / "convert.py")] if script else ["-m", "speculative_t5"]
+    added = {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": "cache"}
     return subprocess.run(
-        [sys.executable, *command, *arguments],
-        cwd=place,
-        env=os.environ
-        | {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": "cache"},
-        input=stdin,
+        [sys.executable, "-m", "speculative_t5", *arguments],
+        cwd=place, env=os.environ | added, input=stdin, capture_output=True, check=False,
         stdin=subprocess.DEVNULL if stdin is None else None,
-        capture_output=True,
-        check=False,
-    )
+    )  # fmt: skip

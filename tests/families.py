@@ -1,4 +1,4 @@
-"""A tiny random checkpoint of each family, made by transformers and saved as it would be."""
+"""Tiny random checkpoints of each family, in each format, made by transformers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import sentencepiece as spm
 
 TEXT = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()
@@ -48,31 +50,25 @@ FAMILIES = {
     "t5_v1_1": Family(GATED, own_head=True),
     "flan_t5": Family(GATED | {"d_kv": 6, "num_heads": 5}, own_head=True),
     "flan_ul2": Family(
-        {"feed_forward_proj": "gated-silu"},
-        own_head=True,
+        {"feed_forward_proj": "gated-silu"}, own_head=True,
         omit=("tie_word_embeddings", "scale_decoder_outputs"),
     ),
     "madlad400": Family(
-        GATED,
-        own_head=True,
-        tokenizer="madlad",
-        rewrite=True,
+        GATED, own_head=True, tokenizer="madlad", rewrite=True,
         tokens={"pad_token_id": 1, "eos_token_id": 2},
     ),
     "mt5": Family(GATED | {"vocab_size": 400}, "mt5", own_head=True),
     "umt5": Family(GATED | {"vocab_size": 400}, "umt5", own_head=True),
     "byt5": Family(
-        GATED | {"vocab_size": 384, "num_layers": 6, "num_decoder_layers": 2},
-        own_head=True,
+        GATED | {"vocab_size": 384, "num_layers": 6, "num_decoder_layers": 2}, own_head=True,
         tokenizer="bytes",
     ),
     "codet5": Family(
-        {"feed_forward_proj": "relu"},
-        tokenizer="bpe",
+        {"feed_forward_proj": "relu"}, tokenizer="bpe",
         tokens={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     ),
     "coedit": Family(GATED | {"vocab_size": 220}, own_head=True),
-}
+}  # fmt: skip
 
 
 def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:
@@ -103,8 +99,14 @@ def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:
     return model
 
 
+def assert_close(found: mx.array, expected: np.ndarray) -> None:
+    assert found.shape == expected.shape
+    largest = np.abs(np.array(found) - expected).max() / np.abs(expected).max()
+    assert largest < 1e-4, largest
+
+
 def roughen(model: Any) -> None:
-    """Draw biases and norms anew: transformers makes them flat, which would hide faults in them."""
+    """Randomize biases and norms: transformers makes them flat, which would hide faults."""
     import torch
 
     with torch.no_grad():
@@ -116,7 +118,7 @@ def roughen(model: Any) -> None:
 
 
 def _rewrite(folder: Path, tensors: dict[str, Any], split: bool, form: str) -> None:
-    """Save again what transformers 5 does not: .bin files, and embeddings of the stacks' own."""
+    """Save as transformers 5 no longer does: .bin files, or an embedding for each stack."""
     import torch
     from huggingface_hub import save_torch_state_dict
 
@@ -128,23 +130,19 @@ def _rewrite(folder: Path, tensors: dict[str, Any], split: bool, form: str) -> N
     if not split:
         tensors["shared.weight"] = shared
     if form in ("bin", "old_bin"):
-        torch.save(
-            tensors,
-            folder / "pytorch_model.bin",
-            _use_new_zipfile_serialization=form == "bin",
-        )
-        return
-    if form == "bin_shards":
-        shards = {"pytorch_model-00001-of-00002.bin": {}, "pytorch_model-00002-of-00002.bin": {}}
-        for i, (key, tensor) in enumerate(tensors.items()):
-            list(shards.values())[i % 2][key] = tensor
-        index = {"weight_map": {key: file for file, held in shards.items() for key in held}}
-        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-        for file, held in shards.items():
+        zipped = form == "bin"
+        torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    elif form == "bin_shards":
+        files = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
+        places = {key: files[i % 2] for i, key in enumerate(tensors)}
+        index = json.dumps({"weight_map": places})
+        (folder / "pytorch_model.bin.index.json").write_text(index)
+        for file in files:
+            held = {key: tensor for key, tensor in tensors.items() if places[key] == file}
             torch.save(held, folder / file)
-        return
-    size = "30KB" if form == "shards" else "1GB"
-    save_torch_state_dict(tensors, folder, max_shard_size=size)
+    else:
+        size = "30KB" if form == "shards" else "1GB"
+        save_torch_state_dict(tensors, folder, max_shard_size=size)
 
 
 def train_spiece(**ids: int) -> bytes:

@@ -45,47 +45,42 @@ class Hub:
         file = re.fullmatch(r"/(\w[^/]*/[^/]+)/(resolve)/([^/]+)/(.+)", path)
         found = api or file
         if not found or not (self.root / found[1]).is_dir():
-            self.refuse(request, "RepoNotFound")
+            self.send(request, code="RepoNotFound")
         elif found[3] not in ("main", COMMIT):
-            self.refuse(request, "RevisionNotFound")
+            self.send(request, code="RevisionNotFound")
         elif api:
             body = self.tree(api[1]) if api[2] == "tree" else self.info(api[1])
-            self.send(request, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            self.send(request, json.dumps(body).encode())
         elif file and (self.root / file[1] / file[4]).is_file():
             stored = (self.root / file[1] / file[4]).read_bytes()
-            headers = {"ETag": f'"{self.digest(file[4], stored)}"', "X-Repo-Commit": COMMIT}
-            self.send(request, stored, headers)
+            self.send(request, stored, tag=self.digest(file[4], stored))
         else:
-            self.refuse(request, "EntryNotFound")
+            self.send(request, code="EntryNotFound")
 
     def digest(self, name: str, stored: bytes) -> str:
         return "0" * 64 if name in self.wrong_digest else hashlib.sha256(stored).hexdigest()
 
-    def files(self, name: str) -> list[Path]:
-        return sorted((self.root / name).iterdir())
-
     def info(self, name: str) -> dict[str, Any]:
-        files = [{"rfilename": file.name} for file in self.files(name)]
+        files = [{"rfilename": file.name} for file in (self.root / name).iterdir()]
         return {"id": name, "modelId": name, "sha": COMMIT, "siblings": files, "tags": []}
 
     def tree(self, name: str) -> list[dict[str, Any]]:
         entries = []
-        for file in self.files(name):
+        for file in (self.root / name).iterdir():
             stored = file.read_bytes()
             lfs = {"oid": self.digest(file.name, stored), "size": len(stored), "pointerSize": 1}
             entry = {"type": "file", "path": file.name, "size": len(stored), "oid": "0" * 40}
             entries.append(entry | {"lfs": lfs})
         return entries
 
-    def refuse(self, request: BaseHTTPRequestHandler, code: str) -> None:
-        self.send(request, b"", {"X-Error-Code": code, "X-Error-Message": "no"}, status=404)
-
     def send(
-        self, request: BaseHTTPRequestHandler, body: bytes, headers: dict[str, str],
-        status: int = 200,
-    ) -> None:  # fmt: skip
-        request.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+        self, request: BaseHTTPRequestHandler, body: bytes = b"", *, tag: str = "", code: str = ""
+    ) -> None:
+        """Send a body with its digest as the tag, or else an error of the Hub's by its code."""
+        request.send_response(404 if code else 200)
+        error = {"X-Error-Code": code, "X-Error-Message": "no"} if code else {}
+        headers = {"Content-Length": str(len(body)), "ETag": f'"{tag}"', "X-Repo-Commit": COMMIT}
+        for name, value in (headers | error).items():
             request.send_header(name, value)
         request.end_headers()
         if request.command == "GET":

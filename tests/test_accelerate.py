@@ -22,13 +22,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from conftest import tiny_model
 from mlx.utils import tree_flatten, tree_map
 
-needs_layers = pytest.mark.skipif(
-    blocks.library is None,
-    reason="built without a C++ compiler",  # the package has to work without, and slower
-)
+needs_layers = pytest.mark.skipif(blocks.library is None, reason="built without a C++ compiler")
 
 CONFIGS = {
     "relu": T5Config(24, 10, 40, 3, 2, 2, vocab_size=320),
@@ -131,7 +127,7 @@ def test_accelerating_swaps_modules_and_keeps_the_parameters() -> None:
 
 
 @pytest.mark.parametrize(("on_cpu", "switch"), [(False, "1"), (True, "0")])
-def test_models_stay_plain_off_the_cpu_and_where_the_switch_says(
+def test_models_stay_plain_on_a_gpu_or_when_switched_off(
     on_cpu: bool, switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "on_cpu", lambda: on_cpu)
@@ -164,36 +160,15 @@ def test_without_the_layers_attention_alone_is_swapped(
         assert fast(*SCORED).dtype == dtype
 
 
-@needs_layers
-@pytest.mark.parametrize(
-    "part", ["self_norm", "qkv", "q", "kv", "out", "cross_norm", "wi", "wo", "position_bias"]
-)
-def test_every_weight_counts(part: str) -> None:
-    """A layer that overlooked one of its weights would not pass: each moves the logits."""
-    plain, fast = pair("gated")
-    before = decoded(fast)
-    for model in (plain, fast):
-        for path, module in model.named_modules():
-            if path.endswith(part) and "decoder" in path:
-                rows = mx.arange(len(module.weight)) % 2
-                change = 1.05 if module.weight.ndim == 1 else 1 + 0.05 * rows[:, None]
-                module.weight = module.weight * change
-    assert difference(decoded(fast), before) > 1e-3
-    assert difference(decoded(fast), decoded(plain)) < 2e-5
-
-
-def test_a_pass_over_several_tokens_gives_the_bits_of_passes_over_each(
-    name: str, level: int
-) -> None:
+def test_long_passes_give_the_bits_of_short_ones(name: str, level: int) -> None:
     _, model = pair(name)
     tokens = mx.array(TARGET)
 
     def passes(*widths: int) -> np.ndarray:
         session, _ = model.start(SOURCES)
         ends = np.cumsum(widths).tolist()
-        logits = [
-            session.step(tokens[:, end - n : end]) for n, end in zip(widths, ends, strict=True)
-        ]
+        spans = zip([0, *ends], ends, strict=False)
+        logits = [session.step(tokens[:, start:end]) for start, end in spans]
         return np.array(mx.concatenate(logits, axis=1))
 
     alone = passes(*[1] * 12)
@@ -202,7 +177,7 @@ def test_a_pass_over_several_tokens_gives_the_bits_of_passes_over_each(
 
 
 @needs_layers
-def test_caches_that_others_hold_are_left_alone() -> None:
+def test_arrays_of_a_cache_that_others_hold_do_not_change() -> None:
     _, model = pair("relu")
     session: Any = model.start(SOURCES)[0]
     mx.eval(session.step(mx.array(TARGET)[:, :5]))
@@ -215,7 +190,7 @@ def test_caches_that_others_hold_are_left_alone() -> None:
 
 
 @needs_layers
-def test_any_memory_order_of_weights_and_any_thread_gives_the_same() -> None:
+def test_memory_order_and_threads_change_nothing() -> None:
     _, model = pair("gated")
     expected = decoded(model)
     for module in model.modules():
@@ -241,12 +216,7 @@ class Wrapped(nn.Module):
 @needs_layers
 @pytest.mark.parametrize(
     ("parent", "child"),
-    [
-        ("feed_forward", "wi"),
-        ("cross_attention", "q"),
-        ("cross_attention", "kv"),
-        ("self_attention", "qkv"),
-    ],
+    [("feed_forward", "wi"), ("cross_attention", "q"), ("self_attention", "qkv")],
 )
 @pytest.mark.parametrize("kind", ["wrapped", "biased"])
 def test_layers_that_are_replaced_later_are_called(parent: str, child: str, kind: str) -> None:
@@ -260,28 +230,6 @@ def test_layers_that_are_replaced_later_are_called(parent: str, child: str, kind
         module[child] = Wrapped(inner) if kind == "wrapped" else biased
     assert difference(decoded(models[1]), before) > 1e-2
     assert difference(decoded(models[1]), decoded(models[0])) < 2e-5
-
-
-@needs_layers
-@pytest.mark.parametrize("part", ["position_bias", "encoder.norm", "wo", "shared", "kv"])
-def test_weights_of_another_type_are_run_as_they_are(part: str) -> None:
-    plain, fast = pair("relu")
-    for model in (plain, fast):
-        for path, module in model.named_modules():
-            if path.endswith(part) and "weight" in module:
-                module.weight = module.weight.astype(mx.bfloat16)
-    assert difference(decoded(fast), decoded(plain)) < 2e-2
-
-
-@needs_layers
-def test_models_of_other_types_and_quantized_ones_are_run_as_they_are() -> None:
-    plain, fast = pair("gated")
-    fast.set_dtype(mx.bfloat16)
-    assert "FeedForward" not in operations(fast(*SCORED))
-    plain, fast = pair("gated")
-    for model in (plain, fast):
-        quantize(model, Quantization(8, group_size=32))
-    assert difference(decoded(fast), decoded(plain)) < 2e-5
 
 
 @needs_layers
@@ -309,53 +257,70 @@ def test_the_first_of_equal_logits_is_the_best(level: int) -> None:
 
 
 @needs_layers
+@pytest.mark.parametrize("part", ["position_bias", "encoder.norm", "wo", "shared", "kv"])
+def test_weights_of_another_dtype_still_count(part: str) -> None:
+    plain, fast = pair("relu")
+    for model in (plain, fast):
+        for path, module in model.named_modules():
+            if path.endswith(part) and "weight" in module:
+                module.weight = module.weight.astype(mx.bfloat16)
+    assert difference(decoded(fast), decoded(plain)) < 2e-2
+
+
+@needs_layers
+def test_half_precision_and_quantized_models_run_without_the_layers() -> None:
+    plain, fast = pair("gated")
+    for model in (plain, fast):
+        quantize(model, Quantization(8, group_size=32))
+    assert difference(decoded(fast), decoded(plain)) < 2e-5
+    _, fast = pair("gated")
+    fast.set_dtype(mx.bfloat16)
+    assert "FeedForward" not in operations(fast(*SCORED))
+
+
+@needs_layers
 def test_one_mask_serves_all_rows() -> None:
     _, model = pair("relu")
     source, target = mx.array([SOURCES[1]] * 2), mx.array(TARGET[:2])
-    mask = mx.arange(source.shape[1])[None] < 20
-    logits = model(source, target, encoder_mask=mask)
-    assert difference(logits, model(source[:, :20], target)) < 2e-5
+    masked = model(source, target, encoder_mask=mx.arange(source.shape[1])[None] < 20)
+    assert difference(masked, model(source[:, :20], target)) < 2e-5
 
 
-@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
-def test_softmax_of_many_scores_is_that_of_numpy(scale: float) -> None:
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_softmax_of_many_scores_matches_numpy(scale: float) -> None:
     scores = RNG.normal(size=(2, 8, 5, 300)).astype(np.float32) * scale
     scores[0, :, :, 200:] = -np.inf
     exact = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
     exact /= exact.sum(axis=-1, keepdims=True)
     found = np.array(softmax(mx.array(scores)))
     assert np.abs(found - exact).max() < 1e-6 and (found[0, :, :, 200:] == 0).all()
-    few = np.array(softmax(mx.array(scores[:, :1])))
-    assert np.abs(few - exact[:, :1]).max() < 1e-6
     rows = [np.array(softmax(mx.array(scores[:, :, i : i + 1]))) for i in range(5)]
     assert (np.concatenate(rows, axis=2) == found).all(), "a row does not depend on the others"
 
 
+def refuse(*arguments: Any) -> None:
+    raise ValueError("another version of the layers")
+
+
 @needs_layers
-def test_parts_of_other_builds_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("mlx_version", "0.1.2", "built for MLX 0.1.2, and "),
+        ("initialize", refuse, "not loaded: another version of the layers"),
+        ("feed_forward", lambda: None, "not loaded: "),  # as nanobind refuses arguments
+    ],
+)
+def test_layers_of_another_build_are_not_used(
+    name: str, value: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert blocks.load()[0] is not None
+    extension = SimpleNamespace(**vars(blocks.library) | {name: value})
+    monkeypatch.setattr(blocks, "import_module", lambda *names: extension)
+    library, why = blocks.load()
+    assert library is None and why.startswith(reason)
 
-    def with_other(name: str, value: Any) -> str:
-        """Why the layers are not used where the extension has another `name`."""
-        extension = SimpleNamespace(**vars(blocks.library))
-        setattr(extension, name, value)
-        monkeypatch.setattr(blocks, "import_module", lambda *names: extension)
-        found, why = blocks.load()
-        assert found is None
-        return why
 
-    def refuse(*arguments: Any) -> None:
-        raise ValueError("another version of the layers")
-
-    assert with_other("mlx_version", "0.1.2").startswith("built for MLX 0.1.2, and ")
-    assert with_other("initialize", refuse) == "not loaded: another version of the layers"
-    # As nanobind has it: incompatible function arguments.
-    assert with_other("feed_forward", lambda: None).startswith("not loaded: ")
-    monkeypatch.undo()
-    monkeypatch.setattr(device, "products", SimpleNamespace())  # older: without layers
+def test_products_without_layers_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "products", SimpleNamespace())
     assert blocks.load()[0] is None
-
-
-def test_tiny_models_of_the_tests_are_accelerated_unless_switched_off() -> None:
-    fused = blocks.library is not None and device.on_cpu()
-    assert (type(tiny_model().decoder) is not layers.Decoder) == fused

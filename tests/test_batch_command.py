@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from speculative_t5.cli.prompts import EMPTY
 
 import pytest
-from commands import Call, caller, in_a_shell, on_a_terminal
-from conftest import REPOSITORY, edit_json, run
+from commands import Call, caller, in_a_shell, on_a_terminal, start
+from conftest import run
 
 MODELS = ("--model", "target", "--draft-model", "draft")
 SHORT = ("--max-tokens", "12")
@@ -39,7 +38,6 @@ def here(place: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def many(here: Path) -> Path:
-    """The same folder with many prompts."""
     lines = (here / "in.txt").read_text().splitlines()
     (here / "in.txt").write_text("".join(f"{lines[i % 40]} {i}\n" for i in range(MANY)))
     return here
@@ -54,15 +52,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def start(here: Path, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "speculative_t5", *arguments],
-        cwd=here, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, stderr=subprocess.PIPE,
-        # A background process of a script inherits that it ignores this signal.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
-    )  # fmt: skip
-
-
 def wait_for_lines(path: Path, number: int) -> None:
     until = time.monotonic() + 60
     while not path.exists() or path.read_bytes().count(b"\n") < number:
@@ -75,19 +64,16 @@ def test_every_line_gets_its_record(call: Call, here: Path) -> None:
     assert done.returncode == 3 and done.stdout == b""
     error, summary = done.stderr.decode().splitlines()
     assert error == f"line 12: {EMPTY}"
-    for part in ("40 prompts", "1 with errors", "cut at --max-tokens 12", "tokens/s", "acceptance",
-                 "tokens per round", "peak"):  # fmt: skip
+    for part in ("40 prompts", "1 with errors", "tokens/s", "acceptance", "per round", "peak"):
         assert part in summary
     records = read(here / "out.jsonl")
-    assert [record["id"] for record in records] == list(range(1, 41))
-    prompts = (here / "in.txt").read_text().splitlines()
-    assert [record["prompt"] for record in records] == prompts
-    assert records[11] == {"id": 12, "prompt": "", "error": f"line 12: {EMPTY}"}
-    for record in records[:3]:
-        (alone,) = call(*MODELS, *SHORT, "--prompt", record["prompt"], "--json").records
-        assert (record["text"], record["finish_reason"]) == (alone["text"], alone["finish_reason"])
-        for name in ("rounds", "drafted", "accepted"):
-            assert record["stats"][name] == alone["stats"][name]
+    prompts = enumerate((here / "in.txt").read_text().splitlines(), 1)
+    assert [(record["id"], record["prompt"]) for record in records] == [*prompts]
+    first = records[0]
+    (alone,) = call(*MODELS, *SHORT, "--prompt", first["prompt"], "--json").records
+    assert (first["text"], first["finish_reason"]) == (alone["text"], alone["finish_reason"])
+    for name in ("rounds", "drafted", "accepted"):
+        assert first["stats"][name] == alone["stats"][name]
 
 
 def test_json_lines_go_through_standard_streams(call: Call, here: Path) -> None:
@@ -101,37 +87,12 @@ def test_json_lines_go_through_standard_streams(call: Call, here: Path) -> None:
     assert piped.records[0]["text"] == done.records[0]["text"]
 
 
-def test_records_do_not_depend_on_batch_size_or_shards(call: Call, here: Path) -> None:
-    outputs = []
-    for size in ("1", "5", "64"):
-        call(*BATCH, *SHORT, *SAMPLED, "--batch-size", size, "--force")
-        outputs.append((here / "out.jsonl").read_bytes())
-    assert outputs[0] == outputs[1] == outputs[2]
-    for n in (1, 2, 3):
-        done = call(*BATCH[:3], f"part{n}", *MODELS, *SHORT, *SAMPLED, "--shard", f"{n}/3")
-        assert done.code in (0, 3)
-    merge = "paste -d '\n' part1 part2 part3 | sed '/^$/d'"
-    assert subprocess.check_output(["bash", "-c", merge], cwd=here) == outputs[0]
-
-
-def test_prompts_that_are_too_long_are_errors_unless_cut_or_allowed(call: Call, here: Path) -> None:
-    shutil.copytree(here / "weights" / "target", here / "short")
-    edit_json(here / "short" / "config.json", n_positions=8)
-    (here / "in.txt").write_text("the sea\n" + "the sea " * 20)
-    arguments = ("batch", "in.txt", "--model", "short", *SHORT)
-    refused = call(*arguments)
-    fits, long = refused.records
-    assert refused.code == 3 and "text" in fits
-    assert re.fullmatch(
-        r"line 2: the prompt has \d+ tokens, more than the 8 that the model is made for: use "
-        r"truncate=True \(--truncate\) to cut it, or max_source_length=N "
-        r"\(--max-source-length N\) to allow more",
-        long["error"],
-    )
-    cut = call(*arguments, "--truncate")
-    assert cut.code == 0 and cut.records[0] == fits and cut.records[1]["truncated"] is True
-    whole = call(*arguments, "--max-source-length", "999")
-    assert whole.code == 0 and whole.records[0] == fits and whole.records[1].keys() == fits.keys()
+def test_records_do_not_depend_on_batch_size_or_shards(call: Call) -> None:
+    command = ("batch", "in.txt", *MODELS, *SHORT, *SAMPLED)
+    one, other = (call(*command, "--batch-size", size).out for size in ("5", "64"))
+    shards = (call(*command, "--shard", f"{n}/3").out.splitlines() for n in (1, 2, 3))
+    merged = [line for lines in zip_longest(*shards) for line in lines if line]
+    assert one == other == "".join(f"{line}\n" for line in merged)
 
 
 def test_a_killed_run_continues_where_it_was(call: Call, many: Path) -> None:
@@ -139,12 +100,10 @@ def test_a_killed_run_continues_where_it_was(call: Call, many: Path) -> None:
     whole = (many / "out.jsonl").read_bytes()
     resumed = (*BATCH[:3], "cut.jsonl", *MODELS, *SHORT, *SAMPLED, "--resume")
     cut = many / "cut.jsonl"
-    for lines in (40, 130):
-        process = start(many, *resumed)
-        wait_for_lines(cut, lines)
+    with start(many, *resumed) as process:
+        wait_for_lines(cut, 40)
         process.kill()
-        process.communicate()
-        assert lines <= cut.read_bytes().count(b"\n") < MANY
+    assert 40 <= cut.read_bytes().count(b"\n") < MANY
     kept = cut.read_bytes().rpartition(b"\n")[0] + b"\n"
     cut.write_bytes(whole[: len(kept) + 40])  # a torn line
     done = call(*resumed)
@@ -152,11 +111,7 @@ def test_a_killed_run_continues_where_it_was(call: Call, many: Path) -> None:
     assert cut.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
-    ids=lambda value: getattr(value, "name", None),
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_run_after_a_whole_line(many: Path, number: int, code: int) -> None:
     process = start(many, *BATCH, *SHORT)
     wait_for_lines(many / "out.jsonl", 40)
@@ -178,27 +133,16 @@ def test_a_reader_that_goes_away_ends_the_run(many: Path) -> None:
         process.stdout.readline()
         process.stdout.close()
         errors = process.stderr.read().decode()
-    assert process.returncode == 1
-    assert "error" not in errors and "Traceback" not in errors
+    assert process.returncode == 1 and "error" not in errors and "Traceback" not in errors
 
 
-@pytest.mark.parametrize("shrinks", [False, True])
-def test_an_input_that_vanishes_is_read_to_its_end_and_one_that_shrinks_is_an_error(
-    many: Path, shrinks: bool
-) -> None:
+def test_an_input_that_shrinks_is_an_error(many: Path) -> None:
     process = start(many, *BATCH, *SHORT)
     wait_for_lines(many / "out.jsonl", 3)
-    if shrinks:
-        os.truncate(many / "in.txt", 0)
-    else:
-        (many / "in.txt").unlink()
+    os.truncate(many / "in.txt", 0)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == shrinks
-    if shrinks:
-        found = rf"error: failed while running: in.txt had {MANY} lines .* but \d+ when it was read"
-        assert re.search(found, errors.decode())
-    else:
-        assert len(read(many / "out.jsonl")) == MANY
+    found = rf"error: failed while running: in.txt had {MANY} lines .* but \d+ when it was read"
+    assert process.returncode == 1 and re.search(found, errors.decode())
 
 
 def test_standard_output_that_others_wrote_to_is_never_cut(here: Path) -> None:
@@ -238,18 +182,15 @@ def test_only_the_first_errors_are_shown(call: Call) -> None:
     assert done.code == 3 and len(done.records) == 300
     assert done.err[0] == "line 1: not UTF-8: byte 0xff at offset 5; convert it to UTF-8"
     assert done.err[10] == "further errors are only in the output" and len(done.err) == 12
-    done = call("batch", "-", *MODELS, stdin=b"\xff\n" * 10)
-    assert len(done.err) == 11 and "further" not in done.err[-2]
 
 
 def test_a_resumed_run_counts_earlier_errors_and_cuts(call: Call, here: Path) -> None:
     assert call(*BATCH, *SHORT).code == 3
     again = call(*BATCH, *SHORT, "--resume")
-    assert again.code == 3
     cut = sum(record.get("finish_reason") == "length" for record in read(here / "out.jsonl"))
-    assert cut > 0 and again.err == [
-        f"[40 prompts, 40 of them earlier, 1 with errors, {cut} cut at --max-tokens 12]"
-    ]
+    (said,) = again.err
+    assert said == f"[40 prompts, 40 of them earlier, 1 with errors, {cut} cut at --max-tokens 12]"
+    assert again.code == 3 and cut > 0
 
 
 def test_a_terminal_shows_prompts_tokens_and_the_time_left(here: Path) -> None:

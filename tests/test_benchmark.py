@@ -9,14 +9,13 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import costs as bench_costs
-from speculative_t5.bench import first_token_seconds
 from speculative_t5.bench.benchmark import Bench
 from speculative_t5.bench.costs import Costs, Stepper
 from speculative_t5.bench.plot import draw
 from speculative_t5.bench.report import Report, Turn, make_report
 from speculative_t5.bench.runs import PLAIN, Run, Variant, record, variants_of
 from speculative_t5.cli import bench as bench_command
-from speculative_t5.cli.bench import _lengths, bench
+from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
 from speculative_t5.decoding import Outcome, calibration
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.t5.model import T5
@@ -37,9 +36,9 @@ def target() -> T5:
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Measure only as long as it takes to have figures at all."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for place, name in ((bench_costs, "MIN_SECONDS"), (calibration, "WARMUP")):
-        monkeypatch.setattr(place, name, 0.0)
-    monkeypatch.setattr(calibration, "BUDGET", 0.0)
+    monkeypatch.setattr(bench_costs, "MIN_SECONDS", 0.0)
+    for name in ("BUDGET", "WARMUP"):
+        monkeypatch.setattr(calibration, name, 0.0)
 
 
 @pytest.mark.parametrize("drafter", ["model", "lookup", "both", None])
@@ -74,19 +73,11 @@ def test_bare_passes_come_after_the_prompt_and_the_output(
         assert stepper.lengths == expected
 
 
-def test_costs_are_interpolated() -> None:
-    costs = Costs(1.0, {(0, 1): 1.0, (2, 1): 3.0, (2, 5): 7.0})
-    assert costs.seconds(2, 3) == 5.0 and costs.seconds(1, 3) == 3.0
-    assert costs.seconds(2, 9) == costs.seconds(9, 5) == 7.0 and costs.seconds(0, 4) == 1.0
-
-
 def test_outputs_of_one_round_leave_nothing_to_measure(target: T5, quick: None) -> None:
     variants = variants_of({"lookup": SpeculativeDecoder(target, "lookup")}, 1, drafts=False)
-    done: list[int] = []
     with pytest.raises(ValueError, match="plain: every output ends in its first round") as error:
-        Bench(target, None, variants, PROMPTS).run(1, done.append)
+        Bench(target, None, variants, PROMPTS).run(1, lambda turn: None)
     check_message(str(error.value))
-    assert done == [1, 2], "turns"
 
 
 def made_up(emitted: list[int], seconds: float, drafted: int = 0) -> Run:
@@ -95,6 +86,18 @@ def made_up(emitted: list[int], seconds: float, drafted: int = 0) -> Run:
     outcomes = [Outcome(drafted, [drafted], [n - 1], 0.01, 0.02) for n in emitted]
     waits, tokens = [3] + [1] * (count - 1), [*range(sum(emitted))]
     return Run(seconds * count, [seconds] * count, emitted, outcomes, waits, tokens)
+
+
+def test_costs_are_interpolated() -> None:
+    costs = Costs(1.0, {(0, 1): 1.0, (2, 1): 3.0, (2, 5): 7.0})
+    places = {(2, 3): 5.0, (1, 3): 3.0, (2, 9): 7.0, (9, 5): 7.0, (0, 4): 1.0}
+    assert {place: costs.seconds(*place) for place in places} == places
+
+
+def test_a_plot_needs_drafts_of_fixed_length(tmp_path: Path) -> None:
+    plain = Report(**dict.fromkeys(Report.__dataclass_fields__, 1.0) | {"name": PLAIN})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nothing to plot"):
+        draw([plain], tmp_path / "none.png")
 
 
 def test_figures_by_hand() -> None:
@@ -117,22 +120,6 @@ def test_figures_by_hand() -> None:
     assert report.draft_ms == pytest.approx(10) and report.other_ms == pytest.approx(2970)
 
 
-def test_draft_lengths_are_numbers_and_ranges() -> None:
-    assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
-    for wrong in ("", "a", "1-", "-3", "0", "0-2", "4-2"):
-        with pytest.raises(ValueError, match="--num-draft"):
-            _lengths(wrong)
-
-
-def test_a_plot_needs_drafts_of_fixed_length(tmp_path: Path) -> None:
-    row = dict.fromkeys(Report.__dataclass_fields__, 1.0)
-    reports = [Report(**row | {"name": name}) for name in (PLAIN, "K = 2", "K = 4", "auto")]  # type: ignore[arg-type]
-    draw(reports, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="nothing to plot"):
-        draw(reports[:1], tmp_path / "none.png")
-
-
 def test_the_command_measures_the_shipped_pair(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -153,6 +140,7 @@ def test_the_command_measures_the_shipped_pair(
     assert drafting.draft_ms > lookup.draft_ms
     with pytest.raises(RuntimeError, match="gave no text"):
         first_token_seconds(["--model", "nowhere"])
+    assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +148,7 @@ def test_the_command_measures_the_shipped_pair(
     [
         ({"acceptance": 2.0}, "from 0 to 1, got 2.0"),
         ({"turns": 0}, "--turns must be at least 1, got 0"),
+        *(({"num_draft": wrong}, "--num-draft") for wrong in ("", "a", "1-", "-3", "0-2", "4-2")),
         ({"plot": Path("absent/plot.png")}, "absent, which does not exist"),
         ({"random_weights": "gpt2"}, "TARGET:DRAFT, as t5-base:t5-small, got 'gpt2'"),
         ({"random_weights": "gpt2-xl:gpt2", "source": 1000, "max_tokens": 25},

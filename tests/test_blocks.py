@@ -1,7 +1,8 @@
-"""The layers in C by themselves: what they refuse, and what they compute at the edges."""
+"""The layers in C: the arguments that they refuse, and edge cases."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from speculative_t5.cpu import blocks
@@ -29,9 +30,8 @@ START = mx.zeros(1, dtype=mx.int32)
     ],
 )
 def test_feed_forwards_of_wrong_shapes_are_refused(arguments: Any, part: str) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(part)):
         blocks.library.feed_forward(*arguments, 1e-6)
-    assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -48,15 +48,13 @@ def test_feed_forwards_of_wrong_shapes_are_refused(arguments: Any, part: str) ->
 )
 def test_attention_of_wrong_shapes_is_refused(arguments: Any, part: str) -> None:
     blocks.library.decoder_attention(X, NORM, INTO, SQUARE, TABLE, KEYS, KEYS, START, 1e-6)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(part)):
         blocks.library.decoder_attention(*arguments, 1e-6)
-    assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("offset", [5, -1])
 def test_positions_outside_of_the_cache_are_refused(offset: int) -> None:
-    offsets, x = mx.array([offset], dtype=mx.int32), mx.ones((1, 4, 4))
-    keys = mx.ones((1, 2, 8, 2))
+    offsets, x, keys = mx.array([offset], mx.int32), mx.ones((1, 4, 4)), mx.ones((1, 2, 8, 2))
     made = blocks.library.decoder_attention(x, NORM, INTO, SQUARE, TABLE, keys, keys, offsets, 1e-6)
     with pytest.raises(RuntimeError, match="not in the cache"):
         mx.eval(made)
@@ -74,9 +72,8 @@ def test_keys_and_values_of_a_source_end_in_zeros() -> None:
         ((memory, weight, 5, 8), "2 H D"),
         ((memory, weight, 3, 4), "as many keys"),
     ):
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(ValueError, match=re.escape(part)):
             blocks.library.keys_values(*arguments)
-        assert part in str(caught.value)
 
 
 def test_ids_beyond_the_embedding_give_no_numbers() -> None:

@@ -1,6 +1,7 @@
+"""Caches of keys and values: rows of several lengths, growth, and rows given away."""
+
 from __future__ import annotations
 
-from speculative_t5.decoding.schedule import FixedSchedule
 from speculative_t5.models.cache import (
     GROWTH,
     SMALLEST,
@@ -24,30 +25,32 @@ def written(batch: int, length: int, first: float) -> mx.array:
     return (row[None] + 100 * mx.arange(batch)[:, None])[:, None, :, None]
 
 
+def make_cache(batch: int) -> KVCache:
+    return KVCache([LayerShape(1, 1, 1, mx.float32)], batch)
+
+
 def append(cache: KVCache, new: mx.array) -> list[list[float]]:
     count = new.shape[2]
-    at = cache.reserve(count)
+    offsets = cache.reserve(count)
     ((keys, values),) = cache.take()
-    keys, values = write(keys, new, at), write(values, -new, at)
+    keys, values = write(keys, new, offsets), write(values, -new, offsets)
     cache.put([(keys, values)], count)
     assert mx.array_equal(keys, -values)
     return keys[:, 0, : max(cache.lengths), 0].tolist()  # type: ignore[no-any-return]
 
 
 def test_rows_of_different_lengths_are_written_in_their_places() -> None:
-    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=2)
+    cache = make_cache(2)
     append(cache, written(2, 3, 0))
     cache.truncate([3, 1])
     keys = append(cache, written(2, 2, 50))
     assert keys[0] == [0, 1, 2, 50, 51]
     assert keys[1][:3] == [100, 150, 151]
     assert cache.lengths == [5, 3]
-    cache.truncate([5, 3])
-    assert cache.lengths == [5, 3]
 
 
 def test_selected_rows_keep_their_contents() -> None:
-    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=3)
+    cache = make_cache(3)
     append(cache, written(3, 2, 0))
     cache.truncate([2, 1, 2])
     cache.select([2, 1])
@@ -56,29 +59,21 @@ def test_selected_rows_keep_their_contents() -> None:
     assert keys[0] == [200, 201, 7] and keys[1][:2] == [100, 107]
 
 
-def test_growing_keeps_what_was_written() -> None:
-    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=2)
-    rows = append(cache, written(2, SMALLEST - 1, 0))
-    grown = append(cache, written(2, 3, 1000))
-    assert cache.capacity >= SMALLEST + 2
-    assert [row[: SMALLEST - 1] for row in grown] == rows
-    assert grown[0][-3:] == [1000, 1001, 1002]
-
-
-def test_there_is_room_for_whatever_was_reserved() -> None:
-    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=2)
-    for count in (1, 40, 30, 100, 200):
-        at = cache.reserve(count)
-        assert max(cache.lengths) + count <= cache.capacity
-        assert at.tolist() == cache.lengths[:1]
-        cache.put(cache.take(), count)
+def test_growing_caches_keep_their_contents() -> None:
+    cache = make_cache(2)
+    expected: list[float] = []
+    for count in (1, SMALLEST - 2, 3, 40, 30, 100, 200):
+        rows = append(cache, written(2, count, len(expected)))
+        expected += range(len(expected), len(expected) + count)
+        assert len(expected) <= cache.capacity
+        assert rows == [expected, [100 + x for x in expected]]
     cache.truncate([5, 7])
     assert cache.reserve(1).tolist() == [5, 7]
 
 
 def test_buffers_are_written_in_place() -> None:
     """Where nothing else holds them: a copy of all layers in each step would cost more than it."""
-    cache = KVCache([LayerShape(8, 64, 64, mx.float32)] * 1, batch=1)
+    cache = KVCache([LayerShape(8, 64, 64, mx.float32)], batch=1)
     cache.reserve(4096)
     new = mx.ones((1, 8, 1, 64))
     mx.eval(cache.layers, new)
@@ -92,14 +87,14 @@ def test_buffers_are_written_in_place() -> None:
     assert mx.get_peak_memory() - before < size
 
 
-def test_rewinding_forward_is_caught() -> None:
-    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=1)
+def test_truncating_to_a_longer_row_is_refused() -> None:
+    cache = make_cache(1)
     with pytest.raises(AssertionError):
         cache.truncate([1])
 
 
-def test_what_a_long_row_took_is_given_back() -> None:
-    cache = KVCache([LayerShape(1, 1, 1, mx.float32)] * 1, batch=2)
+def test_memory_of_a_long_row_is_given_back() -> None:
+    cache = make_cache(2)
     append(cache, written(2, 5 * GROWTH, 0))
     assert cache.capacity == 5 * GROWTH
     cache.truncate([5 * GROWTH, 3])
@@ -166,8 +161,3 @@ def test_rows_are_given_to_prompts_that_were_encoded_apart() -> None:
     replace_rows(empty, [1, 0], items[1:3])
     assert seen(empty) == [[7] * 2, [6]]
     assert sources((SOURCE_STEP, 1), (SOURCE_STEP, 2)).mask is None
-
-
-def test_the_schedule_drafts_less_near_the_end() -> None:
-    schedule = FixedSchedule(5)
-    assert [schedule.next(remaining) for remaining in (20, 6, 5, 2, 1)] == [5, 5, 4, 1, 0]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.calibration import GRID, SAMPLES, cache_folder, calibrate, hardware
+from speculative_t5.decoding import calibration
+from speculative_t5.decoding.calibration import cache_folder, calibrate
 from speculative_t5.decoding.results import Round
 from speculative_t5.decoding.schedule import MAX_DRAFT, Calibration, Outcome, Schedule
 
@@ -19,21 +20,21 @@ from conftest import tiny_draft, tiny_model
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for calibrations, which measure briefly."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in IN_FULL:
+        monkeypatch.setattr(calibration, name, 0)
     return cache_folder()
 
 
-SHORT = json.dumps(
-    {"draft_seconds": [1.0], "verify_seconds": [1.0], "counts": [[1.0]], "num_prompts": 1}
-)
-NAN = json.dumps(
-    {
-        "draft_seconds": [float("nan")] * (MAX_DRAFT + 1),
-        "verify_seconds": [1.0] * (2 * MAX_DRAFT + 1),
-        "counts": [[1.0] * (MAX_DRAFT + 1)] * 4,
-        "num_prompts": 1,
-    }
-)
+def stored(draft: float, lengths: int) -> str:
+    """Return a calibration as its file has it, with costs for that many draft lengths."""
+    costs = {"draft_seconds": [draft] * lengths, "verify_seconds": [1.0] * (2 * lengths - 1)}
+    return json.dumps(costs | {"counts": [[1.0] * lengths] * 4, "num_prompts": 1})
+
+
+NAN, SHORT = stored(float("nan"), MAX_DRAFT + 1), stored(1.0, 1)
+IN_FULL = {name: getattr(calibration, name) for name in ("BUDGET", "SAMPLES", "WARMUP")}
 
 
 class Machine:
@@ -56,22 +57,23 @@ class Machine:
             yield None  # type: ignore[misc]
 
 
-def test_costs_are_measured() -> None:
-    found = calibrate(Machine(), 2)
-    k = np.arange(1, MAX_DRAFT + 1)
-    np.testing.assert_allclose(found.draft_seconds[1:], 0.5 + 0.1 * k)
-    assert found.draft_seconds[0] == 0
+@pytest.fixture
+def in_full(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in IN_FULL.items():
+        monkeypatch.setattr(calibration, name, value)
+
+
+def test_costs_are_measured(in_full: None) -> None:
+    brief, found = calibrate(Machine(rounds=1, rows=1), 2, "brief"), calibrate(Machine(), 2)
+    assert brief.draft_seconds[1] > 9, "the encoder is part of every draft"
+    assert brief.verify_seconds == pytest.approx(found.verify_seconds)
+    expected = [0, *0.5 + 0.1 * np.arange(1, MAX_DRAFT + 1)]
+    np.testing.assert_allclose(found.draft_seconds, expected)
     np.testing.assert_allclose(found.verify_seconds, 10.0 + np.arange(2 * MAX_DRAFT + 1))
     assert found.num_prompts == 2
     reached, passed, asked, had = np.array(found.counts)
     assert passed[1] == reached[1] == asked[1] == had[1] > 0
     assert passed[3] == 0 < reached[3]
-
-
-def test_rehearsals_of_one_round_are_enough() -> None:
-    found = calibrate(Machine(rounds=1, rows=1), 2)
-    np.testing.assert_allclose(found.verify_seconds, 10.0 + np.arange(2 * MAX_DRAFT + 1))
-    assert found.draft_seconds[1] > 9, "the encoder is part of every draft"
 
 
 def test_a_calibration_is_kept_under_its_settings(cache: Path) -> None:
@@ -112,11 +114,6 @@ def test_a_machine_is_identified_by_its_hardware_not_its_name(
         assert len(list(cache.iterdir())) == count, name
 
 
-def test_a_machine_has_a_name_for_its_processor() -> None:
-    assert all(hardware())
-    assert hardware() == hardware()
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": 3}', "\xff", SHORT, NAN])
 def test_a_damaged_file_is_measured_again(cache: Path, content: str) -> None:
     machine = Machine()
@@ -136,69 +133,51 @@ def test_calibration_works_without_a_writable_cache(cache: Path) -> None:
     assert cache.read_text() == "in the way"
 
 
-def engine(**options: Any) -> SpeculativeDecoder:
-    target = tiny_model(vocab_size=20, layers=2, seed=3)
-    return SpeculativeDecoder(target, tiny_draft(target), num_draft="auto", **options)
-
-
-def test_auto_keeps_greedy_outputs_and_varies_the_length() -> None:
-    auto = engine()
-    lengths = set()
-    for prompt in ([10, 1], [5, 6, 7, 1], [3, 1], [12, 13, 1]):
-        out = auto.generate(prompt, max_tokens=40)
-        assert out.tokens == auto.generate(prompt, max_tokens=40, speculative=False).tokens
-        lengths |= set(out.stats.num_draft)
-    assert len(lengths) > 1
-
-
-def test_lenient_outputs_repeat_themselves(cache: Path) -> None:
-    """With delta even greedy outputs depend on the draft lengths."""
-    lenient = engine(delta=0.5)
-    first = lenient.generate([10, 1], max_tokens=40)
-    for prompt in ([5, 6, 7, 1], [3, 1], [12, 13, 1]):
-        lenient.generate(prompt, max_tokens=40)
-    assert lenient.generate([10, 1], max_tokens=40).stats.num_draft == first.stats.num_draft
-
-
-@pytest.mark.parametrize("lookup", [False, True])
-def test_auto_repeats_itself_at_any_temperature(cache: Path, lookup: bool) -> None:
-    """After other prompts, and in a later process, which finds the calibration."""
-    one = engine(lookup=lookup)
-    options = {"temperature": 2.0, "max_tokens": 40, "seed": 5}
-    first = one.generate([10, 1], **options)
-    one.generate([5, 6, 7, 1], **options)
-    files = list(cache.iterdir())
-    for again in (one, engine(lookup=lookup)):
-        out = again.generate([10, 1], **options)
-        assert (out.tokens, out.stats.num_draft) == (first.tokens, first.stats.num_draft)
-        chunks = again.stream([10, 1], **options)
-        assert [t for chunk in chunks for t in chunk.tokens] == first.tokens
-    assert list(cache.iterdir()) == files
-
-
-def test_batches_calibrate_for_their_size(cache: Path) -> None:
-    auto = engine()
-    prompts = [[10, 1], [5, 6, 7, 1], [3, 1], [12, 13, 1]]
-    batch = auto.generate_batch(prompts, max_tokens=40)
-    assert len(list(cache.iterdir())) == 1
-    single = [auto.generate(p, max_tokens=40) for p in prompts]
-    assert [o.tokens for o in batch] == [o.tokens for o in single]
-    assert len(list(cache.iterdir())) == 2
-
-
-def test_without_a_draft_there_is_nothing_to_calibrate(cache: Path) -> None:
-    out = SpeculativeDecoder(tiny_model(), num_draft="auto").generate([3, 1], max_tokens=5)
-    assert set(out.stats.num_draft) == {0}
-    assert not cache.exists()
-
-
-def test_a_slow_machine_is_measured_once_per_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_machine_is_measured_once_per_length(
+    in_full: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
-    machine = Machine(rounds=5)
+    machine = Machine()
     calibrate(machine, 2)
     assert machine.runs <= 8
 
 
-def test_the_grid_covers_the_lengths_of_schedules() -> None:
-    assert GRID[0] == 0 and GRID[-1] == MAX_DRAFT and SAMPLES >= 4
+PROMPTS = [[10, 1], [5, 6, 7, 1], [3, 1], [12, 13, 1]]
+
+
+def make_decoder(**options: Any) -> SpeculativeDecoder:
+    target = tiny_model(vocab_size=20, layers=2, seed=3)
+    return SpeculativeDecoder(target, tiny_draft(target), num_draft="auto", **options)
+
+
+def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(cache: Path) -> None:
+    auto = make_decoder()
+    plain = auto.generate_batch(PROMPTS, max_tokens=40, speculative=False)
+    assert not cache.exists(), "there is nothing to calibrate"
+    single = [auto.generate(prompt, max_tokens=40) for prompt in PROMPTS]
+    assert len(list(cache.iterdir())) == 1
+    batch = auto.generate_batch(PROMPTS, max_tokens=40)
+    assert len(list(cache.iterdir())) == 2
+    for outputs in (single, batch):
+        assert [o.tokens for o in outputs] == [o.tokens for o in plain]
+    assert len({n for o in single for n in o.stats.num_draft}) > 1
+
+
+@pytest.mark.parametrize(
+    ("decoding", "sampling"),
+    [({}, {"temperature": 2.0}), ({"lookup": True}, {"temperature": 2.0}), ({"delta": 0.5}, {})],
+)
+def test_auto_repeats_itself(cache: Path, decoding: dict[str, Any], sampling: Any) -> None:
+    """After other prompts, and in a later process, which finds the calibration."""
+    one, options = make_decoder(**decoding), {"max_tokens": 40, "seed": 5} | sampling
+    first = one.generate(PROMPTS[0], **options)
+    for prompt in PROMPTS[1:]:
+        one.generate(prompt, **options)
+    files = list(cache.iterdir())
+    for again in (one, make_decoder(**decoding)):
+        out = again.generate(PROMPTS[0], **options)
+        assert (out.tokens, out.stats.num_draft) == (first.tokens, first.stats.num_draft)
+        chunks = again.stream(PROMPTS[0], **options)
+        assert [t for chunk in chunks for t in chunk.tokens] == first.tokens
+    assert list(cache.iterdir()) == files

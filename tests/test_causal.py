@@ -1,7 +1,8 @@
-"""Decoder-only models: against mlx-lm's own decoding, and what is theirs alone."""
+"""Decoder-only models against mlx-lm's own decoding, their sessions and their contexts."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -23,6 +24,12 @@ def target(request: Any) -> CausalModel:
     return tiny_causal(request.param, vocab_size=20, layers=2, seed=VARIED[request.param])
 
 
+@pytest.fixture(scope="module")
+def qwen() -> CausalModel:
+    """For rules that do not depend on the architecture."""
+    return tiny_causal("qwen3", vocab_size=20, layers=2, seed=VARIED["qwen3"])
+
+
 def prompts(count: int, longest: int = 30) -> list[list[int]]:
     rng = np.random.default_rng(0)
     return [rng.integers(2, 20, rng.integers(1, longest)).tolist() for _ in range(count)]
@@ -32,22 +39,19 @@ def test_greedy_outputs_are_those_of_mlx_lm(target: CausalModel) -> None:
     from mlx_lm.generate import generate_step
 
     decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=4)
-    for prompt in prompts(8):
-        expected = []
-        for token, _ in generate_step(mx.array(prompt), target.model, max_tokens=30):
-            if int(token) == target.eos_token_id:
-                break
-            expected.append(int(token))
-        assert decoder.generate(prompt, max_tokens=30).tokens == expected
-        regular = decoder.generate(prompt, max_tokens=30, speculative=False)
-        assert regular.tokens == expected
+    for prompt in prompts(4):
+        steps = generate_step(mx.array(prompt), target.model, max_tokens=30)
+        tokens = (int(token) for token, _ in steps)
+        expected = list(itertools.takewhile(lambda token: token != target.eos_token_id, tokens))
+        for speculative in (True, False):
+            out = decoder.generate(prompt, max_tokens=30, speculative=speculative)
+            assert out.tokens == expected
 
 
 def test_steps_of_ragged_rows_give_the_logits_of_whole_sequences(target: CausalModel) -> None:
     sequences = prompts(5, longest=20)
     session, contexts = target.start(sequences)
-    assert contexts == sequences
-    assert session.lengths == [len(s) - 1 for s in sequences]
+    assert contexts == sequences and session.lengths == [len(s) - 1 for s in sequences]
     rng = np.random.default_rng(1)
     for width in (1, 4, 3):
         new = rng.integers(2, 20, (5, width)).tolist()
@@ -62,25 +66,16 @@ def test_steps_of_ragged_rows_give_the_logits_of_whole_sequences(target: CausalM
 
 
 def test_rows_are_given_to_waiting_prompts_and_dropped(target: CausalModel) -> None:
-    first, waiting = prompts(9)[:3], prompts(9)[3:6]
+    first, waiting = prompts(3), [[4], *prompts(6)[4:]]
     session, _ = target.start(first)
     together, alone = session.encode(waiting[:2]), session.encode(waiting[2:])
     assert session.replace([1], together[:1]) == waiting[:1]
     assert session.replace([0, 2], [*alone, *together[1:]]) == [waiting[2], waiting[1]]
-    rows = [waiting[2], waiting[0], waiting[1]]
     session.select([2, 0])
-    rows = [rows[2], rows[0]]
+    rows = [waiting[1], waiting[2]]
     logits = np.array(session.step(mx.array([row[-1:] for row in rows])))[:, 0]
     for row, found in zip(rows, logits, strict=True):
         np.testing.assert_allclose(found, np.array(target(mx.array([row])))[0, -1], atol=2e-4)
-
-
-def test_prompts_of_one_token_take_rows(target: CausalModel) -> None:
-    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
-    short = [[token] for token in range(2, 14)]
-    alone = [decoder.generate(prompt, max_tokens=9).tokens for prompt in short]
-    batch = decoder.generate_batch(short, batch_size=3, max_tokens=9)
-    assert [out.tokens for out in batch] == alone
 
 
 def test_long_prompts_are_read_in_parts(
@@ -96,24 +91,22 @@ def test_long_prompts_are_read_in_parts(
 @pytest.mark.parametrize("draft", ["model", "lookup", None])
 def test_outputs_end_where_the_context_does(target: CausalModel, draft: str | None) -> None:
     """A row near its end has neighbours that are drafted for in full."""
-    small = tiny_draft(target) if draft == "model" else draft
-    decoder = SpeculativeDecoder(target, small, num_draft=7)  # type: ignore[arg-type]
+    small: Any = tiny_draft(target) if draft == "model" else draft
+    decoder = SpeculativeDecoder(target, small, num_draft=7)
     long = np.random.default_rng(2).integers(2, 20, POSITIONS - 3).tolist()
     alone = decoder.generate(long, max_tokens=50)
-    assert alone.stats.emitted <= 4
-    if alone.finish_reason == "length":
-        assert alone.stats.emitted == 4
+    assert alone.stats.emitted == 4 or alone.finish_reason == "eos"
     batch = decoder.generate_batch([long, [3, 4], [5]], max_tokens=20)
     assert batch[0].tokens == alone.tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_of_a_shorter_context_drafts_as_far_as_that(
-    target: CausalModel, temperature: float
+def test_a_draft_of_a_shorter_context_stops_drafting_at_its_end(
+    qwen: CausalModel, temperature: float
 ) -> None:
     limit = 30
-    draft = CausalModel(target.model, eos_token_id=1, max_context=limit)
-    endless = CausalModel(target.model, eos_token_id=0, max_context=POSITIONS)
+    draft = CausalModel(qwen.model, eos_token_id=1, max_context=limit)
+    endless = CausalModel(qwen.model, eos_token_id=0, max_context=POSITIONS)
     decoder = SpeculativeDecoder(endless, draft, num_draft=7)
     long, short = [3] * (limit + 5), prompts(3)[2][:5]
     outputs = decoder.generate_batch([long, short], max_tokens=60, temperature=temperature)
@@ -130,26 +123,25 @@ def test_a_draft_of_a_shorter_context_drafts_as_far_as_that(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_lookups_after_drafts_of_a_shorter_context_ignore_neighbours(
-    target: CausalModel, temperature: float
+    qwen: CausalModel, temperature: float
 ) -> None:
-    """They follow each row's own tokens, however many its neighbours have."""
-    draft = CausalModel(tiny_draft(target).model, eos_token_id=1, max_context=24)
-    endless = CausalModel(target.model, eos_token_id=0, max_context=POSITIONS)
+    draft = CausalModel(tiny_draft(qwen).model, eos_token_id=1, max_context=24)
+    endless = CausalModel(qwen.model, eos_token_id=0, max_context=POSITIONS)
     decoder = SpeculativeDecoder(endless, draft, num_draft=5, lookup=True)
     rows = [[2, 3, 4, 5] * 5, [2, 3, 4, 5] * 2, [6, 7] * 10, [8] * 22]
-    runs = [
-        decoder.generate_batch(rows, batch_size=size, max_tokens=12, temperature=temperature)
-        for size in (1, 2, 4)
-    ]
-    for outputs in runs[1:]:
-        assert [o.tokens for o in outputs] == [o.tokens for o in runs[0]]
-        assert [o.stats.num_drafted for o in outputs] == [o.stats.num_drafted for o in runs[0]]
-        assert [o.stats.num_accepted for o in outputs] == [o.stats.num_accepted for o in runs[0]]
+
+    def run(batch_size: int) -> list[Any]:
+        outputs = decoder.generate_batch(
+            rows, batch_size=batch_size, max_tokens=12, temperature=temperature
+        )
+        return [(o.tokens, o.stats.num_drafted, o.stats.num_accepted) for o in outputs]
+
+    assert run(1) == run(2) == run(4)
 
 
-def test_a_draft_gives_no_probabilities_where_it_cannot_read(target: CausalModel) -> None:
-    draft = CausalModel(target.model, eos_token_id=1, max_context=12)
-    endless = CausalModel(target.model, eos_token_id=99, max_context=POSITIONS)
+def test_a_draft_gives_no_probabilities_beyond_its_context(qwen: CausalModel) -> None:
+    draft = CausalModel(qwen.model, eos_token_id=1, max_context=12)
+    endless = CausalModel(qwen.model, eos_token_id=99, max_context=POSITIONS)
     out = SpeculativeDecoder(endless, draft).generate([3] * 9, max_tokens=8, probabilities=True)
     known = [q is not None for _, q in out.probabilities or ()]
     assert known == [True] * 4 + [False] * 4
@@ -161,19 +153,19 @@ def test_an_encoder_decoder_cannot_draft_for_a_decoder_only_model() -> None:
     check_message(str(error.value))
 
 
-def test_any_of_several_ends_ends_an_output(target: CausalModel) -> None:
+def test_each_of_several_eos_tokens_ends_an_output(qwen: CausalModel) -> None:
     prompt = prompts(3)[2]
-    alone = SpeculativeDecoder(target).generate(prompt, max_tokens=40)
+    alone = SpeculativeDecoder(qwen).generate(prompt, max_tokens=40)
     end = alone.tokens[-1]
-    both = CausalModel(target.model, eos_token_id=1, extra_eos_ids=[end], max_context=POSITIONS)
+    both = CausalModel(qwen.model, eos_token_id=1, extra_eos_ids=[end], max_context=POSITIONS)
     assert both.eos_token_ids == {1, end}
-    out = SpeculativeDecoder(both, tiny_draft(target)).generate(prompt, max_tokens=40)
+    out = SpeculativeDecoder(both, tiny_draft(qwen)).generate(prompt, max_tokens=40)
     assert out.finish_reason == "eos"
     assert out.tokens == alone.tokens[: alone.tokens.index(end)]
 
 
-def test_lookups_look_in_prompt_and_output_as_one_text(target: CausalModel) -> None:
-    decoder = SpeculativeDecoder(target, "lookup", num_draft=3)
+def test_lookups_search_prompt_and_output_as_one_text(qwen: CausalModel) -> None:
+    decoder = SpeculativeDecoder(qwen, "lookup", num_draft=3)
     drafter = decoder.plan(GenerationOptions(max_tokens=9)).drafter
     drafter.start([[2, 3, 4, 5, 6, 3]])
     assert drafter.propose([[2, 3, 4, 5, 6, 3]], 3, None).tokens.tolist() == [[4, 5, 6]]
@@ -181,22 +173,9 @@ def test_lookups_look_in_prompt_and_output_as_one_text(target: CausalModel) -> N
     assert drafter.propose([[2, 3, 4, 5, 6, 3, 7, 3]], 3, None).tokens.tolist() == [[7, 3]]
 
 
-def test_probabilities_are_those_of_whole_sequences(target: CausalModel) -> None:
-    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
-    prompt = prompts(3)[2]
-    done = decoder.generate(prompt, max_tokens=40, temperature=1.0, probabilities=True)
-    assert done.tokens
-    logits = target(mx.array([[*prompt, *done.tokens[:-1]]]))[0, -len(done.tokens) :]
-    probs = np.array(mx.softmax(logits, axis=-1))
-    expected = probs[np.arange(len(done.tokens)), done.tokens]
-    np.testing.assert_allclose([token.p for token in done.trace], expected, atol=1e-4)
-
-
-def test_a_prompt_beyond_the_context_is_refused(target: CausalModel) -> None:
-    with pytest.raises(
-        ValueError, match=f"{POSITIONS + 1} tokens, more than the {POSITIONS}"
-    ) as error:
-        SpeculativeDecoder(target).generate([3] * (POSITIONS + 1))
+def test_a_prompt_beyond_the_context_is_refused(qwen: CausalModel) -> None:
+    with pytest.raises(ValueError, match=f"{POSITIONS + 1} tokens, more than the") as error:
+        SpeculativeDecoder(qwen).generate([3] * (POSITIONS + 1))
     check_message(str(error.value), str(POSITIONS))
 
 
@@ -208,24 +187,6 @@ def test_a_cache_that_cannot_be_rewound_is_refused() -> None:
     with pytest.raises(ValueError, match="in RotatingKVCache, which cannot be rewound") as error:
         CausalModel(model, eos_token_id=1, max_context=8)
     check_message(str(error.value), "RotatingKVCache")
-
-
-def test_opt_runs_in_the_same_sessions() -> None:
-    """Ours, which mlx-lm lacks: post-norm and with a projection, as opt-350m."""
-    from speculative_t5.models import opt
-
-    config = {
-        "model_type": "opt", "hidden_size": 16, "num_hidden_layers": 2, "ffn_dim": 24,
-        "num_attention_heads": 2, "vocab_size": 20, "max_position_embeddings": 64,
-        "word_embed_proj_dim": 8, "do_layer_norm_before": False,
-    }  # fmt: skip
-    model = opt.Model(opt.ModelArgs.from_dict(config))
-    mx.eval(model.parameters())
-    target = CausalModel(model, eos_token_id=1, max_context=64)
-    decoder = SpeculativeDecoder(target, "lookup", num_draft=3)
-    sequences = prompts(4, longest=20)
-    alone = [decoder.generate(p, max_tokens=60, speculative=False).tokens for p in sequences]
-    assert [o.tokens for o in decoder.generate_batch(sequences, max_tokens=60)] == alone
 
 
 @pytest.mark.parametrize("bits", [None, 8])

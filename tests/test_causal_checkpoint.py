@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -43,7 +42,7 @@ def weights(model: Any) -> dict[str, mx.array]:
     return dict(tree_flatten(model.model.parameters()))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SHAPES if kind != "gemma3"])
+@pytest.mark.parametrize("kind", SHAPES)
 def test_logits_match_transformers(kind: str, tmp_path: Path) -> None:
     """Of whole sequences, and of a session's steps."""
     import torch
@@ -52,12 +51,12 @@ def test_logits_match_transformers(kind: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = reference(torch.tensor(TOKENS)).logits.numpy()
     model, tokenizer = load(tmp_path, dtype=mx.float32)
-    np.testing.assert_allclose(np.array(model(mx.array(TOKENS))), expected, atol=1e-4, rtol=1e-4)
     session, _ = model.start([row[:4] for row in TOKENS])
     steps = [session.step(mx.array([row[a:b] for row in TOKENS])) for a, b in ((3, 6), (6, 10))]
-    np.testing.assert_allclose(
-        np.array(mx.concatenate(steps, axis=1)), expected[:, 3:], atol=1e-4, rtol=1e-4
-    )
+    for ours, theirs in (
+        (model(mx.array(TOKENS)), expected), (mx.concatenate(steps, axis=1), expected[:, 3:]),
+    ):  # fmt: skip
+        np.testing.assert_allclose(np.array(ours), theirs, atol=1e-4, rtol=1e-4)
     assert model.max_context == 64 and model.eos_token_ids == {0}
     assert model.vocabulary == tokenizer.vocabulary
 
@@ -70,10 +69,8 @@ def test_weights_may_be_sharded_or_pickled(kind: str, tmp_path: Path) -> None:
     expected = logits(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     reference.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert (tmp_path / "model.safetensors.index.json").is_file()
     np.testing.assert_array_equal(logits(tmp_path), expected)
-    for path in tmp_path.glob("model*"):
-        path.unlink()
+    (tmp_path / "model.safetensors.index.json").unlink()
     torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
     np.testing.assert_array_equal(logits(tmp_path), expected)
 
@@ -88,8 +85,8 @@ def rename_gpt2(folder: Path, **more: mx.array) -> None:
 def test_gpt2_may_have_its_first_names_and_masks(tmp_path: Path) -> None:
     write_causal(tmp_path, "gpt2")
     expected = logits(tmp_path)
-    masks = {"h.0.attn.bias": mx.ones((1, 1, 64, 64), dtype=mx.uint8)}
-    rename_gpt2(tmp_path, **masks, **{"h.1.attn.masked_bias": mx.array(-1e4)})
+    masks = {"h.0.attn.bias": mx.ones((1, 1, 64, 64)), "h.1.attn.masked_bias": mx.array(-1e4)}
+    rename_gpt2(tmp_path, **masks)
     np.testing.assert_array_equal(logits(tmp_path), expected)
 
 
@@ -113,16 +110,13 @@ def test_folders_converted_by_mlx_lm_are_read(kind: str, quantize: bool, tmp_pat
     assert model.fingerprint
 
 
-def test_weights_are_cast_to_the_devices_type_or_the_chosen_one(folder: Path) -> None:
-    edit_json(folder / "config.json", dtype="float16")
-    for dtype, expected in ((None, mx.float32), (mx.bfloat16, mx.bfloat16)):
-        model, _ = load(folder, dtype=dtype)
-        assert {w.dtype for w in weights(model).values()} == {expected}
-
-
-def test_some_parameters_keep_their_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_cast_but_for_those_that_keep_their_type(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlx_lm.models import qwen3
 
+    edit_json(folder / "config.json", dtype="float16")
+    assert {w.dtype for w in weights(load(folder)[0]).values()} == {mx.float32}, "the device's"
     kept = property(lambda self: lambda name: "norm" not in name)
     monkeypatch.setattr(qwen3.Model, "cast_predicate", kept, raising=False)
     model, _ = load(folder, dtype=mx.bfloat16)
@@ -149,15 +143,15 @@ def test_quantized_matrices_keep_16_bit_scales(
 
 
 def test_eos_comes_from_the_generation_config_the_model_or_the_tokenizer(folder: Path) -> None:
-    for generation, ids in (([7, 0], {7, 0}), ([], {0})):
+    for generation, ids in (([], {0}), ([7, 0], {7, 0})):
         edit_json(folder / "generation_config.json", eos_token_id=generation)
-        assert load(folder)[0].eos_token_ids == ids
-    edit_json(folder / "generation_config.json", eos_token_id=[7, 0])
-    assert load(folder)[0].eos_token_id == 7
+        model, _ = load(folder)
+        assert model.eos_token_ids == ids
+    assert model.eos_token_id == 7
     (folder / "generation_config.json").unlink()
-    assert load(folder)[0].eos_token_ids == {0}
-    edit_json(folder / "config.json", eos_token_id=None)
-    assert load(folder)[0].eos_token_ids == {0}
+    for stored in (0, None):
+        edit_json(folder / "config.json", eos_token_id=stored)
+        assert load(folder)[0].eos_token_ids == {0}
     edit_json(folder / "tokenizer_config.json", eos_token=None)
     with refused("does not say what ends an output", folder):
         load(folder)
@@ -182,30 +176,18 @@ def test_pairs_with_different_tokenizers_are_refused(original: Path, folder: Pat
         SpeculativeDecoder.from_pretrained(original, folder)
 
 
-def without_a_tensor(folder: Path) -> None:
-    stored = mx.load(str(folder / "model.safetensors"))
-    del stored["model.norm.weight"]
-    mx.save_safetensors(str(folder / "model.safetensors"), stored)
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda f: edit_json(f / "config.json", hidden_size=32), "has shape .*, expected"),
         (lambda f: edit_json(f / "config.json", num_hidden_layers=1), "tensors that a qwen3 does"),
+        (lambda f: edit_json(f / "config.json", num_hidden_layers=3), "has no tensor model.layers"),
         (lambda f: edit_json(f / "config.json", eos_token_id=[0, 999]), "eos_token_id .* 999"),
-        (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
-        (lambda f: (f / "model.safetensors").unlink(), "no weights in .*: expected"),
         (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer in .*: expected one of"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "no tokenizer can be made of"),
         (lambda f: (f / "generation_config.json").write_text('{"eos_token_id": "x"}'),
          "eos_token_id in .*generation_config.json is 'x'"),
-        (lambda f: os.truncate(f / "model.safetensors", 3000), "model.safetensors is truncated or"),
-        (without_a_tensor, "has no tensor model.norm.weight"),
-        (lambda f: (f / "model.safetensors").write_bytes(POINTER), "safetensors is a Git LFS poin"),
         (lambda f: (f / "tokenizer.json").write_bytes(POINTER), "tokenizer.json is a Git LFS poin"),
-        (lambda f: (f / "model.safetensors").rename(f / "model.safetensors.index.json")
-         .write_bytes(POINTER), "safetensors.index.json is a Git LFS pointer.*: run git lfs pull"),
     ],
 )  # fmt: skip
 def test_spoiled_folders_are_refused(folder: Path, spoil: Any, message: str) -> None:
@@ -216,13 +198,10 @@ def test_spoiled_folders_are_refused(folder: Path, spoil: Any, message: str) -> 
 
 
 def test_models_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    """By the rows for its tokenizer, its cache, or its one position for all rows of a batch."""
+    """By the rows for its tokenizer, or its one position for all rows of a batch."""
     write_causal(tmp_path / "qwen3", vocab_size=290)
     with refused("has 300 pieces, the model 290 rows", "290"):
         load(tmp_path / "qwen3")
-    write_causal(tmp_path / "gemma3", "gemma3")
-    with refused("RotatingKVCache, which cannot be rewound", tmp_path):
-        load(tmp_path / "gemma3")
     module = build({
         "model_type": "gpt_bigcode", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32,
         "n_inner": 16, "layer_norm_epsilon": 1e-5, "vocab_size": 20,

@@ -19,6 +19,11 @@ from conftest import REPOSITORY
 
 QWEN3 = SHAPES["qwen3"] | {"vocab_size": 320, "architectures": ["Qwen3ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+POSITIVE = (
+    "layer_norm_eps", "layer_norm_epsilon", "query_pre_attn_scalar", "final_logit_softcapping",
+    "embedding_multiplier",
+)  # fmt: skip
+LLAMA3 = YARN | {"rope_type": "llama3"}
 NOT_POSITIVE = (0, -1, float("nan"), float("inf"), "1e-5", True, {})
 
 
@@ -29,33 +34,22 @@ def write(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"max_position_embeddings": 64}, 64),
-        ({"n_positions": 32, "n_ctx": 16}, 32),
-        ({"text_config": {"max_position_embeddings": 9}}, 9),
-        ({"text_config": [1]}, None),
-        ({"max_position_embeddings": 64, "rope_scaling": YARN}, 256),
-        ({"max_position_embeddings": 256, "rope_scaling": YARN}, 256),
-        ({"max_position_embeddings": 99, "rope_scaling": YARN | {"rope_type": "llama3"}}, 99),
-    ],
-)
-def test_context_length(settings: dict[str, Any], expected: int | None) -> None:
-    assert max_context(settings) == expected
+def test_context_length() -> None:
+    assert max_context({"n_positions": 32, "n_ctx": 16}) == 32
+    assert max_context({"text_config": {"max_position_embeddings": 9}}) == 9
+    assert max_context({"text_config": [1]}) is None
+    for stored, scaling, expected in ((64, YARN, 256), (256, YARN, 256), (99, LLAMA3, 99)):
+        settings = {"max_position_embeddings": stored, "rope_scaling": scaling}
+        assert max_context(settings) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "values"),
     [
         ("rms_norm_eps", (*NOT_POSITIVE, 2.0)),
-        ("layer_norm_eps", NOT_POSITIVE),
-        ("layer_norm_epsilon", NOT_POSITIVE),
         ("rope_theta", (*NOT_POSITIVE, 10**400)),
         ("partial_rotary_factor", (*NOT_POSITIVE, 1.5)),
-        ("query_pre_attn_scalar", NOT_POSITIVE),
-        ("final_logit_softcapping", NOT_POSITIVE),
-        ("embedding_multiplier", NOT_POSITIVE),
+        *((name, NOT_POSITIVE) for name in POSITIVE),
         ("logit_scale", (float("nan"), float("-inf"))),
         ("head_dim", (0, -1, 2.5, "10", True, 2**31)),
         ("num_key_value_heads", (0, -1, 2.0)),
@@ -70,33 +64,23 @@ def test_senseless_numbers_are_refused(tmp_path: Path, name: str, values: tuple[
 
 
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"rope_theta": -1.0},
-        {"full_attention": {"rope_theta": 0}},
-        {"factor": 0.0},
-        {"low_freq_factor": float("nan")},
-        {"original_max_position_embeddings": 1e30},
-        {"short_factor": [1.0, float("inf")]},
-        {"mscale": float("nan")},
-    ],
-    ids=str,
-)
-def test_senseless_rotations_are_refused(tmp_path: Path, name: str, wrong: dict[str, Any]) -> None:
-    (found,) = wrong
-    with refused(f"{found.replace('full_attention', 'rope_theta')} in config.json is .*, expec"):
-        load(write(tmp_path, **{name: YARN | wrong}))
+def test_senseless_rotations_are_refused(tmp_path: Path, name: str) -> None:
+    for found, wrong in (
+        ("rope_theta", -1.0), ("factor", 0.0), ("low_freq_factor", float("nan")),
+        ("original_max_position_embeddings", 1e30), ("short_factor", [1.0, float("inf")]),
+        ("mscale", float("nan")),
+    ):  # fmt: skip
+        for scaling in ({found: wrong}, {"full_attention": {found: wrong}}):
+            with refused(f"{found} in config.json is .*, expected"):
+                load(write(tmp_path, **{name: YARN | scaling}))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"model_type": "qwen77", "architectures": QWEN3["architectures"]}, "a qwen77 .*neither"),
-        ({"model_type": "bart", "is_encoder_decoder": True}, "a bart .*expected one of the T5 fam"),
         ({"hidden_size": None}, "does not make a qwen3"),
         ({"num_key_value_heads": 3}, "num_attention_heads in .* is 4, .* multiple of"),
-        ({"quantization": {"bits": 3}}, "quantization in"),
         ({"quantization": True}, "quantization in .* True"),
         ({"quantization_config": {"quant_method": "gptq"}}, "are quantized by gptq"),
         ({"eos_token_id": "</s>"}, "eos_token_id .* '</s>'"),
@@ -131,23 +115,21 @@ def test_a_senseless_model_type_is_refused(tmp_path: Path, kind: Any) -> None:
         load(write(tmp_path, **QWEN3, model_type=kind))
 
 
-@pytest.mark.parametrize("installed", [False, True])
 @pytest.mark.parametrize(
     "architecture",
-    "BertForMaskedLM RobertaForSequenceClassification LlamaForSequenceClassification "
-    "XLMForQuestionAnswering BartForConditionalGeneration WhisperForConditionalGeneration "
+    "BertForMaskedLM LlamaForSequenceClassification BartForConditionalGeneration "
     "BertLMHeadModel LongT5ForConditionalGeneration".split(),
 )
 def test_other_kinds_of_models_are_refused_by_name(
-    tmp_path: Path, architecture: str, installed: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without advice to install mlx-lm, which has none of them."""
-    if not installed:
-        monkeypatch.setitem(sys.modules, "mlx_lm", None)
     model_type = re.split("For|LMHead", architecture)[0].lower()
     named = f"^(?!.*mlx-lm).*({model_type}|{architecture}).*expected one of the T5 .*decoder-only"
-    with refused(named, tmp_path):
-        load(write(tmp_path, model_type=model_type, architectures=[architecture]))
+    for _ in ("installed", "not installed"):
+        with refused(named, tmp_path):
+            load(write(tmp_path, model_type=model_type, architectures=[architecture]))
+        monkeypatch.setitem(sys.modules, "mlx_lm", None)
 
 
 def test_a_missing_mlx_lm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

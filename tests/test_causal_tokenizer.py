@@ -11,7 +11,7 @@ from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.tokenizers import CausalTokenizer
 
 import pytest
-from checkpoints import END, refused, write_causal, write_tokenizer
+from checkpoints import refused, write_causal, write_tokenizer
 from conftest import edit_json, tiny_causal
 
 SAID = {"role": "user", "content": "He go home"}
@@ -26,14 +26,6 @@ def folder(tmp_path: Path) -> Path:
 def decoder(folder: Path, **options: Any) -> SpeculativeDecoder:
     model = tiny_causal("qwen3", vocab_size=300)
     return SpeculativeDecoder(model, None, CausalTokenizer(folder), **options)
-
-
-def test_prompts_get_no_eos_and_control_tokens_have_no_text(folder: Path) -> None:
-    tokenizer = CausalTokenizer(folder)
-    ids = tokenizer.encode("He goes home.")
-    assert ids and 0 not in ids
-    assert tokenizer.decode([*ids, 0, 1, 318]) == "He goes home."
-    assert tokenizer.encode(END) == [0] and tokenizer.eos_token_id == 0
 
 
 def test_the_begin_token_is_not_doubled(folder: Path) -> None:
@@ -71,15 +63,14 @@ def test_opts_texts_begin_with_its_own_token(tmp_path: Path) -> None:
     model, tokenizer = load(tmp_path)
     ids = tokenizer.encode("He goes home.")
     assert ids[0] == 2 and 2 not in ids[1:]
-    assert tokenizer.decode(ids) == "He goes home." and model.eos_token_ids == {2}
+    assert tokenizer.decode([*ids, 318]) == "He goes home." and model.eos_token_ids == {2}
 
 
 def test_chats_are_formatted_by_the_models_template(folder: Path) -> None:
     expected = CausalTokenizer(folder).encode("<|user|>He go home\n<|assistant|>")
     assert decoder(folder, chat=True).encode("He go home") == expected
     plain = decoder(folder)
-    assert plain.encode("He go home") == CausalTokenizer(folder).encode("He go home")
-    assert plain.encode([SAID]) == expected
+    assert plain.encode([SAID]) == expected != plain.encode("He go home")
     answered = [SAID, {"role": "assistant", "content": "OK"}, SAID]
     assert plain.encode(answered)[-len(expected) :] == expected
     assert plain.generate([SAID], max_tokens=3).stats.emitted
@@ -88,7 +79,6 @@ def test_chats_are_formatted_by_the_models_template(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("message", "found"),
     [
-        ({"role": "user"}, "str for role"),
         ({"role": "user", "content": 3}, "str for role, int for content"),
         ({}, "nothing"),
         ("y", "str"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5 import load
 from speculative_t5.checkpoints import loading
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.t5 import open_checkpoint
@@ -68,11 +67,8 @@ def shard(folder: Path, number: int = 1) -> Path:
         (lambda s: shard(s).unlink(), r"model-00002-of-\d+.safetensors, named by .*, is missing"),
         (lambda s: shard(s).write_bytes(shard(s).read_bytes()[:-9]), "truncated or damaged"),
         (lambda s: shard(s).write_bytes(POINTER), "model-00002-.* is a Git LFS pointer.*: run git"),
-        (lambda s: shutil.copy(shard(s, 0), shard(s)), "in model-00002.*, which does not have it"),
         (lambda s: edit_index(s, lambda m: m.update(more=shard(s).name)),
          "says that more is in model-00002.*, which does not have it"),
-        (lambda s: edit_index(s, lambda m: m.update(more="../outside.safetensors")),
-         "names the shard '../outside.safetensors', expected a file's name alone"),
         (lambda s: edit_index(s, lambda m: m.update(more="/etc/passwd")),
          "names the shard '/etc/passwd', expected a file's name alone"),
         (lambda s: edit_index(s, lambda m: m.update(more=3)), "names the shard 3, expected"),
@@ -83,10 +79,8 @@ def shard(folder: Path, number: int = 1) -> Path:
          "expected model.safetensors .*, found tf_model.h5"),
         (lambda s: (s / "config.json").rename(s / "adapter_config.json"),
          "it has no config.json, but an adapter's settings"),
-        (lambda s: (s / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda s: (s / "config.json").write_text("[]"), "holds a list, expected an object"),
         (lambda s: (s / "config.json").write_text("[" * 200_000), "config.json is not JSON"),
-        (lambda s: (s / "tokenizer_config.json").write_text("[" * 200_000), "onfig.json is not J"),
         (lambda s: (s / "tokenizer_config.json").write_text('{"extra_ids": 1000000000}'),
          "extra_ids in .* is 1000000000, expected an integer from 0 to 10000"),
         (lambda s: (s / "spiece.model").unlink(), "no tokenizer in"),
@@ -101,12 +95,9 @@ def test_spoiled_checkpoints_are_refused(folder: Path, spoil: Any, message: str)
 
 @of("t5")
 @pytest.mark.parametrize("name", ["pytorch_model-00002-of-00002.bin", "spiece.model"])
-def test_pointers_and_missing_shards_of_pickles_are_named(folder: Path, name: str) -> None:
+def test_pointers_are_named(folder: Path, name: str) -> None:
     (folder / name).write_bytes(POINTER)
     with refused("is a Git LFS pointer.*: run git lfs pull in", folder / name):
-        load(folder)
-    (folder / name).unlink()
-    with refused("00002-of-00002.bin, named by .*, is missing|no tokenizer in"):
         load(folder)
 
 
@@ -119,9 +110,8 @@ def edit_weights(folder: Path, change: Callable[[dict[str, mx.array]], Any]) -> 
 
 
 def flip_a_byte(folder: Path) -> None:
-    raw = bytearray((folder / "weights.npz").read_bytes())
-    raw[2000] ^= 255
-    (folder / "weights.npz").write_bytes(raw)
+    raw = (folder / "weights.npz").read_bytes()
+    (folder / "weights.npz").write_bytes(raw[:2000] + bytes([raw[2000] ^ 255]) + raw[2001:])
 
 
 @of("converted")
@@ -129,8 +119,6 @@ def flip_a_byte(folder: Path) -> None:
     ("spoil", "message"),
     [
         (lambda f: (f / "weights.npz").unlink(), "no weights in .*: expected model.safetensors"),
-        (lambda f: os.truncate(f / "weights.npz", 5000), "weights.npz is truncated or damaged"),
-        (lambda f: (f / "weights.npz").write_bytes(b""), "weights.npz is truncated or damaged"),
         (lambda f: (f / "weights.npz").write_bytes(POINTER), "npz is a Git LFS pointer.*: run git"),
         (lambda f: ((f / "spiece.model").unlink(), (f / "tokenizer.json").write_bytes(POINTER)),
          r"tokenizer\.json is a Git LFS pointer"),
@@ -141,13 +129,10 @@ def flip_a_byte(folder: Path) -> None:
         (lambda f: edit_json(f / "config.json", num_layers=256), "has no tensor encoder.layers"),
         (lambda f: edit_weights(f, lambda t: t.update({"encoder.norm.weight": mx.ones(3)})),
          r"encoder.norm.weight has shape \(3,\), expected \(24,\)"),
-        (lambda f: edit_weights(f, lambda t: t.pop("decoder.norm.weight")),
-         r"has no tensor decoder.norm.weight, expected one of shape \(24,\)"),
         (lambda f: edit_weights(f, lambda t: t.update(extra=mx.ones(1))),
          "has tensors that a T5 does not: extra"),
-        *((lambda f, name=name: edit_json(f / "config.json", **{name: 2**24}),
-           "shape|in config.json") for name in ("d_model", "d_ff", "vocab_size", "num_heads",
-                                                "relative_attention_num_buckets")),
+        *((lambda f, name=name: edit_json(f / "config.json", **{name: 2**24}), "shape|in config.")
+          for name in "d_model d_ff vocab_size num_heads relative_attention_num_buckets".split()),
     ],
 )  # fmt: skip
 def test_spoiled_model_folders_are_refused_at_once(folder: Path, spoil: Any, message: str) -> None:
@@ -163,32 +148,25 @@ def test_spoiled_model_folders_are_refused_at_once(folder: Path, spoil: Any, mes
     ("changes", "message"),
     [
         ({"model_type": "longt5"}, "this is a longt5"),
-        ({"model_type": "switch_transformers"}, "this is a switch_transformers"),
         ({"model_type": None}, "this is a model of unknown type"),
         ({"architectures": ["T5EncoderModel"]}, "this is a T5EncoderModel"),
-        ({"architectures": ["T5ForQuestionAnswering"]}, "this is a T5ForQuestionAnswering"),
         ({"architectures": "T5Model"}, "this is a T5Model"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized by gptq"),
-        ({"quantization_config": 4}, "its weights are quantized by another program"),
         ({"d_model": None}, "d_model in config.json is missing, expected a positive integer"),
         ({"d_kv": 0}, "d_kv in config.json is 0, expected a"),
         ({"vocab_size": 10**12}, "vocab_size in config.json"),
         ({"num_layers": 2000}, "num_layers in config.json is 2000, expected at most 256"),
         ({"num_heads": "12"}, "num_heads in config.json is '12', expected a positive integer"),
         ({"feed_forward_proj": "x"}, "feed_forward_proj"),
-        ({"layer_norm_epsilon": "x"}, "layer_norm_epsilon"),
         ({"eos_token_id": [1]}, r"eos_token_id .* is \[1\]"),
         ({"decoder_start_token_id": 999}, "is 999, expected an id from 0 to 8"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings in config.json is 'no', expected"),
         ({"relative_attention_num_buckets": "32"}, "num_buckets in config.json is '32'"),
         ({"relative_attention_num_buckets": 1}, "has 1 buckets up to a distance of 128"),
-        ({"relative_attention_num_buckets": 33}, "has 33 buckets up to a distance of 128"),
         ({"relative_attention_max_distance": 16}, "has 32 buckets up to a distance of 16"),
         ({"quantization": {"bits": 8.0}}, "quantization must be to 4 or 8 bits, got 8.0"),
         ({"quantization": {"bits": 8, "keep_wo": "no"}}, "must be true or false, got 'no' and Tr"),
-        ({"quantization": {"bits": 3}}, "quantization must be to 4 or 8 bits, got 3"),
         ({"quantization": {"bits": 4, "group_size": 7}}, "32, 64 or 128 weights, got 7"),
-        ({"quantization": {"bites": 4}}, "quantization in config.json is {'bites': 4}"),
         ({"quantization": [4]}, r"quantization in config.json is \[4\]"),
     ],
     ids=str,
@@ -216,18 +194,20 @@ def test_different_embeddings_are_refused(folder: Path) -> None:
     with refused("decoder.embed_tokens.weight differs from encoder.embed"):
         open_checkpoint(folder)
     edit_tensors(folder, lambda t: t.update({"shared.weight": torch.tensor(1.0)}))
-    with refused("differs from shared.weight"):
-        open_checkpoint(folder)
     edit_tensors(folder, lambda t: [t.pop(name) for name in (ENCODERS, DECODERS)])
     with refused(r"shared.weight has shape \(\), expected \(320, 24\)"):
         open_checkpoint(folder)
 
 
+def embedding(folder: Path) -> np.ndarray:
+    return open_checkpoint(folder).tensors["shared.weight"].read().copy()
+
+
 @of("madlad400")
 def test_the_decoders_embedding_alone_suffices(folder: Path) -> None:
-    before = open_checkpoint(folder).tensors["shared.weight"].read().copy()
+    before = embedding(folder)
     edit_tensors(folder, lambda t: t.pop(ENCODERS))
-    assert (open_checkpoint(folder).tensors["shared.weight"].read() == before).all()
+    assert (embedding(folder) == before).all()
     edit_tensors(folder, lambda t: t.pop(DECODERS))
     with refused("has no tensor shared.weight, expected one of shape"):
         open_checkpoint(folder)
@@ -254,18 +234,17 @@ def test_misfitting_tensors_are_refused(folder: Path, change: Any, message: str)
 
 def test_a_vocabulary_with_fewer_rows_than_pieces_is_refused(folder: Path) -> None:
     config = open_checkpoint(folder).config
+    assert load_tokenizer(folder, dataclasses.replace(config, vocab_size=120))
     with refused("has 220 pieces, the model 119 rows for them"):
         load_tokenizer(folder, dataclasses.replace(config, vocab_size=119))
-    assert load_tokenizer(folder, dataclasses.replace(config, vocab_size=120))
+    stored = dataclasses.replace(config, bias_per_layer=True, n_positions=7)
+    assert T5Config.from_dict(json.loads(json.dumps(stored.to_dict()))) == stored
 
 
 def test_the_index_says_which_shard_holds_a_tensor(folder: Path) -> None:
-    before = open_checkpoint(folder).tensors["shared.weight"].read().copy()
+    before = embedding(folder)
     edit_tensors(folder, lambda t: t.update({"shared.weight": torch.zeros(320, 24)}), -1)
-    assert (open_checkpoint(folder).tensors["shared.weight"].read() == before).all()
-    assert before.any()
-    config = dataclasses.replace(open_checkpoint(folder).config, bias_per_layer=True, n_positions=7)
-    assert T5Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert (embedding(folder) == before).all() and before.any()
 
 
 @of("converted")
@@ -287,12 +266,3 @@ def test_dtype_is_the_devices_or_chosen(folder: Path, monkeypatch: pytest.Monkey
     edit_json(folder / "config.json", gated=False)
     monkeypatch.setattr(loading, "default_dtype", lambda: mx.bfloat16)
     assert load(folder)[0].dtype == mx.bfloat16
-
-
-@of("converted")
-def test_pairs_with_different_tokenizers_are_refused(folder: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(folder, tmp_path / "other")
-    SpeculativeDecoder.from_pretrained(folder, other)
-    (other / "tokenizer_config.json").write_text('{"extra_ids": 3}')
-    with refused("must share a tokenizer: the target's has 220 pieces.*the draft's has 123 pieces"):
-        SpeculativeDecoder.from_pretrained(folder, other)

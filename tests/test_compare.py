@@ -87,7 +87,7 @@ def test_checkpoint_has_the_same_logits_in_transformers(
     ],
 )
 def test_naive_loop_gives_the_same_tokens(options: dict[str, Any]) -> None:
-    for seed in range(3):
+    for seed in range(2):
         model = tiny_model(vocab_size=40, seed=seed, **options)
         # A small bias would not change any output.
         model.decoder.position_bias.weight = model.decoder.position_bias.weight * 30
@@ -147,8 +147,7 @@ def test_other_outputs_are_tolerated_by_program(
 def test_programs_are_chosen_by_option_and_packages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert compare.chosen(None) == list(PROGRAMS)
-    assert compare.chosen(["naive"]) == [PLAIN, "naive"]
+    assert (compare.chosen(None), compare.chosen(["naive"])) == ([*PROGRAMS], [PLAIN, "naive"])
     monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None)
     assert compare.available(["naive", "transformers", "ctranslate2 int8"]) == ["naive"]
     (line,) = capsys.readouterr().err.splitlines()
@@ -159,7 +158,6 @@ def test_programs_are_chosen_by_option_and_packages(
     "arguments",
     [
         "pair --data none --only nothing",
-        "shape t5-none",
         "shape t5-base --draft-shape t5-none",
         "shape t5-base --acceptance 1.5",
         "shape t5-base --only 'transformers assisted'",

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.loop import cut, decode
-from speculative_t5.decoding.results import Stats
 from speculative_t5.decoding.sampling import round_keys
 from speculative_t5.decoding.schedule import Outcome, Schedule
 from speculative_t5.generation import GenerationOptions
@@ -99,9 +97,7 @@ def sampled_distance(
         ("none", {}),
         ("model", {"num_draft": 2, "verify": "token"}),
         ("lookup", {"num_draft": 2, "verify": "block"}),
-        ("both", {"num_draft": 2, "verify": "token"}),
         ("both", {"num_draft": 2, "filters": {"top_k": 3, "top_p": 0.8}}),
-        ("both", {"num_draft": 4, "vocab_size": 3, "max_tokens": 5}),
         ("both", {"schedule": FollowingCounts(), "vocab_size": 3, "max_tokens": 5}),
     ],
 )
@@ -111,36 +107,27 @@ def test_sampled_outputs_follow_the_targets_distribution(
     assert sampled_distance(kind, drafter, **options) < TOLERANCE
 
 
-def with_shared_place_keys(patch: pytest.MonkeyPatch, module: str) -> None:
+@pytest.mark.parametrize("where", ["drafters", "verify"])
+def test_planted_bug_of_keys_shared_by_places_changes_the_distribution(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def bug(keys: mx.array, num_places: int) -> mx.array:
         return mx.broadcast_to(keys[:, None], (len(keys), num_places, 2))
 
-    patch.setattr(f"speculative_t5.decoding.{module}.place_keys", bug)
+    monkeypatch.setattr(f"speculative_t5.decoding.{where}.place_keys", bug)
+    assert sampled_distance("t5", "model", num_draft=2, verify="token") > 1.5 * TOLERANCE
 
 
-def with_repeated_keys(patch: pytest.MonkeyPatch, same: str) -> None:
+@pytest.mark.parametrize("same", ["round", "index", "purpose"])
+def test_planted_bug_of_repeated_keys_changes_the_distribution(
+    same: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def bug(seed: int, index: int, round_: int) -> np.ndarray:
         index, round_ = (index // 40, round_) if same == "index" else (index, 0)
         keys = round_keys(seed, index, round_)
         return keys[[0, 0]] if same == "purpose" else keys
 
-    patch.setattr("speculative_t5.decoding.loop.round_keys", bug)
-
-
-@pytest.mark.parametrize(
-    ("bug", "where"),
-    [
-        (with_shared_place_keys, "drafters"),
-        (with_shared_place_keys, "verify"),
-        (with_repeated_keys, "round"),
-        (with_repeated_keys, "index"),
-        (with_repeated_keys, "purpose"),
-    ],
-)
-def test_planted_bugs_in_the_keys_change_the_distribution(
-    bug: Any, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bug(monkeypatch, where)
+    monkeypatch.setattr("speculative_t5.decoding.loop.round_keys", bug)
     assert sampled_distance("t5", "model", num_draft=2, verify="token") > 1.5 * TOLERANCE
 
 
@@ -178,6 +165,7 @@ def test_greedy_outputs_are_those_of_plain_decoding(
     for output, expected in zip(outputs, plain, strict=True):
         assert (output.tokens, output.finish_reason) == (expected.tokens, expected.finish_reason)
     assert {o.finish_reason for o in plain} == {"eos", "length"}
+    assert all((o.stats.rounds, o.stats.drafted) == (o.stats.emitted, 0) for o in plain)
     assert len({o.stats.acceptance_rate for o in outputs}) > 2, "drafts should sometimes stand"
 
 
@@ -199,28 +187,6 @@ def test_lookups_keep_greedy_outputs(
         assert max(n for o in batch for n in o.stats.num_accepted) > 3, "beyond the model's own"
 
 
-def test_a_perfect_draft_is_always_accepted(target: Any) -> None:
-    out = SpeculativeDecoder(target, target, num_draft=4).generate([10, 1], max_tokens=15)
-    stats = out.stats
-    assert (stats.acceptance_rate, stats.rounds, stats.tokens_per_round) == (1, 3, 5)
-
-
-def test_a_stream_emits_the_tokens_of_generate(target: Any, draft: Any) -> None:
-    decoder = SpeculativeDecoder(target, draft)
-    sampled = {"temperature": 1.0, "seed": 3}
-    rounds = []
-    for prompt, options in product(([5, 6, 1], [10, 1]), ({}, sampled | {"top_k": 5})):
-        out = decoder.generate(prompt, max_tokens=30, **options)
-        chunks = list(decoder.stream(prompt, max_tokens=30, **options))
-        assert [t for chunk in chunks for t in chunk.tokens] == out.tokens
-        assert chunks[-1].finish_reason == out.finish_reason
-        assert all(chunk.finish_reason is None for chunk in chunks[:-1])
-        assert sum(chunk.num_accepted for chunk in chunks) == out.stats.accepted
-        assert len(chunks) == out.stats.rounds
-        rounds.append(len(chunks))
-    assert max(rounds) > 1
-
-
 def test_a_seed_reproduces_an_output_and_another_does_not(target: Any, draft: Any) -> None:
     decoder = SpeculativeDecoder(target, draft)
     runs = [decoder.generate([10, 1], max_tokens=20, temperature=5.0, seed=s) for s in (1, 1, 2)]
@@ -232,8 +198,6 @@ def test_a_seed_reproduces_an_output_and_another_does_not(target: Any, draft: An
     [
         ([5, 9, EOS], 4, ([5, 9], "eos")),
         ([5, 6, 7], 9, ([5, 6, 7], None)),
-        ([5, EOS, 7], 9, ([5, EOS], "eos")),
-        ([5, 6, 7], 2, ([5, 6], "length")),
         ([5, 6, EOS], 3, ([5, 6, EOS], "eos")),
         ([5, 6, EOS], 2, ([5, 6], "length")),
     ],
@@ -242,34 +206,24 @@ def test_outputs_are_cut_at_eos_and_at_the_limit(tokens: Any, limit: int, expect
     assert cut(tokens, frozenset({EOS, 9}), limit) == expected
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7])
+@pytest.mark.parametrize("max_tokens", [1, 7])
 def test_max_tokens_is_exact_and_cut_drafts_are_counted(target: Any, max_tokens: int) -> None:
     decoder = SpeculativeDecoder(target, target, num_draft=4)
-    whole = decoder.generate([10, 1], max_tokens=20)
+    whole = decoder.generate([10, 1], max_tokens=15)
+    assert (whole.stats.acceptance_rate, whole.stats.rounds) == (1, 3), "the target is the draft"
     out = decoder.generate([10, 1], max_tokens=max_tokens)
     assert (out.tokens, out.finish_reason) == (whole.tokens[:max_tokens], "length")
-    assert out.stats.emitted == max_tokens
-    assert out.stats.accepted <= out.stats.drafted
+    assert out.stats.emitted == max_tokens and out.stats.accepted <= out.stats.drafted
 
 
-def test_plain_decoding_counts_a_round_per_token(target: Any) -> None:
-    stats = SpeculativeDecoder(target).generate([5, 9, 1], max_tokens=6).stats
-    assert (stats.rounds, stats.drafted, stats.acceptance_rate) == (stats.emitted, 0, 0)
-    assert set(stats.num_draft) == {0} and stats.tokens_per_second > 0
-    assert Stats().tokens_per_second == Stats().tokens_per_round == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_delta_one_emits_the_draft(kind: str) -> None:
-    target = tiny(kind, vocab_size=20, layers=2, seed=3)
-    other = tiny(kind, vocab_size=20, seed=8)
+def test_delta_one_emits_the_draft() -> None:
+    target, other = tiny_model(vocab_size=20, layers=2, seed=3), tiny_model(vocab_size=20, seed=8)
     decoder = SpeculativeDecoder(target, other, num_draft=4, delta=1.0)
     alone = SpeculativeDecoder(other).generate([10, 1], max_tokens=15)
-    out = decoder.generate([10, 1], max_tokens=15)
-    assert out.stats.accepted == out.stats.drafted == 12
-    assert out.tokens[:4] == alone.tokens[:4]
-    out = decoder.generate([10, 1], max_tokens=15, temperature=1.0)
-    assert out.stats.accepted == out.stats.drafted >= 4
+    greedy = decoder.generate([10, 1], max_tokens=15)
+    assert greedy.tokens[:4] == alone.tokens[:4]
+    for out in (greedy, decoder.generate([10, 1], max_tokens=15, temperature=1.0)):
+        assert out.stats.accepted == out.stats.drafted >= 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -278,9 +232,6 @@ def test_a_draft_limited_to_the_first_ids_proposes_no_others(
 ) -> None:
     few, prompt = 8, [5, 9, 1]
     decoder = SpeculativeDecoder(target, draft, num_draft=3, draft_vocab=few)
-    if temperature == 0:
-        plain = SpeculativeDecoder(target).generate(prompt, max_tokens=20)
-        assert decoder.generate(prompt, max_tokens=20).tokens == plain.tokens
     drafter = decoder.plan(GenerationOptions(max_tokens=20, temperature=temperature)).drafter
     drafter.start([prompt])
     keys = mx.array([[1, 2]], dtype=mx.uint32) if temperature else None
@@ -294,11 +245,9 @@ def test_a_draft_limited_to_the_first_ids_proposes_no_others(
     ("options", "message"),
     [
         ({"draft_vocab": 1}, "draft_vocab must be above 1, the id that ends outputs, got 1"),
-        ({"num_draft": 0}, "num_draft must be an integer of at least 1 or 'auto', got 0"),
         ({"num_draft": "many"}, "num_draft must be an integer of at least 1 or 'auto', got 'many'"),
         ({"draft": "small"}, "draft must be a loaded model, 'lookup' or None, got 'small'"),
         ({"min_ngram": 3, "max_ngram": 2}, "max_ngram must be an integer from 3 to 16, got 2"),
-        ({"delta": 1.5}, "delta must be between 0 and 1, got 1.5"),
         ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
         ({"verify": "loud"}, "verify must be 'auto', 'token' or 'block', got 'loud'"),
         ({"verify": "block", "delta": 0.1}, "verify 'block' .* takes no delta above 0, got 0.1"),
@@ -314,7 +263,6 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
     [
         ([1], {"temperature": -1.0}, "temperature must be 0 or at least 1e-05, got -1.0"),
         ([1], {"seed": -1}, "seed must be an integer from 0 to"),
-        ([1], {"max_tokens": 0}, "max_tokens must be an integer of at least 1, got 0"),
         ([1], {"max_tokens": "5"}, "max_tokens must be an integer of at least 1, got '5'"),
         ([], {}, "the prompt is empty"),
         (" \n", {}, "the prompt is empty"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import Mock
+
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter, ModelDrafter
@@ -23,58 +26,45 @@ def found(source: str, output: str, num_draft: int = 9, sizes: tuple[int, int] =
     return " ".join(words[i] for i in Lookup(first, *sizes).propose(second, num_draft))
 
 
-def test_tokens_that_followed_in_the_source_are_drafted() -> None:
-    assert found("I has a red car .", "I") == "has a red car ."
-    assert found("I has a red car .", "I", num_draft=2) == "has a"
-    assert found("I has a red car .", "I have a red") == "car ."
+TWICE, REPEATED = "k a b 1 a b 2 .", "a 1 a 2 a 3 a 4 ."
 
 
-def test_a_new_token_replaces_one_of_the_source() -> None:
-    assert found("I has a red car .", "I have") == "a red car ."
-    assert found("I has a red car .", "I do have") == ""
-    assert found("I has", "I have") == ""
+@pytest.mark.parametrize(
+    ("source", "output", "expected", "options"),
+    [
+        # Tokens that followed in the source, and after a token that replaces one of the source.
+        ("I has a red car .", "I", "has a red car .", {}),
+        ("I has a red car .", "I", "has a", {"num_draft": 2}),
+        ("I has a red car .", "I have a red", "car .", {}),
+        ("I has a red car .", "I have", "a red car .", {}),
+        ("I has a red car .", "I do have", "", {}),
+        ("I has", "I have", "", {}),
+        ("", "I", "", {}),
+        # The longest match comes first; cut at two tokens both are as long, and the place decides.
+        ("a b x b y .", "a b", "x b y .", {}),
+        ("a b x b y .", "x b", "y .", {}),
+        (TWICE, "k a b", "1 a b 2 .", {}),
+        (TWICE, "k k k k a b", "2 .", {"sizes": (1, 2)}),
+        # Equal matches go to the nearest place in the source.
+        (REPEATED, "a", "1 a 2 a 3 a 4 .", {}),
+        (REPEATED, "x x x x a", "3 a 4 .", {}),
+        # The output so far is looked up, too: a longer match beats the source's.
+        (".", "a b c a", "b c a", {}),
+        (".", "a 1 a 2 a", "2 a", {}),
+        ("a 9 .", "a 1 a 2 a", "9 .", {}),
+        ("a 9 .", "k a 1 k a", "1 k a", {}),
+        # Shorter matches than min_ngram are ignored.
+        ("x a y .", "a", "", {"sizes": (2, 8)}),
+        ("x a y .", "x a", "y .", {"sizes": (2, 8)}),
+        ("x a y z .", "x a q", "z .", {"sizes": (2, 8)}),
+    ],
+)
+def test_lookups(source: str, output: str, expected: str, options: Any) -> None:
+    assert found(source, output, **options) == expected
 
 
-def test_the_longest_match_comes_first() -> None:
-    assert found("a b x b y .", "a b") == "x b y ."
-    assert found("a b x b y .", "x b") == "y ."
-    assert found("k a b 1 a b 2 .", "k a b") == "1 a b 2 ."
-    # Cut at two tokens both match equally, and the place decides.
-    assert found("k a b 1 a b 2 .", "k k k k a b", sizes=(1, 2)) == "2 ."
-
-
-def test_equal_matches_go_to_the_nearest_place_in_the_source() -> None:
-    source = "a 1 a 2 a 3 a 4 ."
-    assert found(source, "a") == "1 a 2 a 3 a 4 ."
-    assert found(source, "x x x x a") == "3 a 4 ."
-
-
-def test_the_output_so_far_is_looked_up_too() -> None:
-    assert found(".", "a b c a") == "b c a"
-    assert found(".", "a 1 a 2 a") == "2 a"
-    assert found("a 9 .", "a 1 a 2 a") == "9 ."
-    assert found("a 9 .", "k a 1 k a") == "1 k a", "a longer match beats the source's"
-
-
-def test_matches_shorter_than_min_ngram_are_ignored() -> None:
-    assert found("x a y .", "a", sizes=(2, 8)) == ""
-    assert found("x a y .", "x a", sizes=(2, 8)) == "y ."
-    assert found("x a y z .", "x a q", sizes=(2, 8)) == "z ."
-
-
-def test_an_empty_text_has_no_matches() -> None:
-    assert Lookup([], 1, 8).propose([0], 5) == []
-    assert Lookup([5, 1], 1, 8).propose([0], 5) == []
-
-
-def lookup(special: tuple[int, ...] = (0, EOS, 7)) -> LookupDrafter:
-    return LookupDrafter(frozenset({EOS}), frozenset(special))
-
-
-def test_no_special_token_is_drafted_except_eos() -> None:
-    drafter = lookup()
-    drafter.start([[3, 4, 5, EOS], [3, 4, 7, 5, EOS], [3, 0, 4, EOS]])
-    assert drafter.find([[0, 3]] * 3, 5) == [[4, 5, EOS], [4], []]
+def lookup() -> LookupDrafter:
+    return LookupDrafter(frozenset({EOS}), frozenset({0, EOS, 7}))
 
 
 def test_ragged_rows_are_padded_with_zero_rows_of_q() -> None:
@@ -88,13 +78,10 @@ def test_ragged_rows_are_padded_with_zero_rows_of_q() -> None:
     assert mx.sum(probs[1]).item() == 1
     drafter.select([2, 0])
     assert drafter.find([[0, 3]] * 2, 5) == [[], [4, 5, EOS]]
-    assert lookup_of_nothing().tokens.shape == (1, 0)
-
-
-def lookup_of_nothing() -> Draft:
-    drafter = lookup()
+    drafter.start([[3, 4, 7, 5, EOS], [3, 0, 4, EOS]])
+    assert drafter.find([[0, 3]] * 2, 5) == [[4], []], "no special token is drafted except EOS"
     drafter.start([[EOS]])
-    return drafter.propose([[0, 3]], 5, None)
+    assert drafter.propose([[0, 3]], 5, None).tokens.shape == (1, 0)
 
 
 @pytest.mark.parametrize("lengths", [[5, 0], [3, 0, 0, 2], [1, 4, 0]])
@@ -121,13 +108,8 @@ def test_a_draft_does_not_depend_on_rejected_tokens(lengths: list[int]) -> None:
 
 
 def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
-    target = tiny_model(vocab_size=20, layers=2, seed=3)
-    model = tiny_draft(target)
-
-    def drafter() -> ModelDrafter:
-        return ModelDrafter(model, Sampler(), 20)
-
-    alone = drafter()
+    model = tiny_draft(tiny_model(vocab_size=20, layers=2, seed=3))
+    alone, other = (ModelDrafter(model, Sampler(), 20) for _ in range(2))
     prompts = [[5, 6, 7, 8, 9, EOS], [5, 9, EOS]]
     alone.start(prompts)
     own = alone.propose([[0], [0]], 3, None).tokens.tolist()
@@ -135,7 +117,7 @@ def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
     prompts[0] = [5, own[0][-1], 12, 13, 14, 15, EOS]
     alone.start(prompts)
     own = alone.propose([[0], [0]], 3, None).tokens.tolist()
-    both = CombinedDrafter(drafter(), lookup(), frozenset({EOS}))
+    both = CombinedDrafter(other, lookup(), frozenset({EOS}))
     both.start(prompts)
     draft = both.propose([[0], [0]], 3, None)
     assert [row[:3] for row in draft.tokens.tolist()] == own
@@ -150,30 +132,12 @@ def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
 
 
 def test_nothing_is_looked_up_after_a_drafted_eos() -> None:
-    class Ending:
-        def start(self, prompts: object) -> None:
-            pass
-
-        def propose(self, context: object, num_draft: int, key: object) -> Draft:
-            tokens = mx.array([[3, EOS], [3, 4]])
-            return Draft(tokens, [2, 2])
-
-    drafter = CombinedDrafter(Ending(), lookup(), frozenset({EOS}))  # type: ignore[arg-type]
+    ending = Mock()
+    ending.propose.return_value = Draft(mx.array([[3, EOS], [3, 4]]), [2, 2])
+    drafter = CombinedDrafter(ending, lookup(), frozenset({EOS}))
     drafter.start([[EOS, 8, 8, EOS], [4, 8, EOS]])
     draft = drafter.propose([[0], [0]], 2, None)
     assert draft.lengths == [2, 4]
     assert draft.tokens[1].tolist() == [3, 4, 8, EOS]
     drafter.start([[EOS, 8, 8, EOS], [EOS]])
     assert drafter.propose([[0], [0]], 2, None).tokens.shape == (2, 2), "nothing to pad for"
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((0, 8), "min_ngram must be an integer from 1 to 16, got 0"),
-        ((4, 3), "max_ngram must be an integer from 4 to 16, got 3"),
-    ],
-)
-def test_ngram_sizes_out_of_range_are_refused(sizes: tuple[int, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LookupDrafter(frozenset({EOS}), frozenset(), min_ngram=sizes[0], max_ngram=sizes[1])

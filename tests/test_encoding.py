@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from speculative_t5.tokenizers.encoding import keep_beginning, keep_end
 import numpy as np
 import pytest
 from checkpoints import refused
-from conftest import POSITIONS, REPOSITORY, edit_json, tiny_causal, tiny_model
+from conftest import POSITIONS, tiny_causal, tiny_model
 
 LIMIT = 512  # of a T5 whose config says nothing else
 
@@ -80,9 +79,7 @@ class Prefixed(ByteTokenizer):
     prefix = "do: "
 
 
-@pytest.mark.parametrize(
-    ("given", "used"), [(None, "do: "), ("", ""), ("sum up: ", "sum up: "), ("x", "x")]
-)
+@pytest.mark.parametrize(("given", "used"), [(None, "do: "), ("", ""), ("sum up: ",) * 2])
 def test_a_prefix_goes_before_text_that_lacks_it(given: str | None, used: str) -> None:
     tokenizer = Prefixed(Path("absent"))
     engine = decoder(tokenizer, prefix=given)
@@ -98,44 +95,22 @@ def test_a_prefix_goes_before_text_that_lacks_it(given: str | None, used: str) -
         engine.generate("-" * (LIMIT - length))
 
 
-def test_a_folder_names_the_prefix(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(REPOSITORY / "weights" / "correct-small", tmp_path / "small"))
-    engine = SpeculativeDecoder.from_pretrained(folder)
-    expected = engine.encode("correct: He go home.")
-    assert engine.encode("He go home.") == expected
-    bare = SpeculativeDecoder.from_pretrained(folder, prefix="")
-    assert bare.encode("correct: He go home.") == expected != bare.encode("He go home.")
-    for wrong in (3, ["correct: "], True):
-        edit_json(folder / "config.json", prefix=wrong)
-        with refused("expected a string", "prefix in "):
-            load(folder)
-    edit_json(folder / "config.json", prefix=None)
-    assert load(folder)[1].prefix == ""  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(({"max_source_length": n}, "max_source_length must be an integer of at least 2, got")
-          for n in (1, 0, -3, 2.5, "9")),
-        *(({"prefix": p}, "prefix must be a string or None, got") for p in (3, b"do", ["do"])),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with refused(message):
-        decoder(**options)
+def test_bad_options_are_refused() -> None:
+    for length in (1, 0, -3, 2.5, "9"):
+        with refused("max_source_length must be an integer of at least 2, got"):
+            decoder(max_source_length=length)
+    for prefix in (3, b"do", ["do"]):
+        with refused("prefix must be a string or None, got"):
+            decoder(prefix=prefix)
 
 
 @pytest.mark.parametrize(
     ("prompt", "found"),
     [
-        (None, "None"),
         (b"x", "b'x' (bytes)"),
         (np.array(5), "array(5) (ndarray)"),
         (7, "7 (int)"),
         (["a"], "a list that holds 'a' (str)"),
-        ([3, None], "a list that holds None"),
         ([3.5], "a list that holds 3.5 (float)"),
         ({"role": "user", "content": "x"}, "{'role': 'user', 'content': 'x'} (dict)"),
     ],
@@ -159,9 +134,8 @@ def test_other_things_than_lists_of_prompts_are_refused() -> None:
 
 
 def test_characters_that_the_vocabulary_lacks_are_found() -> None:
-    encoder = PromptEncoder(*load(REPOSITORY / "weights" / "correct-small"))
+    encoder = PromptEncoder(*load("correct-small"))
     found = encoder.fit("correct: He \u2603 go \u4e16\u754c home \u2603.", 9)
     assert found.unknown == "\u2603\u4e16\u754c"
-    assert encoder.fit("He go home.", 9).unknown == ""
     assert encoder.fit([5, 2, 1], 9).unknown == "", "ids have no characters"
     assert decoder().fit("\u2603", 9).unknown == "", "bytes have them all"

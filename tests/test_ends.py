@@ -82,12 +82,12 @@ def test_characters_that_the_vocabulary_lacks_are_named_once(call: Call) -> None
     for command in ((), ("--json",)):
         done = call(*command, "--prompt", f"He {SNOW} go {SNOW} home.")
         said = [line for line in done.err if "vocabulary" in line]
-        assert said == [f"the model's vocabulary lacks {SNOW}; it reads an unknown mark instead"]
+        assert said == [f"the model's vocabulary lacks {SNOW}; it sees the unknown token instead"]
     lines = f"He {SNOW} go.\nHe go.\nHe {SNOW}\u4e16 go.\n"
     done = call("batch", "-", stdin=lines)
     assert done.err[-2] == (
         f"prompts with characters that the model's vocabulary lacks: 2 ({SNOW} \u4e16); "
-        "it reads an unknown mark instead"
+        "it sees the unknown token instead"
     )
     assert "unknown" not in done.records[0]
     assert sum("vocabulary" in line for line in call("repl", stdin=lines).err) == 2

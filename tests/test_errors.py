@@ -31,7 +31,6 @@ COMPLETED = {
     "{}: expected tensors of floats, found {}": "read_npz adds the file and what to do",
     "{} declares {} bytes of numbers, its place in the file has {}": "read_npz does",
     "{} is in version {} of the npy format": "read_npz does",
-    "{} gave no text (exit code {})": "the command `bench` adds what to do",
 }
 # A text from elsewhere ends these.
 PASSES_ON = re.compile(r".*(([:;]| is| and) \{\}|[:;] \{\}, [^{}]*)")

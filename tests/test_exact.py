@@ -54,21 +54,15 @@ def make_case(
     if kind in MODELS:
         p, q = trees(kind, size, num_draft, seed)
     else:
-        p, q = random_trees(size, num_draft, kind, seed)
+        rng = np.random.default_rng([size, num_draft, KINDS.index(kind), seed])
+        p = [sparse(rng, size**d, size) for d in range(2 * num_draft + 2)]
+        q = [draft_rows(rng, kind, rows) for rows in p]
+        for rows in q if kind == "partial" else ():
+            # Drafting may end early; the rows after the first zero row are ignored.
+            rows[rng.random(len(rows)) < 0.35] = 0
     if sampler:
         p, q = filtered(sampler, p), filtered(sampler, q)
     return Case(size, num_draft, p, q, q)
-
-
-def random_trees(size: int, num_draft: int, kind: str, seed: int) -> tuple[Tree, Tree]:
-    rng = np.random.default_rng([size, num_draft, KINDS.index(kind), seed])
-    p = [sparse(rng, size**d, size) for d in range(2 * num_draft + 2)]
-    q = [draft_rows(rng, kind, rows) for rows in p]
-    if kind == "partial":
-        for rows in q:
-            # Drafting may end early; the rows after the first zero row are ignored.
-            rows[rng.random(len(rows)) < 0.35] = 0
-    return p, q
 
 
 def sparse(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
@@ -92,12 +86,11 @@ def draft_rows(rng: np.random.Generator, kind: str, p: np.ndarray) -> np.ndarray
     return sparse(rng, *p.shape)
 
 
+double = partial(mx.array, dtype=mx.float64)
+
+
 def filtered(sampler: Sampler, tree: Tree) -> Tree:
     return [np.array(sampler.filter(double(rows)), np.float64) for rows in tree]
-
-
-def double(values: np.ndarray) -> mx.array:
-    return mx.array(values, dtype=mx.float64)
 
 
 def one_round(
@@ -193,12 +186,11 @@ def two_rounds(
 
 
 def gap(case: Case, odds_of: OddsOf, residual_of: Residual = residual) -> float:
-    mass, target = two_rounds(case, odds_of, residual_of)
-    return float(np.abs(mass - target).max())
+    return float(np.abs(np.subtract(*two_rounds(case, odds_of, residual_of))).max())
 
 
-SMALL = [(2, 1), (2, 2), (3, 1), (3, 2), (2, 3), (4, 1), (4, 2), (3, 3)]
-LARGE = [(2, 4), (3, 4)]
+SMALL = [(2, 1), (3, 1), (3, 2), (2, 3), (4, 2)]
+LARGE = [(3, 3), (2, 4)]
 OF_MODELS = list(itertools.product([(3, 1), (3, 2)], MODELS))
 
 
@@ -215,8 +207,7 @@ def test_two_rounds_follow_the_targets_distribution(
 ) -> None:
     for seed in range(2 if shape in SMALL else 1):
         mass, target = two_rounds(make_case(*shape, kind, seed), RULES[rule])
-        assert mass.sum() == pytest.approx(1, abs=EXACT)
-        np.testing.assert_allclose(mass, target, rtol=0, atol=EXACT)
+        np.testing.assert_allclose([mass.sum(), *mass], [1, *target], rtol=0, atol=EXACT)
 
 
 FILTERS = [Sampler(1.0, top_k=2), Sampler(1.0, top_p=0.6), Sampler(1.0, top_k=3, top_p=0.8)]
@@ -239,19 +230,15 @@ def test_filters_keep_rules_exact(
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"),
-    [*itertools.product([(2, 2), (3, 1), (3, 2), (3, 3), (2, 4)], KINDS), *OF_MODELS],
-    ids=name,
+    ("shape", "kind"), [*itertools.product([(3, 1), (3, 2), (2, 4)], KINDS), *OF_MODELS], ids=name
 )
 def test_block_verification_accepts_at_least_as_many(shape: tuple[int, int], kind: str) -> None:
     """In expectation after every context, and more after some if there are two places."""
     gains = []
-    for seed in range(4):
+    for seed, depth in itertools.product(range(4), range(2)):
         case = make_case(*shape, kind, seed)
-        for depth in range(2):
-            _, token = one_round(case, token_odds, residual, depth)
-            _, block = one_round(case, block_odds, residual, depth)
-            gains += (block - token).tolist()
+        token, block = (one_round(case, rule, residual, depth)[1] for rule in RULES.values())
+        gains += (block - token).tolist()
     assert min(gains) > -EXACT
     if shape[1] > 1 and kind in ("random", "adversarial", "mixed", *MODELS):
         assert max(gains) > 0.001
@@ -261,16 +248,15 @@ def test_block_verification_accepts_at_least_as_many(shape: tuple[int, int], kin
 def test_delta_accepts_more_and_one_accepts_everything(kind: str) -> None:
     num_draft = 2 if kind in MODELS else 3
     case = make_case(3, num_draft, kind, 0)
-
-    def accepted(delta: float) -> np.ndarray:
-        return one_round(case, partial(token_odds, delta=delta), residual, 1)[1]
-
-    rates = [accepted(delta) for delta in (0.0, 0.1, 0.4, 0.8, 1.0)]
+    *rates, beyond = (
+        one_round(case, partial(token_odds, delta=delta), residual, 1)[1]
+        for delta in (0.0, 0.1, 0.4, 0.8, 1.0, 2.0)
+    )
     least = 0.001 if kind in MODELS else 0.01  # models draft fewer tokens, and are similar
     for less, more in itertools.pairwise(rates):
         assert (more >= less - EXACT).all()
         assert kind == "same" or more.sum() > less.sum() + least
-    np.testing.assert_allclose(rates[-1], accepted(2.0), rtol=0, atol=EXACT)
+    np.testing.assert_allclose(rates[-1], beyond, rtol=0, atol=EXACT)
     if kind != "partial":
         np.testing.assert_allclose(rates[-1], num_draft, rtol=0, atol=EXACT)
     if kind == "same":

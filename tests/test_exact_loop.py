@@ -157,83 +157,76 @@ def test_filtered_loop_outputs_follow_the_filtered_distribution(
 
 # Planted bugs.
 
-
-def without_truncation(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(KVCache, "truncate", lambda self, lengths: None)
+truncate, select, make_layer = KVCache.truncate, KVCache.select, causal._Layer.__init__
 
 
-def with_one_length(patch: pytest.MonkeyPatch) -> None:
+def without_truncation(self: KVCache, lengths: Sequence[int]) -> None:
+    """Leave rejected tokens in the cache."""
+
+
+def with_one_length(self: KVCache, lengths: Sequence[int]) -> None:
     """Rewind all rows to one length, as mlx-lm's own caches do."""
-    truncate = KVCache.truncate
-    patch.setattr(
-        KVCache, "truncate", lambda self, lengths: truncate(self, [min(lengths)] * len(lengths))
-    )
+    truncate(self, [min(lengths)] * len(lengths))
 
 
-def with_the_first_positions(patch: pytest.MonkeyPatch) -> None:
+def with_the_first_positions(self: Any, buffers: Any, at: Any, lengths: Any, count: int) -> None:
     """Give new tokens of all rows the positions of the first row's."""
-    make = causal._Layer.__init__
-
-    def bug(self: Any, buffers: Any, at: Any, lengths: Any, count: int) -> None:
-        make(self, buffers, at, lengths, count)
-        self.offset = lengths[0]
-
-    patch.setattr(causal._Layer, "__init__", bug)
+    make_layer(self, buffers, at, lengths, count)
+    self.offset = lengths[0]
 
 
-def with_a_view_of_all(patch: pytest.MonkeyPatch) -> None:
+def with_a_view_of_all(self: Any, count: int, **_: Any) -> str:
     """Let rows attend beyond their own length."""
-    patch.setattr(causal._Layer, "make_mask", lambda self, count, **_: "causal")
+    return "causal"
 
 
-BUGS = [without_truncation, with_one_length, with_the_first_positions, with_a_view_of_all]
-PLANTED = [(kind, bug) for kind in VARIED for bug in (BUGS[:2] if kind == "t5" else BUGS)]
+OF_CACHES = [(KVCache, "truncate", bug) for bug in (without_truncation, with_one_length)]
+OF_LAYERS = [
+    (causal._Layer, "__init__", with_the_first_positions),
+    (causal._Layer, "make_mask", with_a_view_of_all),
+]
+PLANTED = [("t5", *bug) for bug in OF_CACHES]
+PLANTED += [(kind, *bug) for kind in ("gpt2", "qwen3") for bug in OF_CACHES + OF_LAYERS]
 
 
-@pytest.mark.parametrize(("kind", "bug"), PLANTED)
+@pytest.mark.parametrize(("kind", "owner", "method", "bug"), PLANTED)
 def test_planted_bugs_of_caches_leave_a_gap(
-    kind: str, bug: Any, monkeypatch: pytest.MonkeyPatch
+    kind: str, owner: Any, method: str, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bug(monkeypatch)
+    monkeypatch.setattr(owner, method, bug)
     assert gap_to_whole_passes(kind, 1) > WRONG
     assert gap(kind, num_draft=1) > WRONG
 
 
-def with_the_first_rows(patch: pytest.MonkeyPatch) -> None:
+def with_the_first_rows(self: KVCache, rows: Sequence[int]) -> None:
     """Keep the wrong rows when some are dropped."""
-    select = KVCache.select
-
-    def bug(self: KVCache, rows: Sequence[int]) -> None:
-        lengths = [self.lengths[row] for row in rows]
-        select(self, range(len(rows)))
-        self.lengths = lengths
-
-    patch.setattr(KVCache, "select", bug)
+    lengths = [self.lengths[row] for row in rows]
+    select(self, range(len(rows)))
+    self.lengths = lengths
 
 
-def with_the_last_prompt(patch: pytest.MonkeyPatch) -> None:
-    """Keep the old contents of rows that are given to another prompt."""
-
-    def bug(self: KVCache, rows: Sequence[int], new: KVCache, new_rows: Sequence[int]) -> None:
-        for row, new_row in zip(rows, new_rows, strict=True):
-            self.lengths[row] = new.lengths[new_row]
-        self.reserve(0)
-
-    patch.setattr(KVCache, "replace", bug)
-
-
-MIXED = [(kind, with_the_first_rows) for kind in VARIED]
-MIXED += [(kind, with_the_last_prompt) for kind in VARIED if kind != "t5"]
-
-
-@pytest.mark.parametrize(("kind", "bug"), MIXED)
-def test_planted_bugs_that_mix_rows_up_leave_a_gap(
-    kind: str, bug: Any, monkeypatch: pytest.MonkeyPatch
+def with_the_last_prompt(
+    self: KVCache, rows: Sequence[int], new: KVCache, new_rows: Sequence[int]
 ) -> None:
-    bug(monkeypatch)
+    """Keep the old contents of rows that are given to another prompt."""
+    for row, new_row in zip(rows, new_rows, strict=True):
+        self.lengths[row] = new.lengths[new_row]
+    self.reserve(0)
+
+
+MIXED = [(kind, "select", with_the_first_rows) for kind in ("t5", "qwen3")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "bug"), [*MIXED, ("qwen3", "replace", with_the_last_prompt)]
+)
+def test_planted_bugs_that_mix_rows_up_leave_a_gap(
+    kind: str, method: str, bug: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KVCache, method, bug)
     assert gap(kind, num_draft=1, batch_size=200) > WRONG
 
 
-@pytest.mark.parametrize("kind", VARIED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_planted_delta_leaves_a_gap(kind: str) -> None:
     assert gap(kind, "token", delta=0.1) > WRONG

@@ -1,11 +1,11 @@
-"""Every family, in every form that its checkpoints come in, gives transformers' logits."""
+"""Every family, in every format of its checkpoints, gives transformers' logits."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,56 +17,44 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import REPOSITORY, edit_json
-from families import FAMILIES, FORMATS, write_family
+from families import FAMILIES, FORMATS, assert_close, write_family
 
 SOURCE = [[5, 17, 100, 3, 150, 9, 40, 6], [77, 12, 8, 2, 7, 60, 31, 4]]
 TARGET = [[0, 9, 4, 33, 200, 7, 12], [0, 55, 4, 118, 5, 3, 90]]
 
 
-def with_forms(forms: Sequence[str]) -> list[tuple[str, str]]:
-    """Pair t5 and a family with embeddings for each stack with all forms, the others with one."""
-    whole = [(name, form) for name in FAMILIES if name in ("t5", "madlad400") for form in forms]
-    others = [name for name in FAMILIES if name not in ("t5", "madlad400")]
-    return whole + [(name, forms[i % len(forms)]) for i, name in enumerate(others)]
+WHOLE = ("t5", "madlad400")  # seen in all formats; madlad400 has an embedding for each stack
+OTHERS = [name for name in FAMILIES if name not in WHOLE]
+CASES = [(name, form) for name in WHOLE for form in FORMATS]
+CASES += zip(OTHERS, itertools.cycle(FORMATS), strict=False)
 
 
 def reference_logits(model: Any) -> np.ndarray:
     import torch
 
+    source, target = torch.tensor(SOURCE), torch.tensor(TARGET)
     with torch.inference_mode():
-        output = model(
-            input_ids=torch.tensor(SOURCE),
-            attention_mask=torch.ones(2, 8),
-            decoder_input_ids=torch.tensor(TARGET),
-        )
+        output = model(input_ids=source, attention_mask=torch.ones(2, 8), decoder_input_ids=target)
     return output.logits.numpy()
 
 
 def assert_parity(folder: Path, expected: np.ndarray) -> None:
     model, _ = load(folder, dtype=mx.float32)
     mask = mx.ones((2, 8), dtype=mx.bool_)
-    logits = model(mx.array(SOURCE), mx.array(TARGET), encoder_mask=mask)
-    assert logits.shape == expected.shape
-    largest = np.abs(np.array(logits) - expected).max() / np.abs(expected).max()
-    assert largest < 1e-4, largest
+    assert_close(model(mx.array(SOURCE), mx.array(TARGET), encoder_mask=mask), expected)
 
 
-@pytest.mark.parametrize(("name", "form"), with_forms(FORMATS))
-def test_converted_checkpoints_match_transformers(name: str, form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_checkpoints_match_transformers(name: str, form: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     expected = reference_logits(write_family(source, name, form))
     assert len(list(source.glob("*-of-*"))) > 1 or "shards" not in form
+    assert_parity(source, expected)
     assert_parity(convert(str(source), tmp_path / "out"), expected)
 
 
-@pytest.mark.parametrize(("name", "form"), with_forms(["safetensors", "shards", "bin"]))
-def test_checkpoints_load_without_conversion(name: str, form: str, tmp_path: Path) -> None:
-    expected = reference_logits(write_family(tmp_path / "source", name, form))
-    assert_parity(tmp_path / "source", expected)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
-def test_steps_and_drafts_give_the_regular_output(name: str, tmp_path: Path) -> None:
+def test_speculation_gives_the_plain_output(name: str, tmp_path: Path) -> None:
     write_family(tmp_path, name)
     decoder = SpeculativeDecoder.from_pretrained(tmp_path, tmp_path, num_draft=3)
     prompts = ["The old man sat on the bench.", "A dog."]
@@ -76,7 +64,7 @@ def test_steps_and_drafts_give_the_regular_output(name: str, tmp_path: Path) -> 
         assert out.tokens == alone.tokens and out.text == alone.text
 
 
-def test_convert_py_converts_a_family_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_convert_py_converts_a_checkpoint(tmp_path: Path) -> None:
     expected = reference_logits(write_family(tmp_path / "source", "umt5", "bin"))
     command = [sys.executable, REPOSITORY / "convert.py", "--model", "source", "--output", "out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -85,7 +73,7 @@ def test_convert_py_converts_a_family_in_a_process_of_its_own(tmp_path: Path) ->
 
 
 def test_an_old_umt5_is_not_scaled(tmp_path: Path) -> None:
-    """tie_word_embeddings false: transformers 4 heeds it, transformers 5 takes it for true."""
+    """transformers 4 obeys a false tie_word_embeddings, transformers 5 takes it as true."""
     model = write_family(tmp_path / "source", "umt5")
     edit_json(tmp_path / "source" / "config.json", tie_word_embeddings=False)
     expected = reference_logits(model) * model.config.d_model**0.5
@@ -103,7 +91,7 @@ def test_an_old_umt5_is_not_scaled(tmp_path: Path) -> None:
         ("codet5", "codet5"),
     ],
 )
-def test_families_are_told_apart(name: str, family: str, tmp_path: Path) -> None:
+def test_families_are_recognized(name: str, family: str, tmp_path: Path) -> None:
     model = write_family(tmp_path, name)
     found = inspect(str(tmp_path))
     assert found.family == family

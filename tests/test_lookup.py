@@ -13,9 +13,46 @@ from speculative_t5.decoding.lookup import MAX_NGRAM, Lookup
 import mlx.core as mx
 import pytest
 from conftest import Watched
-from plain_lookup import look_up
 
 SIZES = [(low, high) for high in (1, 2, 3, 8, MAX_NGRAM) for low in range(1, high + 1)]
+
+
+def look_up(
+    source: list[int], output: list[int], num_draft: int, min_ngram: int, max_ngram: int
+) -> list[int]:
+    """Return the proposal of `Lookup` by a search of the whole text."""
+    text = source + output
+    at = _longest_match(text, len(source), min_ngram, max_ngram)
+    if at is None and len(output) > 1:
+        at = _longest_match(source + output[:-1], len(source), min_ngram, max_ngram)
+        at = at + 1 if at is not None and at + 1 < len(source) else None
+    if at is None:
+        return []
+    copied = source[at + 1 :] if at < len(source) else text[at + 1 :]
+    return copied[:num_draft]
+
+
+def _longest_match(text: list[int], num_source: int, min_ngram: int, max_ngram: int) -> int | None:
+    """Return where the best earlier copy of the text's last tokens ends, if there is one."""
+    best: tuple[int, bool, int] | None = None
+    place = None
+    for at in _places(text):
+        size = 1
+        while size < max_ngram and size <= at and text[at - size] == text[-1 - size]:
+            size += 1
+        inside = at < num_source
+        nearness = -abs(at - (len(text) - num_source)) if inside else at
+        if size >= min_ngram and (best is None or (size, inside, nearness) > best):
+            best, place = (size, inside, nearness), at
+    return place
+
+
+def _places(text: list[int]) -> Iterator[int]:
+    """Yield the earlier places of the text's last token."""
+    at, end = -1, len(text) - 1
+    for _ in range(text.count(text[-1]) - 1):
+        at = text.index(text[-1], at + 1, end)
+        yield at
 
 
 def text(rng: random.Random, length: int, alphabet: int, before: Sequence[int] = ()) -> list[int]:
@@ -43,7 +80,7 @@ def growing(rng: random.Random, tokens: Sequence[int]) -> Iterator[int]:
 def test_proposals_equal_those_of_a_search_of_the_whole_text(alphabet: int) -> None:
     """With and without a source, and with assumed tokens after the output."""
     rng, found = random.Random(alphabet), 0
-    for case in range(300):
+    for case in range(150):
         source = text(rng, rng.choice((0, 1, 2, 10, 40)), alphabet)
         output = text(rng, rng.choice((2, 10, 70)), alphabet, source)
         sizes = SIZES[case % len(SIZES)]
@@ -55,7 +92,9 @@ def test_proposals_equal_those_of_a_search_of_the_whole_text(alphabet: int) -> N
             plain = look_up(source, output[:length] + assumed, num_draft, *sizes)
             assert proposed == plain, (source, output[:length], assumed, num_draft, sizes)
             found += bool(plain)
-    assert found > 150
+        if len(output) > 9:  # a shorter output rebuilds the index
+            assert lookup.propose(output[:5], 5) == look_up(source, output[:5], 5, *sizes)
+    assert found > 75
 
 
 def test_replaced_and_selected_rows_have_their_own_texts() -> None:
@@ -72,23 +111,13 @@ def test_replaced_and_selected_rows_have_their_own_texts() -> None:
         plain = [look_up(source, output + more, 6, 1, 8) for source, output, more in rows]
         assert drafter.find(outputs, 6, assumed) == plain
         if rng.random() < 0.3:
-            row, sources_of_new = rng.randrange(len(outputs)), text(rng, 20, 4)
-            sources[row], outputs[row] = sources_of_new, text(rng, 2, 4)
-            drafter.replace([row], [sources_of_new])
+            row = rng.randrange(len(outputs))
+            sources[row], outputs[row] = text(rng, 20, 4), text(rng, 2, 4)
+            drafter.replace([row], [sources[row]])
         if rng.random() < 0.1:
             kept = rng.sample(range(len(outputs)), len(outputs) - 1)
             sources, outputs = [sources[i] for i in kept], [outputs[i] for i in kept]
             drafter.select(kept)
-
-
-def test_a_shorter_output_rebuilds_the_index() -> None:
-    rng = random.Random(0)
-    source, output = text(rng, 20, 3), text(rng, 200, 3)
-    lookup = Lookup(source, 1, 8)
-    for _ in range(300):
-        part = output[: rng.randrange(1, 200)]
-        assert lookup.propose(part, 5) == look_up(source, part, 5, 1, 8)
-        output[len(part) :] = text(rng, 200 - len(part), 3)
 
 
 def test_the_index_holds_only_n_grams_that_tell_places_apart() -> None:
@@ -122,19 +151,17 @@ class Guessing:
         return Draft(mx.array([[2, 2, 3]]), [3])
 
 
-def drafter_of(kind: str) -> Any:
-    lookup = LookupDrafter(frozenset({1}), frozenset({0, 1}))
-    return lookup if kind == "lookup" else CombinedDrafter(Guessing(), lookup, frozenset({1}))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("kind", ["lookup", "both"])
 @pytest.mark.parametrize("alphabet", [1, 2, 50])
 def test_a_round_reads_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
-    rng, drafter = random.Random(0), drafter_of(kind)
+    rng = random.Random(0)
+    drafter: Any = LookupDrafter(frozenset({1}), frozenset({0, 1}))
+    if kind == "both":
+        drafter = CombinedDrafter(Guessing(), drafter, frozenset({1}))  # type: ignore[arg-type]
     source = [Touched(2 + rng.randrange(alphabet)) for _ in range(300)]
     drafter.start([source])
     context, costs = Watched([0]), []
-    for _ in range(1000):
+    for _ in range(600):
         context += [Touched(2 + rng.randrange(alphabet)) for _ in range(2)]
         Touched.count = context.count = 0
         drafter.propose([context], 4, None)

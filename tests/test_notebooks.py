@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 from conftest import REPOSITORY
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+TOUR = REPOSITORY / "notebooks" / "tour.ipynb"
 
 
-def read(path: Path) -> Any:
-    notebook = nbformat.read(path, as_version=4)
+def read_tour() -> Any:
+    notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)
     return notebook
 
@@ -24,29 +23,23 @@ def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def has_html(notebook: Any) -> bool:
+def assert_view_and_plot(notebook: Any) -> None:
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    return any(
-        "speculative-t5" in output.get("data", {}).get("text/html", "") for output in outputs
-    )
+    data = [output.get("data", {}) for output in outputs]
+    assert any("speculative-t5" in shown.get("text/html", "") for shown in data)
+    assert any("image/png" in shown for shown in data)
 
 
-def has_plot(notebook: Any) -> bool:
-    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    return any("image/png" in output.get("data", {}) for output in outputs)
-
-
-@pytest.mark.filterwarnings("ignore")  # of the kernel's machinery; the cells run in a process apart
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore")  # from the kernel; cells run in a process of their own
+def test_the_notebook_runs_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    notebook = copy.deepcopy(read(path))
+    notebook = read_tour()
     for cell in code_cells(notebook):
         cell.outputs = []
-    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": TOUR.parent}})
     client.execute()
-    assert has_html(notebook) and has_plot(notebook)
+    assert_view_and_plot(notebook)
     streams = [o for cell in code_cells(notebook) for o in cell.outputs if "text" in o]
     text = "".join(o.text for o in streams if o.name == "stdout")
     assert "the same tokens: True" in text and text.count("My sister has never been to Paris.") >= 3
@@ -54,14 +47,9 @@ def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Warning" not in errors
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_is_stored_with_what_it_showed(path: Path) -> None:
-    notebook = read(path)
+def test_the_notebook_is_stored_with_its_outputs() -> None:
+    notebook, stored = read_tour(), TOUR.read_text()
     counts = [cell.execution_count for cell in code_cells(notebook)]
     assert counts == list(range(1, len(counts) + 1)), "run it from the first cell to the last"
-    assert has_html(notebook) and has_plot(notebook)
-    assert str(Path.home()) not in path.read_text() and str(REPOSITORY) not in path.read_text()
-
-
-def test_there_is_a_tour() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["tour"]
+    assert_view_and_plot(notebook)
+    assert str(Path.home()) not in stored and str(REPOSITORY) not in stored

@@ -48,9 +48,7 @@ def test_an_unknown_keyword_is_a_type_error(tmp_path: Path) -> None:
 
 def test_options_reach_the_plan() -> None:
     target = tiny_model(vocab_size=20)
-    decoder = SpeculativeDecoder(
-        target, "lookup", num_draft=4, delta=0.25, min_ngram=2, max_ngram=3
-    )
+    decoder = SpeculativeDecoder(target, "lookup", num_draft=4, delta=0.25, min_ngram=2)
     plan = decoder.plan(GenerationOptions(9, 0.5, 7, 0.75, 11))
     assert plan.verifier == Verifier(Sampler(0.5, 7, 0.75), delta=0.25, block=False)
     assert (plan.max_tokens, plan.seed, plan.schedule.next(99)) == (9, 11, 4)
@@ -66,8 +64,8 @@ def test_calibrations_are_kept_by_options_and_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(calibration, "WARMUP", 0.0)
-    monkeypatch.setattr(calibration, "BUDGET", 0.0)
+    for name in ("BUDGET", "WARMUP"):
+        monkeypatch.setattr(calibration, name, 0.0)
     target = tiny_model(vocab_size=20)
     decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft="auto")
     requests = [(0, [5, 6, 1]), (1, [7, 1])]
@@ -78,5 +76,5 @@ def test_calibrations_are_kept_by_options_and_not_copied(
             keeps_learning = plans[0].schedule is plans[1].schedule
             assert keeps_learning == ("temperature" not in change), "samples are repeatable"
     assert len(decoder._schedules) == 8
-    for copied in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
-        assert len(copied(decoder)._schedules) == 0
+    for copied in (copy.deepcopy(decoder), pickle.loads(pickle.dumps(decoder))):
+        assert len(copied._schedules) == 0

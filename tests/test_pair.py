@@ -32,7 +32,7 @@ def plain(decoder: SpeculativeDecoder) -> dict[str, Generation]:
     return {source: decoder.generate(source, speculative=False) for source in sources}
 
 
-@pytest.mark.parametrize("num_draft", [1, 3, 5, 8])
+@pytest.mark.parametrize("num_draft", [1, 5, 8])
 def test_greedy_speculative_outputs_equal_plain_ones(
     decoder: SpeculativeDecoder, plain: dict[str, Generation], num_draft: int
 ) -> None:
@@ -44,10 +44,7 @@ def test_greedy_speculative_outputs_equal_plain_ones(
         accepted += out.stats.accepted
         drafted += out.stats.drafted
     assert accepted > drafted / 2
-
-
-def test_sentences_are_corrected(plain: dict[str, Generation]) -> None:
-    assert sum(out.text in TEXT for out in plain.values()) > len(plain) / 2
+    assert sum(out.text in TEXT for out in plain.values()) > len(plain) / 2, "corrected sentences"
 
 
 def test_streams_equal_sampled_outputs(decoder: SpeculativeDecoder) -> None:
@@ -58,8 +55,8 @@ def test_streams_equal_sampled_outputs(decoder: SpeculativeDecoder) -> None:
 
 
 def test_the_pair_is_small_and_holds_no_paths() -> None:
-    folders = [WEIGHTS / "correct-base", WEIGHTS / "correct-small"]
-    assert sum(path.stat().st_size for folder in folders for path in folder.iterdir()) < 60e6
-    for folder in folders:
-        stored = (folder / "spiece.model").read_bytes()
-        assert not re.search(rb"/(home|root|tmp|Users)/|deu\.txt", stored)
+    files = list(WEIGHTS.glob("correct-*/*"))
+    assert sum(path.stat().st_size for path in files) < 60e6
+    stored = [path.read_bytes() for path in files if path.name == "spiece.model"]
+    assert len(stored) == 2
+    assert not re.search(rb"/(home|root|tmp|Users)/|deu\.txt", b"".join(stored))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.cli import conversation, view
@@ -21,7 +21,7 @@ from speculative_t5.cli.options import DecoderOptions
 from speculative_t5.decoding import Stats
 
 import pytest
-from commands import Call, caller, in_a_shell
+from commands import Call, caller
 from conftest import REPOSITORY, run
 from rich.console import Console
 
@@ -101,7 +101,6 @@ def test_options_are_set_by_name(screen: Screen) -> None:
     ("line", "message"),
     [
         ("/set num_draft x", "num_draft must be an integer of at least 1 or auto, got 'x'"),
-        ("/set delta 2", "delta must be between 0 and 1, got 2.0"),
         ("/set delta much", "delta must be a number, got 'much'"),
         ("/set top_k 1.5", "top_k must be an integer, got '1.5'"),
         ("/set max_tokens 0", "max_tokens must be an integer of at least 1, got 0"),
@@ -143,10 +142,13 @@ def test_a_person_may_leave_out_the_slash(screen: Screen) -> None:
     for word in ("exit", "quit", "help"):
         for line, prompt in ((f" {word}", word), (f"//{word}", f"/{word}"), (f"{word} it",) * 2):
             assert screen.say(line) and screen.repl.prompt == prompt
-    assert screen.say("help ") == screen.say("/help")
+    text = screen.say("help ")
+    assert text == screen.say("/help")
+    for command in ("/set", "/prefix", "/stats", "/compare", "/help", "/quit"):
+        assert command in "\n".join(text)
     expected = screen.repl.decoder.generate("/quit", max_tokens=12).text
     assert "\n".join(screen.say("//quit")) == expected
-    assert not screen.repl.handle("exit") and not screen.repl.handle("quit")
+    assert not any(screen.repl.handle(line) for line in ("exit", "quit", "/exit", "/quit"))
     assert screen.repl.prompt == "/quit"
 
 
@@ -154,8 +156,8 @@ def test_compare_decodes_the_last_prompt_both_ways(screen: Screen) -> None:
     screen.say(PROMPT)
     plain, text, speculative, again, verdict = screen.say("/compare")
     assert text == again == screen.repl.decoder.generate(PROMPT, max_tokens=12).text
-    assert plain.startswith("plain: ") and plain.endswith("- no draft")
-    assert speculative.startswith("speculative: ") and "of drafts accepted" in speculative
+    assert re.fullmatch("plain: .*- no draft", plain)
+    assert re.match("speculative: .*of drafts accepted", speculative)
     assert re.fullmatch(r"speculative is [0-9.]+x plain; the outputs are the same", verdict)
     assert len(screen.repl.done) == 1, "a comparison does not count as an output"
     screen.say("/set temperature 1.5")
@@ -169,34 +171,22 @@ def test_stats_cover_the_last_output_and_all(screen: Screen) -> None:
     screen.say("/set num_draft 3")
     screen.say("The new man.")
     first, places, everything = screen.say("/stats")
-    last, both = screen.repl.done[-1], total(screen.repl.done)
-    assert first == f"last: {last.summary()}"
-    assert places.count("%") == 3
-    assert everything == f"all 2: {both.summary()}"
+    assert first == f"last: {screen.repl.done[-1].summary()}" and places.count("%") == 3
+    assert everything == f"all 2: {total(screen.repl.done).summary()}"
     one, other = Stats((3,), (3,), (1,), 2, 0.5), Stats((3, 3), (3, 2), (2, 2), 6, 0.25)
     assert total([one, other]) == Stats((3, 3, 3), (3, 3, 2), (1, 2, 2), 8, 0.75)
-
-
-def test_help_lists_every_command(screen: Screen) -> None:
-    text = "\n".join(screen.say("/help"))
-    for command in ("/set", "/prefix", "/stats", "/compare", "/help", "/quit"):
-        assert command in text
-    assert not screen.repl.handle("/quit") and not screen.repl.handle("/exit")
 
 
 def test_an_interrupted_output_leaves_the_session_as_it_was(
     screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any, **__: Any) -> Stats:
-        raise KeyboardInterrupt
-
     # While an output is shown, while "auto" is calibrated before it, and while two are compared.
     for module, name, line in (
         (conversation, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
         (SpeculativeDecoder, "generate", f"/compare {PROMPT}"),
     ):  # fmt: skip
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(module, name, interrupted)
+            patch.setattr(module, name, Mock(side_effect=KeyboardInterrupt))
             screen.repl.handle(line)
     assert screen.repl.done == []
     screen.say(PROMPT)
@@ -216,43 +206,31 @@ def test_a_pipe_of_lines_is_answered_line_by_line(call: Call, place: Path) -> No
     done = run(place, "repl", *MODELS, stdin=lines)
     assert done.returncode == 0, done.stderr
     out = done.stdout.decode()
-    assert "\x1b" not in out and not out.startswith("> ") and "\n> " not in out
     text = call(*MODELS, "--prompt", "The old man.").out
     assert out.startswith(text + "num_draft = 2\nlast: ")
+    assert "\x1b" not in out and "\n> " not in out
     assert not (place / "cache" / "speculative_t5" / "history").exists()
 
 
 def test_an_error_on_a_pipe_costs_one_line_and_changes_the_exit_code(call: Call) -> None:
     done = call("repl", *MODELS, stdin=b"Hello.\ncaf\xe9\n/set delta 9\nHello.\n")
     assert done.code == 3
-    assert any(
-        line.startswith("error: the prompt is not UTF-8: byte 0xe9 at character 3; give it")
-        for line in done.err
-    )
+    assert "error: the prompt is not UTF-8: byte 0xe9 at character 3; give it" in "".join(done.err)
     assert "error: delta must be between 0 and 1, got 9.0" in done.err
     first, second = done.out.splitlines()
     assert first == second
 
 
 def test_a_failure_costs_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    def handle(self: Conversation, line: str) -> bool:
-        seen.append(line)
-        if line == "fail":
-            raise MemoryError
-        return True
-
+    handle = Mock(side_effect=[True, MemoryError, True])
     monkeypatch.setattr(Conversation, "handle", handle)
     done = call("repl", *MODELS, stdin="one\nfail\ntwo\n")
-    assert done.code == 3 and seen == ["one", "fail", "two"]
+    assert done.code == 3 and [call.args for call in handle.mock_calls] == [
+        ("one",),
+        ("fail",),
+        ("two",),
+    ]
     assert done.err[0].startswith("error: failed while running: MemoryError; run it")
-
-
-def test_a_closed_standard_input_is_an_error(place: Path) -> None:
-    done = in_a_shell(place, "$P repl --model target <&-")
-    assert done.returncode == 2
-    assert done.stderr.startswith(b"error: the prompts come from standard input, which is closed")
 
 
 class Terminal:
@@ -270,9 +248,9 @@ class Terminal:
         os.close(end)
         self.seen = ""
 
-    def wait_for(self, text: str, seconds: float = 30) -> str:
-        """What is shown until this text comes."""
-        deadline = time.monotonic() + seconds
+    def wait_for(self, text: str) -> str:
+        """Return what is shown until this text comes."""
+        deadline = time.monotonic() + 30
         while text not in self.seen:
             ready, _, _ = select.select([self.screen], [], [], deadline - time.monotonic())
             assert ready, f"no {text!r} in {self.seen!r}"
@@ -280,8 +258,14 @@ class Terminal:
         before, _, self.seen = self.seen.partition(text)
         return before
 
-    def type(self, keys: str) -> None:
+    def type(self, keys: str, *answers: str) -> str:
         os.write(self.screen, keys.encode())
+        return "".join([self.wait_for(text) for text in answers])
+
+    def interrupt(self, *answers: str) -> None:
+        time.sleep(0.5)  # Python loses a signal between two waits of the line editor
+        self.process.send_signal(signal.SIGINT)
+        self.type("", *answers)
 
 
 def test_a_person_types_stops_and_finds_lines_again(place: Path) -> None:
@@ -289,22 +273,12 @@ def test_a_person_types_stops_and_finds_lines_again(place: Path) -> None:
     person = Terminal(place, "--max-tokens", "100000")
     greeting = person.wait_for("> ")
     assert "target, draft drafts" in greeting and "/help" in greeting
-    person.type("The old man.\n")
-    person.wait_for("bonus")  # the legend: the output has begun
-    time.sleep(0.5)
-    person.process.send_signal(signal.SIGINT)
-    person.wait_for("stopped")
-    person.wait_for("> ")
-    person.type("half a li")
-    person.wait_for("half a li")
-    time.sleep(0.5)  # Python loses a signal between two waits of the line editor
-    person.process.send_signal(signal.SIGINT)
-    person.wait_for("> ")
-    person.type("/set max_tokens 8\n")
-    person.wait_for("max_tokens = 8")
-    person.wait_for("> ")
-    person.type("\x1b[A\x1b[A\n")  # two lines up
-    shown = person.wait_for("tok/s - 8 tokens")
+    person.type("The old man.\n", "bonus")  # the legend: the output has begun
+    person.interrupt("stopped", "> ")
+    person.type("half a li", "half a li")
+    person.interrupt("> ")
+    person.type("/set max_tokens 8\n", "max_tokens = 8", "> ")
+    shown = person.type("\x1b[A\x1b[A\n", "tok/s - 8 tokens")  # two lines up
     assert "The old man." in shown and "\x1b[32m" in shown
     person.wait_for("> ")
     person.type("\x04")

@@ -17,24 +17,21 @@ from conftest import tiny_draft, tiny_model
 STATS = Stats((3, 3, 3), (3, 3, 3), (1, 3, 2), emitted=8, seconds=0.5)
 
 
-def test_each_emitted_token_has_a_round_and_an_origin() -> None:
-    assert list(STATS.origins()) == [
-        (1, "accepted"), (1, "recovered"),
-        (2, "accepted"), (2, "accepted"), (2, "accepted"), (2, "bonus"),
-        (3, "accepted"), (3, "accepted"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("counts", "last"),
-    [((0, 0, 1), "regular"), ((2, 0, 1), "recovered"), ((2, 1, 2), "recovered"),
-     ((2, 2, 3), "bonus"), ((2, 2, 2), "accepted"), ((2, 1, 1), "accepted")],
+    ("drafted", "accepted", "emitted", "last"),
+    [(0, 0, 1, "regular"), (2, 0, 1, "recovered"), (2, 1, 2, "recovered"), (2, 2, 3, "bonus"),
+     (2, 2, 2, "accepted"), (2, 1, 1, "accepted")],
 )  # fmt: skip
-def test_the_origin_of_a_rounds_last_token(counts: tuple[int, int, int], last: str) -> None:
-    origins = origins_of_round(*counts)
-    assert len(origins) == counts[2]
-    assert origins[-1] == last
-    assert all(origin == "accepted" for origin in origins[:-1])
+def test_the_origin_of_a_rounds_last_token(
+    drafted: int, accepted: int, emitted: int, last: str
+) -> None:
+    expected = [*["accepted"] * (emitted - 1), last]
+    assert list(origins_of_round(drafted, accepted, emitted)) == expected
+    stats = Stats((drafted,), (drafted,), (accepted,), emitted)
+    assert Chunk("", [5] * emitted, accepted, stats).origins == expected
+    cut = Chunk("", [5] * (emitted - 1), accepted, stats, "eos")
+    assert cut.origins == expected[:-1], "EOS is among neither the tokens nor their origins"
+    assert list(stats.origins()) == [(1, origin) for origin in expected]
 
 
 @pytest.mark.parametrize("num_draft", [1, 3, None])
@@ -47,18 +44,14 @@ def test_a_stream_has_the_origins_of_the_generation(num_draft: int | None, max_t
         decoder = SpeculativeDecoder(model, draft, num_draft=num_draft or 1)
         chunks = list(decoder.stream([4, 5, 1], max_tokens=max_tokens, temperature=1.0))
         done = decoder.generate([4, 5, 1], max_tokens=max_tokens, temperature=1.0)
-        streamed = [
-            (number, origin)
-            for number, chunk in enumerate(chunks, start=1)
-            for origin in chunk.origins
-        ]
+        streamed = [(i, origin) for i, c in enumerate(chunks, start=1) for origin in c.origins]
         assert [(token.round, token.origin) for token in done.trace] == streamed
-        assert [token.id for token in done.trace] == done.tokens
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        assert tokens == [token.id for token in done.trace] == done.tokens
+        assert chunks[-1].finish_reason == done.finish_reason
+        assert all(chunk.finish_reason is None for chunk in chunks[:-1])
+        assert [chunk.num_accepted for chunk in chunks] == list(done.stats.num_accepted)
         assert len(list(done.stats.origins())) == done.stats.emitted
-        for chunk in chunks:
-            # An accepted EOS is among neither the tokens nor their origins.
-            own = chunk.origins.count("accepted")
-            assert chunk.num_accepted - own in (0, chunk.finish_reason == "eos")
         kinds |= {origin for _, origin in streamed}
     if num_draft and max_tokens > 1:
         assert kinds >= {"accepted", "recovered", "bonus"}
@@ -78,13 +71,6 @@ def snapshots() -> list[Stats]:
     return found
 
 
-def test_rounds_are_counted_one_by_one() -> None:
-    stats = dataclasses.replace(snapshots()[-1], seconds=8.0)
-    assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (4, 8, 4, 8)
-    assert stats.acceptance_by_position == (2 / 3, 1 / 3, 1 / 2)
-    assert stats.tokens_per_second == 1.0
-
-
 def test_a_snapshot_does_not_change_later() -> None:
     for number, stats in enumerate(snapshots(), start=1):
         drafted, accepted = zip(*ROUNDS[:number], strict=True)
@@ -96,6 +82,8 @@ def test_a_snapshot_does_not_change_later() -> None:
         assert (stats.num_draft, stats.num_drafted) == ((3,) * number, drafted)
         with pytest.raises(dataclasses.FrozenInstanceError):
             stats.num_draft = ()  # type: ignore[misc]
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (4, 8, 4, 8)
+    assert (stats.acceptance_by_position, stats.tokens_per_second) == ((2 / 3, 1 / 3, 1 / 2), 2.0)
 
 
 def test_copies_of_snapshots_are_plain_values() -> None:
@@ -147,17 +135,7 @@ def test_a_generation_is_plain_data() -> None:
     assert pickle.loads(pickle.dumps(done)) == done
     assert json.loads(json.dumps(dataclasses.asdict(done)))["pieces"] == ["a", "b"]
     assert [(t.text, t.p, t.q) for t in done.trace] == [("a", 0.5, None), ("b", 1.0, 0.25)]
-
-
-def test_without_a_tokenizer_tokens_have_no_text() -> None:
-    done = Generation("", [5, 6], "eos", STATS)
-    assert [(t.id, t.text) for t in done.trace] == [(5, ""), (6, "")]
-
-
-def test_a_chunk_cut_at_its_end_has_no_token_of_the_target() -> None:
-    stats = Stats((4,), (4,), (2,), emitted=2)
-    assert Chunk("ab", [5, 6], 2, stats, "length").origins == ["accepted", "accepted"]
-    assert Chunk("a", [5], 2, stats, "eos").origins == ["accepted"]
-    stats = Stats((4,), (4,), (2,), emitted=3)
-    assert Chunk("ab", [5, 6], 2, stats, "eos").origins == ["accepted", "accepted"]
-    assert Chunk("abc", [5, 6, 7], 2, stats).origins == ["accepted", "accepted", "recovered"]
+    assert [(t.id, t.text) for t in Generation("", [5, 6], "eos", STATS).trace] == [
+        (5, ""),
+        (6, ""),
+    ]

@@ -20,21 +20,13 @@ def keys(rows: int) -> mx.array:
     return mx.random.split(mx.random.key(0), rows)
 
 
-def test_temperature_zero_is_one_hot() -> None:
-    logits = mx.array([[[1.0, 3.0, 2.0], [5.0, 4.0, 4.9]]])
-    assert Sampler().probs(logits).tolist() == [[[0, 1, 0], [1, 0, 0]]]
-
-
 def test_temperature_divides_logits() -> None:
     logits = mx.array([1.0, 3.0, 2.0])
+    assert Sampler().probs(logits).tolist() == Sampler(1e-5).probs(logits).tolist() == [0, 1, 0]
     expected = np.exp(np.array([1, 3, 2]) / 0.5)
     found = Sampler(0.5).probs(logits.astype(mx.bfloat16))
     assert found.dtype == mx.float32
     np.testing.assert_allclose(np.array(found), expected / expected.sum(), rtol=1e-5)
-
-
-def test_a_tiny_temperature_stays_finite() -> None:
-    assert Sampler(1e-5).probs(mx.array([1.0, 3.0, 2.0])).tolist() == [0, 1, 0]
 
 
 def test_samples_follow_unnormalised_weights_and_are_never_a_zero() -> None:
@@ -78,16 +70,10 @@ def filtered(probs: list[float], **options: float) -> list[float]:
     return Sampler(1.0, **options).filter(mx.array(probs)).tolist()
 
 
-def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
-    probs = [0.1, 0.4, 0.3, 0.2]
-    assert filtered(probs, top_p=0.3) == [0, 1, 0, 0]
-    assert filtered(probs, top_p=0.6) == pytest.approx([0, 4 / 7, 3 / 7, 0])
-    assert filtered(probs, top_p=0.75) == pytest.approx([0, 4 / 9, 3 / 9, 2 / 9])
-    assert filtered(probs, top_p=1e-9) == filtered(probs, top_p=1e-60) == [0, 1, 0, 0]
-
-
 def test_ties_at_the_border_stay_together() -> None:
     assert filtered([0.25, 0.25, 0.25, 0.25], top_k=2) == [0.25] * 4
+    assert filtered([0.1, 0.5, 0.4], top_p=1e-9) == filtered([0.1, 0.5, 0.4], top_p=1e-60)
+    assert filtered([0.1, 0.5, 0.4], top_p=1e-60) == [0, 1, 0], "the first always stays"
     assert filtered([0.4, 0.2, 0.2, 0.2], top_k=2, top_p=0.7) == pytest.approx([0.4, 0.2, 0.2, 0.2])
 
 
@@ -118,10 +104,8 @@ def test_filters_agree_with_the_definition(top_k: int, top_p: float) -> None:
         ({"temperature": float("inf")}, "temperature must be 0 or at least"),
         ({"temperature": "a"}, "temperature must be a number, got 'a'"),
         ({"top_p": None}, "top_p must be a number, got None"),
-        ({"top_k": -1}, "top_k must be an integer of at least 0, got -1"),
         ({"top_k": 2.5}, "top_k must be an integer of at least 0, got 2.5"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1 .* got 0.0"),
-        ({"top_p": 1.1}, "top_p must be above 0 and at most 1 .* got 1.1"),
         ({"top_p": float("nan")}, "top_p must be above 0 and at most 1 .* got nan"),
     ],
 )

@@ -40,9 +40,9 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # Leaks are looked for by a means that containers may forbid.
-    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
+    settings = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
     return subprocess.run(
-        [program, *arguments], env=environment, capture_output=True, text=True, timeout=120
+        [program, *arguments], env=settings, capture_output=True, text=True, timeout=120
     )
 
 

@@ -66,31 +66,22 @@ def test_expected_tokens_follow_the_rate(rate: float) -> None:
     assert accepts[0] == drafts[0] == 0
 
 
-def test_places_have_rates_of_their_own() -> None:
-    """The first three places are always accepted, the fourth never."""
+@pytest.mark.parametrize(
+    ("asked", "drafted", "accepted", "expected"),
+    [
+        (6, 6, 3, {1: (1, 1), 2: (2, 2), 3: (3, 3), 4: (3, 4), 6: (3, 6)}),  # the fourth never is
+        (3, 5, 4, {2: (3, 4), 3: (4, 5)}),  # a drafter that adds two tokens to those asked for
+        (8, 2, 2, {8: (2, 2)}),  # and one that drafts fewer
+    ],
+)
+def test_places_have_rates_of_their_own(
+    asked: int, drafted: int, accepted: int, expected: dict[int, tuple[int, int]]
+) -> None:
     counts = Counts()
-    counts.add(outcome(6, [3] * 10_000))
-    accepts, _ = counts.expected(counts.pooled())
-    np.testing.assert_allclose(accepts[1:4], [1, 2, 3], rtol=0.01)
-    np.testing.assert_allclose(accepts[4:7], 3, atol=0.02)
-
-
-def test_tokens_added_to_those_asked_for_are_expected_again() -> None:
-    """A drafter that adds two tokens to those asked for, of which one is accepted."""
-    counts = Counts()
-    counts.add(outcome(3, [4] * 10_000, [5] * 10_000))
+    counts.add(outcome(asked, [accepted] * 10_000, [drafted] * 10_000))
     accepts, drafts = counts.expected(counts.pooled())
-    assert accepts[3] == pytest.approx(4, abs=0.02)
-    assert drafts[3] == pytest.approx(5, abs=0.02)
-    assert drafts[2] == pytest.approx(4, abs=0.02)
-
-
-def test_shorter_drafts_than_asked_for_cost_less() -> None:
-    counts = Counts()
-    counts.add(outcome(8, [2] * 10_000, [2] * 10_000))
-    accepts, drafts = counts.expected(counts.pooled())
-    assert accepts[8] == pytest.approx(2, abs=0.05)
-    assert drafts[8] == pytest.approx(2, abs=0.05)
+    for length, found in expected.items():
+        assert (accepts[length], drafts[length]) == pytest.approx(found, abs=0.05)
 
 
 @pytest.mark.parametrize("draft", [0.02, 0.1, 0.3])
@@ -126,13 +117,17 @@ def test_a_step_in_the_costs_is_seen() -> None:
 def test_it_learns_from_rounds() -> None:
     schedule = AdaptiveSchedule(calibration(counted(0.8)))
     before = schedule.next(1000)
+    assert [schedule.next(remaining) for remaining in (3, 2, 1)] == [2, 1, 0], "there is no room"
     for _ in range(40):
         schedule.observe(outcome(before, [before]))
     assert schedule.next(1000) > before
     for _ in range(200):
-        length = schedule.next(1000)
-        schedule.observe(outcome(length, [0]))
+        schedule.observe(outcome(schedule.next(1000), [0]))
     assert schedule.next(1000) == 0
+    for _ in range(150):
+        length = schedule.next(1000)
+        schedule.observe(outcome(length, [length]))
+    assert schedule.next(1000) >= 3, "it probes"
     assert schedule.fresh().next(1000) == before
 
 
@@ -150,19 +145,3 @@ def test_it_stops_drafting_and_probes_later_and_later(draft: float) -> None:
     assert gaps[0] == pytest.approx((draft + 0.02) / PROBE_SHARE, abs=1)
     np.testing.assert_allclose(gaps[1:4] / gaps[:3], 2, rtol=0.2)
     assert len(gaps) > 4 and (gaps[4:] == gaps[3]).all()
-
-
-def test_it_drafts_again_when_that_begins_to_pay() -> None:
-    schedule = AdaptiveSchedule(calibration(counted(0.01)))
-    lengths = []
-    for _ in range(150):
-        length = schedule.next(1000)
-        lengths.append(length)
-        schedule.observe(outcome(length, [length]))
-    assert min(lengths[-20:]) >= 3
-
-
-def test_the_end_of_the_output_limits_the_length() -> None:
-    schedule = AdaptiveSchedule(calibration(counted(0.95)))
-    assert schedule.next(1000) > 5
-    assert [schedule.next(remaining) for remaining in (4, 2, 1)] == [3, 1, 0]

@@ -41,13 +41,11 @@ def test_replayed_drafts_are_right_as_often_as_asked(kind: str, acceptance: floa
     alone = SpeculativeDecoder(target)
     outputs = {tuple(p): alone.generate(p, max_tokens=60).tokens for p in prompts}
     decoder = SpeculativeDecoder(target, tiny(kind, vocab_size=20, seed=3), num_draft=1)
-    drafted = accepted = 0
-    for prompt in prompts:
-        plan = synthetic_plan(decoder, outputs, acceptance, 60)
-        *_, last = decode(target, [(0, prompt)], plan, batch_size=1)
-        assert last.output == outputs[tuple(prompt)]
-        drafted += last.stats.drafted
-        accepted += last.stats.accepted
+    plan = synthetic_plan(decoder, outputs, acceptance, 60)
+    done = [[*decode(target, [(0, prompt)], plan, batch_size=1)][-1] for prompt in prompts]
+    assert [last.output for last in done] == list(outputs.values())
+    drafted = sum(last.stats.drafted for last in done)
+    accepted = sum(last.stats.accepted for last in done)
     assert drafted > 200
     # Over a few hundred tokens; the last one of an output that ended early may be drafted wrong.
     assert accepted / drafted == pytest.approx(acceptance, abs=0.07)
@@ -110,18 +108,20 @@ def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_costs, "MIN_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize("shape", ["gpt2", "opt-125m", "opt-350m", "qwen3-0.6b", "t5-small"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [("gpt2", mx.bfloat16), *((s, mx.float32) for s in ("opt-350m", "qwen3-0.6b", "t5-small"))],
+)
 def test_random_models_do_not_end_and_seldom_repeat(
     small_shapes: None, shape: str, dtype: mx.Dtype
 ) -> None:
     model = random_model(shape, dtype=dtype, seed=1)
     assert isinstance(model, T5 if shape == "t5-small" else CausalModel)
 
-    def weights(model: Any) -> dict[str, mx.array]:
-        return dict(tree_flatten(getattr(model, "model", model).parameters()))
-
-    found, again = weights(model), weights(random_model(shape, dtype=dtype, seed=1))
+    found, again = (
+        dict(tree_flatten(getattr(each, "model", each).parameters()))
+        for each in (model, random_model(shape, dtype=dtype, seed=1))
+    )
     assert {w.dtype for w in found.values()} == {dtype}
     assert all(mx.array_equal(found[name], again[name]) for name in found)
     for prompt in random_prompts(model, 20, 3):
@@ -130,18 +130,17 @@ def test_random_models_do_not_end_and_seldom_repeat(
         assert len({*done.tokens}) > 4 or shape == "t5-small"
 
 
-def test_prompts_are_ids_of_the_vocabulary() -> None:
+@pytest.mark.parametrize("ends", [True, False])
+def test_prompts_are_ids_of_the_vocabulary(ends: bool) -> None:
     """EOS ends those of a T5; the others have none."""
-    model = tiny_causal(vocab_size=60)
+    model = tiny_model(vocab_size=60, eos_token_id=1) if ends else tiny_causal(vocab_size=60)
     prompts = random_prompts(model, 50, 4)
-    assert prompts == random_prompts(model, 50, 4) and {len(p) for p in prompts} == {50}
-    assert {i for p in prompts for i in p} <= {*range(60)} - {model.eos_token_id}
-    assert len({*map(tuple, prompts)}) == 4
-    source = random_prompts(tiny_model(vocab_size=60, eos_token_id=1), 50, 1)[0]
-    assert len(source) == 50 and source.index(1) == 49
+    assert prompts == random_prompts(model, 50, 4) and len({*map(tuple, prompts)}) == 4
+    assert [(len(p), p.count(1), p[-1] == 1) for p in prompts] == [(50, ends, ends)] * 4
+    assert {i for p in prompts for i in p} <= {*range(60)}
 
 
-def test_shapes_that_make_no_pair_are_refused() -> None:
+def test_shapes_that_make_no_pair_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for pair, found in (
         (("t5-base", "gpt2"), "t5-base has the vocabulary of t5, gpt2 that of gpt2"),
         (("gpt2-xl", "opt-125m"), "of gpt2, opt-125m that of opt"),
@@ -152,9 +151,6 @@ def test_shapes_that_make_no_pair_are_refused() -> None:
         check_message(str(error.value))
     check_shapes("opt-1.3b", "opt-125m")
     check_shapes("t5-3b", "t5-small")
-
-
-def test_random_decoder_only_models_need_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
     with pytest.raises(ValueError, match="gpt2 .*mlx-lm") as error:
         random_model("gpt2")

@@ -50,12 +50,11 @@ def test_arrays_survive_a_round_trip(tmp_path: Path) -> None:
 
 def test_blocks_are_the_rows_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.arange(35, dtype=np.float32).reshape(7, 5)
-    safetensors(tmp_path / "a.safetensors", {"a": entry([7, 5], 0, 140)}, array.tobytes())
-    tensor = read_safetensors(tmp_path / "a.safetensors")["a"]
+    np.savez(tmp_path / "a.npz", a=array)
+    tensor = read_npz(tmp_path / "a.npz")["a"]
     monkeypatch.setattr("speculative_t5.checkpoints.tensors.BLOCK_BYTES", 41)
     blocks = list(tensor.blocks())
-    assert [len(block) for block in blocks] == [2, 2, 2, 1]
-    assert (np.concatenate(blocks) == array).all()
+    assert [len(block) for block in blocks] == [2, 2, 2, 1] and (np.vstack(blocks) == array).all()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,6 @@ def test_blocks_are_the_rows_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"a": entry([2**62, 4], 0, 0)}, b""),  # a product that overflows
         ({"a": {"dtype": "F32"}}, b""),
         (b"{", b""),
-        (b"[]", b""),
     ],
 )
 def test_lying_safetensors_are_refused(tmp_path: Path, header: Any, data: bytes) -> None:
@@ -79,17 +77,16 @@ def test_lying_safetensors_are_refused(tmp_path: Path, header: Any, data: bytes)
         read_safetensors(tmp_path / "a.safetensors")
 
 
-def test_a_header_longer_than_its_file_is_refused(tmp_path: Path) -> None:
+def test_other_safetensors_are_refused(tmp_path: Path) -> None:
+    """Files that end in their headers, and types that are not supported."""
+    path = tmp_path / "a.safetensors"
     for start in (b"", b"\x01", struct.pack("<Q", 2**62), struct.pack("<Q", 90_000_000)):
-        (tmp_path / "a.safetensors").write_bytes(start)
+        path.write_bytes(start)
         with refused("truncated or damaged"):
-            read_safetensors(tmp_path / "a.safetensors")
-
-
-def test_unsupported_types_are_named(tmp_path: Path) -> None:
-    safetensors(tmp_path / "a.safetensors", {"a": entry([8], 0, 8, "I8")}, bytes(8))
+            read_safetensors(path)
+    safetensors(path, {"a": entry([8], 0, 8, "I8")}, bytes(8))
     with refused("a is of type I8, expected F32, F16, BF16"):
-        read_safetensors(tmp_path / "a.safetensors")
+        read_safetensors(path)
 
 
 def npy(shape: tuple[int, ...], data: bytes, descr: str = "<f4") -> bytes:
@@ -109,17 +106,14 @@ def declare_more(path: Path) -> None:
     """Write an archive whose headers declare a missing member of 4 GB."""
     content = npy((10**9,), b"")
     member(content)(path)
-    raw = path.read_bytes().replace(
-        struct.pack("<II", len(content), len(content)), struct.pack("<II", *[4 * 10**9 + 74] * 2)
-    )
-    path.write_bytes(raw)
+    true, claimed = (struct.pack("<II", n, n) for n in (len(content), 4 * 10**9 + 74))
+    path.write_bytes(path.read_bytes().replace(true, claimed))
 
 
 @pytest.mark.parametrize(
     ("write", "message"),
     [
         (member(npy((10**12,), bytes(8))), "a.npy declares 4000000000000 bytes of numbers, its"),
-        (member(npy((1,), bytes(8))), "a.npy declares 4 bytes of numbers, its place in the file"),
         (member(npy((10**6,), bytes(4 * 10**6)), zipfile.ZIP_DEFLATED), "a.npy declares 4000000"),
         (declare_more, "truncated or damaged"),
         (member(npy((1,), bytes(8), "|O")), "expected tensors of floats, found object"),

@@ -93,46 +93,25 @@ def test_acceptance_rate_is_the_overlap_of_p_and_q(rule: Rule) -> None:
     assert mx.mean(verdict.num_accepted).item() == pytest.approx(0.5, abs=0.01)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_tokens_after_a_rejection_do_not_count(rule: Rule) -> None:
-    one = [0.0, 1.0, 0.0]
-    other = [0.0, 0.0, 1.0]
-    draft = whole(mx.array([[1, 1, 1]]), constant([one, one, one], 1))
-    verdict = rule(draft, constant([one, other, one, one], 1), row_keys(1))
-    assert verdict.num_accepted.tolist() == [1]
-    assert verdict.next_token.tolist() == [2]
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_fully_accepted_draft_is_followed_by_the_bonus(rule: Rule) -> None:
-    one, other = [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]
-    draft = whole(mx.array([[1, 1]]), constant([one, one], 1))
-    verdict = rule(draft, constant([one, one, other], 1), row_keys(1))
-    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([2], [0])
-
-
 def test_delta_adds_to_the_probability_of_acceptance() -> None:
     rows = 100_000
     q, p = constant([[0.5, 0.5]], rows), constant([[0.2, 0.8], [0.5, 0.5]], rows)
     draft = whole(mx.zeros((rows, 1), mx.int32), q)
-    for delta, expected in ((0.0, 0.4), (0.25, 0.65), (0.7, 1.0), (1.0, 1.0)):
-        verdict = verify_tokens(draft, p, row_keys(rows, 3), delta=delta)
-        found = mx.mean(verdict.num_accepted).item()
+    for delta, expected in ((0.25, 0.65), (0.7, 1.0), (1.0, 1.0)):
+        found = mx.mean(verify_tokens(draft, p, row_keys(rows, 3), delta=delta).num_accepted).item()
         assert found == pytest.approx(expected, abs=0.006 if expected < 1 else 0)
 
 
-def test_lenience_accepts_near_ties_and_nothing_else() -> None:
+@pytest.mark.parametrize(
+    ("token", "delta", "expected"),  # 0.41 / 0.5 = 0.82
+    [(1, 0.0, 0), (1, 0.17, 0), (1, 0.19, 1), (2, 0.19, 0), (2, 1.0, 2)],
+)
+def test_lenience_accepts_near_ties_and_nothing_else(
+    token: int, delta: float, expected: int
+) -> None:
     logits = mx.log(mx.array([[[0.5, 0.41, 0.09], [0.5, 0.41, 0.09]]]))
-
-    def best(token: int, delta: float) -> int:
-        draft = Draft(mx.array([[token]]), [1])
-        return int(lenient_argmax(draft, logits, delta=delta)[0, 0].item())
-
-    assert best(1, 0.0) == 0
-    assert best(1, 0.17) == 0  # 0.41 / 0.5 = 0.82 < 0.83
-    assert best(1, 0.19) == 1
-    assert best(2, 0.19) == 0
-    assert best(2, 1.0) == 2
+    found = lenient_argmax(Draft(mx.array([[token]]), [1]), logits, delta=delta)
+    assert found[0, 0].item() == expected
 
 
 def test_lenience_never_accepts_where_nothing_was_drafted() -> None:

@@ -38,8 +38,7 @@ def device_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("kind", "temperature"), [("t5", 0.0), *((kind, 1.0) for kind in KINDS)])
 @pytest.mark.parametrize("drafter", WAITS)
 def test_a_round_waits_once(
     kind: str, drafter: str, temperature: float, device_reads: list[str]

@@ -121,8 +121,11 @@ def memory(
 
 
 def resident() -> float:
-    """Return the bytes resident now, which only Linux tells."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    """Return the bytes resident now, or NaN where the system does not say (outside Linux)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except FileNotFoundError:
+        return float("nan")
     return pages * resource.getpagesize()
 
 

@@ -1,18 +1,11 @@
 """What rounds cost: benchmarks, and random models of known shapes to run them on.
 
-Imports `generation`, `decoding`, `models`, `tokenizers` and, for plots only, matplotlib.
+Imports `generation` and the rooms below it and, for plots only, matplotlib.
 """
 
 from .benchmark import Bench
 from .estimate import speedup
-from .first_token import first_token_seconds
 from .plot import draw, pyplot
 from .report import Report
 from .runs import PLAIN, Variant, plain_variant, variants_of
-from .synthetic import (
-    check_shapes,
-    context_of,
-    random_model,
-    random_prompts,
-    synthetic_plan,
-)
+from .synthetic import check_shapes, context_of, random_model, random_prompts, synthetic_plan

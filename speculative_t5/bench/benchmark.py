@@ -16,14 +16,9 @@ Runs = Mapping[str, Sequence[Run]]  # by the name of the variant
 
 
 class Bench:
-    """Variants and bare costs, measured interleaved on the same prompts.
+    """Variants, plain decoding among them, and bare costs, measured on the same source ids.
 
-    Args:
-        model: The target.
-        draft: A draft model, or None.
-        variants: Plain decoding and those to compare with it.
-        prompts: Source ids.
-        draft_vocab: The draft model proposes only the first `draft_vocab` ids; None for all.
+    The draft model, if there is one, proposes only the first `draft_vocab` ids; None is all.
     """
 
     def __init__(
@@ -41,14 +36,10 @@ class Bench:
         self._draft_vocab = draft_vocab
 
     def run(self, turns: int, progress: Callable[[int], None] = lambda done: None) -> list[Report]:
-        """Measure everything `turns` times, in a new order each time.
+        """Measure everything `turns` times, at least once, in a new order each time.
 
-        Args:
-            turns: At least 1.
-            progress: Receives 1 to `turns` + 2 as the work goes on.
-
-        Raises:
-            ValueError: If all outputs of a variant end in their first round.
+        `progress` receives 1 to `turns` + 2 as the work goes on. A variant of which all outputs end
+        in their first round is refused.
         """
         order = random.Random(0)
         self._runs(order)  # the first use of everything is slower

@@ -18,14 +18,10 @@ FILLER = 5  # the id that bare passes read, if the vocabulary has it
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of bare passes.
+    """Seconds of bare passes."""
 
-    Attributes:
-        plain: A pass over one token, after another such pass.
-        rounds: By (K, L): drafting K tokens one after the other, then a pass over L tokens.
-    """
-
-    plain: float
+    plain: float  # of a pass over one token, after another such pass
+    # By (K, L): drafting K tokens one after the other, then a pass over L tokens.
     rounds: Mapping[tuple[int, int], float]
 
     def seconds(self, num_draft: int, length: int) -> float:
@@ -41,13 +37,9 @@ class Costs:
 def measure_costs(
     target: Stepper, draft: Stepper | None, shapes: Sequence[tuple[int, int]], vocab_size: int
 ) -> Costs:
-    """Measure bare costs.
+    """Measure bare costs of rounds (K, L); drafts are of the first `vocab_size` ids.
 
-    Args:
-        target: The target, at some length of output.
-        draft: The draft model at the same length, if there is one.
-        shapes: The rounds to measure, (K, L) each.
-        vocab_size: The ids that the draft model proposes: the first `vocab_size`.
+    Target and draft model, if there is one, are at the same length of output.
     """
 
     def seconds(num_draft: int, length: int) -> float:
@@ -67,10 +59,8 @@ def measure_costs(
 class Stepper:
     """A model's session that steps from the same length again and again.
 
-    Args:
-        model: The model.
-        prompt: Ids; one that the model does not have is replaced by its last.
-        length: Tokens of output in the cache. A decoder-only model has the prompt before them.
+    The cache holds `length` tokens of output; a decoder-only model has the prompt before them. Ids
+    that the model does not have are replaced by its last.
     """
 
     def __init__(self, model: LanguageModel, prompt: list[int], length: int) -> None:

@@ -22,13 +22,7 @@ def speedup(
 
     A few tokens are decoded plainly, and the median of their times stands for the rest, although
     attention to a longer output takes more. Since the first use of everything is slower, a quick
-    output is made once more before its time counts.
-
-    Args:
-        decoder: The decoder that made the output.
-        prompt: Its prompt.
-        stats: Its statistics.
-        options: The options that it was made with.
+    output is made once more before its time counts. `options` are those that it was made with.
 
     Returns:
         None if the output is too short for an estimate.

@@ -13,8 +13,7 @@ from .runs import PLAIN
 def draw(reports: Sequence[Report], path: Path) -> None:
     """Plot speed-up, in time and in forward passes, and theory against drafted tokens.
 
-    Raises:
-        ValueError: If no variant drafts a fixed number, or the file's name has no known ending.
+    Refuses reports of which none drafts a fixed number, and a name of the file without its kind.
     """
     plt = pyplot()
     fixed = [(int(r.name.removeprefix("K = ")), r) for r in reports if r.name.startswith("K = ")]
@@ -45,11 +44,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
 
 
 def pyplot() -> Any:
-    """Return `matplotlib.pyplot` for plots to files.
-
-    Raises:
-        ValueError: If matplotlib is missing.
-    """
+    """Return `matplotlib.pyplot` for plots to files; refuse them if it is missing."""
     try:
         import matplotlib
     except ImportError:

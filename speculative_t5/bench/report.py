@@ -24,51 +24,27 @@ class Report:
     """One variant over all prompts; medians over the turns.
 
     Figures of rounds leave out the first round of each output, in which the draft reads the prompt.
-
-    Attributes:
-        name: The variant's.
-        tokens_per_second: Over the whole time that a user waits, encoding included.
-        round_ms: Milliseconds of a round.
-        draft_ms: Drafting's part of a round, measured apart with a wait after each draft.
-        verify_ms: The part of the target's pass and the verdict, measured there as well.
-        other_ms: The rest, spent on the host.
-        waits: Waits for the device in a round.
-        acceptance: Accepted / drafted tokens.
-        tokens_per_round: Emitted tokens / rounds, first rounds included.
-        forwards: Tokens per forward pass of the target over those of plain decoding, first rounds
-            included.
-        speedup: Seconds of rounds per token, plain decoding's over this variant's.
-        theory: The speed-up that `tokens_per_round` and the bare costs would give.
-        efficiency: `speedup` / `theory`.
-        same: Number of outputs that equal those of plain decoding.
-        outputs: Number of outputs.
     """
 
     name: str
-    tokens_per_second: float
+    tokens_per_second: float  # over the whole time that a user waits, encoding included
     round_ms: float
-    draft_ms: float
-    verify_ms: float
-    other_ms: float
-    waits: float
-    acceptance: float
-    tokens_per_round: float
-    forwards: float
-    speedup: float
-    theory: float
-    efficiency: float
-    same: int
+    draft_ms: float  # drafting's part of a round, measured apart with a wait after each draft
+    verify_ms: float  # the part of the target's pass and the verdict, measured there as well
+    other_ms: float  # the rest, spent on the host
+    waits: float  # for the device, in a round
+    acceptance: float  # accepted / drafted tokens
+    tokens_per_round: float  # emitted tokens / rounds, first rounds included
+    forwards: float  # tokens per pass of the target over plain decoding's, first rounds included
+    speedup: float  # seconds of rounds per token, plain decoding's over this variant's
+    theory: float  # the speed-up that `tokens_per_round` and the bare costs would give
+    efficiency: float  # speedup / theory
+    same: int  # outputs that equal those of plain decoding
     outputs: int
 
 
 def make_report(variant: Variant, turns: Sequence[Turn], timed: Sequence[Run]) -> Report:
-    """Sum up a variant.
-
-    Args:
-        variant: One of those that ran.
-        turns: All that was measured; the variant `PLAIN` ran in each turn.
-        timed: Runs of the variant with a wait after each draft.
-    """
+    """Sum up a variant, given its runs with a wait after each draft; `PLAIN` ran in each turn."""
     own = [turn.runs[variant.name] for turn in turns]
     plain = [turn.runs[PLAIN] for turn in turns]
     speedups = [_per_token(p) / _per_token(o) for p, o in zip(plain, own, strict=True)]

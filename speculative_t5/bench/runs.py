@@ -16,49 +16,31 @@ PLAIN = "plain"  # the variant without a draft, with which the others are compar
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to decode.
+    """One way to decode."""
 
-    Attributes:
-        name: Its name in the report.
-        plan: Makes a fresh plan for a prompt's source ids.
-        drafts: Whether a model drafts, whose time theory has to include.
-    """
-
-    name: str
-    plan: Callable[[list[int]], Plan]
-    drafts: bool = False
+    name: str  # in the report
+    plan: Callable[[list[int]], Plan]  # makes a fresh plan for a prompt's source ids
+    drafts: bool = False  # whether a model drafts, whose time theory has to include
 
 
 @dataclass
 class Run:
-    """One output of a variant.
+    """One output of a variant; all lists but the last have an item for each round."""
 
-    Attributes:
-        seconds: From the source ids to the last token.
-        rounds: Seconds of each round.
-        emitted: Tokens emitted in each round.
-        outcomes: What the schedule observed of each round.
-        waits: Waits for the device in each round.
-        tokens: The output's ids, without EOS.
-    """
-
-    seconds: float = 0.0
-    rounds: list[float] = field(default_factory=list)
-    emitted: list[int] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    waits: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0  # from the source ids to the last token
+    rounds: list[float] = field(default_factory=list)  # seconds
+    emitted: list[int] = field(default_factory=list)  # tokens
+    outcomes: list[Outcome] = field(default_factory=list)  # as the schedule observed them
+    waits: list[int] = field(default_factory=list)  # for the device
+    tokens: list[int] = field(default_factory=list)  # the output's ids, without EOS
 
 
 def variants_of(
     decoders: Mapping[str, SpeculativeDecoder], max_tokens: int, *, drafts: bool
 ) -> list[Variant]:
-    """Return plain decoding and then a greedy variant for each decoder.
+    """Return plain decoding and then a greedy variant for each decoder, by its name.
 
-    Args:
-        decoders: By name. The name "lookup" is for one that drafts without a model.
-        max_tokens: Upper bound on the tokens of each output.
-        drafts: Whether a model drafts for the others.
+    The name "lookup" is for one that drafts without a model; `drafts` is for the others.
     """
     options = GenerationOptions(max_tokens=max_tokens)
 

@@ -71,11 +71,7 @@ _EMBEDDINGS = ("shared", "wte", "wpe", "embed_tokens", "embed_positions")
 
 
 def check_shapes(target: str, draft: str) -> None:
-    """Refuse names of shapes that do not make a pair.
-
-    Raises:
-        ValueError: If there is no such shape, or their vocabularies differ.
-    """
+    """Refuse names of shapes that do not exist, or whose vocabularies differ."""
     ours, theirs = _family(target), _family(draft)
     if ours != theirs:
         raise ValueError(
@@ -93,13 +89,8 @@ def context_of(shape: str) -> int | None:
 def random_model(shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> T5 | CausalModel:
     """Make a model of a shape with random weights; its outputs mean nothing and do not end.
 
-    Args:
-        shape: A name in `SHAPES` or `CAUSAL_SHAPES`.
-        dtype: The weights' type.
-        seed: The same seed gives the same weights.
-
-    Raises:
-        ValueError: If there is no such shape, or it needs mlx-lm and that is missing.
+    The same seed gives the same weights. `shape` is a name in `SHAPES` or `CAUSAL_SHAPES`; others
+    are refused, and those that need mlx-lm where that is missing.
     """
     if _family(shape) == "t5":
         model = T5(SHAPES[shape])
@@ -241,11 +232,9 @@ def synthetic_plan(
 
 
 class SyntheticDecoder:
-    """Decodes greedily, one prompt at a time, with drafts of a given acceptance.
+    """Decodes greedily, one prompt at a time, with drafts that are right with a given chance.
 
-    Args:
-        decoder: Has a draft model and a fixed number of tokens to draft.
-        acceptance: The chance of each drafted token to be right.
+    The decoder has a draft model and a fixed number of tokens to draft.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, acceptance: float) -> None:

@@ -4,7 +4,7 @@
 `t5`, a decoder-only model by `causal`. `convert` writes a T5 as a model folder, one tensor at a
 time. Below them, `folder` knows Hugging Face's files, and `tensors`, `npz` and `torch_bin` the
 formats of weights; nothing that a file claims is believed before it is checked. Imports
-`tokenizers`, `models` and what is below them.
+`tokenizers`, `cpu` (which speeds up what `load` made), `models` and the rooms below them.
 """
 
 from .conversion import Observer, convert

@@ -182,9 +182,7 @@ def num_parameters(config: T5Config) -> int:
 def new_layout(config: T5Config, dtype: mx.Dtype | Mapping[str, mx.Dtype]) -> Layout:
     """Return the names, shapes and types of the tensors that a model is written as.
 
-    Args:
-        config: Quantized or not.
-        dtype: The type of all parameters, or of each by name; of a quantized one's scales.
+    `dtype` is the type of all parameters, or of each by name; of a quantized one's scales.
     """
     shapes = parameter_shapes(config)
     layout = {}

@@ -20,13 +20,8 @@ from .folder import WEIGHTS, find_weights, read_index, read_json, weight_files
 from .t5 import read_config
 
 # The files of a decoder-only model beside its weights.
-CAUSAL_FILES = (
-    *TOKENIZER_FILES,
-    "generation_config.json",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+CAUSAL_FILES = (*TOKENIZER_FILES, "generation_config.json", "tokenizer.model",
+                "chat_template.jinja", "chat_template.json")  # fmt: skip
 TIMEOUT = 10.0  # seconds
 SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is informed
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
@@ -35,19 +30,12 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository at one commit, with its config.json and tokenizer in the cache.
+    """A repository at one commit, with its config.json and tokenizer in the cache."""
 
-    Attributes:
-        name: Its name on the Hub.
-        folder: Its folder in the cache.
-        commit: The commit, 40 hexadecimal digits.
-        files: Names of all its files; None if the Hub did not answer, so only the cache is left.
-    """
-
-    name: str
-    folder: Path
-    commit: str
-    files: tuple[str, ...] | None
+    name: str  # on the Hub
+    folder: Path  # in the cache
+    commit: str  # 40 hexadecimal digits
+    files: tuple[str, ...] | None  # all; None if the Hub did not answer: only the cache is left
 
 
 def could_be_name(name: str) -> bool:
@@ -59,8 +47,8 @@ def flat_name(name: str) -> str:
     """Return the part of a repository's name after its slash; refuse impossible names."""
     if not could_be_name(name):
         raise ValueError(
-            f"no checkpoint folder {name!r}, and no name that the Hub could know: "
-            "give the path of a folder, or a name as google/flan-t5-small"
+            f"no checkpoint folder {name!r}, and not a valid name on the Hub: "
+            "give the path of a folder, or a name such as google/flan-t5-small"
         )
     return name.rsplit("/", 1)[-1]
 
@@ -75,7 +63,6 @@ def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> 
 
     Raises:
         ValueError: If it cannot be found, or is not a model of these kinds.
-        OSError: If the cache cannot be written.
     """
     flat_name(name)
     # Imported here, as it is slow and only this path needs it.
@@ -103,16 +90,8 @@ def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> 
 def download(repository: Repository, *, note: Callable[[str], None] = lambda line: None) -> Path:
     """Download a repository's weights, and compare them with the Hub's digests.
 
-    Args:
-        repository: The result of `look_up`.
-        note: Called with a line that the user should see.
-
-    Returns:
-        The folder in the cache.
-
-    Raises:
-        ValueError: If they cannot be downloaded, or are damaged.
-        OSError: If the cache cannot be written.
+    `note` gets lines that the user should see. Returns the folder in the cache; refuses weights
+    that cannot be downloaded or are damaged.
     """
     if repository.files is not None:
         _download_weights(repository.name, repository.commit, repository.files)
@@ -232,35 +211,27 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
     """Turn errors of the Hub's client into ones of one line."""
     from huggingface_hub import errors
 
+    explanations: dict[type[Exception], str] = {  # those of a kind before the kind's own
+        errors.GatedRepoError: f"{name} on the Hub is gated: accept its terms on its page there, "
+        "and run hf auth login",
+        errors.RepositoryNotFoundError: f"there is no folder {name!r} and no such repository on "
+        "the Hub, or it is private: check the name, or run hf auth login",
+        errors.RevisionNotFoundError: f"{name} on the Hub has no revision {revision!r}: choose a "
+        "branch, tag or commit from its page there",
+        errors.LocalEntryNotFoundError: f"there is no folder {name!r}, the Hub cannot be reached, "
+        "and it is not in the cache: check the path, the network and HF_HUB_OFFLINE",
+        errors.EntryNotFoundError: f"{name} on the Hub has no config.json, so it is not a model: "
+        "choose another",
+    }
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise ValueError(
-            f"{name} on the Hub is gated: accept its terms on its page there, and run hf auth login"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ValueError(
-            f"there is no folder {name!r} and no such repository on the Hub, or it is private: "
-            "check the name, or run hf auth login"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ValueError(
-            f"{name} on the Hub has no revision {revision!r}: "
-            "choose a branch, tag or commit from its page there"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise ValueError(
-            f"there is no folder {name!r}, the Hub cannot be reached, and it is not in the cache: "
-            "check the path, the network and HF_HUB_OFFLINE"
-        ) from error
-    except errors.EntryNotFoundError as error:
-        raise ValueError(
-            f"{name} on the Hub has no config.json, so that it is no model: choose another"
-        ) from error
+    except tuple(explanations) as error:
+        kind = next(kind for kind in explanations if isinstance(error, kind))
+        raise ValueError(explanations[kind]) from error
     except errors.HFValidationError as error:
         raise ValueError(
             f"{name!r} cannot be a name on the Hub ({first_line(error)}): "
-            "give the path of a folder, or a name as google/flan-t5-small"
+            "give the path of a folder, or a name such as google/flan-t5-small"
         ) from error
     except ValueError:
         raise

@@ -25,52 +25,35 @@ SOURCE_TOKENS, OUTPUT_TOKENS = 512, 256  # that the memory to run is reported fo
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a model converted with some options, in bytes.
+    """The sizes of a model converted with some options, in bytes."""
 
-    Attributes:
-        options: Options of the command, for example "--quantize 8"; "as it is" for none.
-        file: Size of weights.npz.
-        memory: Memory to run it for each type to compute in: weights, and keys and values for a
-            prompt of `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`.
-    """
-
-    options: str
-    file: int
+    options: str  # of the command, for example "--quantize 8"; "as it is" for none
+    file: int  # weights.npz
+    # To run it, for each type to compute in: weights, and keys and values for a prompt of
+    # `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`.
     memory: dict[str, int]
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A checkpoint that has not been converted.
+    """A checkpoint that has not been converted."""
 
-    Attributes:
-        name: Its path or name.
-        family: Its member of the T5 family, by its shapes and tokenizer.
-        config: Its config; for a repository, whose tensors are not downloaded, config.json alone.
-        vocabulary: Its tokenizer's.
-        num_parameters: How many it has, each counted once.
-        stored: The types of its tensors; empty for a repository.
-        sizes: Its sizes for each way to convert it; none if it is quantized already.
-        drafts: Model folders with the same tokenizer and fewer parameters, and how many they have.
-    """
-
-    name: str
-    family: str
-    config: T5Config
-    vocabulary: Vocabulary
-    num_parameters: int
-    stored: tuple[str, ...]
-    sizes: tuple[Sizes, ...]
+    name: str  # or its path
+    family: str  # its member of the T5 family, by its shapes and tokenizer
+    config: T5Config  # for a repository, whose tensors are not downloaded, config.json alone
+    vocabulary: Vocabulary  # its tokenizer's
+    num_parameters: int  # each counted once
+    stored: tuple[str, ...]  # the types of its tensors; empty for a repository
+    sizes: tuple[Sizes, ...]  # for each way to convert it; none if it is quantized already
+    # Model folders with the same tokenizer and fewer parameters, and how many they have.
     drafts: tuple[tuple[Path, int], ...]
 
 
 def inspect(model: str, *, revision: str | None = None) -> Inspection:
     """Inspect a checkpoint folder, a model folder, or a repository of the Hugging Face Hub.
 
-    Of a repository, only config.json and the tokenizer are downloaded.
-
-    Raises:
-        ValueError: If `convert` would refuse it.
+    Of a repository, only config.json and the tokenizer are downloaded. It refuses what `convert`
+    would refuse.
     """
     kinds: dict[str, mx.Dtype] | None = None
     if Path(model).is_dir():
@@ -97,25 +80,15 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
 
 @dataclass(frozen=True)
 class Listed:
-    """A model folder, which may be damaged.
-
-    Attributes:
-        folder: Where it is.
-        family: Its member of the T5 family, or its model_type; None if it cannot be loaded.
-        num_parameters: How many it has, each counted once.
-        stored: The types of its tensors, or their bits if they are quantized.
-        size: The bytes of its files.
-        drafts: Names of the folders that can draft for it, the smallest first.
-        error: Why it cannot be loaded.
-    """
+    """A model folder, which may be damaged."""
 
     folder: Path
-    family: str | None = None
-    num_parameters: int = 0
-    stored: tuple[str, ...] = ()
-    size: int = 0
-    drafts: tuple[str, ...] = ()
-    error: str | None = None
+    family: str | None = None  # of the T5 family, or its model_type; None if it cannot be loaded
+    num_parameters: int = 0  # each counted once
+    stored: tuple[str, ...] = ()  # the types of its tensors, or their bits if they are quantized
+    size: int = 0  # bytes of its files
+    drafts: tuple[str, ...] = ()  # names of the folders that can draft for it, the smallest first
+    error: str | None = None  # why it cannot be loaded
 
 
 def list_models() -> list[Listed]:
@@ -187,12 +160,7 @@ def family(config: T5Config, tokenizer: Tokenizer) -> str:
 
 
 def ways(config: T5Config, kinds: dict[str, mx.Dtype] | None) -> Iterator[Sizes]:
-    """Yield the ways to convert a model, and the sizes of each.
-
-    Args:
-        config: The model's.
-        kinds: The type that each parameter is stored in; None if that is not known.
-    """
+    """Yield the ways to convert a model, and the sizes of each; `kinds` are the stored types."""
     if kinds:
         yield Sizes("as it is", num_bytes(new_layout(config, kinds)), _memory(config))
     for name in ("float32", "bfloat16"):

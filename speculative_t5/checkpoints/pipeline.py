@@ -24,7 +24,7 @@ def read_ahead(items: Iterable[Item]) -> Iterator[Item]:
 class WriteBehind:
     """Writes to a file in a thread; data must not change once they are given to it.
 
-    Leaving it as a context manager waits until all is written, unless an exception leaves it.
+    As a context manager it waits for pending writes on a clean exit.
     """
 
     def __init__(self, file: IO[bytes]) -> None:

@@ -37,17 +37,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with every parameter of a model, their names and shapes checked.
+    """A folder with every parameter of a model, their names and shapes checked."""
 
-    Attributes:
-        config: config.json, corrected by the tensors where they differ.
-        tensors: The stored tensors, by their names in the files.
-        parameters: Our parameters, in the order of the model.
-    """
-
-    config: T5Config
-    tensors: dict[str, StoredTensor]
-    parameters: list[Parameter]
+    config: T5Config  # config.json, corrected by the tensors where they differ
+    tensors: dict[str, StoredTensor]  # by their names in the files
+    parameters: list[Parameter]  # in the order of the model
 
     def dtype(self, parameter: Parameter) -> mx.Dtype:
         """Return the type that a parameter is stored in; float32 if its parts differ."""
@@ -56,12 +50,9 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a model folder or a Hugging Face checkpoint.
+    """Open a model folder or a Hugging Face checkpoint; refuse all but a whole T5.
 
     No weights are read yet, except to compare stored copies of the embedding.
-
-    Raises:
-        ValueError: If it is not a whole T5.
     """
     config = read_config(folder)
     if (folder / "weights.npz").exists():

@@ -35,17 +35,11 @@ NUMPY: dict[mx.Dtype, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Its type in MLX.
-        read: Returns its contents as an array of that shape, mapped where the file allows.
-    """
+    """A tensor in a file."""
 
     shape: Shape
     dtype: mx.Dtype
-    read: Callable[[], np.ndarray]
+    read: Callable[[], np.ndarray]  # an array of that shape, mapped where the file allows
 
     @property
     def nbytes(self) -> int:

@@ -27,11 +27,7 @@ from .tensors import StoredTensor, map_file
 from .unpickle import MAX_PICKLE, Machine, Refused, Tensor, expect, kind_of
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of files before torch 1.6
-STORAGES = {
-    "FloatStorage": mx.float32,
-    "HalfStorage": mx.float16,
-    "BFloat16Storage": mx.bfloat16,
-}
+STORAGES = {"FloatStorage": mx.float32, "HalfStorage": mx.float16, "BFloat16Storage": mx.bfloat16}
 # Raised for damaged archives, and for pickles that make no sense.
 DAMAGE = (ValueError, EOFError, OverflowError, RuntimeError, struct.error, zipfile.BadZipFile)
 
@@ -144,7 +140,7 @@ def _check_storage(key: str, type_name: str, numel: int, start: int, nbytes: int
     dtype = _dtype(type_name)
     if numel * dtype.size != nbytes:
         raise ValueError(
-            f"storage {printable(key)} declares {numel} numbers, its place in the file holds "
+            f"storage {printable(key)} declares {numel} numbers, the file has room for "
             f"{nbytes // dtype.size}"
         )
     return _Storage(dtype, numel, start)

@@ -43,8 +43,7 @@ def batch(
     ],
     *,
     output: Annotated[
-        str,
-        typer.Option(help="File to write, a JSON record a line; - is standard output."),
+        str, typer.Option(help="File to write, a JSON record a line; - is standard output.")
     ] = "-",
     batch_size: Annotated[int, typer.Option(help="Prompts to decode side by side.")] = 16,
     form: Annotated[
@@ -64,8 +63,7 @@ def batch(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the contents of OUTPUT.")] = False,
     shard: Annotated[
-        str,
-        typer.Option(help="Use a part of INPUT: 2/8 is every eighth line, from the second on."),
+        str, typer.Option(help="Use a part of INPUT: 2/8 is every eighth line, from the second on.")
     ] = "1/1",
     options: DecoderOptions,
     regular_decode: RegularDecode = False,
@@ -169,7 +167,7 @@ class _Progress:
         if self._lacking:
             note(
                 f"prompts with characters that the model's vocabulary lacks: {self._lacking:,} "
-                f"({a_few_of(self._unknown)}); it reads an unknown mark instead"
+                f"({a_few_of(self._unknown)}); it sees the unknown token instead"
             )
         note(f"[{', '.join(self._parts())}]")
         if kind is not None and self.written and self._resumable:
@@ -190,9 +188,8 @@ class _Progress:
         if self._rounds:
             yield f"{self._tokens:,} tokens in {seconds:.1f} s"
             yield f"{self._tokens / seconds:,.0f} tokens/s"
-            yield (
-                f"acceptance {self._accepted / self._drafted:.0%}" if self._drafted else "no draft"
-            )
+            drafted = self._drafted
+            yield f"acceptance {self._accepted / drafted:.0%}" if drafted else "no draft"
             yield f"{self._tokens / self._rounds:.1f} tokens per round"
             resident, arrays = peak_memory() / 1e6, mx.get_peak_memory() / 1e6
             yield f"peak memory {resident:,.0f} MB, MLX's {arrays:,.0f}"

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -25,7 +29,6 @@ from ..bench import (
     check_shapes,
     context_of,
     draw,
-    first_token_seconds,
     plain_variant,
     pyplot,
     random_model,
@@ -121,8 +124,8 @@ def bench(
     draft = draft_of(model, draft_model)
     if random_weights:
         model, draft, *_ = (*random_weights.split(":"), None)
-        drafts = _Synthetic(random_weights, dtype, source, count, acceptance)
-        benchmark, num_prompts = _random(drafts, task), count
+        benchmark = _random(random_weights, dtype, source, count, acceptance, task)
+        num_prompts = count
     else:
         first = SpeculativeDecoder.from_pretrained(
             model, draft, dtype=dtype, prefix=prefix, max_source_length=max_source_length,
@@ -159,17 +162,6 @@ class _Task:
     lengths: Sequence[int]  # numbers of tokens to draft
     max_tokens: int
     draft_vocab: int | None
-
-
-@dataclass(frozen=True)
-class _Synthetic:
-    """Random weights, and how often their drafts are accepted."""
-
-    shapes: str
-    dtype: str | None
-    source: int
-    count: int
-    acceptance: float
 
 
 def _check(counts: Mapping[str, int], acceptance: float, plot: Path | None) -> None:
@@ -221,25 +213,25 @@ def _pair(first: SpeculativeDecoder, sources: Sequence[list[int]], task: _Task) 
     return Bench(target, small, variants, sources, task.draft_vocab)
 
 
-def _random(drafts: _Synthetic, task: _Task) -> Bench:
+def _random(
+    shapes: str, dtype: str | None, source: int, count: int, acceptance: float, task: _Task
+) -> Bench:
     """Compare plain decoding with drafts of a given acceptance, on random weights."""
-    names, max_tokens = drafts.shapes.split(":"), task.max_tokens
+    names, max_tokens = shapes.split(":"), task.max_tokens
     if len(names) != 2:
-        raise ValueError(
-            f"--random must be TARGET:DRAFT, as t5-base:t5-small, got {drafts.shapes!r}"
-        )
+        raise ValueError(f"--random must be TARGET:DRAFT, as t5-base:t5-small, got {shapes!r}")
     check_shapes(*names)
     for name in names:
         limit = context_of(name)
-        if limit is not None and drafts.source + max_tokens > limit:
+        if limit is not None and source + max_tokens > limit:
             raise ValueError(
                 f"--source and --max-tokens must be at most {limit} together, which {name} reads, "
-                f"got {drafts.source} and {max_tokens}"
+                f"got {source} and {max_tokens}"
             )
-    kind = as_dtype(drafts.dtype) or device.default_dtype()
+    kind = as_dtype(dtype) or device.default_dtype()
     target, small = (random_model(name, dtype=kind) for name in names)
-    prompts = random_prompts(target, drafts.source, drafts.count)
-    decoder = SpeculativeDecoder(target, max_source_length=max(drafts.source, 2))
+    prompts = random_prompts(target, source, count)
+    decoder = SpeculativeDecoder(target, max_source_length=max(source, 2))
     outputs = {
         tuple(prompt): decoder.generate(prompt, max_tokens=max_tokens).tokens for prompt in prompts
     }
@@ -248,7 +240,7 @@ def _random(drafts: _Synthetic, task: _Task) -> Bench:
         drafting = SpeculativeDecoder(target, small, num_draft=k, draft_vocab=task.draft_vocab)
         return Variant(
             f"K = {k}",
-            lambda prompt: synthetic_plan(drafting, outputs, drafts.acceptance, max_tokens),
+            lambda prompt: synthetic_plan(drafting, outputs, acceptance, max_tokens),
             drafts=True,
         )
 
@@ -262,19 +254,30 @@ def _row(report: Report) -> dict[str, Any]:
 
 
 def _starts(model: str, options: Mapping[str, str | None]) -> list[float]:
-    """Return seconds to the first output of new processes, once files are in the page cache.
-
-    Args:
-        model: The target.
-        options: Further options of the command line; those that are None are left out.
-    """
+    """Return seconds to the first output of new processes, once files are in the page cache."""
     arguments = ["--model", model, "--prompt", PROMPTS[1]]
     for name, value in options.items():
         arguments += [] if value is None else [name, value]
-    try:
-        return [first_token_seconds(arguments) for _ in range(STARTS + 1)][1:]
-    except RuntimeError as error:
-        raise Failure(f"{error}: run it by itself to see why") from error
+    return [first_token_seconds(arguments) for _ in range(STARTS + 1)][1:]
+
+
+def first_token_seconds(arguments: Sequence[str]) -> float:
+    """Return the seconds from a process's start to the first byte of its output."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "speculative_t5", *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        seconds = time.perf_counter() - began
+        process.communicate()
+    if not first or process.returncode:
+        raise Failure(
+            f"{shlex.join(command)} gave no text (exit code {process.returncode}): "
+            "run it by itself to see why"
+        )
+    return seconds
 
 
 def _machine() -> dict[str, Any]:

@@ -26,11 +26,8 @@ COMMANDS = {
     "/quit": "leave, as Ctrl-D does; Ctrl-C stops an output",
     "exit, quit, help": "the same when typed; after a space they are prompts",
 }
-BARE = {
-    "exit": "/quit",
-    "quit": "/quit",
-    "help": "/help",
-}  # only when typed: a file may hold them as prompts
+# Only when typed: a file may hold them as prompts.
+BARE = {"exit": "/quit", "quit": "/quit", "help": "/help"}
 
 
 @dataclass(frozen=True)
@@ -49,13 +46,9 @@ class Settings:
     prefix: str = ""
 
     def changed(self, name: str, text: str) -> Settings:
-        """Return these settings with one value parsed from text.
-
-        Raises:
-            ValueError: If there is no such option, or the text is not a value of it.
-        """
+        """Return these settings with one value parsed from text; refuse what is no value of it."""
         if name == "prefix":
-            raise ValueError(f"the prefix is no option, got {text!r}: use /prefix TEXT")
+            raise ValueError(f"the prefix is not set by /set, got {text!r}: use /prefix TEXT")
         names = [each.name for each in fields(self) if each.name != "prefix"]
         if name not in names:
             raise ValueError(
@@ -83,17 +76,12 @@ def _value(name: str, kind: type, text: str) -> Any:
 
 @dataclass
 class Conversation:
-    """One session: a decoder, its settings, and the statistics so far.
+    """One session: a decoder, its settings, and the statistics so far."""
 
-    Args:
-        remake: Makes a decoder with other settings, of models that are loaded already.
-        settings: The first settings.
-        typed: Whether a person types the lines, who may leave out the slash of a few commands.
-    """
-
+    # Makes a decoder with other settings, of models that are loaded already.
     remake: Callable[[Settings], SpeculativeDecoder]
     settings: Settings
-    typed: bool = False
+    typed: bool = False  # by a person, who may leave out the slash of a few commands
     prompt: str | None = None  # the last one, without its prefix
     done: list[Stats] = field(default_factory=list)
 
@@ -109,9 +97,8 @@ class Conversation:
         """
         line = BARE.get(line.rstrip(), line) if self.typed else line
         line = line.strip()
-        if not line.startswith("/") or line.startswith(
-            "//"
-        ):  # "//" is for a text that begins with "/"
+        # "//" is for a text that begins with "/".
+        if not line.startswith("/") or line.startswith("//"):
             if line:
                 self._generate(line.removeprefix("/"))
             return True
@@ -197,8 +184,7 @@ class Conversation:
             one.stats.seconds / other.stats.seconds
             for one, other in zip(runs[False], runs[True], strict=True)
         )
-        same = runs[False][-1].tokens == runs[True][-1].tokens
-        if same:
+        if runs[False][-1].tokens == runs[True][-1].tokens:
             verdict = "the outputs are the same"
         elif self.settings.delta:
             verdict = "the outputs differ, as delta allows"
@@ -239,11 +225,7 @@ def total(done: Sequence[Stats]) -> Stats:
 
 
 def typed_lines() -> Iterator[str]:
-    """Yield the lines of standard input; a terminal has a line editor and a history.
-
-    Raises:
-        ValueError: If standard input is closed.
-    """
+    """Yield the lines of standard input; a terminal has a line editor and a history."""
     if sys.stdin is None:
         raise ValueError("the prompts come from standard input, which is closed: give it lines")
     if not sys.stdin.isatty():

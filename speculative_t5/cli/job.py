@@ -29,21 +29,13 @@ Generate = Callable[[Requests], Iterator[tuple[int, Generation]]]
 
 @dataclass(frozen=True)
 class Record:
-    """The output for a line, or an error.
-
-    Attributes:
-        line: The line.
-        done: Its output; None if there is an error.
-        error: Why there is no output.
-        truncated: Whether the prompt was too long and was cut.
-        unknown: The characters of the prompt that the vocabulary lacks; not written to the file.
-    """
+    """The output for a line, or an error."""
 
     line: Line
-    done: Generation | None = None
-    error: str | None = None
-    truncated: bool = False
-    unknown: str = ""
+    done: Generation | None = None  # None if there is an error
+    error: str | None = None  # why there is no output
+    truncated: bool = False  # whether the prompt was too long and was cut
+    unknown: str = ""  # the prompt's characters that the vocabulary lacks; not written to the file
 
     def to_json(self) -> bytes:
         """Return one line of JSON, newline included.
@@ -127,17 +119,11 @@ def _encoded(line: Line, encode: Encode) -> Source:
 
 @dataclass
 class Earlier:
-    """Counts of the records that an earlier run has written.
-
-    Attributes:
-        done: Records.
-        failed: Records with errors.
-        cut: Outputs that were cut, by their length in tokens.
-    """
+    """Counts of the records that an earlier run has written."""
 
     done: int = 0
-    failed: int = 0
-    cut: Counter[int] = field(default_factory=Counter)
+    failed: int = 0  # records with errors
+    cut: Counter[int] = field(default_factory=Counter)  # outputs, by their length in tokens
 
     def count(self, record: Mapping[str, Any]) -> None:
         """Count a record."""
@@ -229,11 +215,7 @@ class Output:
     def resume(self, lines: Iterator[Line]) -> tuple[Iterator[Line], Earlier]:
         """Skip the lines that have records, and cut off a torn last record.
 
-        Returns:
-            The lines still to do, and the counts of the records.
-
-        Raises:
-            ValueError: If a record is not that of its line.
+        Returns the lines still to do and the counts of the records; refuses those of other lines.
         """
         earlier, end = Earlier(), 0
         with open(self._file, "rb", closefd=False) as reader:

@@ -23,14 +23,15 @@ from ..errors import check_utf8, not_utf8
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .batch import batch
 from .bench import bench
+from .job import COUNTS
 from .models import models
 from .options import (
     DEFAULT_MODEL,
-    MODELS,
-    OUTPUT,
     DecoderOptions,
     RegularDecode,
     SamplingOptions,
+    in_models,
+    in_output,
     with_groups,
 )
 from .repl import repl
@@ -73,10 +74,9 @@ def generate(
     *,
     prompt: Annotated[
         str | None,
-        typer.Option(
+        in_models(
             help="Prompt; - reads it from standard input, as does a pipe.",
             show_default=f"a sentence to correct, if the model is {DEFAULT_MODEL}",
-            rich_help_panel=MODELS,
         ),
     ] = None,
     options: DecoderOptions,
@@ -84,19 +84,10 @@ def generate(
     sampling: SamplingOptions,
     show_drafts: Annotated[
         bool,
-        typer.Option(
-            "--show-drafts",
-            help="On a terminal, colour tokens by where they came from.",
-            rich_help_panel=OUTPUT,
-        ),
+        in_output("--show-drafts", help="On a terminal, colour tokens by where they came from."),
     ] = False,
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON object at the end instead of the text.",
-            rich_help_panel=OUTPUT,
-        ),
+        bool, in_output("--json", help="Print one JSON object at the end instead of the text.")
     ] = False,
     version: Annotated[
         bool,
@@ -270,8 +261,8 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
         if source is not None and source.name == "COMMANDLINE":
             option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
             if name in {each.name for each in commands[command].params}:
-                raise ValueError(f"{option} stands before the word {command}: put it after that")
-            raise ValueError(f"{option} is no option of {command}: leave it out")
+                raise ValueError(f"{option} comes before {command!r}: put it after that")
+            raise ValueError(f"{option} is not an option of {command!r}: leave it out")
 
 
 def _read_prompt(*, asked: bool) -> str | None:
@@ -293,15 +284,8 @@ def _read_prompt(*, asked: bool) -> str | None:
 
 
 def _as_dict(done: Generation) -> dict[str, object]:
-    stats: dict[str, object] = {}
-    for name in ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round"):
-        stats[name] = getattr(done.stats, name)
-    stats |= dataclasses.asdict(done.stats)
-    for name in ("acceptance_by_position", "tokens_per_second"):
-        stats[name] = getattr(done.stats, name)
-    return {
-        "text": done.text,
-        "tokens": done.tokens,
-        "finish_reason": done.finish_reason,
-        "stats": stats,
-    }
+    own = [each.name for each in dataclasses.fields(done.stats)]
+    names = [*COUNTS, *own, "acceptance_by_position", "tokens_per_second"]
+    stats = {name: getattr(done.stats, name) for name in names}
+    output = {"text": done.text, "tokens": done.tokens, "finish_reason": done.finish_reason}
+    return output | {"stats": stats}

@@ -7,21 +7,14 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-import typer
-
 from ..checkpoints import Listed, convert_command, list_models
-from .options import OUTPUT
+from .options import in_output
 from .terminal import columns, note, one_line
 
 
 def models(
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON object a line instead of the table.",
-            rich_help_panel=OUTPUT,
-        ),
+        bool, in_output("--json", help="Print one JSON object a line instead of the table.")
     ] = False,
 ) -> None:
     """List the models on this machine: family, size, stored types, and the drafts that fit each."""

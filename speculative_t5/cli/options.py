@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -15,7 +15,11 @@ from ..errors import check_utf8
 from ..generation import NumDraft, SpeculativeDecoder
 
 DEFAULT_MODEL = "correct-base"
-MODELS, DRAFTING, SAMPLING, OUTPUT = "Models", "Drafting", "Sampling", "Output"  # panels of --help
+# Options by the panels of --help.
+in_models, in_drafting, in_sampling, in_output = (
+    partial(typer.Option, rich_help_panel=panel)
+    for panel in ("Models", "Drafting", "Sampling", "Output")
+)
 
 
 def complete_model(incomplete: str) -> Iterator[str]:
@@ -42,147 +46,61 @@ def complete_dtype(incomplete: str) -> Iterator[str]:
 
 Model = Annotated[
     str,
-    typer.Option(
+    in_models(
         help="Target: a folder, or the name of a model on this machine or the Hugging Face Hub.",
-        rich_help_panel=MODELS,
         autocompletion=complete_model,
     ),
 ]
 DraftModel = Annotated[
     str | None,
-    typer.Option(
+    in_models(
         help="Draft: a folder or a name, with the target's tokenizer; or lookup, which needs no "
         "model and copies from the prompt and the output.",
         show_default="the draft named in the target's config.json, if any",
-        rich_help_panel=MODELS,
         autocompletion=complete_draft,
-    ),
-]
-Chat = Annotated[
-    bool,
-    typer.Option(
-        "--chat",
-        help="Apply the model's chat template to each prompt.",
-        rich_help_panel=MODELS,
     ),
 ]
 Prefix = Annotated[
     str | None,
-    typer.Option(
+    in_models(
         help="Text to put before each prompt that lacks it, for example 'summarize: '.",
         show_default="the prefix named in the model's config.json, if any",
-        rich_help_panel=MODELS,
     ),
 ]
 MaxSource = Annotated[
     int | None,
-    typer.Option(
+    in_models(
         "--max-source-length",
         "--max-source",
         help="Longest prompt in tokens; a longer one is an error.",
         show_default="the length in the model's config.json, else 512 for a T5",
-        rich_help_panel=MODELS,
     ),
 ]
 Truncate = Annotated[
     bool,
-    typer.Option(
+    in_models(
         "--truncate",
         help="Cut prompts that are too long: a T5's at the end, a decoder-only model's at the "
         "beginning, to leave room for --max-tokens.",
-        rich_help_panel=MODELS,
     ),
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(
+    in_models(
         help="Type to compute in: float32, float16 or bfloat16.",
         show_default="float32 on a CPU, bfloat16 elsewhere",
-        rich_help_panel=MODELS,
         autocompletion=complete_dtype,
-    ),
-]
-DraftLength = Annotated[
-    str,
-    typer.Option(
-        help="Tokens to draft for each pass of the target: a number, or auto.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-Lookup = Annotated[
-    bool,
-    typer.Option(
-        "--lookup",
-        help="After the draft model's tokens, also propose tokens copied from the prompt.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-MinNgram = Annotated[
-    int,
-    typer.Option(
-        help="Fewest last tokens that a lookup must find again.", rich_help_panel=DRAFTING
-    ),
-]
-MaxNgram = Annotated[
-    int,
-    typer.Option(
-        help="Longest match that a lookup prefers to a shorter one.", rich_help_panel=DRAFTING
-    ),
-]
-Delta = Annotated[
-    float,
-    typer.Option(
-        help="Lenience from 0 to 1; above 0 the output is no longer exactly the target's.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-Verify = Annotated[
-    str,
-    typer.Option(
-        help="Rule that verifies drafts when sampling: token, block (accepts more), or auto.",
-        rich_help_panel=DRAFTING,
-        autocompletion=complete_rule,
     ),
 ]
 DraftVocab = Annotated[
     int | None,
-    typer.Option(
-        help="Let the draft propose only the first N ids, which is faster.",
-        show_default="all",
-        rich_help_panel=DRAFTING,
+    in_drafting(
+        help="Let the draft propose only the first N ids, which is faster.", show_default="all"
     ),
 ]
 RegularDecode = Annotated[
     bool,
-    typer.Option(
-        "--regular-decode",
-        help="Plain decoding: use the target alone, without drafts.",
-        rich_help_panel=DRAFTING,
-    ),
-]
-Temperature = Annotated[
-    float,
-    typer.Option(help="0 decodes greedily; above 0, tokens are sampled.", rich_help_panel=SAMPLING),
-]
-TopK = Annotated[
-    int,
-    typer.Option(
-        help="Sample from the K most probable tokens; 0 for all.", rich_help_panel=SAMPLING
-    ),
-]
-TopP = Annotated[
-    float,
-    typer.Option(
-        help="Then from the most probable tokens that together have probability P; 1 for all.",
-        rich_help_panel=SAMPLING,
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Seed for sampling.", rich_help_panel=SAMPLING)]
-MaxTokens = Annotated[
-    int,
-    typer.Option(
-        help="Upper bound on the tokens of an output, EOS included.", rich_help_panel=OUTPUT
-    ),
+    in_drafting("--regular-decode", help="Plain decoding: use the target alone, without drafts."),
 ]
 
 
@@ -192,17 +110,42 @@ class DecoderOptions:
 
     model: Model = DEFAULT_MODEL
     draft_model: DraftModel = None
-    chat: Chat = False
+    chat: Annotated[
+        bool, in_models("--chat", help="Apply the model's chat template to each prompt.")
+    ] = False
     prefix: Prefix = None
     max_source_length: MaxSource = None
     truncate: Truncate = False
     dtype: Dtype = None
-    num_draft: DraftLength = "5"
-    lookup: Lookup = False
-    min_ngram: MinNgram = 1
-    max_ngram: MaxNgram = 8
-    delta: Delta = 0.0
-    verify: Verify = "auto"
+    num_draft: Annotated[
+        str, in_drafting(help="Tokens to draft for each pass of the target: a number, or auto.")
+    ] = "5"
+    lookup: Annotated[
+        bool,
+        in_drafting(
+            "--lookup",
+            help="After the draft model's tokens, also propose tokens copied from the prompt.",
+        ),
+    ] = False
+    min_ngram: Annotated[
+        int, in_drafting(help="Fewest last tokens that a lookup must find again.")
+    ] = 1
+    max_ngram: Annotated[
+        int, in_drafting(help="Longest match that a lookup prefers to a shorter one.")
+    ] = 8
+    delta: Annotated[
+        float,
+        in_drafting(
+            help="Lenience from 0 to 1; above 0 the output is no longer exactly the target's."
+        ),
+    ] = 0.0
+    verify: Annotated[
+        str,
+        in_drafting(
+            help="Rule that verifies drafts when sampling: token, block (accepts more), or auto.",
+            autocompletion=complete_rule,
+        ),
+    ] = "auto"
     draft_vocab: DraftVocab = None
 
     def load(self, *, plain: bool = False) -> SpeculativeDecoder:
@@ -232,11 +175,22 @@ class DecoderOptions:
 class SamplingOptions:
     """How tokens are chosen, and how many."""
 
-    temperature: Temperature = 0.0
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    max_tokens: MaxTokens = 256
-    seed: Seed = 0
+    temperature: Annotated[
+        float, in_sampling(help="0 decodes greedily; above 0, tokens are sampled.")
+    ] = 0.0
+    top_k: Annotated[
+        int, in_sampling(help="Sample from the K most probable tokens; 0 for all.")
+    ] = 0
+    top_p: Annotated[
+        float,
+        in_sampling(
+            help="Then from the most probable tokens that together have probability P; 1 for all."
+        ),
+    ] = 1.0
+    max_tokens: Annotated[
+        int, in_output(help="Upper bound on the tokens of an output, EOS included.")
+    ] = 256
+    seed: Annotated[int, in_sampling(help="Seed for sampling.")] = 0
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -273,11 +227,7 @@ def draft_of(model: str, draft_model: str | None) -> str | None:
 
 
 def draft_length(text: str) -> NumDraft:
-    """Parse a number of tokens to draft, or "auto".
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """Parse a number of tokens to draft, or "auto"; refuse anything else."""
     if text == "auto":
         return "auto"
     try:

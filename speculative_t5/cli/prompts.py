@@ -32,11 +32,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Parse text such as "2/8".
-
-        Raises:
-            ValueError: If it is not a shard.
-        """
+        """Parse text such as "2/8"; refuse anything else."""
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
         if not found or not 1 <= int(found[1]) <= int(found[2]):
             raise ValueError(f"a shard must be given as 1/8 to 8/8, got {text!r}")
@@ -52,28 +48,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the input.
+    """One line of the input."""
 
-    Attributes:
-        number: Counted from 1 in the whole file, also in a shard.
-        id: The record's own id, or the number.
-        prompt: None if the line has none.
-        error: Why the line cannot be used.
-    """
-
-    number: int
-    id: str | int
-    prompt: str | None
-    error: str | None = None
+    number: int  # counted from 1 in the whole file, also in a shard
+    id: str | int  # the record's own id, or the number
+    prompt: str | None  # None if the line has none
+    error: str | None = None  # why the line cannot be used
 
 
 def open_input(name: str) -> BinaryIO:
-    """Open a file of prompts; "-" is standard input.
-
-    Raises:
-        OSError: If it cannot be opened.
-        ValueError: If it is a folder, or standard input is closed.
-    """
+    """Open a file of prompts; "-" is standard input. Refuses folders, and closed input."""
     if name == "-":
         if sys.stdin is None:
             raise ValueError(
@@ -144,9 +128,8 @@ def _read_json(number: int, text: str, field: str) -> Line:
     elif type(own) is int or (isinstance(own, str) and _encodable(own)):
         name = own
     else:
-        kind = _kind(own) if not isinstance(own, str) else HALF
-        wrong = f"'id' is {kind}, expected a string or an integer"
-        return Line(number, number, None, wrong)
+        kind = HALF if isinstance(own, str) else _kind(own)
+        return Line(number, number, None, f"'id' is {kind}, expected a string or an integer")
     if field not in record:
         names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
         wrong = f"no field {field!r}, it has {names}: name the prompt's by --field"

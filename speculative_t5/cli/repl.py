@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..generation import SpeculativeDecoder
-from .options import OUTPUT, DecoderOptions, SamplingOptions, draft_of, with_groups
+from .options import DecoderOptions, SamplingOptions, draft_of, in_output, with_groups
 from .terminal import SOME_FAILED, failure, is_terminal, note, one_line
 
 
@@ -19,10 +19,7 @@ def repl(
     options: DecoderOptions,
     sampling: SamplingOptions,
     show_drafts: Annotated[
-        bool,
-        typer.Option(
-            help="On a terminal, colour tokens by where they came from.", rich_help_panel=OUTPUT
-        ),
+        bool, in_output(help="On a terminal, colour tokens by where they came from.")
     ] = True,
 ) -> None:
     """Try prompts and options one after another, on models that are loaded once.

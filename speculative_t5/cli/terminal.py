@@ -198,7 +198,7 @@ def note_unread(source: Source) -> None:
     if source.unknown:
         note(
             f"the model's vocabulary lacks {a_few_of(source.unknown)}; "
-            "it reads an unknown mark instead"
+            "it sees the unknown token instead"
         )
     if source.cut:
         note(f"the prompt was cut to {len(source.ids)} tokens, {source.cut} fewer than it has")

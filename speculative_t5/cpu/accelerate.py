@@ -1,4 +1,4 @@
-"""`accelerate`: swap a model's modules for those of this room, as `nn.quantize` swaps linears."""
+"""`accelerate`: swaps a T5's modules for faster ones, as `nn.quantize` swaps linears."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from .layers import FusedDecoder, FusedEmbedding, FusedEncoder, FusedHead
 def accelerate(model: T5) -> None:
     """Swap a model's modules for faster ones where MLX computes on a CPU.
 
-    Parameters keep their names, and outputs stay within float32 rounding. Layers that are quantized
-    or wrapped, now or later, are run as they are. MLX cannot differentiate the fused operations.
+    To be called before the first generation, or followed by `model.recompile()`. Every CPU gets
+    `attend`; the fused stacks need the C parts. Parameters keep their names, and outputs stay
+    within float32 rounding. Layers that are quantized or wrapped, now or later, are run as they
+    are. MLX cannot differentiate the fused operations.
     """
     if not device.on_cpu() or os.environ.get(device.SWITCH) == "0":
         return
@@ -28,7 +30,7 @@ def accelerate(model: T5) -> None:
                 layer.cross_attention.attend = attend
     if blocks.library is None:
         return
-    if type(model.shared) is nn.Embedding:
+    if type(model.shared) is nn.Embedding:  # not if it is quantized
         model.shared = FusedEmbedding(model.shared)
     model.encoder = FusedEncoder(model.encoder)
     model.decoder = FusedDecoder(model.decoder)

@@ -39,12 +39,9 @@ Rehearsal = Callable[[Schedule, int], Iterator[Round]]
 def calibrate(rehearse: Rehearsal, num_prompts: int, *settings: object) -> Calibration:
     """Return the calibration for these settings, from the cache or else newly measured.
 
-    Where the cache cannot be written, every process measures for itself.
-
-    Args:
-        rehearse: Decodes some prompts with the given schedule and seed.
-        num_prompts: How many prompts those are.
-        settings: Models and options that the measurements depend on; their `repr` is in the key.
+    Where the cache cannot be written, every process measures for itself. `rehearse` decodes
+    `num_prompts` prompts with the given schedule and seed. The measurements depend on models and
+    options, the `settings`, whose `repr` is in the key.
     """
     code = (__version__, version("mlx"), device.parts)
     digest = hashlib.sha256(repr((code, hardware(), settings)).encode()).hexdigest()
@@ -98,12 +95,9 @@ def measure(rehearse: Rehearsal, num_prompts: int) -> Calibration:
 
     _run(rehearse, warmup, warm)  # the first rounds are slower, and do not count
     _run(rehearse, rotation, measured)
-    return Calibration(
-        _line(rotation.draft_seconds),
-        _steps(rotation.verify_seconds),
-        tuple(map(tuple, rotation.counts.values)),
-        num_prompts,
-    )
+    counts = tuple(map(tuple, rotation.counts.values))
+    draft, verify = _line(rotation.draft_seconds), _steps(rotation.verify_seconds)
+    return Calibration(draft, verify, counts, num_prompts)
 
 
 def _run(rehearse: Rehearsal, rotation: _Rotation, enough: Callable[[], bool]) -> None:
@@ -191,7 +185,7 @@ def _line(samples: dict[int, list[float]]) -> tuple[float, ...]:
 def _steps(samples: dict[int, list[float]]) -> tuple[float, ...]:
     """Return seconds to verify 1 to 2 MAX_DRAFT + 1 tokens, interpolated between measurements.
 
-    A longer pass could be used for fewer tokens, so no length counts as slower than a longer one.
+    Times never fall with length: a shorter pass can always be padded to a longer one.
     """
     known = sorted(samples)
     measured = [min(samples[length]) for length in known]
@@ -216,12 +210,8 @@ def _read(path: Path) -> Calibration | None:
     draft, verify, counts, num_prompts = tables
     if not all(np.isfinite(t).all() and t.min() >= 0 for t in tables) or verify.min() == 0:
         return None
-    return Calibration(
-        tuple(draft.tolist()),
-        tuple(verify.tolist()),
-        tuple(map(tuple, counts.tolist())),
-        int(num_prompts),
-    )
+    rows = tuple(map(tuple, counts.tolist()))
+    return Calibration(tuple(draft.tolist()), tuple(verify.tolist()), rows, int(num_prompts))
 
 
 def _write(path: Path, calibration: Calibration) -> None:

@@ -69,11 +69,7 @@ class ModelDrafter:
     """
 
     def __init__(
-        self,
-        model: LanguageModel,
-        sampler: Sampler,
-        vocab_size: int,
-        first_ids: int | None = None,
+        self, model: LanguageModel, sampler: Sampler, vocab_size: int, first_ids: int | None = None
     ) -> None:
         self._model = model
         self._sampler = sampler
@@ -93,7 +89,7 @@ class ModelDrafter:
         num_draft = min(num_draft, max(rooms))
         if num_draft == 0:
             if self._session is not None:
-                # Once the context has grown past them, rejected tokens would pass for its own.
+                # Drop rejected tokens now: later they could not be told from confirmed ones.
                 self._session.truncate(self._confirmed(self._session, context))
             return empty_draft(len(context))
         session = self._session = self._encoded()
@@ -150,10 +146,7 @@ class ModelDrafter:
         return self._session
 
     def _catch_up(
-        self,
-        session: Session,
-        context: list[list[int]],
-        step: Callable[[mx.array], mx.array],
+        self, session: Session, context: list[list[int]], step: Callable[[mx.array], mx.array]
     ) -> mx.array:
         """Feed the tokens that the session lacks, and return `step`'s result for the last ones.
 
@@ -213,12 +206,9 @@ class LookupDrafter:
     Args:
         eos_token_ids: Proposed, as the last token, where the end of the source is reached.
         special_tokens: Ids never proposed otherwise.
-        min_ngram: Shortest match to trust, in tokens, at least 1.
+        min_ngram: Shortest match to trust, in tokens, see `check_ngrams`.
         max_ngram: Matches longer than this count as this long.
         is_decoder_only: Contexts begin with the prompt: prompt and output are one text.
-
-    Raises:
-        ValueError: If an n-gram size is out of its range.
     """
 
     def __init__(
@@ -307,11 +297,9 @@ class CombinedDrafter:
         rows = zip(read(first.tokens), first.lengths, strict=True)
         drafted = [tokens[:n] for tokens, n in rows]
         found = self._lookup.find(context, num_draft, drafted)
+        pairs = zip(drafted, found, strict=True)
         both = self._lookup.as_draft(
-            [
-                d + more if self._eos_token_ids.isdisjoint(d) else d
-                for d, more in zip(drafted, found, strict=True)
-            ]
+            [d + more if self._eos_token_ids.isdisjoint(d) else d for d, more in pairs]
         )
         if first.probs is None:
             return both

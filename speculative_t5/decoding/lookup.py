@@ -20,10 +20,10 @@ class Lookup:
     """Proposes what may follow one output, copied from its source or from the output itself.
 
     It proposes the tokens after the longest match of the output's last min_ngram to max_ngram
-    tokens. Among equally long matches it prefers one in the source, the nearest to as far into it
-    as the output is long (tasks that copy do it in order), then the latest in the output. Without
-    any match, it takes the last token to replace one of the source: it matches the tokens before
-    that, and skips one token of the source.
+    tokens. Among equally long matches it prefers one in the source, the nearest to the place
+    that matches the output's length (tasks that copy do it in order), then the latest in the
+    output. Without any match, it takes the last token to replace one of the source: it matches the
+    tokens before that, and skips one token of the source.
 
     Source and output are one text, which only grows. An index maps n-grams to the places where they
     end, so that a proposal late in a text costs no more than an early one. It holds single tokens,

@@ -33,8 +33,6 @@ class Plan:
 
     Attributes:
         drafter: Proposes tokens; not started yet.
-        schedule: Chooses how many.
-        verifier: Decides which of them stand.
         max_tokens: Upper bound on each row's tokens, EOS included.
         seed: Samples depend on it, the prompt's index and the row's round, and on nothing else;
             None where nothing is sampled.
@@ -58,13 +56,8 @@ def decode(
 ) -> Iterator[Round]:
     """Decode prompts side by side, and yield a `Round` for each row and pass of the target.
 
-    When a row ends, the next prompt takes its place; when there is none, the batch shrinks.
-
-    Args:
-        model: The target.
-        requests: Prompts; a few are taken before there is a row for them.
-        plan: How to decode.
-        batch_size: The most rows at a time.
+    When one of at most `batch_size` rows ends, the next prompt takes its place; a few are taken
+    from `requests` before there is a row for them. When there is none, the batch shrinks.
     """
     waiting = iter(requests)
     first = list(islice(waiting, batch_size))
@@ -121,19 +114,12 @@ class _Batch:
             drafted = time.perf_counter()
             proposals = verify(self._session, contexts, draft, plan.verifier, verify_keys)
         ended, now = time.perf_counter(), self.clock.read()
-        whole = [row for row in rows if row.remaining > num_draft]  # drafted for in full
+        whole = [row for row in rows if row.remaining > num_draft]  # had room for the whole draft
         eos_token_ids = self._model.eos_token_ids
         for row, proposal in zip(rows, proposals, strict=True):
             row.take(proposal, num_draft, eos_token_ids, now)
-        plan.schedule.observe(
-            Outcome(
-                num_draft,
-                [row.num_drafted for row in whole],
-                [row.num_accepted for row in whole],
-                drafted - began,
-                ended - drafted,
-            )
-        )
+        counts = [row.num_drafted for row in whole], [row.num_accepted for row in whole]
+        plan.schedule.observe(Outcome(num_draft, *counts, drafted - began, ended - drafted))
         return [row.round() for row in rows]
 
     def _plain(self) -> list[Proposal]:
@@ -162,7 +148,7 @@ class _Batch:
         """Give rows that have ended to waiting prompts; drop those that are left over."""
         free = [i for i, row in enumerate(self.rows) if row.finish_reason]
         if free:
-            self._next_tokens = None  # of these rows, too
+            self._next_tokens = None  # it was begun for these rows, too
         while free and self._encode_next(waiting, batch_size):
             count = min(len(free), len(self._waiting))
             taken, free = free[:count], free[count:]

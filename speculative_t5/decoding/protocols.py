@@ -15,16 +15,11 @@ from .. import device
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Identifies the tokenizer of a model's ids; the two models of a pair must share it.
+    """Identifies the tokenizer of a model's ids; the two models of a pair must share it."""
 
-    Attributes:
-        size: Number of pieces.
-        digest: Hexadecimal digest of all pieces and their ids.
-        special: Ids that stand for no text, such as padding, EOS, unknown and sentinels.
-    """
-
-    size: int
-    digest: str
+    size: int  # number of pieces
+    digest: str  # hexadecimal, of all pieces and their ids
+    # Ids that stand for no text, such as padding, EOS, unknown and sentinels.
     special: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -43,7 +38,7 @@ def fingerprint(description: str, parameters: Any) -> str:
     return digest.hexdigest()
 
 
-Encoded = Any  # one prompt as a session's `encode` leaves it; only that session looks inside
+Encoded = Any  # result of `Session.encode` for one prompt, opaque to others
 
 
 class Session(Protocol):

@@ -85,11 +85,7 @@ class Stats:
         return self.emitted / self.seconds if self.seconds else 0.0
 
     def summary(self, speedup: float | None = None) -> str:
-        """Describe the generation in one line.
-
-        Args:
-            speedup: Estimated, over plain decoding; None leaves it out.
-        """
+        """Describe the generation in one line, with an estimated speed-up over plain decoding."""
         tokens = f"{self.emitted} token{'s' if self.emitted != 1 else ''}"
         parts = [f"{self.tokens_per_second:.0f} tok/s", tokens]
         if self.drafted:
@@ -181,23 +177,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Round:
-    """What one pass of the target gave one row.
+    """What one pass of the target gave one row."""
 
-    Attributes:
-        index: The prompt's index.
-        tokens: Emitted ids, without EOS.
-        num_accepted: How many of the emitted tokens, EOS included, came from the draft.
-        stats: The row's totals so far, this round included.
-        finish_reason: "eos" or "length" in the row's last round, else None.
-        output: In the last round all ids that the row emitted, without EOS; empty before.
-    """
-
-    index: int
-    tokens: list[int]
-    num_accepted: int
-    stats: Stats
-    finish_reason: FinishReason | None = None
-    output: list[int] = field(default_factory=list)
+    index: int  # of the prompt
+    tokens: list[int]  # emitted ids, without EOS
+    num_accepted: int  # of the emitted tokens, EOS included: those from the draft
+    stats: Stats  # the row's totals so far, this round included
+    finish_reason: FinishReason | None = None  # in the row's last round
+    output: list[int] = field(default_factory=list)  # then: all ids emitted, without EOS
 
 
 def origins_of_round(num_drafted: int, num_accepted: int, emitted: int) -> list[Origin]:

@@ -25,9 +25,6 @@ class Sampler:
         top_k: Keep the k most probable tokens; 0 keeps all.
         top_p: Keep the fewest most probable tokens whose probabilities, after top-k, reach this sum
             (nucleus sampling, 1904.09751); 1 keeps all.
-
-    Raises:
-        ValueError: If an option is out of its range.
     """
 
     temperature: float = 0.0

@@ -15,28 +15,20 @@ PRIOR_TOKENS = 24.0  # weight, in tokens, of the expected rate against a text's 
 PROMPT_TOKENS, MOST_TOKENS = 12.0, 200.0  # weight of each further calibration prompt, and of all
 PRIOR_ROUNDS = 8.0  # weight, in rounds, of a calibration's draft lengths
 SMOOTHING = 16.0  # tokens that each place borrows from all places together
-MEMORY = 0.98  # weight of the counts of a round ago
+MEMORY = 0.98  # factor by which counts decay each round
 PROBE_SHARE = 1 / 64  # of the time that may be spent on probes: drafting where it did not pay
-MAX_PATIENCE = 8  # times as long as at first, between probes that fail
+MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the first
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Counts and times of one round of a batch.
+    """Counts and times of one round of a batch."""
 
-    Attributes:
-        num_draft: How many tokens the drafter was asked for.
-        num_drafted: Tokens proposed for each row that had room for `num_draft`.
-        num_accepted: How many of them were accepted and emitted.
-        draft_seconds: Drafting; what the device needs for it is included only with `Plan.timed`.
-        verify_seconds: From there to the verdicts.
-    """
-
-    num_draft: int
-    num_drafted: Sequence[int]
-    num_accepted: Sequence[int]
-    draft_seconds: float
-    verify_seconds: float
+    num_draft: int  # tokens that the drafter was asked for
+    num_drafted: Sequence[int]  # tokens proposed for each row that had room for `num_draft`
+    num_accepted: Sequence[int]  # how many of them were accepted and emitted
+    draft_seconds: float  # includes what the device needs for it only with `Plan.timed`
+    verify_seconds: float  # from there to the verdicts
 
 
 class Schedule(Protocol):
@@ -71,19 +63,12 @@ class FixedSchedule:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measurements of a target and a drafter on this machine.
+    """Measurements of a target and a drafter on this machine."""
 
-    Attributes:
-        draft_seconds: Time to draft K tokens, for K = 0 to MAX_DRAFT.
-        verify_seconds: Time of a pass over L tokens and its verdict, for L = 1, 2, ...
-        counts: `Counts.values` of the measured rounds.
-        num_prompts: Number of prompts that the rounds came from.
-    """
-
-    draft_seconds: tuple[float, ...]
-    verify_seconds: tuple[float, ...]
-    counts: tuple[tuple[float, ...], ...]
-    num_prompts: int
+    draft_seconds: tuple[float, ...]  # to draft K tokens, for K = 0 to MAX_DRAFT
+    verify_seconds: tuple[float, ...]  # of a pass over L tokens and its verdict, for L = 1, 2, ...
+    counts: tuple[tuple[float, ...], ...]  # `Counts.values` of the measured rounds
+    num_prompts: int  # that the rounds came from
 
 
 class Counts:
@@ -96,7 +81,7 @@ class Counts:
             accepted all of those, extra tokens accepted by them, all rows, extra tokens drafted.
     """
 
-    # Lists of floats: the device waits while they are read, and short arrays would take longer.
+    # Lists of floats: arrays so short are slower, and the device idles meanwhile.
     def __init__(self, values: Sequence[Sequence[float]] | None = None) -> None:
         self.values = [list(row) for row in values or [[0.0] * (MAX_DRAFT + 1)] * 4]
 
@@ -165,17 +150,13 @@ def rate_of_others(calibration: Calibration) -> float:
 def counts_for_others(calibration: Calibration) -> Counts:
     """Return the calibration's counts, weighted by how much they say about other prompts."""
     counts = Counts(calibration.counts)
-    reached, passed, asked, had = counts.values
+    reached, _, asked, _ = counts.values
     rounds, tokens = max(asked[0], 1.0), max(sum(reached[1:]), 1.0)
     # The first prompt counts in `rate_of_others` alone.
     worth = min(tokens, PROMPT_TOKENS * (calibration.num_prompts - 1), MOST_TOKENS)
     share = min(1.0, PRIOR_ROUNDS / rounds)
-    for row, factor in (
-        (reached, worth / tokens),
-        (passed, worth / tokens),
-        (asked, share),
-        (had, share),
-    ):
+    factors = (worth / tokens, worth / tokens, share, share)
+    for row, factor in zip(counts.values, factors, strict=True):
         row[0] *= share
         row[1:] = [value * factor for value in row[1:]]
     return counts

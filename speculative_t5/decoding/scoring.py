@@ -48,14 +48,8 @@ def token_probabilities(
     """Return the probability of each token of an output, given all tokens before it.
 
     Up to rounding these are the probabilities of decoding. At temperature 0, where decoding has
-    only 0 and 1, they are those of temperature 1.
-
-    Args:
-        model: A target, or a draft with the target's tokenizer.
-        source: Ids of the prompt.
-        tokens: Ids of the output.
-        sampler: Turns logits into probabilities.
-        vocab_size: The model may choose among ids below this, if it has as many.
+    only 0 and 1, they are those of temperature 1. The model, a target or a draft with its
+    tokenizer, may choose among ids below `vocab_size`, if it has as many.
     """
     if sampler.temperature == 0:
         sampler = Sampler(1.0)

@@ -15,15 +15,10 @@ from .sampling import Sampler, argmax, final_keys, place_keys, sample, uniform
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision on a draft.
+    """The decision on a draft."""
 
-    Attributes:
-        num_accepted: Drafted tokens accepted in each row, (B,) int32.
-        next_token: The token after them, recovered or the bonus, (B,) int32.
-    """
-
-    num_accepted: mx.array
-    next_token: mx.array
+    num_accepted: mx.array  # drafted tokens accepted in each row, (B,) int32
+    next_token: mx.array  # the token after them, recovered or the bonus, (B,) int32
 
 
 @dataclass(frozen=True)
@@ -58,17 +53,11 @@ class Odds:
 
 @dataclass(frozen=True)
 class Verifier:
-    """The rule in use, from the target's logits to a verdict.
+    """The rule in use, from the target's logits to a verdict."""
 
-    Args:
-        sampler: The transform that target and draft share.
-        delta: Lenience; 0 is exact.
-        block: Use block verification where tokens are sampled; allows no delta.
-    """
-
-    sampler: Sampler
-    delta: float = 0.0
-    block: bool = False
+    sampler: Sampler  # the transform that target and draft share
+    delta: float = 0.0  # lenience; 0 is exact
+    block: bool = False  # use block verification where tokens are sampled; allows no delta
 
     def __post_init__(self) -> None:
         assert not (self.block and self.delta)
@@ -79,14 +68,10 @@ class Verifier:
         return self.sampler.temperature == 0
 
     def choices(self, draft: Draft, session: Session, tokens: mx.array) -> mx.array:
-        """Return the target's greedy choice after each of `tokens`, (B, K + 1) int32.
+        """Return the target's greedy choice after each row's last token and its draft.
 
-        Drafted tokens stand as far as they agree with it, see `num_agreed`.
-
-        Args:
-            draft: K drafted tokens per row.
-            session: The target's; it is fed `tokens`.
-            tokens: Each row's last token and its draft, (B, K + 1) int32.
+        Both are (B, K + 1) int32; `session`, the target's, is fed `tokens`. Drafted tokens stand as
+        far as they agree with the choices, see `num_agreed`.
         """
         if self.delta == 0:
             return session.step_argmax(tokens)
@@ -205,19 +190,11 @@ def _with_bonus(draft: Draft, vocab_size: int) -> mx.array:
 
 
 def lenient_argmax(draft: Draft, logits: mx.array, *, delta: float) -> mx.array:
-    """Return the target's choices at temperature 0, with drafted near-ties as the argmax.
+    """Return the target's choices at temperature 0, drafted near-ties as the argmax: (B, K + 1).
 
     A drafted token counts as the argmax if its probability (at temperature 1) is at least
     (1 - delta) times the largest (2211.17192, appendix A.5, with l = 1 - delta). So greedy decoding
-    with delta stays deterministic.
-
-    Args:
-        draft: K drafted tokens per row.
-        logits: The target's, (B, K + 1, V).
-        delta: In [0, 1]; 0 is exact greedy decoding.
-
-    Returns:
-        (B, K + 1) int32.
+    with delta stays deterministic; delta 0 is exact. The logits are (B, K + 1, V).
     """
     num_draft = draft.tokens.shape[1]
     best = argmax(logits)

@@ -1,7 +1,7 @@
 """`SpeculativeDecoder`: from prompts to rounds of ids, and from rounds to texts.
 
-Options are values (`options`), made at the door and passed on whole; `outputs` are values as well.
-Imports `decoding`, `tokenizers`, `checkpoints`, `errors` and `device`.
+`options` are values, made once from keyword arguments and passed on whole; `outputs` are values as
+well. Imports `checkpoints`, `tokenizers`, `decoding`, `errors` and `device`.
 """
 
 from .decoder import SpeculativeDecoder

@@ -37,8 +37,7 @@ from .options import (
     check_keywords,
     split_keywords,
 )
-from .outputs import Chunk, Generation, as_chunks, as_generations
-from .progress import with_bar
+from .outputs import Chunk, Generation, as_chunks, as_generations, with_bar
 
 MAX_BATCH = 2**16
 

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from ..decoding import (
-    CombinedDrafter,
-    Drafter,
-    LanguageModel,
-    LookupDrafter,
-    ModelDrafter,
-    Sampler,
-)
+from ..decoding import CombinedDrafter, Drafter, LanguageModel, LookupDrafter, ModelDrafter, Sampler
 from .options import DraftingOptions
 
 

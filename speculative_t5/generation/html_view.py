@@ -25,10 +25,7 @@ BAR, HEIGHT, MAX_WIDTH = 14, 64, 640  # pixels: width of a bar, height and width
 def as_html(tokens: Sequence[Token], rounds: Sequence[tuple[int, int]], summary: str) -> str:
     """Return HTML with each token shaded by its origin, a chart of the rounds and a legend.
 
-    Args:
-        tokens: The emitted tokens.
-        rounds: Numbers of drafted and accepted tokens of each round.
-        summary: A line of totals.
+    `rounds` has the numbers of drafted and accepted tokens, `summary` is a line of totals.
     """
     if not any(token.text for token in tokens):  # no tokenizer: show ids
         tokens = [replace(token, text=f" {token.id}") for token in tokens]

@@ -15,11 +15,7 @@ NumDraft = int | Literal["auto"]
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """The options of one call; `SpeculativeDecoder.generate` describes them.
-
-    Raises:
-        ValueError: If an option is out of its range.
-    """
+    """The options of one call, each in its range; `SpeculativeDecoder.generate` describes them."""
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -41,11 +37,7 @@ class GenerationOptions:
 
 @dataclass(frozen=True)
 class DraftingOptions:
-    """How a decoder drafts and verifies; `SpeculativeDecoder` describes the options.
-
-    Raises:
-        ValueError: If an option is out of its range.
-    """
+    """How a decoder drafts and verifies; `SpeculativeDecoder` describes options and ranges."""
 
     num_draft: NumDraft = 5
     delta: float = 0.0

@@ -105,11 +105,8 @@ class Generation:
         from .html_view import as_html
 
         stats = self.stats
-        return as_html(
-            self.trace,
-            list(zip(stats.num_drafted, stats.num_accepted, strict=True)),
-            stats.summary(),
-        )
+        rounds = list(zip(stats.num_drafted, stats.num_accepted, strict=True))
+        return as_html(self.trace, rounds, stats.summary())
 
 
 def as_generations(
@@ -132,3 +129,16 @@ def as_chunks(rounds: Iterator[Round], tokenizer: Tokenizer | None) -> Iterator[
         yield Chunk(
             "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts
         )
+
+
+def with_bar(rounds: Iterator[Round], max_tokens: int) -> Iterator[Round]:
+    """Yield the rounds of one output unchanged, and count their tokens in a bar on stderr."""
+    from tqdm import tqdm  # only where a bar is wanted
+
+    with tqdm(total=max_tokens, unit="token", desc="generating") as bar:
+        for done in rounds:
+            bar.set_postfix_str(f"{done.stats.tokens_per_round:.1f} per round", refresh=False)
+            bar.update(done.stats.emitted - bar.n)
+            if done.finish_reason == "eos":
+                bar.total = bar.n  # max_tokens is only an upper bound
+            yield done

@@ -115,19 +115,16 @@ class SourceCache:
     A new source is written over a row's old one, in place.
 
     Attributes:
-        lengths: Positions of each row's source.
+        layers: Keys and values of each layer, the whole buffers, (B, H, C, D).
+        lengths: Positions of each row's source, at most T.
         mask: Additive, (B, 1, 1, T), T being the width: -inf beyond a row's length. None if no row
             is shorter than T.
-
-    Args:
-        layers: Keys and values of each layer, (B, H, S, D).
-        lengths: As above, at most S.
     """
 
     def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
         self._dtype = layers[0][0].dtype
-        self._layers = [(resized(k, self.width), resized(v, self.width)) for k, v in layers]
+        self.layers = [(resized(k, self.width), resized(v, self.width)) for k, v in layers]
         self.mask = padding_mask(self.lengths, self.width, self._dtype)
 
     @classmethod
@@ -138,13 +135,8 @@ class SourceCache:
         return cls([(zeros(), zeros()) for _ in other.layers], [length] * batch)
 
     @property
-    def layers(self) -> list[KeysValues]:
-        """The whole buffers."""
-        return self._layers
-
-    @property
     def capacity(self) -> int:
-        return int(self._layers[0][0].shape[2])
+        return int(self.layers[0][0].shape[2])
 
     @property
     def width(self) -> int:
@@ -154,8 +146,8 @@ class SourceCache:
     def view(self) -> list[KeysValues]:
         """Keys and values of each layer, (B, H, T, D)."""
         if self.width == self.capacity:
-            return self._layers
-        return [(k[:, :, : self.width], v[:, :, : self.width]) for k, v in self._layers]
+            return self.layers
+        return [(k[:, :, : self.width], v[:, :, : self.width]) for k, v in self.layers]
 
     def replace(self, rows: Sequence[int], new: SourceCache, new_rows: Sequence[int]) -> None:
         """Overwrite `rows[i]` with row `new_rows[i]` of another cache."""
@@ -164,14 +156,14 @@ class SourceCache:
             self.lengths[row] = length
         capacity = fitting(self.width, self.capacity)
         if capacity != self.capacity:
-            self._layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self._layers]
-        overwrite(self._layers, rows, new.layers, new_rows, max(lengths))
+            self.layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self.layers]
+        overwrite(self.layers, rows, new.layers, new_rows, max(lengths))
         self.mask = padding_mask(self.lengths, self.width, self._dtype)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
         index = mx.array(list(rows), dtype=mx.int32)
-        self._layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self._layers]
+        self.layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self.layers]
         self.lengths = [self.lengths[row] for row in rows]
         self.mask = padding_mask(self.lengths, self.width, self._dtype)
 

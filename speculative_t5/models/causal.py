@@ -36,10 +36,8 @@ class CausalModel:
 
     Args:
         model: Called with tokens (B, L) and a cache for each layer; returns logits (B, L, V).
-        eos_token_id: The id that ends an output.
-        extra_eos_ids: Other ids that end an output.
+        eos_token_id: The id that ends an output, as do `extra_eos_ids`.
         max_context: Largest number of tokens of prompt and output together; None for no limit.
-        vocabulary: Its tokenizer's; None if unknown.
 
     Raises:
         ValueError: If the model's own cache cannot be rewound, or it cannot read rows of different
@@ -195,9 +193,7 @@ class _Layer:
 def build(config: Mapping[str, Any]) -> nn.Module:
     """Make the model that a config.json describes, with random weights; all but OPT by mlx-lm.
 
-    Raises:
-        ValueError: If the model_type is unknown, a setting does not fit it, or mlx-lm is not
-            installed.
+    Refuses an unknown model_type, a setting that does not fit it, and all where mlx-lm is missing.
     """
     kind = model_type(config)
     kind_of_model, settings = _classes(config)
@@ -227,7 +223,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
                 "decoder-only model that generates text: choose one that does, or a T5"
             ) from error
         raise ValueError(
-            f"a {kind} (model_type in config.json) takes mlx-lm, which cannot be imported "
+            f"a {kind} (model_type in config.json) needs mlx-lm, which cannot be imported "
             f"({first_line(error)}): run pip install '{MLX_LM}'"
         ) from error
     installed = version("mlx-lm")
@@ -255,11 +251,7 @@ def _may_have(config: Mapping[str, Any]) -> bool:
 
 
 def check_cache(model: nn.Module) -> None:
-    """Refuse a model whose cache cannot be rewound row by row.
-
-    Raises:
-        ValueError: If its cache holds anything but plain keys and values.
-    """
+    """Refuse a model whose cache cannot be rewound row by row: only keys and values can be."""
     make = getattr(model, "make_cache", None)
     if make is None:
         return
@@ -317,9 +309,8 @@ def _shapes(model: nn.Module) -> tuple[list[LayerShape], int]:
     """Return the shapes of the layers' keys and values, and the width of the logits."""
     probes = [_Probe() for _ in model.layers]
     try:
-        logits = model(
-            mx.zeros((2, 1), dtype=mx.int32), cache=probes
-        )  # a graph that is never evaluated
+        # A graph that is never evaluated.
+        logits = model(mx.zeros((2, 1), dtype=mx.int32), cache=probes)
     except Exception as error:  # models that take the offset for a number raise anything
         raise ValueError(
             f"the model cannot read rows of different lengths side by side ({first_line(error)}): "

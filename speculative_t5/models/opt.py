@@ -56,12 +56,7 @@ class ModelArgs:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ModelArgs:
-        """Read the contents of a config.json.
-
-        Raises:
-            ValueError: If the model is not an OPT that generates, or of an unknown kind, or a size
-                is missing or not a positive integer.
-        """
+        """Read a config.json; refuse all but an OPT that generates, and sizes out of range."""
         _check_kind(config)
         sizes = {name: read_size(config, name) for name in _SIZES}
         _check_proportions(sizes)
@@ -73,9 +68,8 @@ class ModelArgs:
                 f"activation_function in config.json is {shown(activation)}, "
                 f"expected one of {', '.join(ACTIVATIONS)}"
             )
-        tied = read_flag(config, "tie_word_embeddings", True)
-        if not tied:
-            raise ValueError(f"tie_word_embeddings in config.json is {tied}, expected true")
+        if not read_flag(config, "tie_word_embeddings", True):
+            raise ValueError("tie_word_embeddings in config.json is False, expected true")
         return cls(
             **sizes,
             word_embed_proj_dim=read_size(config, name),
@@ -87,24 +81,14 @@ class ModelArgs:
         )
 
 
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "ffn_dim",
-    "vocab_size",
-    "max_position_embeddings",
-)
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "vocab_size",
+          "max_position_embeddings")  # fmt: skip
 
 
 class LayerCache(Protocol):
-    """One layer's keys and values, with the interface of mlx-lm's caches.
+    """One layer's keys and values, with the interface of mlx-lm's caches."""
 
-    Attributes:
-        offset: Position of the first new token: of all rows, or (B,) int32.
-    """
-
-    offset: Any
+    offset: Any  # position of the first new token: of all rows, or (B,) int32
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append (B, H, L, D) to every row; return all, (B, H, T, D)."""
@@ -226,14 +210,9 @@ class Model(nn.Module):
     def __call__(
         self, inputs: mx.array, cache: Sequence[LayerCache | None] | None = None
     ) -> mx.array:
-        """Score what follows each token.
+        """Score what follows each of the tokens (B, L): (B, L, V), of the parameters' type.
 
-        Args:
-            inputs: (B, L), any integers.
-            cache: One for each layer, which this appends to; None to read whole sequences.
-
-        Returns:
-            (B, L, V), of the parameters' type.
+        It appends to each layer's cache; without them it reads whole sequences.
         """
         decoder = self.model.decoder
         logits: mx.array = decoder.embed_tokens.as_linear(
@@ -247,11 +226,8 @@ class Model(nn.Module):
         return layers
 
     def sanitize(self, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-        """Rename a checkpoint's tensors as in OPTForCausalLM, and drop what is not a parameter.
-
-        Names in OPTModel lack `model.`.
-        """
-        named = {
+        """Rename a checkpoint's tensors as in OPTForCausalLM, and drop what is not a parameter."""
+        named = {  # those of OPTModel lack `model.`
             f"model.{name}" if name.startswith("decoder.") else name: weight
             for name, weight in weights.items()
         }

@@ -64,11 +64,7 @@ class CausalTokenizer:
         return bool(self._backend.chat_template)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a chat in the model's template, up to where its answer begins.
-
-        Raises:
-            ValueError: If the model has no chat template, or the template refuses the messages.
-        """
+        """Return the ids of a chat in the model's template, up to where its answer begins."""
         for message in messages:
             _check_message(message)
         try:

@@ -18,17 +18,11 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 @dataclass(frozen=True)
 class Source:
-    """A prompt as the model reads it.
+    """A prompt as the model reads it."""
 
-    Attributes:
-        ids: Its ids, ending with EOS for a T5.
-        cut: How many tokens were cut off.
-        unknown: The characters of the text that the vocabulary lacks, each once.
-    """
-
-    ids: list[int]
-    cut: int = 0
-    unknown: str = ""
+    ids: list[int]  # ending with EOS for a T5
+    cut: int = 0  # tokens that were cut off
+    unknown: str = ""  # the characters of the text that the vocabulary lacks, each once
 
 
 class PromptEncoder:
@@ -41,11 +35,7 @@ class PromptEncoder:
             that the tokenizer was loaded with, if any.
         chat: Whether to format a text prompt as a chat.
         max_source_length: The longest prompt in tokens; None for the model's own limit.
-        truncate: Whether to cut a longer prompt instead of refusing it.
-
-    Raises:
-        ValueError: If `prefix` is not text, `max_source_length` is out of range, or `chat` is
-            combined with `truncate` or has no template.
+        truncate: Whether to cut a longer prompt instead of refusing it; not with `chat`.
     """
 
     def __init__(
@@ -67,9 +57,7 @@ class PromptEncoder:
                 f"got {max_source_length}"
             )
         if chat and truncate:
-            raise ValueError(
-                "truncate would cut the form that chat puts prompts into: leave one of them out"
-            )
+            raise ValueError("truncate would cut into the chat template: leave one of them out")
         if prefix is None:
             prefix = getattr(tokenizer, "prefix", "")
         if not isinstance(prefix, str):
@@ -85,12 +73,7 @@ class PromptEncoder:
             self._chat_tokenizer()  # refused at once if there is none
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the ids of a prompt of any length.
-
-        Raises:
-            ValueError: If it is empty or not a prompt, if it is text and there is no tokenizer, if
-                it is a chat and there is no template, or if an id is out of range.
-        """
+        """Return the ids of a prompt of any length; for errors see `SpeculativeDecoder.encode`."""
         if isinstance(prompt, str):
             ids = self._encode_text(prompt)
         else:
@@ -110,12 +93,7 @@ class PromptEncoder:
     def fit(self, prompt: Prompt, max_tokens: int) -> Source:
         """Encode a prompt and cut it, if it may be cut, to what the model can read.
 
-        Args:
-            prompt: Text, ids or a chat.
-            max_tokens: The most tokens of output; a cut prompt leaves room for them.
-
-        Raises:
-            ValueError: As `encode`; and if the prompt is too long and may not be cut.
+        A cut prompt leaves room for `max_tokens` of output; one that may not be cut is refused.
         """
         ids, limit, unknown = self.encode(prompt), self._longest(max_tokens), ""
         if isinstance(prompt, str) and self._tokenizer is not None:
@@ -125,11 +103,8 @@ class PromptEncoder:
         chat = self._chat or any(isinstance(part, Mapping) for part in prompt)
         if self._truncate and not chat:
             return Source(self._shortened(ids, limit), len(ids) - limit, unknown)
-        allowed = (
-            "the model is made for"
-            if self._max_source_length is None
-            else "max_source_length allows"
-        )
+        own = self._max_source_length is None
+        allowed = "the model is made for" if own else "max_source_length allows"
         more = "max_source_length=N (--max-source-length N) to allow more"
         rest = "split it" if self._model.is_decoder_only else more
         cut = f"use truncate=True (--truncate) to cut it, or {rest}"

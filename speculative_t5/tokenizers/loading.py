@@ -29,7 +29,7 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
     vocabulary, end = tokenizer.vocabulary, tokenizer.eos_token_id
     if end != config.eos_token_id:
         raise ValueError(
-            f"the tokenizer in {folder} ends a text by {end}, the model by {config.eos_token_id} "
+            f"the tokenizer in {folder} has the EOS id {end}, the model {config.eos_token_id} "
             f"(eos_token_id in config.json): {REPLACE}"
         )
     # Sentinels may lie beyond the embedding, and then cannot be used.

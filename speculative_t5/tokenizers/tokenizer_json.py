@@ -29,9 +29,7 @@ class JSONTokenizer:
             self._backend = _read_json(path) if path.name != "vocab.json" else _read_bpe(folder)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except (
-            BaseException
-        ) as error:  # the library raises no narrower type; panics are no Exception
+        except BaseException as error:  # it raises no narrower type; panics are no Exception
             raise ValueError(
                 f"{path} is not a tokenizer: {first_line(error)}; {DOWNLOAD_AGAIN}"
             ) from error

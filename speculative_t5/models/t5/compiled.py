@@ -26,7 +26,7 @@ class _Functions(threading.local):
 
     MLX keeps a trace in each thread that called a function, but drops it in one thread only. A
     function that threads shared would leave its trace, with the weights in it, in the others, and
-    MLX would run that trace for a later function at the same address.
+    MLX would run that trace, with the wrong model's weights, for a later function at its address.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class _Functions(threading.local):
 class CompiledDecoder:
     """A model's decoder, compiled with its weights as constants.
 
-    As inputs, the weights would have to be looked at in every pass. Each shape has a function of
+    Passed as inputs, every weight would be checked in each pass. Each shape has a function of
     its own, so that dropping the function frees its trace, a third of a megabyte for a small model.
     """
 
@@ -48,7 +48,7 @@ class CompiledDecoder:
         self._functions = _Functions()
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Leave copies of a model without one: each compiles for itself."""
+        """Become None in copies and pickles of a model, which compile for themselves."""
         return type(None), ()
 
     def run(
@@ -69,6 +69,7 @@ class CompiledDecoder:
         """
         functions = self._functions.by_shape
         widths = cache[0][0].shape[2], sources[0][0].shape[2]
+        # All that changes the graph: one offset is written as a slice, several by index.
         shape = output, vocab_size, tokens.shape, offsets.size, widths, mask is None
         function = functions.pop(shape, None)
         if function is None:
@@ -79,16 +80,9 @@ class CompiledDecoder:
         return function(tokens, offsets, cache, sources, mask)
 
     def _pass(
-        self,
-        output: Output,
-        vocab_size: int | None,
-        tokens: mx.array,
-        offsets: mx.array,
-        cache: list[KeysValues],
-        sources: list[KeysValues],
-        mask: mx.array | None,
+        self, output: Output, vocab_size: int | None, tokens: mx.array, *others: Any
     ) -> tuple[mx.array, list[KeysValues]]:
-        model, x = self._model, self._model.shared(tokens)
-        x, cache = model.decoder(x, offsets, cache, sources, mask, self._tables)
+        model, inputs = self._model, (*others, self._tables)
+        x, cache = model.decoder(model.shared(tokens), *inputs)
         head = model.logits if output == "logits" else model.argmax
         return head(x, vocab_size), cache

@@ -30,16 +30,10 @@ ARCHITECTURES = tuple(
 
 # `feed_forward_proj` of config.json -> activation.
 ACTIVATIONS: dict[str, Activation] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_new",
-    "silu": "silu",
-    "gated-relu": "relu",
-    "gated-gelu": "gelu_new",  # the tanh approximation is meant
-    "gated-gelu_new": "gelu_new",
-    "gated-silu": "silu",
-}
-
+    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "silu": "silu",
+    "gated-relu": "relu", "gated-gelu": "gelu_new",  # the tanh approximation is meant
+    "gated-gelu_new": "gelu_new", "gated-silu": "silu",
+}  # fmt: skip
 
 MAX_DISTANCE = 2**16
 
@@ -121,11 +115,7 @@ class T5Config:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> T5Config:
-        """Read the contents of a config.json, Hugging Face's or our own.
-
-        Raises:
-            ValueError: If the model is not a T5, or a size is missing or not a positive integer.
-        """
+        """Read a config.json, Hugging Face's or our own; refuse all but a T5 with whole sizes."""
         _check_kind(raw)
         sizes = {name: read_size(raw, name) for name in ("d_model", "d_kv", "d_ff", "num_heads",
                                                          "num_layers", "vocab_size")}  # fmt: skip
@@ -176,14 +166,8 @@ class T5Config:
         return {"model_type": "t5", **raw}
 
 
-_OPTIONAL = (
-    "relative_attention_num_buckets",
-    "relative_attention_max_distance",
-    "decoder_start_token_id",
-    "pad_token_id",
-    "eos_token_id",
-    "n_positions",
-)
+_OPTIONAL = ("relative_attention_num_buckets", "relative_attention_max_distance",
+             "decoder_start_token_id", "pad_token_id", "eos_token_id", "n_positions")  # fmt: skip
 
 
 def _check_proportions(sizes: Mapping[str, int]) -> None:
@@ -222,7 +206,7 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
     kind, named = model_type(raw), raw.get("architectures") or []
     if is_causal(raw):
         raise ValueError(
-            f"this is a {kind} (model_type in config.json), which takes no conversion if it "
+            f"this is a {kind} (model_type in config.json), which needs no conversion if it "
             "is decoder-only: give its name or folder to --model as it is"
         )
     if kind not in MODEL_TYPES:

@@ -38,6 +38,7 @@ class Encoder(nn.Module):
         biases = position_biases(self.position_bias.tables(), start, length, length)
         if mask is not None:
             biases = [bias + mask for bias in biases]
+        # One bias serves all layers, or each has its own.
         for layer, bias in zip(self.layers, cycle(biases), strict=False):
             x = layer(x, bias)
         memory: mx.array = self.norm(x)
@@ -69,14 +70,10 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def read(self, memory: mx.array, width: int) -> list[KeysValues]:
-        """Project the encoder's memory for cross-attention.
-
-        Args:
-            memory: (B, S, d_model).
-            width: T, at least S.
+        """Project the encoder's memory (B, S, d_model) for cross-attention.
 
         Returns:
-            Each layer's keys and values, (B, H, T, D), zeros from S on.
+            Each layer's keys and values, (B, H, T, D), zeros from S on; T is `width`, at least S.
         """
         pairs = [layer.cross_attention.keys_values(memory) for layer in self.layers]
         return [(resized(keys, width), resized(values, width)) for keys, values in pairs]
@@ -98,7 +95,7 @@ class Decoder(nn.Module):
             cache: Each layer's keys and values of earlier positions, (B, H, T, D), with room for L
                 more.
             sources: What `read` returned.
-            mask: Additive padding mask of the sources, (B, 1, 1, S).
+            mask: Additive padding mask of the sources, (B, 1, 1, T of the sources).
             tables: `PositionBias.tables()` of this decoder.
 
         Returns:
@@ -106,9 +103,8 @@ class Decoder(nn.Module):
         """
         biases = position_biases(tables, offsets, x.shape[1], cache[0][0].shape[2])
         written: list[KeysValues] = []
-        for layer, bias, pair, source in zip(
-            self.layers, cycle(biases), cache, sources, strict=False
-        ):
+        parts = zip(self.layers, cycle(biases), cache, sources, strict=False)
+        for layer, bias, pair, source in parts:
             x, pair = layer(x, bias, offsets, pair, source, mask)
             written.append(pair)
         return x, written
@@ -133,7 +129,7 @@ class DecoderLayer(nn.Module):
         source: KeysValues,
         mask: mx.array | None,
     ) -> tuple[mx.array, KeysValues]:
-        """Run one layer; as `Decoder`, with a bias (B or 1, H, L, T) that is -inf ahead."""
+        """Run one layer; as `Decoder`, with a causal bias (B or 1, H, L, T)."""
         attended, cache = self.self_attention(self.self_norm(x), bias, cache, offsets)
         x = x + attended
         x = x + self.cross_attention(self.cross_norm(x), source, mask)
@@ -158,7 +154,11 @@ class SelfAttention(nn.Module):
         cache: KeysValues | None = None,
         offsets: mx.array | None = None,
     ) -> tuple[mx.array, KeysValues]:
-        """Attend from new positions to themselves and to those in the cache, if there is one."""
+        """Attend from new positions to themselves and to those in the cache, if there is one.
+
+        Buffers of the cache are longer than what counts in them. Whatever lies beyond a row's
+        positions, rejected tokens among it, is hidden by the bias: -inf for keys after the query.
+        """
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)
         if cache is not None and offsets is not None:
             k, v = write(cache[0], k, offsets), write(cache[1], v, offsets)
@@ -190,7 +190,7 @@ class CrossAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """act(x W) W', or with a gate (v1.1): (act(x W) * x V) W', W and V being one matrix."""
+    """act(x W) W', or with a gate (v1.1): (act(x W) * x V) W'; `wi` is W, or W and then V."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -211,31 +211,28 @@ class FeedForward(nn.Module):
 
 
 class Head(nn.Module):
-    """The step from the decoder's last hidden states to logits; its weights are held elsewhere."""
+    """The step from the decoder's last hidden states to logits.
+
+    It holds no weights, so that checkpoints keep theirs where they are: norm in the decoder, output
+    matrix in the model, where it may be the embedding.
+    """
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
     def logits(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
-        """Score the first `size` ids.
+        """Score the first `size` ids: hidden states (B, L, d_model) -> logits (B, L, size).
 
-        Args:
-            x: Hidden states, (B, L, d_model).
-            norm: The decoder's last normalization.
-            output: The output matrix (`lm_head`), or the embedding where that is also the output.
-            size: Number of ids.
-
-        Returns:
-            Logits, (B, L, size).
+        `norm` is the decoder's last normalization; `output` the output matrix (`lm_head`), or the
+        embedding where that is also the output.
         """
         x = norm(x) if self.scale == 1 else norm(x) * self.scale
         if isinstance(output, nn.Linear | nn.Embedding) and "bias" not in output:
             logits: mx.array = x @ output.weight[:size].T  # no others are computed
         else:
-            logits = (output.as_linear(x) if hasattr(output, "as_linear") else output(x))[
-                ..., :size
-            ]
+            project = output.as_linear if hasattr(output, "as_linear") else output
+            logits = project(x)[..., :size]
         return logits
 
     def argmax(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
@@ -246,7 +243,7 @@ class Head(nn.Module):
 def split_heads(x: mx.array, parts: int, num_heads: int) -> list[mx.array]:
     """(B, L, parts * H * D) -> `parts` arrays (B, H, L, D)."""
     batch, length, _ = x.shape
-    if length == 1:  # in order already: small models notice every operation
+    if length == 1:  # no transpose is needed, and small models gain by leaving it out
         heads = x.reshape(batch, parts * num_heads, 1, -1)
     else:
         heads = x.reshape(batch, length, parts * num_heads, -1).swapaxes(1, 2)

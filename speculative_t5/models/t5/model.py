@@ -110,6 +110,7 @@ class T5(nn.Module):
         mask = additive(encoder_mask, self.dtype)
         sources = self.encode(encoder_tokens, mask)
         config, (batch, length) = self.config, decoder_tokens.shape
+        # A cache with room for exactly these tokens: nothing comes before them.
         empty = mx.zeros((batch, config.num_heads, length, config.d_kv), self.dtype)
         cache = [(empty, empty)] * config.num_decoder_layers
         start, tables = mx.zeros(1, dtype=mx.int32), self.decoder.position_bias.tables()
@@ -119,15 +120,10 @@ class T5(nn.Module):
     def encode(
         self, tokens: mx.array, mask: mx.array | None, width: int | None = None
     ) -> list[KeysValues]:
-        """Encode sources for cross-attention.
-
-        Args:
-            tokens: (B, S) int32.
-            mask: Additive padding mask, (B, 1, 1, S).
-            width: T; by default S.
+        """Encode sources (B, S) int32 for cross-attention, with an additive mask (B, 1, 1, S).
 
         Returns:
-            Each layer's keys and values, (B, H, T, D), zeros from S on.
+            Each layer's keys and values, (B, H, T, D), zeros from S on; T is `width`, or else S.
         """
         memory = self.encoder(self.shared(tokens), mask)
         return self.decoder.read(memory, width or tokens.shape[1])

@@ -26,10 +26,7 @@ class PositionBias(nn.Module):
         self.bidirectional = bidirectional
         self.relative = np.arange(-reach, reach + 1)
         self.buckets = relative_position_bucket(
-            self.relative,
-            bidirectional=bidirectional,
-            num_buckets=num_buckets,
-            max_distance=reach,
+            self.relative, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=reach
         )
         self.num_buckets = num_buckets
         self.weight = mx.zeros((own * num_buckets, config.num_heads))
@@ -54,16 +51,9 @@ class PositionBias(nn.Module):
 def position_biases(
     tables: Sequence[mx.array], offsets: mx.array, num_queries: int, num_keys: int
 ) -> list[mx.array]:
-    """Biases of queries from `offsets` on against keys 0 to T - 1, one for each table.
+    """Biases (B or 1, H, L, T) of L queries against keys 0 to T - 1, for each of the `tables()`.
 
-    Args:
-        tables: `PositionBias.tables()`.
-        offsets: Position of each row's first query, (B,) or (1,) int32.
-        num_queries: L.
-        num_keys: T.
-
-    Returns:
-        (B or 1, H, L, T) each.
+    `offsets` has the position of each row's first query, (B,) or (1,) int32.
     """
     reach = tables[0].shape[1] // 2
     queries = offsets[:, None, None] + mx.arange(num_queries)[:, None]
