@@ -28,9 +28,7 @@ def main(
             if repeat == 0:
                 print(sentence.removeprefix("correct: "))
                 print(f"  -> {runs[True][-1].text}")
-    same = sum(
-        one.tokens == other.tokens for one, other in zip(runs[False], runs[True], strict=True)
-    )
+    same = sum(a.tokens == b.tokens for a, b in zip(runs[False], runs[True], strict=True))
     print(f"\n{same} of {len(runs[True])} speculative outputs equal those of plain decoding")
     speeds = {}
     for speculative, done in runs.items():

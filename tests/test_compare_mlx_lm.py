@@ -172,7 +172,7 @@ def test_a_trained_pair_is_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
     train_causal.train_pair(texts * 3, tmp_path / "pair", 2, seed=0)
     capsys.readouterr()
     compare_acceptance.main(
-        **folders, text=None, num_draft=2, count=2, prompt_tokens=4, max_tokens=6, runs=5, seed=0
+        **folders, num_draft=2, count=2, prompt_tokens=4, max_tokens=6, runs=5, seed=0
     )
     out = capsys.readouterr().out
     for variant in ("mlx-lm", "ours, token", "ours, block"):

@@ -92,7 +92,6 @@ def test_wrong_entries_are_refused(tmp_path: Path) -> None:
         (lambda: planted_bugs.read_bugs(tmp_path), "room.toml: an entry has the fields name"),
         (lambda: planted_bugs.read_bugs(tmp_path, ["hall"]), "no .*/hall.toml, .* one of: room"),
         (lambda: Bug("", "", "a.py", "x", "y", "").planted("x = x"), "occurs 2 times in a.py"),
-        (lambda: planted_bugs.pytest_arguments("test_of_it"), "is not tests/FILE.py::NAME"),
         (lambda: planted_bugs.update_table(collection / "room.toml", []), "has no table that"),
     ):
         with pytest.raises(ValueError, match=message):

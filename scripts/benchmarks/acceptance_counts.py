@@ -80,14 +80,13 @@ def count_flags(flags: Sequence[bool], num_draft: int, max_tokens: int) -> Count
 def count_stats(output: Generation) -> Counts:
     """Count the rounds of an output of this package."""
     stats = output.stats
-    cut = stats.accepted + stats.rounds - stats.emitted  # 1 if the last round has no own token
-    rejections = sum(a < d for a, d in zip(stats.num_accepted, stats.num_drafted, strict=True))
-    last_is_short = stats.num_accepted[-1] < stats.num_drafted[-1]
+    has_no_own = stats.accepted + stats.rounds > stats.emitted  # the last round was cut
+    rejected = [a < d for a, d in zip(stats.num_accepted, stats.num_drafted, strict=True)]
     return Counts(
         rounds=stats.rounds,
         drafted=stats.drafted,
         accepted=stats.accepted,
-        rejected=rejections - int(bool(cut) and last_is_short),
+        rejected=sum(rejected) - (has_no_own and rejected[-1]),
         emitted=stats.emitted,
         opened=int(stats.num_accepted[0] > 0),
         outputs=1,

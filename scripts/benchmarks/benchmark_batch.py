@@ -73,12 +73,11 @@ def throughput(
     data: DataOption,
     count: CountOption = 128,
     turns: Annotated[int, typer.Option(help="How often everything is measured.")] = 3,
-    num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
 ) -> None:
     """Measure tokens per second by batch size, with plain and with speculative decoding."""
     prompts = mixed_prompts(data, count)
-    decoder = engine(num_draft=num_draft)
+    decoder = engine(num_draft=5)
     variants = [(speculative, size) for speculative in (False, True) for size in (1, 4, 16, 64)]
     seconds: defaultdict[tuple[bool, int], float] = defaultdict(float)
     tokens: dict[tuple[bool, int], int] = {}
@@ -93,7 +92,7 @@ def throughput(
             if turn:  # the first turn warms up, and does not count
                 seconds[speculative, size] += time.perf_counter() - began
                 tokens[speculative, size] = sum(output.stats.emitted for output in outputs)
-    print(f"{count} prompts, {turns} turns, temperature {temperature:g}, num_draft {num_draft}")
+    print(f"{count} prompts, {turns} turns, temperature {temperature:g}, num_draft 5")
     for speculative in (False, True):
         speed = {size: turns * tokens[variant] / seconds[variant]
                  for variant in variants if variant[0] == speculative
@@ -108,14 +107,13 @@ def memory(
     data: DataOption,
     count: CountOption = 10_000,
     distinct: Annotated[int, typer.Option(help="Number of different prompts, repeated.")] = 100,
-    batch_size: Annotated[int, typer.Option(help="Prompts in a batch.")] = 16,
 ) -> None:
     """Print the memory used in the course of one run over many prompts."""
     few = mixed_prompts(data, distinct)
     prompts = (few[i % len(few)] for i in range(count))
     decoder = engine()
     print(f"{'prompts':>8} {'resident, MB':>14} {'peak of it':>12} {'MLX, MB':>10} {'peak':>8}")
-    for done, _ in enumerate(decoder.iter_batch(enumerate(prompts), batch_size=batch_size), 1):
+    for done, _ in enumerate(decoder.iter_batch(enumerate(prompts), batch_size=16), 1):
         if done in (1, 100, 200, 500) or done % 1000 == 0:
             figures = (resident(), peak_memory(), mx.get_active_memory(), mx.get_peak_memory())
             now, peak, active, most = (figure / 1e6 for figure in figures)

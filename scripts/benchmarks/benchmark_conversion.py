@@ -24,9 +24,10 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import StrEnum
 from multiprocessing import Process
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO
 
 from speculative_t5.checkpoints.t5 import plan
 from speculative_t5.models.t5.config import T5Config
@@ -42,20 +43,18 @@ PAUSE = 5  # seconds: else memory freed by deleting files would favour one of th
 FIXED_BYTES = 1.0e9  # a conversion may take this and twice the largest tensor
 
 Tensors = dict[str, tuple[int, ...]]
-
-
-Weights = Literal["random", "sparse"]
-Form = Literal["shards", "single", "bin", "old-bin"]
+Weights = StrEnum("Weights", ["random", "sparse"])
+Form = StrEnum("Form", ["shards", "single", "bin", "old-bin"])
 
 
 def main(
     gigabytes: Annotated[float, typer.Option(help="Size of the checkpoint, in 10**9 bytes.")] = 4,
     weights: Annotated[
         Weights, typer.Option(help="Random numbers, or a sparse file, which takes no room.")
-    ] = "random",
+    ] = Weights.random,
     form: Annotated[
         Form, typer.Option(help="safetensors in shards of 1 GB or in one file, or a .bin file.")
-    ] = "shards",
+    ] = Form.shards,
     rounds: Annotated[int, typer.Option(help="How often both are timed.")] = 3,
     copy: Annotated[bool, typer.Option(help="Whether to time cp at all.")] = True,
 ) -> None:

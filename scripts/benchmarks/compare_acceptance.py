@@ -29,7 +29,7 @@ import numpy as np
 import typer
 from acceptance_counts import Counts, count_flags, count_stats
 from chi_square import Fit, fit
-from texts import HELD_OUT_FILE, read_documents
+from texts import HELD_OUT_FILE
 
 BATCH = 64
 Encode = Callable[[str], list[int]]
@@ -37,11 +37,7 @@ RULES: tuple[VerifyRule, ...] = ("token", "block")
 
 
 def theirs(
-    target: CausalModel,
-    draft: CausalModel,
-    prompt: Sequence[int],
-    num_draft: int,
-    max_tokens: int,
+    target: CausalModel, draft: CausalModel, prompt: Sequence[int], num_draft: int, max_tokens: int
 ) -> Iterator[tuple[int, bool]]:
     """Yield mlx-lm's tokens, and whether each came from the draft; any end is reported as EOS.
 
@@ -130,7 +126,7 @@ def take_windows(ids: Sequence[int], count: int, length: int) -> list[list[int]]
     if len(ids) < count * length:
         raise ValueError(
             f"{count} prompts of {length} tokens are more than the text's {len(ids)}: "
-            "ask for less, or give a longer --text"
+            "ask for less, or train the pair on a longer text"
         )
     step = len(ids) // count
     return [list(ids[start : start + length]) for start in range(0, count * step, step)]
@@ -203,9 +199,6 @@ def main(
         "causal-pair/target"
     ),
     draft: Annotated[Path, typer.Argument(help="The draft's folder.")] = Path("causal-pair/draft"),
-    text: Annotated[
-        Path | None, typer.Option(help="Text for prompts; by default held-out.txt of the pair.")
-    ] = None,
     num_draft: Annotated[int, typer.Option(min=1, help="Tokens to draft for each pass.")] = 4,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 64,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,
@@ -215,7 +208,7 @@ def main(
 ) -> None:
     try:
         large, small, encode = load_pair(target, draft)
-        (held_out,) = read_documents([text or target.parent / HELD_OUT_FILE])
+        held_out = (target.parent / HELD_OUT_FILE).read_text(encoding="utf-8")
         prompts = take_windows(encode(held_out), count, prompt_tokens)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
@@ -226,35 +219,32 @@ def main(
     found = compare_acceptance(
         large, small, prompts, num_draft=num_draft, max_tokens=max_tokens, seed=seed
     )
-    print_acceptance(found, predicted(large, small, prompts))
-    print(f"The second token of {runs} outputs for one prompt, against its exact distribution:")
-    tested = compare_exactness(large, small, prompts[0], num_draft=num_draft, runs=runs, seed=seed)
-    print_exactness(tested, predicted(large, small, prompts[:1]))
-
-
-def print_acceptance(found: dict[str, Counts], prediction: tuple[float, float]) -> None:
     print(f"{'':20} accepted of drafted   of judged   tokens per pass   first place")
     for name, counts in found.items():
         print(
             f"{name:20} {counts.acceptance:19.3f} {counts.judged:11.3f} "
             f"{counts.tokens_per_round:17.3f} {counts.opened / counts.outputs:13.3f}"
         )
-    product, overlap = prediction
-    print(
-        f"\nAt the first place p and q predict {product:.3f} for equal samples (sum of p q) and "
-        f"{overlap:.3f} for the token-wise rule (sum of min(p, q)).\n",
-        flush=True,
-    )
-
-
-def print_exactness(tested: dict[str, tuple[Fit, float]], prediction: tuple[float, float]) -> None:
+    print_predicted(large, small, prompts)
+    print(f"The second token of {runs} outputs for one prompt, against its exact distribution:")
+    tested = compare_exactness(large, small, prompts[0], num_draft=num_draft, runs=runs, seed=seed)
     print(f"{'':20} chi-square   degrees of freedom   p-value   first place")
     for name, (test, opened) in tested.items():
         print(
             f"{name:20} {test.statistic:10.1f} {test.freedom:20} {test.p_value:9.2g} {opened:13.3f}"
         )
-    product, overlap = prediction
-    print(f"\nFor this prompt p and q predict {product:.3f} and {overlap:.3f} at the first place.")
+    print_predicted(large, small, prompts[:1])
+
+
+def print_predicted(
+    target: CausalModel, draft: CausalModel, prompts: Sequence[Sequence[int]]
+) -> None:
+    product, overlap = predicted(target, draft, prompts)
+    print(
+        f"\nAt the first place p and q predict {product:.3f} for equal samples (sum of p q) and "
+        f"{overlap:.3f} for the token-wise rule (sum of min(p, q)).\n",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -51,11 +51,10 @@ def main(
     if plot:
         pyplot()  # a missing library is reported now
     examples = held_out_examples(data, count, single=False)
-    rows = []
-    for temperature in TEMPERATURES:
-        for row in measure(examples, temperature, num_draft):
-            rows.append(row)
-            print(as_line(row))
+    rows = [
+        row for temperature in TEMPERATURES for row in measure(examples, temperature, num_draft)
+    ]
+    print("\n".join(map(as_line, rows)))
     if plot:
         draw(rows, plot)
 

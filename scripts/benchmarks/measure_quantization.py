@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -27,31 +26,22 @@ from texts import DataOption, held_out_examples
 
 def main(
     data: DataOption,
-    model: Annotated[str, typer.Option(help="Target.")] = "correct-base",
     count: Annotated[int, typer.Option(help="Held-out sentences.")] = 200,
-    group_sizes: Annotated[
-        list[int] | None,
-        typer.Option("--group-size", help="As for convert.py; repeatable. [default: 64]"),
-    ] = None,
 ) -> None:
     examples = held_out_examples(data, count)
     sources = [source for source, _ in examples]
     references = [reference for _, reference in examples]
-    folder = locate(model)
+    folder = locate("correct-base")
     whole, chrf, speed = decode(folder, sources, references)
     print(f"{count} held-out sentences, greedy, batches of 32")
     print(f"  float32: {size(folder):.1f} MB stored, chrF {chrf:.2f}, {speed:.0f} tokens/s")
-    for bits, group_size, keep_wo in product((8, 4), group_sizes or (64,), (False, True)):
+    for bits in (8, 4):
         with tempfile.TemporaryDirectory() as work:
-            small = convert(
-                str(folder), Path(work) / "small", quantize=bits, group_size=group_size,
-                keep_wo=keep_wo,
-            )  # fmt: skip
+            small = convert(str(folder), Path(work) / "small", quantize=bits)
             outputs, chrf, speed = decode(small, sources, references)
             same = sum(a == b for a, b in zip(outputs, whole, strict=True))
             print(
-                f"  {bits} bits, groups of {group_size}{', wo kept' if keep_wo else ''}: "
-                f"{size(small):.1f} MB, {same / count:.1%} of outputs the same, "
+                f"  {bits} bits: {size(small):.1f} MB, {same / count:.1%} of outputs the same, "
                 f"chrF {chrf:.2f}, {speed:.0f} tokens/s"
             )
 

@@ -13,11 +13,11 @@ import mlx.core as mx
 sys.path.append(str(Path(__file__).parents[1] / "training"))
 
 from corruption import PREFIX, Corruptor, DataOption, held_out_examples, read_sentences
-from documents import HELD_OUT_FILE, read_documents
+from documents import HELD_OUT_FILE
 
 __all__ = [
     "HELD_OUT_FILE", "PREFIX", "Corruptor", "DataOption", "engine", "held_out_examples",
-    "read_documents", "read_sentences",
+    "read_sentences",
 ]  # fmt: skip
 
 

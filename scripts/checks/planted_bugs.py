@@ -36,21 +36,11 @@ FIELDS = {"name", "file", "find", "replace", "test"}
 COPIED = ("speculative_t5", "scripts", "tests")  # folders; others are linked
 PROCESSES = 2  # tests that run at a time
 TIMEOUT = 600  # seconds of a test
-SELECTION = re.compile(r"(?P<id>\S+?\.py(::\w+)*(\[.*\])?)( (-k )?(?P<keyword>.+))?")
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A bug to plant.
-
-    Attributes:
-        room: Name of the collection's file, without .toml.
-        name: What the bug does, in one phrase.
-        file: Path of the Python file, from the repository's root.
-        find: Text that occurs exactly once in the file.
-        replace: The text with the bug.
-        test: Pytest's id of the test, perhaps a space and an expression for -k after it.
-    """
+    """A bug of tests/planted_bugs/ROOM.toml, whose `find` occurs exactly once in its file."""
 
     room: str
     name: str
@@ -91,17 +81,9 @@ def read_bugs(repository: Path, rooms: Sequence[str] = ()) -> list[Bug]:
 
 
 def pytest_arguments(test: str) -> list[str]:
-    """Return pytest's arguments for the test of an entry.
-
-    Raises:
-        ValueError: If it is neither an id, nor an id and an expression.
-    """
-    if (selection := SELECTION.fullmatch(test)) is None:
-        raise ValueError(
-            f"{test!r} is not tests/FILE.py::NAME, perhaps with -k EXPRESSION after it"
-        )
-    keyword = selection["keyword"]
-    return [selection["id"], *(["-k", keyword] if keyword else [])]
+    """Return pytest's arguments for the test of an entry: an id, perhaps -k and an expression."""
+    name, _, keyword = test.partition(" -k ")
+    return [name, *(["-k", keyword] if keyword else [])]
 
 
 def copy_checkout(repository: Path, folder: Path) -> None:

@@ -48,15 +48,7 @@ DRAFT_Y, TARGET_Y = 0.0, -0.95
 
 @dataclass(frozen=True)
 class Judged:
-    """One round: the tokens before it, the drafted ids, and the target's answer at each place.
-
-    Attributes:
-        number: From 1.
-        before: Ids emitted before.
-        drafted: K ids.
-        answers: K + 1 ids: the target's own choice after the first 0 to K drafted tokens.
-        num_accepted: Number of drafted tokens accepted.
-    """
+    """One round: the ids before it, K drafted ids, and the target's K + 1 answers to them."""
 
     number: int
     before: list[int]

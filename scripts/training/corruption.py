@@ -12,6 +12,7 @@ import hashlib
 import lzma
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -45,42 +46,36 @@ think thinks thought thought thinking/say says said said saying/tell tells told 
 find finds found found finding/leave leaves left left leaving/feel feels felt felt feeling
 keep keeps kept kept keeping/begin begins began begun beginning/write writes wrote written writing
 speak speaks spoke spoken speaking/break breaks broke broken breaking/eat eats ate eaten eating
-drink drinks drank drunk drinking
-buy buys bought bought buying/bring brings brought brought bringing
-sleep sleeps slept slept sleeping/run runs ran run running/sit sits sat sat sitting
-stand stands stood stood standing/lose loses lost lost losing/pay pays paid paid paying
-meet meets met met meeting/teach teaches taught taught teaching/catch catches caught caught catching
-drive drives drove driven driving/ride rides rode ridden riding/fall falls fell fallen falling
-forget forgets forgot forgotten forgetting/choose chooses chose chosen choosing
-wear wears wore worn wearing/sing sings sang sung singing/swim swims swam swum swimming
-fly flies flew flown flying/grow grows grew grown growing/throw throws threw thrown throwing
-draw draws drew drawn drawing/understand understands understood understood understanding
-hear hears heard heard hearing/hold holds held held holding/send sends sent sent sending
-spend spends spent spent spending/build builds built built building/win wins won won winning
-sell sells sold sold selling
-have has had had having
-die dies died died dying/lie lies lied lied lying
-read reads read read reading
-put puts put put putting
-cut cuts cut cut cutting/let lets let let letting
-study studies studied studied studying/try tries tried tried trying/cry cries cried cried crying
-play plays played played playing
-stop stops stopped stopped stopping/plan plans planned planned planning
+drink drinks drank drunk drinking/buy buys bought bought buying
+bring brings brought brought bringing/sleep sleeps slept slept sleeping/run runs ran run running
+sit sits sat sat sitting/stand stands stood stood standing/lose loses lost lost losing
+pay pays paid paid paying/meet meets met met meeting/teach teaches taught taught teaching
+catch catches caught caught catching/drive drives drove driven driving/ride rides rode ridden riding
+fall falls fell fallen falling/forget forgets forgot forgotten forgetting
+choose chooses chose chosen choosing/wear wears wore worn wearing/sing sings sang sung singing
+swim swims swam swum swimming/fly flies flew flown flying/grow grows grew grown growing
+throw throws threw thrown throwing/draw draws drew drawn drawing
+understand understands understood understood understanding/hear hears heard heard hearing
+hold holds held held holding/send sends sent sent sending/spend spends spent spent spending
+build builds built built building/win wins won won winning/sell sells sold sold selling
+have has had had having/die dies died died dying/lie lies lied lied lying
+read reads read read reading/put puts put put putting/cut cuts cut cut cutting
+let lets let let letting/study studies studied studied studying/try tries tried tried trying
+cry cries cried cried crying/play plays played played playing/stop stops stopped stopped stopping
+plan plans planned planned planning
 """
 
-# Words that determine the form of the verb after them.
-TAKES_BASE = set(
-    "to can can't could couldn't will won't would wouldn't should shouldn't must may might "
-    "shall don't doesn't didn't did i'll you'll he'll she'll we'll they'll it'll let's "
-    "cannot".split()
-)
-TAKES_PARTICIPLE = set("have has had haven't hasn't hadn't i've you've we've they've".split())
-TAKES_ING = set(
-    "am is are was were been i'm you're he's she's we're they're it's isn't aren't wasn't "
-    "weren't".split()
-)
-SINGULAR = set("he she it tom mary who everyone everybody nobody someone".split())
-PLURAL = set("i you we they people".split())
+# Words, the form that a verb has after them, and the wrong forms to replace it with, by column.
+AGREEMENT = [
+    ("to can can't could couldn't will won't would wouldn't should shouldn't must may might shall "
+     "don't doesn't didn't did i'll you'll he'll she'll we'll they'll it'll let's cannot",
+     0, (1, 2, 4)),
+    ("have has had haven't hasn't hadn't i've you've we've they've", 3, (0, 2, 4)),
+    ("am is are was were been i'm you're he's she's we're they're it's isn't aren't wasn't "
+     "weren't", 4, (0, 1)),
+    ("he she it tom mary who everyone everybody nobody someone", 1, (0, 4)),
+    ("i you we they people", 0, (1, 4)),
+]  # fmt: skip
 DROPPABLE = set(
     "a an the to of in on at for is are was were am be been do does did has have had will "
     "it with by from as that".split()
@@ -99,16 +94,14 @@ def _split(word: str) -> tuple[str, str, str]:
     """Split into the punctuation before, the word itself, and the punctuation after."""
     match = _WORD.match(word)
     assert match is not None
-    return match.group(1), match.group(2), match.group(3)
-
-
-def _recase(word: str, like: str) -> str:
-    return word[:1].upper() + word[1:] if like[:1].isupper() else word
+    before, core, after = match.groups()
+    return before, core, after
 
 
 def _replace(words: list[str], i: int, new: str) -> list[str]:
     before, core, after = _split(words[i])
-    return [*words[:i], before + _recase(new, core) + after, *words[i + 1 :]]
+    new = new[:1].upper() + new[1:] if core[:1].isupper() else new
+    return [*words[:i], before + new + after, *words[i + 1 :]]
 
 
 def _core(word: str) -> str:
@@ -152,8 +145,8 @@ def double_word(words: list[str], rng: random.Random) -> list[str] | None:
     i = _pick(rng, [i for i, w in enumerate(words) if w.isalpha()])
     if i is None:
         return None
-    return [*words[: i + 1], words[i].lower() if i == 0 and words[i] != "I" else words[i],
-            *words[i + 1 :]]  # fmt: skip
+    again = words[i].lower() if i == 0 and words[i] != "I" else words[i]
+    return [*words[: i + 1], again, *words[i + 1 :]]
 
 
 def drop_apostrophe(words: list[str], rng: random.Random) -> list[str] | None:
@@ -198,20 +191,11 @@ def _verb_rule(vocabulary: set[str]) -> Rule:
         forms.update(dict.fromkeys(verb, verb))
 
     def wrong_forms(before: str, word: str) -> list[str]:
-        base, third, past, participle, ing = forms[word]
-        if before in TAKES_BASE and word == base:
-            wrong = [third, past, ing]
-        elif before in TAKES_PARTICIPLE and word == participle:
-            wrong = [base, past, ing]
-        elif before in TAKES_ING and word == ing:
-            wrong = [base, third]
-        elif before in SINGULAR and word == third:
-            wrong = [base, ing]
-        elif before in PLURAL and word == base:
-            wrong = [third, ing]
-        else:
-            wrong = []
-        return [w for w in wrong if w != word]
+        verb = forms[word]
+        for words, right, wrong in AGREEMENT:
+            if before in words.split() and word == verb[right]:
+                return [verb[i] for i in wrong if verb[i] != word]
+        return []
 
     def wrong_verb(words: list[str], rng: random.Random) -> list[str] | None:
         cores = [_core(w) for w in words]
@@ -230,10 +214,7 @@ class Corruptor:
     """Damages sentences with a fixed mix of rules; their vocabulary shows the regular verbs."""
 
     def __init__(self, sentences: list[str]) -> None:
-        counts: dict[str, int] = {}
-        for sentence in sentences:
-            for word in sentence.split():
-                counts[_core(word)] = counts.get(_core(word), 0) + 1
+        counts = Counter(_core(word) for sentence in sentences for word in sentence.split())
         vocabulary = {word for word, n in counts.items() if n >= 5 and word.isalpha()}
         self._rules: list[Rule] = [
             slip, _confuse_rule(), _verb_rule(vocabulary), drop_word, double_word,
@@ -272,9 +253,7 @@ def read_sentences(path: Path) -> tuple[list[str], list[str]]:
     """Read the unique English sentences of the pairs file, in its order: (training, held out)."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
         unique = dict.fromkeys(line.split("\t", 1)[0] for line in file)
-    train = [s for s in unique if not held_out(s)]
-    test = [s for s in unique if held_out(s)]
-    return train, test
+    return [s for s in unique if not held_out(s)], [s for s in unique if held_out(s)]
 
 
 def held_out_examples(

@@ -31,7 +31,8 @@ from corruption import Corruptor, DataOption, read_sentences, training_examples
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.optimization import Adafactor
 
-PIECES, EXTRA_IDS, VOCAB_SIZE = 3000, 100, 3200
+PIECES, VOCAB_SIZE = 3000, 3200
+TOKENS = 4400  # of a step, padding included
 SHAPES = {
     "correct-base": {"d_model": 384, "d_kv": 64, "num_heads": 6, "d_ff": 1536,
                      "num_layers": 6, "num_decoder_layers": 6},
@@ -40,6 +41,7 @@ SHAPES = {
 }  # fmt: skip
 
 Example = tuple[list[int], list[int]]  # source and target ids, EOS included
+StepsOption = Annotated[int, typer.Option(help="Optimizer steps.")]
 WorkOption = Annotated[Path, typer.Option(help="Folder for checkpoints and results.")]
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -62,25 +64,15 @@ def vocabulary(data: DataOption, work: WorkOption = Path("runs")) -> None:
 
 
 @app.command()
-def target(
-    data: DataOption,
-    work: WorkOption = Path("runs"),
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 3800,
-    tokens: Annotated[int, typer.Option(help="Padded tokens a step.")] = 4400,
-) -> None:
+def target(data: DataOption, work: WorkOption = Path("runs"), steps: StepsOption = 3800) -> None:
     """Train correct-base on freshly damaged sentences."""
-    train("correct-base", damaged(data, work, seed=2), work, steps=steps, tokens=tokens)
+    train("correct-base", damaged(data, work, seed=2), work, steps=steps)
 
 
 @app.command()
-def draft(
-    data: DataOption,
-    work: WorkOption = Path("runs"),
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 2500,
-    tokens: Annotated[int, typer.Option(help="Padded tokens a step.")] = 4400,
-) -> None:
+def draft(data: DataOption, work: WorkOption = Path("runs"), steps: StepsOption = 2500) -> None:
     """Train correct-small on freshly damaged sentences; `distill` finishes it."""
-    train("correct-small", damaged(data, work, seed=3), work, steps=steps, tokens=tokens)
+    train("correct-small", damaged(data, work, seed=3), work, steps=steps)
 
 
 @app.command()
@@ -120,12 +112,7 @@ def teach(
 
 
 @app.command()
-def distill(
-    data: DataOption,
-    work: WorkOption = Path("runs"),
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1600,
-    tokens: Annotated[int, typer.Option(help="Padded tokens a step.")] = 4400,
-) -> None:
+def distill(data: DataOption, work: WorkOption = Path("runs"), steps: StepsOption = 1600) -> None:
     """Finish correct-small on the target's greedy outputs (sequence-level distillation)."""
     with (work / "taught.jsonl").open() as file:
         records = [json.loads(line) for line in file]
@@ -136,7 +123,7 @@ def distill(
         while True:
             yield from rng.sample(encoded, len(encoded))
 
-    train("correct-small", shuffled, work, steps=steps, tokens=tokens, stage="distill", rate=5e-3)
+    train("correct-small", shuffled, work, steps=steps, stage="distill", rate=5e-3)
 
 
 def damaged(data: Path, work: Path, *, seed: int) -> Callable[[int], Iterator[Example]]:
@@ -164,9 +151,9 @@ def pad(rows: list[list[int]], value: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batches(
-    examples: Iterator[Example], tokens: int, seed: int
+    examples: Iterator[Example], seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield batches of similar lengths and at most `tokens` padded tokens: (ids, mask, labels)."""
+    """Yield batches of similar lengths and at most `TOKENS` padded tokens: (ids, mask, labels)."""
     rng = random.Random(seed)
     while True:
         pool = sorted(islice(examples, 4096), key=lambda e: (len(e[0]), len(e[1])))
@@ -174,7 +161,7 @@ def batches(
         for example in pool:
             group = groups[-1]
             longest = [max(len(e[k]) for e in [*group, example]) for k in (0, 1)]
-            if group and (len(group) + 1) * sum(longest) > tokens:
+            if group and (len(group) + 1) * sum(longest) > TOKENS:
                 groups.append([])
             groups[-1].append(example)
         rng.shuffle(groups)
@@ -190,7 +177,6 @@ def train(
     work: Path,
     *,
     steps: int,
-    tokens: int,
     stage: str = "train",
     rate: float = 2e-2,
 ) -> None:
@@ -215,7 +201,7 @@ def train(
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
     print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters, step {first}")
-    source = batches(examples(first), tokens, seed=first)
+    source = batches(examples(first), seed=first)
     started, seen, running = time.perf_counter(), 0, 0.0
     for step in range(first, steps):
         for group in optimizer.param_groups:

@@ -7,19 +7,12 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from programs import INEXACT, PLAIN, SPECULATIVE
+from programs.workers import Worker
 
 TOLERATED = 1 / 20  # of the outputs: float32 programs may round near-ties differently
-
-
-class Program(Protocol):
-    """A worker: it describes itself, and returns an output and the seconds that it took."""
-
-    about: dict[str, Any]
-
-    def ask(self, ids: list[int], max_tokens: int) -> tuple[list[int], float]: ...
 
 
 @dataclass
@@ -43,24 +36,16 @@ class Figures:
 
 def compare(
     title: str,
-    workers: Mapping[str, Program],
+    workers: Mapping[str, Worker],
     prompts: Sequence[list[int]],
     max_tokens: int,
     turns: int,
     *,
-    exact_length: bool = False,
+    exact_length: bool = False,  # whether every output must have `max_tokens` tokens
 ) -> dict[str, Figures]:
     """Compare outputs, measure speeds, print a report and return the figures.
 
     Exits with status 1 if a program that computes in float32 gives other outputs.
-
-    Args:
-        title: Printed above the results.
-        workers: Programs by name; ours plain is one of them.
-        prompts: Source ids, EOS included.
-        max_tokens: The most tokens of one output.
-        turns: How often all prompts are measured.
-        exact_length: Whether every output must have `max_tokens` tokens.
     """
     figures = {name: Figures(program.about) for name, program in workers.items()}
     order = random.Random(0)
@@ -81,7 +66,7 @@ def compare(
 
 
 def turn(
-    workers: Mapping[str, Program],
+    workers: Mapping[str, Worker],
     prompts: Sequence[list[int]],
     max_tokens: int,
     order: random.Random,

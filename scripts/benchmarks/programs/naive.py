@@ -38,13 +38,9 @@ def generate(model: T5, source: Sequence[int], max_tokens: int) -> list[int]:
 def step(
     model: T5, token: int, memory: mx.array, cache: list[KeysValues]
 ) -> tuple[mx.array, list[KeysValues]]:
-    """Run the decoder over one more token.
+    """Run the decoder over one more token, given the encoder's output (S, d_model).
 
-    Args:
-        model: Gives the weights.
-        token: The last token.
-        memory: The encoder's output, (S, d_model).
-        cache: Self-attention's keys and values of the tokens before it, by layer.
+    The cache holds each layer's keys and values of the tokens before.
 
     Returns:
         Logits (1, V), and the cache with the new position.

@@ -69,13 +69,7 @@ def start(
 ) -> dict[str, Worker]:
     """Start programs on place/target and place/draft; print which of them cannot run.
 
-    Args:
-        names: Of `PROGRAMS`.
-        options: Passed to the workers.
-        place: The folder of the checkpoints.
-        probes: Source ids to find the best settings of CTranslate2 with.
-        max_tokens: The most tokens of an output for a probe.
-        stack: Ends the programs when it is closed.
+    CTranslate2 gets its best settings on the source ids `probes`; `stack` ends the programs.
     """
     if any(name.startswith("ctranslate2") for name in names):
         paths = [str(place / "target"), str(place / "ctranslate2")]
