@@ -6,13 +6,12 @@ import io
 import json
 import os
 import subprocess
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.job import Earlier, Output, Record, process
+from speculative_t5.cli.job import Output, Record, process
 from speculative_t5.cli.prompts import EMPTY, Line, Shard, open_input, read_lines
 from speculative_t5.decoding.results import Stats
 from speculative_t5.generation.outputs import Generation
@@ -51,11 +50,6 @@ def records(content: bytes) -> list[dict[str, Any]]:
     return [json.loads(row) for row in rows]
 
 
-def test_records_hold_any_text() -> None:
-    prompt = 'a "quote" \\ \u2028 \x00 \N{GRINNING FACE}'
-    assert records(prompt.encode())[0]["prompt"] == prompt
-
-
 def test_records_come_in_the_order_of_lines() -> None:
     found = records(b"a\nb\n\nc\nd\n<bad>\ne\nf\ng\n\n")
     assert [record["id"] for record in found] == list(range(1, 11))
@@ -69,19 +63,6 @@ def test_records_come_in_the_order_of_lines() -> None:
         "id": 1, "prompt": "a", "text": "A", "finish_reason": "eos", "stats": stats,
     }  # fmt: skip
     assert found[2] == {"id": 3, "prompt": "", "error": f"line 3: {EMPTY}"}
-
-
-def test_records_are_emitted_as_soon_as_their_turn_has_come() -> None:
-    """Errors too: a file of nothing else must not pile up."""
-    emitted: list[int] = []
-
-    def reading() -> Iterator[Line]:
-        for line in lines(b"\n" * 50 + b"prompt\n" * 50):
-            yield line
-            assert line.number - len(emitted) <= (0 if line.number <= 50 else 3)
-
-    process(reading(), shout, encode, lambda r: emitted.append(r.line.number))
-    assert emitted == list(range(1, 101))
 
 
 def test_records_say_which_prompts_were_cut() -> None:
@@ -126,15 +107,6 @@ def test_a_resumed_run_is_an_uninterrupted_one(job: Job) -> None:
         kept = whole[:size].rpartition(b"\n")[0]
         assert job.run(resume=True) == [whole[:size].count(b"\n"), kept.count(b'"error"')]
         assert job.target.read_bytes() == whole
-
-
-def test_earlier_records_are_counted() -> None:
-    earlier = Earlier()
-    for reason, stats in (("length", {"tokens": 9}), ("eos", {"tokens": 9}), ("length", 3)):
-        earlier.count({"id": 1, "finish_reason": reason, "stats": stats})
-    for odd in ({"finish_reason": "length"}, {"error": "line 7: empty"}):
-        earlier.count(odd)
-    assert earlier == Earlier(5, 1, Counter({9: 1}))
 
 
 def test_a_torn_line_may_end_in_zeros(job: Job) -> None:
