@@ -38,8 +38,7 @@ def shout(
 def encode(text: str) -> Source:
     if "<bad>" in text:
         raise ValueError("prompt ids must be from 0 to 8, got 9")
-    ids = [*text.encode(), 0]
-    return Source([*ids[:19], 0], len(ids) - 20) if len(ids) > 20 else Source(ids)
+    return Source([*text.encode(), 0])
 
 
 def records(content: bytes) -> list[dict[str, Any]]:
@@ -63,12 +62,6 @@ def test_records_come_in_the_order_of_lines() -> None:
         "id": 1, "prompt": "a", "text": "A", "finish_reason": "eos", "stats": stats,
     }  # fmt: skip
     assert found[2] == {"id": 3, "prompt": "", "error": f"line 3: {EMPTY}"}
-
-
-def test_records_say_which_prompts_were_cut() -> None:
-    whole, cut = records(b"x" * 19 + b"\n" + b"x" * 30)
-    assert (cut["text"], cut["prompt"]) == (whole["text"], "x" * 30)
-    assert cut["truncated"] is True and "truncated" not in whole
 
 
 PROMPTS = b"".join(b"prompt %d\n" % i if i % 7 else b"\n" for i in range(40))
