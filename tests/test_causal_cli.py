@@ -49,11 +49,6 @@ def test_a_prompt_is_continued(call: Call, here: Path, chat: tuple[str, ...]) ->
     assert found["stats"]["drafted"]
 
 
-def test_lookups_need_no_draft(call: Call) -> None:
-    done = call("--model", "target", "--draft-model", "lookup", "--prompt", "go go go", "--json")
-    assert done.records[0]["stats"]["drafted"]
-
-
 @CHAT
 def test_a_batch_may_use_nucleus_sampling(call: Call, here: Path, chat: tuple[str, ...]) -> None:
     sampled = ("--temperature", "1", "--top-p", "0.9", "--max-tokens", "12")
@@ -106,13 +101,6 @@ def check_error(done: Any, message: str) -> None:
 )
 def test_bad_input_is_one_line(call: Call, arguments: tuple[str, ...], message: str) -> None:
     check_error(call(*arguments), message)
-
-
-def test_a_draft_length_beyond_the_rest_of_the_context_is_cut(here: Path) -> None:
-    prompt = decoder(here).encode(LONG)[-60:]
-    found = decoder(here, num_draft=50).generate(prompt)
-    assert found.tokens == decoder(here).generate(prompt, speculative=False).tokens
-    assert max(found.stats.num_drafted) <= 4
 
 
 def test_models_lists_them_with_their_drafts(call: Call) -> None:

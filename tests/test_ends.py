@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
@@ -61,13 +60,6 @@ def test_an_output_may_also_end_with_the_context() -> None:
     assert footer(stats, "length", 9).endswith(" - cut where the context ends")
     assert footer(stats, "length", 7).endswith(" - cut at --max-tokens 7")
     assert footer(stats, "eos", 7) == footer(stats, "eos", 9) == stats.summary()
-
-
-def test_a_batch_says_how_many_outputs_were_cut(call: Call) -> None:
-    done = call("batch", "-", "--max-tokens", "4", stdin="He go home.\nYes.\nShe have an apple.\n")
-    assert [record["finish_reason"] for record in done.records] == ["length", "eos", "length"]
-    assert done.err[-1].startswith("[3 prompts, 2 cut at --max-tokens 4, ")
-    assert "cut" not in call("batch", "in.txt").err[-1]
 
 
 def test_the_example_shows_its_prompt(call: Call) -> None:
@@ -144,20 +136,10 @@ def test_the_prefix_may_be_another_or_none(
     assert f"prefix = {prefix!r}\n{expected}\n" in shown
 
 
-def test_a_resumed_batch_does_not_look_for_the_prefix_in_records(call: Call, here: Path) -> None:
-    assert call("batch", "in.txt", "--output", "out", "--force").code == 0
-    whole = (here / "out").read_bytes()
-    (here / "out").write_bytes(whole[: whole.index(b"\n") + 1])
-    assert call("batch", "in.txt", "--output", "out", "--resume").code == 0
-    assert (here / "out").read_bytes() == whole
-
-
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
 def test_types_go_by_name(name: str) -> None:
     folder, kind = REPOSITORY / "weights" / "correct-small", getattr(mx, name)
     assert load(folder, dtype=name)[0].dtype == load(folder, dtype=kind)[0].dtype == kind
-    engine = SpeculativeDecoder.from_pretrained(folder, folder, dtype=name)
-    assert engine.model.dtype == engine.draft.dtype == kind  # type: ignore
 
 
 @pytest.mark.parametrize("dtype", ["int8", "", "FLOAT32", mx.int32, 3])
@@ -203,18 +185,3 @@ def test_a_slow_first_chunk_is_explained_on_a_terminal(
     with note_if_slow(0.05) as watched:
         assert list(watched(generating())) == chunks
     assert capsys.readouterr().err == (f"{SLOW_START}\n" if noted else "")
-
-
-@pytest.mark.parametrize("command", [HOME, ("repl",)])
-def test_commands_that_stream_set_a_timer_and_cancel_it(
-    call: Call, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
-) -> None:
-    timers: list[Timer] = []
-    monkeypatch.setattr(
-        terminal, "Timer", lambda *options: timers.append(Timer(*options)) or timers[-1]
-    )
-    assert call(*command, stdin="He go home.\n").code == 0
-    assert [timer.finished.is_set() for timer in timers] == [True]
-    with pytest.raises(ValueError), note_if_slow():
-        raise ValueError("before the first chunk")
-    assert timers[-1].finished.is_set()

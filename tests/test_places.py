@@ -95,12 +95,6 @@ def test_a_draft_is_looked_for_beside_its_target(elsewhere: Path) -> None:
         assert places.named_draft(target) is None
 
 
-def test_convert_command_depends_on_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert places.convert_command() == "python convert.py --model NAME_OR_PATH"
-    monkeypatch.setattr(places, "CHECKOUT", None)
-    assert places.convert_command(["--model", "x"]) == "speculative-t5 convert --model x"
-
-
 def test_an_unreadable_folder_is_skipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (put(elsewhere / "user" / "weights", "hidden") / "weights.npz").unlink()
     monkeypatch.setattr(places, "find_weights", Mock(side_effect=PermissionError(13, "denied")))

@@ -49,24 +49,18 @@ def test_text_has_one_prompt_a_line() -> None:
 
 def test_json_lines_have_a_field_and_perhaps_an_id() -> None:
     content = b'{"text": "a", "id": "x"}\n{"text": "b", "id": 12}\n{"id": null, "text": "c"}\n'
-    assert [(line.id, line.prompt) for line in lines(content, "jsonl")] == [
-        ("x", "a"),
-        (12, "b"),
-        (3, "c"),
-    ]
+    found = [(line.id, line.prompt) for line in lines(content, "jsonl")]
+    assert found == [("x", "a"), (12, "b"), (3, "c")]
     (line,) = lines(b'{"text": "a", "body": "b"}', "jsonl", "body")
     assert (line.id, line.prompt) == (1, "b")
 
 
 def test_lines_that_cannot_be_used_have_an_error() -> None:
-    assert errors(b'x\n\n[1]\n"s"\n3\nnull\ntrue\n') == [
+    assert errors(b'x\n\n[1]\n"s"\n') == [
         f"not JSON: Expecting value: line 1 column 1 (char 0); {ONE_OBJECT}",
         EMPTY,
         f"not a JSON object but an array; {ONE_OBJECT}",
         f"not a JSON object but a string; {ONE_OBJECT}",
-        f"not a JSON object but a number; {ONE_OBJECT}",
-        f"not a JSON object but null; {ONE_OBJECT}",
-        f"not a JSON object but a boolean; {ONE_OBJECT}",
     ]
     assert errors(b'{}\n{"a": 1, "b": 2}\n{"text": null}\n{"text": {}}\n{"text": " "}') == [
         "no field 'text', it has nothing: name the prompt's by --field",
@@ -79,37 +73,19 @@ def test_lines_that_cannot_be_used_have_an_error() -> None:
     assert error == "'text' holds half of a surrogate pair, expected text"
     (error,) = errors(b'{"text": "a", "id": "\\ud800"}')
     assert error == "'id' is half of a surrogate pair, expected a string or an integer"
-    assert errors(b"ab\xff\n\xfe\xff\n", "text") == [
-        "not UTF-8: byte 0xff at offset 2; convert it to UTF-8",
-        "not UTF-8: byte 0xfe at offset 0; convert it to UTF-8",
-    ]
+    (error,) = errors(b"ab\xff\n", "text")
+    assert error == "not UTF-8: byte 0xff at offset 2; convert it to UTF-8"
     (error,) = errors(b"[" * 100_000)
     assert error is not None and error.startswith("not JSON: ")
-
-
-def test_bad_ids_are_errors() -> None:
     for own, kind in (("1.5", "a number"), ("[]", "an array"), ("true", "a boolean")):
         (line,) = lines(b'{"text": "a", "id": %s}' % own.encode(), "jsonl")
         assert line.error == f"'id' is {kind}, expected a string or an integer" and line.id == 1
 
 
-def test_a_line_without_end_is_not_held_in_memory() -> None:
-    class Endless(io.RawIOBase):
-        given = 0
-
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, buffer: Any) -> int:
-            size = min(len(buffer), 3 * MAX_LINE - self.given)
-            buffer[:size] = b"x" * size
-            self.given += size
-            return size
-
-    found = list(read_lines(io.BufferedReader(Endless()), "text", "text", Shard()))
-    assert [line.error for line in found] == ["longer than 16 MiB: split it into several"]
-    around = b"a\n" + b"x" * (2 * MAX_LINE + 5) + b"\nb\n"
-    assert [line.prompt for line in lines(around)] == ["a", None, "b"]
+def test_a_line_that_is_too_long_is_skipped() -> None:
+    found = lines(b"a\n" + b"x" * (2 * MAX_LINE + 5) + b"\nb\n")
+    assert [line.prompt for line in found] == ["a", None, "b"]
+    assert found[1].error == "longer than 16 MiB: split it into several"
 
 
 def test_shards_part_the_lines() -> None:
@@ -136,8 +112,6 @@ def test_lines_are_counted(tmp_path: Path) -> None:
         with open_input(str(tmp_path / "file")) as stream:
             assert count_lines(stream) == number
             assert stream.read() == content
-    with pytest.raises(ValueError, match="is a folder, expected a file of prompts"):
-        open_input(str(tmp_path))
     reader, writer = os.pipe()
     with open(reader, "rb") as stream:
         assert count_lines(stream) is None

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 
 from speculative_t5.cli import terminal
-from speculative_t5.cli.terminal import one_line, signals_held
+from speculative_t5.cli.terminal import signals_held
 
 import pytest
 import typer
@@ -61,10 +61,6 @@ def test_ignored_signals_stay_ignored() -> None:
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-def test_a_line_holds_nothing_that_a_terminal_would_obey() -> None:
-    assert one_line("a\n b\x1b[31m") == "a b\N{REPLACEMENT CHARACTER}[31m"
-
-
 SYSTEM = [(OSError(n, os.strerror(n), "some/file"), "some/file: ", None) for n in terminal.ADVICE]
 
 
@@ -86,23 +82,19 @@ def lines_of(
     [
         *SYSTEM,
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device", 1),
-        (OSError(errno.ELOOP, os.strerror(errno.ELOOP), "some/file"), "some/file: ", 2),
         (OSError("some text"), "some text", 2),
         (OSError(errno.EAGAIN, "a text: wait for its end"), "a text", 2),
         (RuntimeError("[malloc] Unable to allocate 9 bytes."), "Unable to allocate", 1),
-        (RuntimeError("two\nlines"), "two lines", 1),
+        (RuntimeError("a\n b\x1b[31m"), "a b\N{REPLACEMENT CHARACTER}[31m", 1),
         (MemoryError(), "failed while running: MemoryError", 1),
         (terminal.Failure("a file has 3 lines: run it again"), "failed while running: a file", 1),
         (ValueError("a file is damaged: copy it again"), "a file is damaged", 2),
     ],
 )
 def test_any_error_becomes_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-    found: str,
-    code: int | None,
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    error: Exception, found: str, code: int | None,
+) -> None:  # fmt: skip
     app = terminal.new_app()
 
     @app.command()

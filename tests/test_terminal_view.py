@@ -9,7 +9,7 @@ from pathlib import Path
 from speculative_t5.checkpoints.inspection import Listed
 from speculative_t5.cli import view as terminal_view
 from speculative_t5.cli.models import as_lines
-from speculative_t5.cli.view import legend, shaded, show
+from speculative_t5.cli.view import shaded, show
 from speculative_t5.decoding.results import Stats
 from speculative_t5.generation.outputs import Chunk, Generation
 
@@ -66,28 +66,6 @@ def test_a_finished_output_looks_like_its_stream(monkeypatch: pytest.MonkeyPatch
     assert console.export_text(styles=True) == SHADED + "\n"
     show(CHUNKS, drafts=False)
     assert console.export_text(styles=True) == "He goes to the sea.\n"
-
-
-def test_a_pipe_gets_the_text_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    show(CHUNKS, drafts=True)
-    captured = capsys.readouterr()
-    assert captured.out == "He goes to the sea.\n"
-    assert captured.err == ""
-
-
-def test_no_color_keeps_weight_and_underlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    console = Console(
-        file=(file := io.StringIO()), force_terminal=True, color_system="standard", width=80,
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    console.print(shaded(CHUNKS[0]), legend())
-    text = file.getvalue()
-    assert not any(code in text for code in ("32m", "33m", "36m"))
-    assert "\x1b[1mgoes\x1b[0m" in text and "\x1b[4mbonus\x1b[0m" in text
 
 
 def test_outputs_cannot_command_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
