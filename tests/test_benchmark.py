@@ -11,7 +11,6 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import costs as bench_costs
 from speculative_t5.bench.benchmark import Bench
 from speculative_t5.bench.costs import Costs, Stepper
-from speculative_t5.bench.plot import draw
 from speculative_t5.bench.report import Report, Turn, make_report
 from speculative_t5.bench.runs import PLAIN, Run, Variant, record, variants_of
 from speculative_t5.cli import bench as bench_command
@@ -92,12 +91,6 @@ def test_costs_are_interpolated() -> None:
     costs = Costs(1.0, {(0, 1): 1.0, (2, 1): 3.0, (2, 5): 7.0})
     places = {(2, 3): 5.0, (1, 3): 3.0, (2, 9): 7.0, (9, 5): 7.0, (0, 4): 1.0}
     assert {place: costs.seconds(*place) for place in places} == places
-
-
-def test_a_plot_needs_drafts_of_fixed_length(tmp_path: Path) -> None:
-    plain = Report(**dict.fromkeys(Report.__dataclass_fields__, 1.0) | {"name": PLAIN})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="nothing to plot"):
-        draw([plain], tmp_path / "none.png")
 
 
 def test_figures_by_hand() -> None:
