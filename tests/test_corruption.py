@@ -6,16 +6,6 @@ import random
 
 import corruption
 import pytest
-from corruption import PREFIX, Corruptor
-from families import TEXT
-
-
-def test_examples_join_one_to_four_sentences() -> None:
-    rng = random.Random(0)
-    examples = [Corruptor(TEXT).example(TEXT, rng) for _ in range(100)]
-    assert all(source.startswith(PREFIX) for source, _ in examples)
-    counts = {sum(text in target for text in TEXT) for _, target in examples}
-    assert counts == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +15,6 @@ def test_examples_join_one_to_four_sentences() -> None:
         ("drop_stop", "It is late", {None}),
         ("drop_capital", "Tom likes Mary.", {"tom likes Mary.", "Tom likes mary."}),
         ("drop_apostrophe", "It's late, isn't it?", {"Its late, isn't it?", "It's late, isnt it?"}),
-        ("drop_apostrophe", "It is late.", {None}),
         ("drop_word", "He went to the sea.", {"He went the sea.", "He went to sea."}),
         ("double_word", "Tom ran.", {"Tom tom ran."}),
         ("slip", "I do.", {None}),
