@@ -9,12 +9,9 @@ from typing import Any
 
 from speculative_t5 import load
 from speculative_t5.checkpoints.causal_config import max_context, read_causal_config
-from speculative_t5.models.causal import MLX_LM
-from speculative_t5.tokenizers.causal import JINJA2, PROTOBUF, TRANSFORMERS
 
 import pytest
 from checkpoints import SHAPES, refused
-from conftest import REPOSITORY
 
 QWEN3 = SHAPES["qwen3"] | {"vocab_size": 320, "architectures": ["Qwen3ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -123,10 +120,3 @@ def test_a_missing_mlx_lm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             load(write(tmp_path, architectures=named))
     with refused("^(?!.*pip).*this is a qwen77 .*choose", tmp_path):
         load(write(tmp_path, model_type="qwen77", architectures=["QwenModel"]))
-
-
-@pytest.mark.parametrize("advised", [MLX_LM, TRANSFORMERS, PROTOBUF, JINJA2])
-def test_advised_versions_are_the_required_ones(advised: str) -> None:
-    required = (REPOSITORY / "pyproject.toml").read_text()
-    name = advised.split(">=")[0]
-    assert required.count(f'"{advised}"') == required.count(f'"{name}>=') > 0
