@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from pathlib import Path
 from typing import Any
 
@@ -99,19 +98,6 @@ def test_spelling_the_end_does_not_end_a_document(texts: list[str]) -> None:
     ids = train_causal.encode(tokenizer, ["one", f"two {END} three"]).tolist()
     assert ids.count(end) == 2 and ids[-1] == end
     assert tokenizer.decode(ids, skip_special_tokens=True) == f"onetwo {END} three"
-
-
-def test_archives_are_read_and_long_files_in_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.txt").write_text("Straße\n", encoding="utf-8")
-    (tmp_path / "a.txt.xz").write_bytes(lzma.compress("Straße\n".encode()))
-    paths = [tmp_path / "a.txt", tmp_path / "a.txt.xz"]
-    assert documents.read_documents(paths) == ["Straße\n"] * 2
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr(documents, "MAX_READ", 3)
-    assert documents.read_documents(paths) == ["Str"] * 2
-    assert "only the first 3 characters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
