@@ -133,13 +133,7 @@ def _rewrite(folder: Path, tensors: dict[str, Any], split: bool, form: str) -> N
         zipped = form == "bin"
         torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
     elif form == "bin_shards":
-        files = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
-        places = {key: files[i % 2] for i, key in enumerate(tensors)}
-        index = json.dumps({"weight_map": places})
-        (folder / "pytorch_model.bin.index.json").write_text(index)
-        for file in files:
-            held = {key: tensor for key, tensor in tensors.items() if places[key] == file}
-            torch.save(held, folder / file)
+        save_torch_state_dict(tensors, folder, max_shard_size="30KB", safe_serialization=False)
     else:
         size = "30KB" if form == "shards" else "1GB"
         save_torch_state_dict(tensors, folder, max_shard_size=size)

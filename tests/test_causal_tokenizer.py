@@ -96,10 +96,9 @@ def test_a_missing_or_refusing_template_is_named(folder: Path) -> None:
     with refused(r"refuses these messages \(no\)"):
         decoder(folder).encode([SAID])
     edit_json(folder / "tokenizer_config.json", chat_template=None)
-    with refused("no chat template"):
-        decoder(folder).encode([SAID])
-    with refused("no chat template"):
-        decoder(folder, chat=True)
+    for chat in (False, True):
+        with refused("no chat template"):
+            decoder(folder, chat=chat).encode([SAID])
 
 
 def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from conftest import edit_json
 from families import write_family
 from safetensors.torch import load_file, save_file
 
-FORMS = {"flan_t5": "shards", "madlad400": "safetensors", "t5": "bin_shards"}
+FORMS = {"flan_t5": "shards", "madlad400": "safetensors"}
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +71,12 @@ def shard(folder: Path, number: int = 1) -> Path:
          "says that more is in model-00002.*, which does not have it"),
         (lambda s: edit_index(s, lambda m: m.update(more="/etc/passwd")),
          "names the shard '/etc/passwd', expected a file's name alone"),
-        (lambda s: edit_index(s, lambda m: m.update(more=3)), "names the shard 3, expected"),
         (lambda s: edit_index(s, lambda m: m.clear()), "is not an index of shards"),
         (lambda s: next(s.glob("*.index.json")).write_text("[]"), "holds a list, expected an obj"),
-        (lambda s: next(s.glob("*.index.json")).write_text("{"), "index.json is not JSON"),
         (lambda s: [path.rename(s / "tf_model.h5") for path in s.glob("model*")],
          "expected model.safetensors .*, found tf_model.h5"),
         (lambda s: (s / "config.json").rename(s / "adapter_config.json"),
          "it has no config.json, but an adapter's settings"),
-        (lambda s: (s / "config.json").write_text("[]"), "holds a list, expected an object"),
         (lambda s: (s / "config.json").write_text("[" * 200_000), "config.json is not JSON"),
         (lambda s: (s / "tokenizer_config.json").write_text('{"extra_ids": 1000000000}'),
          "extra_ids in .* is 1000000000, expected an integer from 0 to 10000"),
@@ -90,14 +87,6 @@ def shard(folder: Path, number: int = 1) -> Path:
 def test_spoiled_checkpoints_are_refused(folder: Path, spoil: Any, message: str) -> None:
     spoil(folder)
     with refused(message):
-        load(folder)
-
-
-@of("t5")
-@pytest.mark.parametrize("name", ["pytorch_model-00002-of-00002.bin", "spiece.model"])
-def test_pointers_are_named(folder: Path, name: str) -> None:
-    (folder / name).write_bytes(POINTER)
-    with refused("is a Git LFS pointer.*: run git lfs pull in", folder / name):
         load(folder)
 
 
@@ -148,25 +137,17 @@ def test_spoiled_model_folders_are_refused_at_once(folder: Path, spoil: Any, mes
     ("changes", "message"),
     [
         ({"model_type": "longt5"}, "this is a longt5"),
-        ({"model_type": None}, "this is a model of unknown type"),
         ({"architectures": ["T5EncoderModel"]}, "this is a T5EncoderModel"),
-        ({"architectures": "T5Model"}, "this is a T5Model"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized by gptq"),
         ({"d_model": None}, "d_model in config.json is missing, expected a positive integer"),
-        ({"d_kv": 0}, "d_kv in config.json is 0, expected a"),
         ({"vocab_size": 10**12}, "vocab_size in config.json"),
         ({"num_layers": 2000}, "num_layers in config.json is 2000, expected at most 256"),
-        ({"num_heads": "12"}, "num_heads in config.json is '12', expected a positive integer"),
         ({"feed_forward_proj": "x"}, "feed_forward_proj"),
         ({"eos_token_id": [1]}, r"eos_token_id .* is \[1\]"),
         ({"decoder_start_token_id": 999}, "is 999, expected an id from 0 to 8"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings in config.json is 'no', expected"),
-        ({"relative_attention_num_buckets": "32"}, "num_buckets in config.json is '32'"),
         ({"relative_attention_num_buckets": 1}, "has 1 buckets up to a distance of 128"),
-        ({"relative_attention_max_distance": 16}, "has 32 buckets up to a distance of 16"),
         ({"quantization": {"bits": 8.0}}, "quantization must be to 4 or 8 bits, got 8.0"),
-        ({"quantization": {"bits": 8, "keep_wo": "no"}}, "must be true or false, got 'no' and Tr"),
-        ({"quantization": {"bits": 4, "group_size": 7}}, "32, 64 or 128 weights, got 7"),
         ({"quantization": [4]}, r"quantization in config.json is \[4\]"),
     ],
     ids=str,
@@ -193,24 +174,18 @@ def test_different_embeddings_are_refused(folder: Path) -> None:
     edit_tensors(folder, lambda t: t[DECODERS][3].add_(1))
     with refused("decoder.embed_tokens.weight differs from encoder.embed"):
         open_checkpoint(folder)
+    edit_tensors(folder, lambda t: t.pop(ENCODERS))
+    assert embedding(folder).any(), "the decoder's alone suffices"
+    edit_tensors(folder, lambda t: t.pop(DECODERS))
+    with refused("has no tensor shared.weight, expected one of shape"):
+        open_checkpoint(folder)
     edit_tensors(folder, lambda t: t.update({"shared.weight": torch.tensor(1.0)}))
-    edit_tensors(folder, lambda t: [t.pop(name) for name in (ENCODERS, DECODERS)])
     with refused(r"shared.weight has shape \(\), expected \(320, 24\)"):
         open_checkpoint(folder)
 
 
 def embedding(folder: Path) -> np.ndarray:
     return open_checkpoint(folder).tensors["shared.weight"].read().copy()
-
-
-@of("madlad400")
-def test_the_decoders_embedding_alone_suffices(folder: Path) -> None:
-    before = embedding(folder)
-    edit_tensors(folder, lambda t: t.pop(ENCODERS))
-    assert (embedding(folder) == before).all()
-    edit_tensors(folder, lambda t: t.pop(DECODERS))
-    with refused("has no tensor shared.weight, expected one of shape"):
-        open_checkpoint(folder)
 
 
 @of("madlad400")

@@ -12,7 +12,6 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cpu import accelerate
 from speculative_t5.models.t5.model import T5
 
-import compare
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from conftest import tiny_draft, tiny_model
 from programs import (
     ASSISTED,
     PLAIN,
-    PROGRAMS,
     SPECULATIVE,
     checkpoints,
     measuring,
@@ -28,7 +26,6 @@ from programs import (
     serving,
     workers,
 )
-from typer.testing import CliRunner
 
 PROMPTS = [[*random.Random(i).choices(range(2, 40), k=3 + 2 * i), 1] for i in range(6)]
 MAX_TOKENS = 12
@@ -142,26 +139,3 @@ def test_other_outputs_are_tolerated_by_program(
     assert f"{name}: {20 - wrong} of 20 outputs agree" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="other than 5 tokens"):
         measuring.count_agreement(figures, outputs, 5)
-
-
-def test_programs_are_chosen_by_option_and_packages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (compare.chosen(None), compare.chosen(["naive"])) == ([*PROGRAMS], [PLAIN, "naive"])
-    monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None)
-    assert compare.available(["naive", "transformers", "ctranslate2 int8"]) == ["naive"]
-    (line,) = capsys.readouterr().err.splitlines()
-    assert 'pip install ".[compare]"' in line and "transformers, ctranslate2 int8" in line
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "pair --data none --only nothing",
-        "shape t5-base --draft-shape t5-none",
-        "shape t5-base --acceptance 1.5",
-        "shape t5-base --only 'transformers assisted'",
-    ],
-)
-def test_options_out_of_range_are_refused(arguments: str) -> None:
-    assert CliRunner().invoke(compare.app, arguments).exit_code == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +156,6 @@ def test_exact_variants_pass_and_delta_one_does_not() -> None:
     assert opened[3] == 1
 
 
-def test_windows_lie_side_by_side_or_apart() -> None:
-    assert compare_acceptance.take_windows(range(7), 2, 3) == [[0, 1, 2], [3, 4, 5]]
-    assert compare_acceptance.take_windows(range(9), 2, 3) == [[0, 1, 2], [4, 5, 6]]
-    with pytest.raises(ValueError, match="3 prompts of 3 tokens are more than the text's 8"):
-        compare_acceptance.take_windows(range(8), 3, 3)
-
-
 def test_a_trained_pair_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = {name: tmp_path / "pair" / name for name in ("target", "draft")}
     with pytest.raises(SystemExit, match=r"no model in .*: run python scripts/.*/train_causal.py"):
@@ -189,18 +181,3 @@ def test_all_variants_give_the_same_outputs(kind: str) -> None:
         first, *others = (variant(prompt, 25) for variant in variants.values())
         assert others == [first] * 3
         assert len(first) == 25 or (1 <= len(first) < 25 and first[-1] == target.eos_token_id)
-
-
-def test_rates_are_tokens_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(compare_mlx_lm.time, "perf_counter", lambda: clock[0])
-
-    def run(seconds: float, prompt: list[int], max_tokens: int) -> list[int]:
-        clock[0] += seconds
-        return [0] * max_tokens
-
-    variants: Any = {"slow": partial(run, 2.0), "fast": partial(run, 0.5)}
-    rates = compare_mlx_lm.measure(variants, [[1], [2]], 10, turns=3)
-    assert rates == {"slow": [5.0] * 3, "fast": [20.0] * 3}
-    with pytest.raises(ValueError, match="correct-small is an encoder-decoder"):
-        compare_mlx_lm.open_model("correct-small")

@@ -6,25 +6,6 @@ import random
 
 import corruption
 import pytest
-from corruption import PREFIX, Corruptor
-from families import TEXT
-
-
-def test_damage_is_reproducible_and_leaves_some_sentences_alone() -> None:
-    corruptor = Corruptor(TEXT)
-    one, two = (
-        [corruptor.sentence(t, random.Random(i)) for i, t in enumerate(TEXT * 4)] for _ in range(2)
-    )
-    assert one == two
-    assert 5 <= sum(a == b for a, b in zip(one, TEXT * 4, strict=True)) <= 50
-
-
-def test_examples_join_one_to_four_sentences() -> None:
-    rng = random.Random(0)
-    examples = [Corruptor(TEXT).example(TEXT, rng) for _ in range(100)]
-    assert all(source.startswith(PREFIX) for source, _ in examples)
-    counts = {sum(text in target for text in TEXT) for _, target in examples}
-    assert counts == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +15,6 @@ def test_examples_join_one_to_four_sentences() -> None:
         ("drop_stop", "It is late", {None}),
         ("drop_capital", "Tom likes Mary.", {"tom likes Mary.", "Tom likes mary."}),
         ("drop_apostrophe", "It's late, isn't it?", {"Its late, isn't it?", "It's late, isnt it?"}),
-        ("drop_apostrophe", "It is late.", {None}),
         ("drop_word", "He went to the sea.", {"He went the sea.", "He went to sea."}),
         ("double_word", "Tom ran.", {"Tom tom ran."}),
         ("slip", "I do.", {None}),
@@ -43,12 +23,6 @@ def test_examples_join_one_to_four_sentences() -> None:
 def test_rules(rule: str, words: str, expected: set[str | None]) -> None:
     found = [getattr(corruption, rule)(words.split(), random.Random(i)) for i in range(20)]
     assert {out and " ".join(out) for out in found} == expected
-
-
-def test_slips_change_one_word_by_one_letter() -> None:
-    for seed in range(50):
-        out = corruption.slip(["wonderful", "of"], random.Random(seed))
-        assert out is None or (out[1] == "of" and 8 <= len(out[0]) <= 10)
 
 
 @pytest.mark.parametrize(("words", "errors"), [("a b c", 0), ("a x c", 1), ("a a b c", 1), ("", 3)])

@@ -27,7 +27,9 @@ def entry(shape: list[int], start: int, end: int, dtype: str = "F32") -> dict[st
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
-def test_arrays_survive_a_round_trip(tmp_path: Path) -> None:
+def test_arrays_survive_a_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read whole, and by blocks of rows."""
+    monkeypatch.setattr("speculative_t5.checkpoints.tensors.BLOCK_BYTES", 41)
     arrays = {
         mx.float32: np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
         mx.float16: np.linspace(-1, 1, 6, dtype=np.float16),
@@ -43,18 +45,11 @@ def test_arrays_survive_a_round_trip(tmp_path: Path) -> None:
     assert [(t.shape, t.dtype) for t in found.values()] == [(n.shape, n.dtype) for n in new]
     for tensor, array in zip(found.values(), arrays.values(), strict=True):
         assert (tensor.read() == array).all() and tensor.nbytes == array.nbytes
+        assert (np.concatenate([*tensor.blocks()]) == array).all()
+    assert [len(block) for block in found["t0"].blocks()] == [2, 1]
     loaded = mx.load(str(tmp_path / "a.npz"))  # MLX reads them itself
     assert isinstance(loaded, dict)
     assert loaded["t2"].dtype == mx.bfloat16 and loaded["t2"].tolist()[0][0] == 1.0
-
-
-def test_blocks_are_the_rows_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    array = np.arange(35, dtype=np.float32).reshape(7, 5)
-    np.savez(tmp_path / "a.npz", a=array)
-    tensor = read_npz(tmp_path / "a.npz")["a"]
-    monkeypatch.setattr("speculative_t5.checkpoints.tensors.BLOCK_BYTES", 41)
-    blocks = list(tensor.blocks())
-    assert [len(block) for block in blocks] == [2, 2, 2, 1] and (np.vstack(blocks) == array).all()
 
 
 @pytest.mark.parametrize(
@@ -117,9 +112,7 @@ def declare_more(path: Path) -> None:
         (member(npy((10**6,), bytes(4 * 10**6)), zipfile.ZIP_DEFLATED), "a.npy declares 4000000"),
         (declare_more, "truncated or damaged"),
         (member(npy((1,), bytes(8), "|O")), "expected tensors of floats, found object"),
-        (member(npy((1,), bytes(8), "<f8")), "expected tensors of floats, found float64"),
         (member(b"\x93NUMPY\x03\x00"), "in version \\(3, 0\\) of the npy format"),
-        (member(b"words"), "truncated or damaged"),
         (lambda path: path.write_bytes(b"PK\3\4" + bytes(96)), "a.npz is truncated or damaged"),
     ],
 )

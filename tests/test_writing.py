@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from speculative_t5 import load
@@ -146,24 +145,3 @@ def test_nothing_but_a_model_folder_is_replaced(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir("thesis")
     with refused("is the current folder: choose another --output"):
         convert("../source", Path("."))
-
-
-SLOW = """
-import time
-from speculative_t5.checkpoints import conversion
-from speculative_t5.cli import convert_main
-checked = conversion._checked
-conversion._checked = lambda tensor: (time.sleep(0.01) or item for item in checked(tensor))
-convert_main()
-"""
-
-
-def test_a_signal_leaves_nothing_behind() -> None:
-    command = [sys.executable, "-c", SLOW, "--model", "source", "--output", "new"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    while not Path(".new.partial", "new", "weights.npz").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.terminate()
-    assert process.communicate(timeout=60)[1] == b"" and process.returncode == 128 + signal.SIGTERM
-    assert left() == ["out", "source"]
