@@ -163,11 +163,11 @@ def next_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -> 
     return output_logits(model, prompt, outputs)[:, -1]
 
 
-def output_law(
+def output_distribution(
     model: Any, prompt: list[int], max_tokens: int, sampler: Sampler
 ) -> dict[tuple[int, ...], float]:
-    """Exact law of whole outputs (EOS included), by enumeration."""
-    law: dict[tuple[int, ...], float] = {}
+    """Return the exact distribution of whole outputs (EOS included), by enumeration."""
+    masses: dict[tuple[int, ...], float] = {}
     open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     for length in range(max_tokens):
         logits = next_logits(model, prompt, [prefix for prefix, _ in open_prefixes])
@@ -178,9 +178,9 @@ def output_law(
             for token, p in enumerate(row / row.sum())
         ]
         ended = [e for e in extended if e[0][-1] == EOS or length == max_tokens - 1]
-        law.update(ended)
-        open_prefixes = [e for e in extended if e[0] not in law]
-    return law
+        masses.update(ended)
+        open_prefixes = [e for e in extended if e[0] not in masses]
+    return masses
 
 
 def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None) -> Any:
@@ -201,7 +201,7 @@ def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None
     else:
         draft = module = T5(dataclasses.replace(target.config, vocab_size=size))
         source = target
-    mx.random.seed(99)  # a new model has drawn random weights
+    mx.random.seed(99)  # a new model has sampled random weights
     module.update(tree_map(resized, source.parameters()))
     mx.eval(module.parameters())
     if module is draft:

@@ -20,7 +20,7 @@ from speculative_t5.generation import GenerationOptions
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS, KINDS, VARIED, output_law, tiny, tiny_draft, tiny_model
+from conftest import EOS, KINDS, VARIED, output_distribution, tiny, tiny_draft, tiny_model
 
 # 85 outputs, 8,000 samples: the expected distance is below sqrt(85 / 8,000) / 2 = 0.052. With 63
 # outputs it is below 0.044.
@@ -41,7 +41,7 @@ def models(kind: str, vocab_size: int) -> tuple[Any, Any]:
 @cache
 def exact_distribution(kind: str, size: int, prompt: Any, options: GenerationOptions) -> Any:
     target, _ = models(kind, size)
-    return output_law(target, list(prompt), options.max_tokens, options.sampler)
+    return output_distribution(target, list(prompt), options.max_tokens, options.sampler)
 
 
 class FollowingCounts:

@@ -23,7 +23,7 @@ from speculative_t5.models.cache import KVCache
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS, KINDS, VARIED, next_logits, output_law, tiny
+from conftest import EOS, KINDS, VARIED, next_logits, output_distribution, tiny
 from scripted import PROMPT, SAMPLED, Notes, Turn, normal, scripted, walk
 from test_exact import distribution_of_accepted
 
@@ -130,7 +130,7 @@ def gap(
     found = distributions_of_the_loop(target, plan, num_draft, batch_size)
     gaps = []
     for prompt, distribution in zip(PROMPTS, found, strict=True):
-        expected = output_law(target, prompt, 3, sampler)
+        expected = output_distribution(target, prompt, 3, sampler)
         assert distribution.keys() == expected.keys()
         gaps += [abs(distribution[output] - expected[output]) for output in distribution]
     return float(max(gaps))
