@@ -41,6 +41,13 @@ def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
         (("--max-tokens", "many"), "'many'"),
         (("in.txt",), "No such command 'in.txt' (a prompt is given by --prompt)"),
         (("--seed", "1", "batch", "x"), "--seed comes before 'batch'"),
+        ((*PAIR, "--num-draft", "0", *HELLO), "at least 1 or 'auto', got 0"),
+        ((*PAIR, "--max-tokens", "0", *HELLO), "max_tokens must be an integer of at least 1"),
+        ((*PAIR, "--temperature", "-1", *HELLO), "temperature must be 0 or at least"),
+        ((*PAIR, "--verify", "all", *HELLO), "verify must be 'auto', 'token' or 'block'"),
+        ((*PAIR, "--prompt", "-"), "the prompt is empty"),
+        (("batch", "in.txt", *PAIR, "--output", "weights"), "weights: Is a directory"),
+        (("batch", "in.txt", "--output", "in.txt"), "the output in.txt is the input"),
         (("--model", "absent", *HELLO), "the Hub cannot be reached"),
         (("--model", "broken", *HELLO), "broken/config.json"),
         (("--model", "number", *HELLO), "number/config.json is 3"),
@@ -94,6 +101,7 @@ def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
         (("convert", "--model", "checkpoint", "--output", "in.txt"), "in.txt exists"),
         (("convert", "--model", "checkpoint", "--output", "in.txt/out"), "cannot be written: Not"),
         (("convert", "--model", "checkpoint", "--output", "checkpoint"), "is or holds the"),
+        (("convert", "--model", "checkpoint", "--output", "weights/target"), "target exists"),
     ],
 )
 def test_bad_input_is_one_line(

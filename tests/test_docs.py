@@ -219,3 +219,17 @@ def test_commands_run(command: str, workplace: Path, hub: Hub) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m pytest -q tests/test_cache.py -k nothing_of_that_name",
+        "python scripts/figures/draw_round.py --no-such-option 1",
+        "python -m speculative_t5 bench --no-such-option 1",
+        "scripts/no_such_script.sh",
+    ],
+)
+def test_the_check_of_names_can_fail(command: str) -> None:
+    with pytest.raises(AssertionError):
+        check_names(command)

@@ -9,7 +9,7 @@ from pathlib import Path
 from speculative_t5.checkpoints.inspection import Listed
 from speculative_t5.cli import view as terminal_view
 from speculative_t5.cli.models import as_lines
-from speculative_t5.cli.view import shaded, show
+from speculative_t5.cli.view import legend, shaded, show
 from speculative_t5.decoding.results import Stats
 from speculative_t5.generation.outputs import Chunk, Generation
 
@@ -93,3 +93,15 @@ def test_the_list_of_models_is_a_table() -> None:
         "s[all]  T5 v1.1       3.0 M  8 bits       3.5 MB  lookup",
         "torn cannot be loaded: it ends [/relu]: convert it again",
     ]
+
+
+def test_no_color_keeps_weight_and_underlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    console = Console(
+        file=(file := io.StringIO()), force_terminal=True, color_system="standard", width=80,
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    console.print(shaded(CHUNKS[0]), legend())
+    text = file.getvalue()
+    assert not any(code in text for code in ("32m", "33m", "36m"))
+    assert "\x1b[1mgoes\x1b[0m" in text and "\x1b[4mbonus\x1b[0m" in text
