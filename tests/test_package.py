@@ -143,3 +143,11 @@ def test_threads_stay_within_the_quota_of_a_container(
     (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
     (tmp_path / file).write_text(f"{quota}\n")
     assert device.num_threads() == threads
+
+
+def test_rooms_import_each_others_faces_only() -> None:
+    package = REPOSITORY / "speculative_t5"
+    for path in package.glob("*/**/*.py"):
+        depth = len(path.relative_to(package).parts)
+        deep = re.findall(rf"^\s*from \.{{{depth}}}(\w+\.\w+)", path.read_text(), re.MULTILINE)
+        assert not deep, f"{path} imports {deep}"
