@@ -184,7 +184,7 @@ static void forget_workers(void)
  *
  * library: the cblas_sgemm for products of many rows, or NULL to do all here.
  * shared: whether it uses one thread, and may be called by several at once, each for a part.
- * rows: do products of up to so many rows.
+ * rows: the most rows of a product to compute here.
  * threads: to use, the caller's among them; 0 is as many as there are processors for this process.
  * level: 2 for AVX-512 where there is, 1 for at most AVX2, 0 for neither.
  */
