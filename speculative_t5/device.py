@@ -25,6 +25,7 @@ CPU_CFS = Path("/sys/fs/cgroup/cpu")
 FOLDER = Path(__file__).parent / "cpu"  # of the C parts, if they were built
 
 SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
+CHOICE = "SPECULATIVE_T5_DEVICE"  # "cpu" computes on the CPU where MLX would take a GPU
 PARTS = ("products", "layers", "OpenBLAS")
 
 LATE = (
@@ -127,6 +128,9 @@ late = "mlx.core" in sys.modules
 products, parts = load_blas()
 
 import mlx.core as mx  # noqa: E402  (the libraries have to be loaded before)
+
+if os.environ.get(CHOICE) == "cpu":
+    mx.set_default_device(mx.cpu)
 
 
 def default_dtype() -> mx.Dtype:
