@@ -14,6 +14,8 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +25,8 @@ PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CPU_CFS = Path("/sys/fs/cgroup/cpu")
 FOLDER = Path(__file__).parent / "cpu"  # of the C parts, if they were built
+
+CACHED_SHARE = 8  # one part in so many of Metal's memory may be kept for reuse
 
 SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
 CHOICE = "SPECULATIVE_T5_DEVICE"  # "cpu" computes on the CPU where MLX would take a GPU
@@ -126,6 +130,9 @@ def _share_of_time() -> int:
 
 late = "mlx.core" in sys.modules
 products, parts = load_blas()
+# Otherwise MLX multiplies float32 matrices in TF32, of 11 significant bits, on CUDA and on M5 chips.
+# It reads this once, at its first product on such a device.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import mlx.core as mx  # noqa: E402  (the libraries have to be loaded before)
 
@@ -146,6 +153,7 @@ def on_cpu() -> bool:
 class _Process:
     used = False  # whether MLX has computed in this process, or in a parent before the fork
     forked = False  # whether a parent that had used MLX forked this process
+    limited = False  # whether `limit_memory` has done its work
 
 
 class _Release:
@@ -186,6 +194,44 @@ def enter_thread() -> None:
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread and not hasattr(_locals, "release"):
         _locals.release = _Release()
+
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Let one thread at a time use a GPU; on a CPU, threads compute side by side.
+
+    MLX's maintainers call Metal safe for threads since MLX 0.31.2, but a GPU has nothing to gain
+    from passes that are submitted side by side. `enter_thread` comes first: after a fork the lock
+    may be held for ever.
+    """
+    if on_cpu():
+        yield
+    else:
+        with _lock:
+            yield
+
+
+def limit_memory() -> None:
+    """Set MLX's memory limits for this process on Metal, as far as the user has not; do it once.
+
+    Wired memory, as mlx-lm sets it: macOS 15 and later then do not page weights out between passes.
+    Memory that MLX keeps for reuse: by default up to one and a half times what Metal recommends to
+    use at all, here an eighth of that.
+    """
+    if _Process.limited or on_cpu() or not mx.metal.is_available():
+        return
+    _Process.limited = True
+    recommended = mx.device_info().get("max_recommended_working_set_size")
+    if not isinstance(recommended, int) or not recommended:
+        return
+    if before := mx.set_wired_limit(recommended):
+        mx.set_wired_limit(before)
+    cache = recommended // CACHED_SHARE
+    if (before := mx.set_cache_limit(cache)) < cache:
+        mx.set_cache_limit(before)
 
 
 def _after_fork() -> None:

@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import speculative_t5
 from speculative_t5 import device
 
+import mlx.core as mx
 import pytest
 from conftest import REPOSITORY
 
@@ -160,3 +162,58 @@ def test_rooms_import_each_others_faces_only() -> None:
         depth = len(path.relative_to(package).parts)
         deep = re.findall(rf"^\s*from \.{{{depth}}}(\w+\.\w+)", path.read_text(), re.MULTILINE)
         assert not deep, f"{path} imports {deep}"
+
+
+@pytest.mark.parametrize("chosen", [None, "1"])
+def test_float32_is_not_tf32_unless_the_user_says_so(chosen: str | None) -> None:
+    environment = {n: v for n, v in os.environ.items() if n != "MLX_ENABLE_TF32"}
+    environment |= {} if chosen is None else {"MLX_ENABLE_TF32": chosen}
+    code = "import speculative_t5.device, os; print(os.environ['MLX_ENABLE_TF32'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == (chosen or "0")
+
+
+class Limits:
+    """MLX's memory limits on a Mac that recommends 800 bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, wired: int, cache: int) -> None:
+        self.wired, self.cache = wired, cache
+        monkeypatch.setattr(device._Process, "limited", False)
+        monkeypatch.setattr(device, "on_cpu", lambda: False)
+        monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+        info = {"max_recommended_working_set_size": 800}
+        monkeypatch.setattr(mx, "device_info", lambda: info)
+        monkeypatch.setattr(mx, "set_wired_limit", partial(self.set, "wired"))
+        monkeypatch.setattr(mx, "set_cache_limit", partial(self.set, "cache"))
+
+    def set(self, name: str, limit: int) -> int:
+        before = int(getattr(self, name))
+        setattr(self, name, limit)
+        return before
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((0, 1200), (800, 100)), ((300, 1200), (300, 100)), ((0, 50), (800, 50))]
+)
+def test_memory_limits_on_metal_are_set_once_and_not_over_the_users(
+    before: tuple[int, int], after: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(monkeypatch, *before)
+    device.limit_memory()
+    assert (limits.wired, limits.cache) == after
+    limits.wired = 7
+    device.limit_memory()
+    assert limits.wired == 7
+
+
+def test_memory_limits_are_left_alone_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(monkeypatch, 0, 1200)
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
+    device.limit_memory()
+    assert (limits.wired, limits.cache) == (0, 1200)

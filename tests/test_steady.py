@@ -187,3 +187,19 @@ def test_prompts_are_decoded_one_at_a_time() -> None:
     assert len(decoder.generate_batch([[3, 1], [4, 1]], max_tokens=4)) == 2
     with pytest.raises(ValueError, match="one prompt at a time, got batch_size 2"):
         decoder.generate_batch([[3, 1]], batch_size=2)
+
+
+def test_decoder_only_models_attend_to_whole_buffers() -> None:
+    model, seen = tiny("qwen3", vocab_size=SIZE), []
+    session, _ = model.start([[5, 6, 7, 8]], width=4)
+    attention = model.model.layers[0].self_attn
+    original = type(attention).__call__
+
+    def watched(self: Any, x: mx.array, mask: mx.array, cache: Any) -> Any:
+        seen.append((mask.shape, mx.sum(mask, axis=-1).flatten().tolist()))
+        return original(self, x, mask, cache)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(attention), "__call__", watched)
+        assert session.step(mx.array([[9, 10]])).shape[:2] == (1, 2)
+    assert seen[0] == ((1, 1, 4, 32), [4, 5, 6, 7])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder
+from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.decoding.schedule import (
     MAX_DRAFT,
     AdaptiveSchedule,
@@ -94,6 +94,39 @@ def test_threads_that_share_a_decoder_give_the_same_outputs(
     assert at_once(work) == list(
         map(list, zip(expected, [*expected[1:], expected[0]], strict=True))
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_thread_at_a_time_uses_a_gpu(
+    kind: str, monkeypatch: pytest.MonkeyPatch, restless: None
+) -> None:
+    model = tiny(kind, vocab_size=20, layers=2, seed=VARIED[kind])
+    draft = tiny_draft(model)
+    session = type(model.start([PROMPTS[0]])[0])
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    inside: set[int] = set()
+    together = []
+    for name in ("step", "step_argmax", "encode", "replace", "select"):
+
+        def watched(*args: Any, _call: Any = getattr(session, name), **more: Any) -> Any:
+            inside.add(threading.get_ident())
+            together.append(len(inside))
+            time.sleep(0)  # lets others run
+            found = _call(*args, **more)
+            inside.discard(threading.get_ident())
+            return found
+
+        monkeypatch.setattr(session, name, watched)
+    shared = SpeculativeDecoder(model, draft, num_draft=3)
+    expected = shared.generate_batch(PROMPTS[:3], batch_size=2, max_tokens=9)
+
+    def work(_: int) -> Any:
+        shared.generate(PROMPTS[0], max_tokens=9, probabilities=True)
+        return shared.generate_batch(PROMPTS[:3], batch_size=2, max_tokens=9)
+
+    for found in at_once(work):
+        assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert len(together) > 100 and max(together) == 1
 
 
 @pytest.mark.parametrize("accelerated", [True, False])

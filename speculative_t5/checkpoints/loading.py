@@ -43,6 +43,7 @@ def load(
             or it cannot compute in that type.
     """
     device.enter_thread()
+    device.limit_memory()
     kind = as_dtype(dtype)
     folder = locate(name_or_path)
     prefix = read_prefix(folder)

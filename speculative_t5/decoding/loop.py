@@ -93,13 +93,19 @@ class _Batch:
         self._next_tokens: mx.array | None = None  # (B, 1) int32 of a pass that was begun early
         began = self.clock.read()
         sources = [source for _, source in requests]
-        self._session, contexts = model.start(sources, width=plan.width)
-        plan.drafter.start(sources)
+        device.enter_thread()
+        with device.turn():
+            self._session, contexts = model.start(sources, width=plan.width)
+            plan.drafter.start(sources)
         self.rows = self._new_rows(requests, contexts, began)
 
     def round(self) -> list[Round]:
         """Draft, run the target once, verify, and return what each row emits."""
         device.enter_thread()  # a stream may have begun in another thread, or before a fork
+        with device.turn():
+            return self._round()
+
+    def _round(self) -> list[Round]:
         plan, rows = self._plan, self.rows
         num_draft = plan.schedule.next(max(row.remaining for row in rows))
         began = drafted = time.perf_counter()
@@ -156,15 +162,17 @@ class _Batch:
             taken, free = free[:count], free[count:]
             next_up = [self._waiting.popleft() for _ in taken]
             requests = [request for request, _ in next_up]
-            contexts = self._session.replace(taken, [encoded for _, encoded in next_up])
-            self._plan.drafter.replace(taken, [source for _, source in requests])
+            with device.turn():
+                contexts = self._session.replace(taken, [encoded for _, encoded in next_up])
+                self._plan.drafter.replace(taken, [source for _, source in requests])
             new = self._new_rows(requests, contexts, self.clock.read())
             for i, row in zip(taken, new, strict=True):
                 self.rows[i] = row
         kept = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
         if 0 < len(kept) < len(self.rows):
-            self._session.select(kept)
-            self._plan.drafter.select(kept)
+            with device.turn():
+                self._session.select(kept)
+                self._plan.drafter.select(kept)
         self.rows = [self.rows[i] for i in kept]
 
     def _encode_next(self, waiting: Iterator[Request], batch_size: int) -> bool:
@@ -177,7 +185,8 @@ class _Batch:
                 if tokens >= AHEAD_TOKENS:
                     break
             if requests:
-                encoded = self._session.encode([source for _, source in requests])
+                with device.turn():
+                    encoded = self._session.encode([source for _, source in requests])
                 self._waiting.extend(zip(requests, encoded, strict=True))
         return bool(self._waiting)
 

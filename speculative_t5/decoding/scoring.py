@@ -8,6 +8,7 @@ from typing import cast
 
 import mlx.core as mx
 
+from .. import device
 from .protocols import LanguageModel
 from .sampling import Sampler
 
@@ -28,13 +29,15 @@ def pair_probabilities(
     q = 0. For the other arguments see `token_probabilities`.
     """
     size = model.vocab_size
-    p = token_probabilities(model, source, tokens, sampler, size)
+    with device.turn():
+        p = token_probabilities(model, source, tokens, sampler, size)
     if draft is None:
         return tuple((each, None) for each in p)
     limit, asked = draft.max_context, tokens
     if limit is not None:  # the tokens before each scored one must fit
         asked = tokens[: max(0, limit - len(source) + 1)]
-    q = token_probabilities(draft, source, asked, sampler, min(size, draft_vocab or size))
+    with device.turn():
+        q = token_probabilities(draft, source, asked, sampler, min(size, draft_vocab or size))
     return tuple(zip_longest(p, q))
 
 

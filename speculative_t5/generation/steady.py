@@ -7,6 +7,7 @@ from itertools import count
 
 import mlx.core as mx
 
+from .. import device
 from ..decoding import LanguageModel
 from ..models import capacity_for
 
@@ -25,7 +26,9 @@ def steady_width(model: LanguageModel, length: int) -> int:
     """
     wider = {-(-length // block) * block for block in BLOCKS}
     narrower = [block for block in reversed(BLOCKS) if block < length]
-    return next(width for width in [*sorted(wider), *narrower] if rows_are_alike(model, width))
+    device.enter_thread()
+    with device.turn():
+        return next(width for width in [*sorted(wider), *narrower] if rows_are_alike(model, width))
 
 
 def rows_are_alike(model: LanguageModel, width: int) -> bool:
