@@ -29,6 +29,7 @@ FOLDER = Path(__file__).parent / "cpu"  # of the C parts, if they were built
 CACHED_SHARE = 8  # one part in so many of Metal's memory may be kept for reuse
 
 SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
+CHOICE = "SPECULATIVE_T5_DEVICE"  # "cpu" computes on the CPU where MLX would take a GPU
 PARTS = ("products", "layers", "OpenBLAS")
 
 LATE = (
@@ -134,6 +135,9 @@ products, parts = load_blas()
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import mlx.core as mx  # noqa: E402  (the libraries have to be loaded before)
+
+if os.environ.get(CHOICE) == "cpu":
+    mx.set_default_device(mx.cpu)
 
 
 def default_dtype() -> mx.Dtype:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,6 +77,22 @@ def caller(
     return call
 
 
+def read_to_end(screen: int, process: subprocess.Popen[bytes]) -> str:
+    """Return what a process still shows on a terminal, whose other end must be open here.
+
+    A Mac drops what is unread once that end is closed everywhere, and makes a process that restores
+    the terminal wait until all is read.
+    """
+    shown, ended, until = b"", False, time.monotonic() + 120
+    while (unread := select.select([screen], [], [], 0.02)[0]) or not ended:
+        if unread:
+            shown += os.read(screen, 10_000)
+        else:
+            ended = process.poll() is not None
+            assert time.monotonic() < until, shown
+    return shown.decode().replace("\r\n", "\n")
+
+
 def on_a_terminal(folder: Path, *command: str, code: int = 0) -> str:
     """Return what a command of Python's shows on a terminal of 100 columns."""
     screen, end = pty.openpty()
@@ -85,14 +102,11 @@ def on_a_terminal(folder: Path, *command: str, code: int = 0) -> str:
         [sys.executable, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=end, stderr=end,
         env=bare | {"PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"},
     )  # fmt: skip
-    os.close(end)
-    shown = b""
-    with contextlib.suppress(OSError):  # Linux's sign that the other end is closed
-        while part := os.read(screen, 10_000):
-            shown += part
+    shown = read_to_end(screen, process)
     os.close(screen)
-    assert process.wait() == code, shown
-    return shown.decode().replace("\r\n", "\n")
+    os.close(end)
+    assert process.returncode == code, shown
+    return shown
 
 
 def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:

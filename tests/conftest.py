@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+# Read by the package as MLX is loaded: on a Mac, too, tests compute on the CPU.
+os.environ["SPECULATIVE_T5_DEVICE"] = os.environ.get("SPECULATIVE_T5_TEST_DEVICE", "cpu")
+
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
 from speculative_t5.cpu import accelerate
@@ -32,6 +35,22 @@ REPOSITORY = Path(__file__).parent.parent
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="speculative-t5-data-")
 os.environ.pop("SPECULATIVE_T5_WEIGHTS", None)
 os.environ["SPECULATIVE_T5_TIPS"] = "0"  # a machine's lacks add no lines to outputs
+
+# The processes that tests start stay on the CPU, whose outputs in float32 are known. So do tests
+# marked `cpu` if others are to use the GPU.
+CHOSEN = mx.default_device()
+os.environ["SPECULATIVE_T5_DEVICE"] = "cpu"
+
+
+def pytest_report_header() -> str:
+    return f"MLX computes on {CHOSEN}"
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures make models
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # For all threads: MLX has one default device, and each thread its own streams on it.
+    mx.set_default_device(mx.cpu if item.get_closest_marker("cpu") else CHOSEN)
+
 
 # Shapes that tell a wrong reshape from a right one: heads x d_kv is not d_model, depths differ.
 V1_0: dict[str, Any] = {

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
+pytestmark = pytest.mark.cpu
 needs_layers = pytest.mark.skipif(blocks.library is None, reason="built without a C++ compiler")
 
 CONFIGS = {

@@ -168,7 +168,7 @@ def test_pipes_and_devices_can_be_written_to(job: Job, tmp_path: Path) -> None:
     job.target = tmp_path / "fifo"
     with subprocess.Popen(["wc", "-l", tmp_path / "fifo"], stdout=subprocess.PIPE) as reader:
         job.run()
-        assert reader.communicate()[0].startswith(b"40 ")
+        assert reader.communicate()[0].split()[0] == b"40"
     for name in ("fifo", "/dev/null"):
         job.target = tmp_path / name
         with pytest.raises(ValueError, match="--resume needs an --output that is a file"):

@@ -119,6 +119,7 @@ def test_the_command_measures_the_shipped_pair(
     monkeypatch.setattr(bench_command, "STARTS", 1)
     models = [str(REPOSITORY / "weights" / name) for name in ("correct-base", "correct-small")]
     options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 32, "as_json": True}
+    options |= {"dtype": "float32"}
     bench(*models, tmp_path / "prompts.txt", **options)
     result = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in result["rows"]] == ["regular", "K = 3", "auto", "lookup"]

@@ -11,7 +11,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.skipif(blocks.library is None, reason="built without a C++ compiler")
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(blocks.library is None, reason="built without a C++ compiler"),
+]
 
 X, NORM, SQUARE, INTO = mx.ones((2, 3, 4)), mx.ones(4), mx.ones((4, 4)), mx.ones((12, 4))
 KEYS, TABLE = mx.ones((2, 2, 8, 2)), mx.ones((2, 9))

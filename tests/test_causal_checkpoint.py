@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.device import default_dtype
 from speculative_t5.models.causal import CausalModel, build
 
 import mlx.core as mx
@@ -116,7 +117,7 @@ def test_weights_are_cast_but_for_those_that_keep_their_type(
     from mlx_lm.models import qwen3
 
     edit_json(folder / "config.json", dtype="float16")
-    assert {w.dtype for w in weights(load(folder)[0]).values()} == {mx.float32}, "the device's"
+    assert {w.dtype for w in weights(load(folder)[0]).values()} == {default_dtype()}
     kept = property(lambda self: lambda name: "norm" not in name)
     monkeypatch.setattr(qwen3.Model, "cast_predicate", kept, raising=False)
     model, _ = load(folder, dtype=mx.bfloat16)
@@ -136,9 +137,10 @@ def test_quantized_matrices_keep_16_bit_scales(
     write_causal(tmp_path / "source", hidden_size=64)
     convert(str(tmp_path / "source"), str(tmp_path / "made"), quantize=True, q_group_size=32,
             dtype="float16")  # fmt: skip
-    assert floats() == {mx.float32}
-    monkeypatch.setattr("speculative_t5.checkpoints.causal.default_dtype", lambda: mx.bfloat16)
-    assert floats() == {mx.float16}
+    for of_the_device, expected in ((mx.float32, mx.float32), (mx.bfloat16, mx.float16)):
+        name = "speculative_t5.checkpoints.causal.default_dtype"
+        monkeypatch.setattr(name, lambda dtype=of_the_device: dtype)
+        assert floats() == {expected}
     assert floats(mx.bfloat16) == {mx.bfloat16}
 
 
@@ -162,7 +164,9 @@ def test_padded_vocabularies_are_cut_to_the_common_length(tmp_path: Path) -> Non
     for name, size in (("narrow", 304), ("wide", 352)):
         write_causal(tmp_path / name, vocab_size=size, seed=size)
     for target, draft in (("narrow", "wide"), ("wide", "narrow")):
-        decoder = SpeculativeDecoder.from_pretrained(tmp_path / target, tmp_path / draft)
+        decoder = SpeculativeDecoder.from_pretrained(
+            tmp_path / target, tmp_path / draft, dtype=mx.float32
+        )
         assert decoder.generate("He go", max_tokens=30, temperature=1.0).stats.drafted
         out = decoder.generate("He go", max_tokens=30)
         alone = decoder.generate("He go", max_tokens=30, speculative=False)

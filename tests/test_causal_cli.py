@@ -13,6 +13,7 @@ from checkpoints import write_causal
 from commands import Call, caller
 from messages import check_message
 
+pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
 TEXT = ("--prompt", "x")
 PAIR = ("--model", "target", "--draft-model", "draft")
 LONG = "He go " * 60

@@ -15,6 +15,7 @@ import pytest
 from commands import Call, caller, in_a_shell, on_a_terminal, start
 from conftest import REPOSITORY, run
 
+pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
 OLD_MAN = (*PAIR, "--prompt", "The old man.")
 ACCEPTED, BONUS = "\x1b[32m", "\x1b[4;36m"
@@ -167,7 +168,7 @@ def test_inspecting_prints_and_writes_nothing(call: Call, place: Path) -> None:
 
 
 def test_a_full_disk_is_one_line_and_code_1(place: Path) -> None:
-    """A limit on file sizes, of 20 KiB, stands in for a full disk."""
+    """A limit on file sizes, of 10 or 20 KiB by the shell's unit, stands in for a full disk."""
     done = in_a_shell(place, "ulimit -f 20; $C --model checkpoint --output full")
     assert done.returncode == 1, done.stdout
     assert b"full: cannot be written: File too large" in done.stderr.splitlines()[-1]

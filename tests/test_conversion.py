@@ -13,6 +13,7 @@ from speculative_t5.checkpoints.conversion import Observer, convert, is_finite
 from speculative_t5.checkpoints.loading import DTYPES
 from speculative_t5.checkpoints.t5 import open_checkpoint, read_config
 from speculative_t5.checkpoints.tensors import as_numpy
+from speculative_t5.device import default_dtype
 
 import mlx.core as mx
 import numpy as np
@@ -56,7 +57,7 @@ def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> N
     assert seen[-1][1] == sum(t.nbytes for t in open_checkpoint(source).tensors.values())
     shutil.rmtree(source)
     model, tokenizer = load(folder)
-    assert model.dtype == mx.float32
+    assert model.dtype == default_dtype()
     assert model.vocabulary == tokenizer.vocabulary
     assert read_config(folder) == model.config
 

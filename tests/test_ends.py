@@ -21,6 +21,7 @@ from commands import Call, caller
 from conftest import REPOSITORY
 from messages import check_message
 
+pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
 SNOW = "\u2603"
 LONG = "He go home. " * 300
 HOME = ("--prompt", "He go home.")

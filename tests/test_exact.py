@@ -23,6 +23,8 @@ import pytest
 from conftest import VARIED
 from scripted import trees
 
+pytestmark = pytest.mark.cpu  # float64
+
 Tree = list[np.ndarray]  # at depth d, (V ** d, V): a distribution after each sequence of d tokens
 Residual = Callable[[Draft, mx.array, mx.array, mx.array], mx.array]
 OddsOf = Callable[[Draft, mx.array], Odds]

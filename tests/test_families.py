@@ -56,7 +56,7 @@ def test_checkpoints_match_transformers(name: str, form: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", FAMILIES)
 def test_speculation_gives_the_plain_output(name: str, tmp_path: Path) -> None:
     write_family(tmp_path, name)
-    decoder = SpeculativeDecoder.from_pretrained(tmp_path, tmp_path, num_draft=3)
+    decoder = SpeculativeDecoder.from_pretrained(tmp_path, tmp_path, num_draft=3, dtype=mx.float32)
     prompts = ["The old man sat on the bench.", "A dog."]
     found = decoder.generate_batch(prompts, max_tokens=20)
     for prompt, out in zip(prompts, found, strict=True):

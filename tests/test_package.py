@@ -107,6 +107,15 @@ def test_missing_parts_are_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert all(state.startswith("not loaded: ") for state in parts.values())
 
 
+@pytest.mark.parametrize(("choice", "made"), [("cpu", "DeviceType.cpu"), ("", "")])
+def test_the_environment_keeps_mlx_off_a_gpu(
+    choice: str, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(device.CHOICE, choice)
+    code = "import mlx.core; mlx.core.set_default_device = print; import speculative_t5"
+    assert python(code) == made
+
+
 def test_layers_are_built_for_the_version_of_mlx_that_is_installed() -> None:
     project = (REPOSITORY / "pyproject.toml").read_text()
     pinned = re.findall(r'"mlx\[\w+\]==([\w.]+); sys_platform', project)

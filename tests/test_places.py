@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -73,7 +72,6 @@ def test_new_models_go_to_the_first_folder(
     assert places.new_folder("new") == elsewhere / "named" / "new"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no XDG_DATA_HOME")
 def test_the_users_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert places._users_folder() == tmp_path / "speculative_t5" / "weights"

@@ -148,7 +148,8 @@ def test_shapes_that_make_no_pair_are_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_synthetic_pair_is_measured(small_shapes: None, tmp_path: Path, capsys: Any) -> None:
     plot = tmp_path / "plot.png"
     sizes: Any = {"source": 20, "max_tokens": 24, "count": 2, "turns": 1, "num_draft": "1,3"}
-    bench(random_weights="opt-350m:opt-125m", acceptance=1.0, plot=plot, **sizes)
+    shapes = "opt-350m:opt-125m"
+    bench(random_weights=shapes, dtype="float32", acceptance=1.0, plot=plot, **sizes)
     title, names, *rows, forwards, _, _, _ = capsys.readouterr().out.splitlines()
     ends = {name: names.index(name) + len(name) for name in ("waits", "forwards", "same output")}
     columns = [[row[:end].split()[-1] for end in ends.values()] for row in rows]

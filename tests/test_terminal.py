@@ -40,24 +40,24 @@ def handlers() -> Iterator[None]:
 def test_a_signal_waits_for_the_block(number: int) -> None:
     done = []
     with pytest.raises(Ended, match=str(int(number))), signals_held():
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         done.append("all of it")
     assert done
     with pytest.raises(Ended):
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
 
 
 def test_a_second_signal_acts_at_once() -> None:
     with pytest.raises(Ended, match=str(int(signal.SIGTERM))), signals_held():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
         pytest.fail("it should have ended")
 
 
 def test_ignored_signals_stay_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with signals_held():
-        os.kill(os.getpid(), signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 

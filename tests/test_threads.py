@@ -327,6 +327,7 @@ ADVICE = (
 )
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac's libraries forbid such forks")
 def test_forked_processes_work_or_say_what_to_do() -> None:
     done = run_script(FORK)
     assert done.stdout == "He doesn't know where his keys\n" + 9 * ADVICE, done.stderr
