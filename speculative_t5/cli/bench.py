@@ -33,6 +33,7 @@ from ..bench import (
     pyplot,
     random_model,
     random_prompts,
+    settled_outputs,
     synthetic_plan,
     variants_of,
 )
@@ -238,9 +239,10 @@ def _random(
 
     def variant(k: int) -> Variant:
         drafting = SpeculativeDecoder(target, small, num_draft=k, draft_vocab=task.draft_vocab)
+        own = settled_outputs(drafting, outputs, acceptance, max_tokens)
         return Variant(
             f"K = {k}",
-            lambda prompt: synthetic_plan(drafting, outputs, acceptance, max_tokens),
+            lambda prompt: synthetic_plan(drafting, own, acceptance, max_tokens),
             drafts=True,
         )
 
