@@ -27,6 +27,7 @@ from programs import (
     ASSISTED,
     PLAIN,
     SPECULATIVE,
+    STEADY,
     checkpoints,
     measuring,
     naive,
@@ -118,8 +119,16 @@ def test_other_programs_give_the_same_tokens(model: T5, place: Path, name: str, 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_programs_share_a_checkpoint_in_16_bits(model: T5, tmp_path: Path, dtype: str) -> None:
-    kind = getattr(mx, dtype)
+def test_programs_share_a_checkpoint_in_16_bits(
+    model: T5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    kind, widths, start = getattr(mx, dtype), set(), T5.start
+
+    def watched(*given: Any, width: int | None = None) -> Any:
+        widths.add(width)
+        return start(*given, width=width)
+
+    monkeypatch.setattr(T5, "start", watched)
     for name, one in (("target", model), ("draft", tiny_draft(model))):
         other = T5(one.config)
         other.update(tree_map(lambda weight: weight.astype(kind), one.parameters()))
@@ -128,11 +137,13 @@ def test_programs_share_a_checkpoint_in_16_bits(model: T5, tmp_path: Path, dtype
     assert {weight.dtype for _, weight in tree_flatten(loaded.parameters())} == {kind}
     assert not workers.convert(tmp_path / "target", tmp_path / "ctranslate2")
     spec = {"place": str(tmp_path), "threads": 1, "num_draft": 2, "backend": "cpu", "dtype": dtype}
-    for name in (PLAIN, SPECULATIVE, "transformers", ASSISTED, "ctranslate2 int8"):
+    for name in (PLAIN, SPECULATIVE, "transformers", ASSISTED, "ctranslate2 int8", STEADY):
+        assert widths <= {None}
         generate, about = serving.load_program(name, spec)
         expected = "int8_float32" if name == "ctranslate2 int8" else dtype
         assert (about["device"], about["dtype"]) == ("cpu", expected)
         assert 1 <= len(generate(PROMPTS[0], MAX_TOKENS)) <= MAX_TOKENS
+    assert len(widths) > 1, "steady passes have a width"
     with pytest.raises(serving.CannotRun, match=f"on cpu it computes in .*, not in {dtype}"):
         serving.load_program("ctranslate2", spec)
 

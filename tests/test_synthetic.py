@@ -185,14 +185,26 @@ def test_shapes_that_make_no_pair_are_refused(monkeypatch: pytest.MonkeyPatch) -
         random_model("gpt2")
 
 
-def test_a_synthetic_pair_is_measured(small_shapes: None, tmp_path: Path, capsys: Any) -> None:
+def test_a_synthetic_pair_is_measured(
+    small_shapes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    widths, start = set(), CausalModel.start
+
+    def watched(*given: Any, width: int | None = None) -> Any:
+        widths.add(width)
+        return start(*given, width=width)
+
+    monkeypatch.setattr(CausalModel, "start", watched)
     plot = tmp_path / "plot.png"
     sizes: Any = {"source": 20, "max_tokens": 24, "count": 2, "turns": 1, "num_draft": "1,3"}
+    sizes["steady"] = True
     bench(random_weights="opt-350m:opt-125m", acceptance=1.0, plot=plot, **sizes)
     title, names, *rows, forwards, _, _, _ = capsys.readouterr().out.splitlines()
     ends = {name: names.index(name) + len(name) for name in ("waits", "forwards", "same output")}
     columns = [[row[:end].split()[-1] for end in ends.values()] for row in rows]
-    assert columns == [["1.00", n, "2/2"] for n in ("1.00", "2.00", "4.00")]
-    assert [row[:6].rstrip() for row in rows] == ["plain", "K = 1", "K = 3"]
+    assert columns == [["1.00", n, "2/2"] for n in ("1.00", "2.00", "4.00", "2.00", "4.00")]
+    names = ["plain", "K = 1", "K = 3", "steady K = 1", "steady K = 3"]
+    assert [row[:12].rstrip() for row in rows] == names
+    assert widths >= {None, 2, 4}
     assert max(map(len, (title, names, forwards))) <= 140 and forwards.startswith("forwards: ")
     assert plot.is_file()
