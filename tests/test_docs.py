@@ -46,6 +46,7 @@ LESS = {  # options added to commands that take minutes; "auto" may draft 16 tok
 CHECKED = {  # why they are not run
     "scripts/demo.sh": "makes an environment of its own",
     "scripts/test.sh": "runs these tests",
+    "scripts/gpu.sh": "measures for minutes; test_gpu_script.py has its parts",
     "python scripts/": "measure for minutes to hours, with data that is not here",
     "python -m speculative_t5 bench --random opt": "makes half a billion weights; others are run",
     "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
