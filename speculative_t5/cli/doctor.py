@@ -17,7 +17,7 @@ import typer
 from ..checkpoints import as_dtype, find_cached, find_folder
 from ..doctor import CHECKS, Check, Finding, Subject, chosen, run
 from .options import DEFAULT_MODEL, DraftModel, Dtype, Model, draft_of, in_output
-from .terminal import FAILED, columns, is_terminal, one_line
+from .terminal import FAILED, columns, is_terminal, visible
 
 WIDTH = 80  # columns of the report, whatever the terminal has
 INDENT = 10  # of the lines below a finding
@@ -57,14 +57,15 @@ def doctor(
         print(without_home(f"speculative_t5 doctor: {model}, {drafts}\n"), flush=True)
     began, findings = time.perf_counter(), []
     for finding in _found(checks, subject):
+        finding = Finding(**_without_home(asdict(finding)))
         findings.append(finding)
         if not as_json:
-            print(without_home("\n".join(as_lines(finding))), flush=True)
+            print("\n".join(as_lines(finding)), flush=True)
     seconds = round(time.perf_counter() - began, 1)
     failed = [each.name for each in findings if each.status == "failed"]
     if as_json:
         result = about | {"checks": list(map(asdict, findings)), "failed": failed}
-        print(json.dumps(_without_home(result | {"seconds": seconds})))
+        print(json.dumps(_without_home(result) | {"seconds": seconds}))
     else:
         print("\n" + _verdict(len(findings), failed, seconds))
     if failed:
@@ -75,12 +76,16 @@ def as_lines(finding: Finding) -> Iterator[str]:
     """Yield the lines of a report about one check, of at most WIDTH columns."""
     width = max(len(check.name) for check in CHECKS)
     head = f"{finding.name.ljust(width)}  {finding.status.ljust(7)}  "
-    yield from textwrap.wrap(
-        one_line(finding.reason), WIDTH, initial_indent=head, subsequent_indent=" " * len(head)
-    )
-    margin = " " * INDENT
+    yield from _wrapped(finding.reason, head, " " * len(head))
     for note in finding.notes:
-        yield from textwrap.wrap(note, WIDTH, initial_indent=margin, subsequent_indent=margin)
+        yield from _wrapped(note, " " * INDENT, " " * INDENT)
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        visible(text), WIDTH, initial_indent=first, subsequent_indent=others,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def without_home(text: str) -> str:

@@ -58,5 +58,5 @@ def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:
             raise ValueError(f"there is no check {name!r}: choose from {', '.join(names)}")
     left = [c for c in CHECKS if (not only or c.name in only) and c.name not in skip]
     if not left:
-        raise ValueError("--only and --skip leave no check: name fewer in --skip")
+        raise ValueError(f"no check is left without {', '.join(skip)}: leave out fewer")
     return left
