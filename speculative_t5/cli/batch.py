@@ -45,7 +45,10 @@ def batch(
     output: Annotated[
         str, typer.Option(help="File to write, a JSON record a line; - is standard output.")
     ] = "-",
-    batch_size: Annotated[int, typer.Option(help="Prompts to decode side by side.")] = 16,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Prompts to decode side by side.", show_default="16, or 1 with --steady"),
+    ] = None,
     form: Annotated[
         str | None,
         typer.Option(

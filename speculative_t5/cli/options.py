@@ -147,6 +147,14 @@ class DecoderOptions:
         ),
     ] = "auto"
     draft_vocab: DraftVocab = None
+    steady: Annotated[
+        bool,
+        in_drafting(
+            "--steady",
+            help="Passes of one width, so that the greedy output is bit for bit the same with any "
+            "draft or none, at one --num-draft and in any type; one prompt at a time.",
+        ),
+    ] = False
 
     def load(self, *, plain: bool = False) -> SpeculativeDecoder:
         """Load the models and make a decoder; a plain one has no draft."""
@@ -165,8 +173,8 @@ class DecoderOptions:
         )
 
     def _keywords(self) -> dict[str, Any]:
-        names = ("delta", "verify", "min_ngram", "max_ngram", "draft_vocab", "chat", "prefix",
-                 "max_source_length", "truncate")  # fmt: skip
+        names = ("delta", "verify", "min_ngram", "max_ngram", "draft_vocab", "steady", "chat",
+                 "prefix", "max_source_length", "truncate")  # fmt: skip
         keywords = {name: getattr(self, name) for name in names}
         return keywords | {"num_draft": draft_length(self.num_draft)}
 

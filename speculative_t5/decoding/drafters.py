@@ -276,27 +276,41 @@ class CombinedDrafter:
 
     The lookup treats the model's tokens as output, and adds up to `num_draft` more. Where it finds
     nothing, or the model's draft has ended with EOS, the draft is the model's alone.
+
+    Args:
+        model: Drafts first.
+        lookup: Drafts what follows.
+        eos_token_ids: Nothing follows these.
+        shared: Keep both together to `num_draft` tokens: the model drafts half of them, rounded up.
     """
 
     def __init__(
-        self, model: ModelDrafter, lookup: LookupDrafter, eos_token_ids: frozenset[int]
+        self,
+        model: ModelDrafter,
+        lookup: LookupDrafter,
+        eos_token_ids: frozenset[int],
+        *,
+        shared: bool = False,
     ) -> None:
         self._model = model
         self._lookup = lookup
         self._eos_token_ids = eos_token_ids
+        self._shared = shared
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         self._model.start(prompts)
         self._lookup.start(prompts)
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
-        first = self._model.propose(context, num_draft, keys)
-        if num_draft == 0:
+        by_model = (num_draft + 1) // 2 if self._shared else num_draft
+        first = self._model.propose(context, by_model, keys)
+        by_lookup = num_draft - by_model if self._shared else num_draft
+        if by_lookup == 0:
             return first
         # The round's second wait: the lookup continues from the tokens that the model drafted.
         rows = zip(read(first.tokens), first.lengths, strict=True)
         drafted = [tokens[:n] for tokens, n in rows]
-        found = self._lookup.find(context, num_draft, drafted)
+        found = self._lookup.find(context, by_lookup, drafted)
         pairs = zip(drafted, found, strict=True)
         both = self._lookup.as_draft(
             [d + more if self._eos_token_ids.isdisjoint(d) else d for d, more in pairs]

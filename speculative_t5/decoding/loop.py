@@ -38,6 +38,7 @@ class Plan:
             None where nothing is sampled.
         ahead: Nothing is drafted, and a single row's next pass begins before the last one's token
             is read, so that the device does not wait for the host. It is wasted after an EOS.
+        width: Positions of every pass of the target, padding included; see `LanguageModel.start`.
         timed: Wait for each draft, to tell its time from that of verifying. A round then has a
             second wait, and takes longer.
     """
@@ -48,6 +49,7 @@ class Plan:
     max_tokens: int
     seed: int | None = None
     ahead: bool = False
+    width: int | None = None
     timed: bool = False
 
 
@@ -91,7 +93,7 @@ class _Batch:
         self._next_tokens: mx.array | None = None  # (B, 1) int32 of a pass that was begun early
         began = self.clock.read()
         sources = [source for _, source in requests]
-        self._session, contexts = model.start(sources)
+        self._session, contexts = model.start(sources, width=plan.width)
         plan.drafter.start(sources)
         self.rows = self._new_rows(requests, contexts, began)
 

@@ -112,5 +112,12 @@ class LanguageModel(Protocol):
     def vocabulary(self) -> Vocabulary | None:
         """The tokenizer it was loaded with; None if unknown."""
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> tuple[Session, list[list[int]]]:
-        """Return a session and each row's initial context, whose last token is not cached yet."""
+    def start(
+        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
+    ) -> tuple[Session, list[list[int]]]:
+        """Return a session and each row's initial context, whose last token is not cached yet.
+
+        With a width, every pass of the session has that many positions, padding among them, and a
+        capacity of its cache that follows from the position alone: a position is then computed in
+        the same way however the tokens before it were fed.
+        """

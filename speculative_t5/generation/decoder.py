@@ -34,12 +34,12 @@ from .options import (
     GenerationOptions,
     NumDraft,
     VerifyRule,
+    as_pair,
     check_keywords,
     split_keywords,
 )
 from .outputs import Chunk, Generation, as_chunks, as_generations, with_bar
-
-MAX_BATCH = 2**16
+from .steady import steady_width
 
 
 class SpeculativeDecoder:
@@ -71,6 +71,12 @@ class SpeculativeDecoder:
         draft_vocab: Let the draft model propose only the first `draft_vocab` ids, so that its
             output head costs less; None for all. Tokenizers that put frequent pieces first lose
             little acceptance, and the output stays the target's own.
+        steady: Give every pass of the target the same width: `num_draft` + 1 positions, padding
+            included, or the next number whose rows this device computes alike, which the first
+            generation finds out. A token's probabilities then have the same bits whatever was
+            drafted before it, in any dtype: at one `num_draft`, the greedy output is the same with
+            any draft and with none. Prompts are decoded one at a time, and `lookup` beside a draft
+            model shares its `num_draft` tokens. `num_draft` must be a number, and `delta` 0.
         chat: Treat prompts that are text as a user's message, and apply the chat template of the
             model's tokenizer.
         prefix: Put before each prompt that is text and does not begin with it; "" for none, None
@@ -110,6 +116,7 @@ class SpeculativeDecoder:
         self.tokenizer = tokenizer
         self._prompts = PromptEncoder(model, tokenizer, **prompts)
         self._schedules = Schedules()
+        self._width: int | None = None  # of steady passes, once it is known
 
     @classmethod
     def from_pretrained(
@@ -188,7 +195,7 @@ class SpeculativeDecoder:
         self,
         prompts: Sequence[Prompt],
         *,
-        batch_size: int = 16,
+        batch_size: int | None = None,
         max_tokens: int = 256,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -202,6 +209,7 @@ class SpeculativeDecoder:
         decoded. At the same seed the first output is that of `generate`.
         """
         check_prompts(prompts)
+        batch_size = self._drafting.rows(batch_size)
         options = GenerationOptions(max_tokens, temperature, top_k, top_p, seed, speculative)
         sources = [self.fit(prompt, max_tokens).ids for prompt in prompts]
         # Rows of similar length pad less, and those that end last are short.
@@ -213,7 +221,7 @@ class SpeculativeDecoder:
         self,
         prompts: Iterable[tuple[int, Prompt]],
         *,
-        batch_size: int = 16,
+        batch_size: int | None = None,
         by_length: bool = True,
         max_tokens: int = 256,
         temperature: float = 0.0,
@@ -231,18 +239,20 @@ class SpeculativeDecoder:
         distribution all the same.)
 
         `prompts` are pairs of an index, at least 0, and a prompt, as `enumerate` makes them.
-        `batch_size` is from 1 to `MAX_BATCH`; up to as many prompts are taken ahead. `by_length`
+        `batch_size` is from 1 to 65,536, 16 unless it is given (1 if the decoder is steady);
+        up to as many prompts are taken ahead. `by_length`
         takes `WINDOW` batches of prompts at a time and begins them in order of length, since rows
         of similar length pad less; without it they begin as they come. The other options, and the
         errors, are those of `generate`.
         """
         check_prompts(prompts)
+        batch_size = self._drafting.rows(batch_size)
         options = GenerationOptions(max_tokens, temperature, top_k, top_p, seed, speculative)
         requests: Iterator[Request] = (
             (check_integer("a prompt's index", index, 0), self.fit(prompt, max_tokens).ids)
-            for index, prompt in map(_as_pair, prompts)
+            for index, prompt in map(as_pair, prompts)
         )
-        if by_length and check_integer("batch_size", batch_size, 1, MAX_BATCH) > 1:
+        if by_length and batch_size > 1:
             requests = in_order_of_length(requests, WINDOW * batch_size)
         return as_generations(self._rounds(requests, options, batch_size), self.tokenizer)
 
@@ -308,6 +318,7 @@ class SpeculativeDecoder:
             options.seed if options.temperature else None,
             # T5's passes are compiled, and leave the host little to do meanwhile.
             ahead=drafter is None and self.model.is_decoder_only,
+            width=self._steady_width(),
         )
         if num_draft != "auto" or not requests:
             return plan
@@ -317,18 +328,15 @@ class SpeculativeDecoder:
     def _rounds(
         self, requests: Iterable[Request], options: GenerationOptions, batch_size: int = 1
     ) -> Iterator[Round]:
-        """Decode; the batch size is checked at the call, not at the first round."""
-        check_integer("batch_size", batch_size, 1, MAX_BATCH)
+        """Decode; the options are checked at the call, not at the first round."""
         requests = iter(requests)
         first = list(islice(requests, batch_size)) if self._drafting.num_draft == "auto" else []
         plan = self.plan(options, first)
         return decode(self.model, chain(first, requests), plan, batch_size=batch_size)
 
-
-def _as_pair(item: object) -> tuple[int, Prompt]:
-    if isinstance(item, tuple | list) and len(item) == 2:
-        return item[0], item[1]
-    raise ValueError(
-        "each of prompts must be an index with its prompt, as enumerate makes them, got "
-        f"{type(item).__name__}"
-    )
+    def _steady_width(self) -> int | None:
+        """Return the width of all passes of the target; None if they need not be steady."""
+        drafting = self._drafting
+        if self._width is None and drafting.steady and drafting.num_draft != "auto":
+            self._width = steady_width(self.model, drafting.num_draft + 1)
+        return self._width

@@ -22,7 +22,9 @@ def make_drafter(
         max_ngram=options.max_ngram,
         is_decoder_only=model.is_decoder_only,
     )
-    return CombinedDrafter(by_model, lookup, model.eos_token_ids) if by_model else lookup
+    if by_model is None:
+        return lookup
+    return CombinedDrafter(by_model, lookup, model.eos_token_ids, shared=options.steady)
 
 
 def check_draft_vocab(model: LanguageModel, options: DraftingOptions) -> None:

@@ -8,9 +8,12 @@ from typing import Literal, TypedDict, cast
 
 from ..decoding import Sampler, check_ngrams
 from ..errors import check_integer, check_number
+from ..tokenizers import Prompt
 
 VerifyRule = Literal["auto", "token", "block"]
 NumDraft = int | Literal["auto"]
+
+BATCH, MAX_BATCH = 16, 2**16  # prompts side by side
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class DraftingOptions:
     min_ngram: int = 1
     max_ngram: int = 8
     draft_vocab: int | None = None
+    steady: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= check_number("delta", self.delta) <= 1:
@@ -65,11 +69,32 @@ class DraftingOptions:
             )
         if self.draft_vocab is not None:
             check_integer("draft_vocab", self.draft_vocab, 1)
+        if self.steady and number == "auto":
+            raise ValueError(
+                "steady needs passes of one width, and num_draft 'auto' has several: "
+                "give num_draft as a number"
+            )
+        if self.steady and self.delta > 0:
+            raise ValueError(
+                f"steady outputs are the same for any draft, and delta {self.delta} lets them "
+                "depend on it: leave out one of the two"
+            )
 
     @property
     def by_block(self) -> bool:
         """Whether a draft is verified as a whole."""
         return self.verify != "token" and self.delta == 0
+
+    def rows(self, batch_size: int | None) -> int:
+        """Return how many prompts to decode side by side, given the number asked for."""
+        if batch_size is None:
+            return 1 if self.steady else BATCH
+        if check_integer("batch_size", batch_size, 1, MAX_BATCH) > 1 and self.steady:
+            raise ValueError(
+                f"steady decodes one prompt at a time, got batch_size {batch_size}: "
+                "leave out one of the two"
+            )
+        return batch_size
 
 
 class DraftingKeywords(TypedDict, total=False):
@@ -79,6 +104,7 @@ class DraftingKeywords(TypedDict, total=False):
     min_ngram: int
     max_ngram: int
     draft_vocab: int | None
+    steady: bool
 
 
 class PromptKeywords(TypedDict, total=False):
@@ -109,3 +135,13 @@ def split_keywords(keywords: DecoderKeywords) -> tuple[DraftingKeywords, PromptK
         for part in (DraftingKeywords, PromptKeywords)
     )
     return cast(DraftingKeywords, drafting), cast(PromptKeywords, prompts)
+
+
+def as_pair(item: object) -> tuple[int, Prompt]:
+    """Return an index and its prompt; refuse anything else in their place."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    raise ValueError(
+        "each of prompts must be an index with its prompt, as enumerate makes them, got "
+        f"{type(item).__name__}"
+    )

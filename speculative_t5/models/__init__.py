@@ -4,7 +4,7 @@
 Imports `decoding`, for the protocols that a model implements, `device` and `errors`.
 """
 
-from .cache import KeysValues
+from .cache import KeysValues, capacity_for
 from .causal import CausalModel, build
 from .config_json import MAX_LAYERS, MAX_SIZE, is_causal
 from .t5.config import Quantization, T5Config

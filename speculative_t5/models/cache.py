@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -48,11 +48,13 @@ class KVCache:
     Args:
         shapes: One for each layer.
         batch: Number of rows, all empty.
+        width: See `passes`; None for passes of any length.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], batch: int) -> None:
+    def __init__(self, shapes: Sequence[LayerShape], batch: int, width: int | None = None) -> None:
         self.layers: list[KeysValues] = [shape.zeros(batch, SMALLEST) for shape in shapes]
         self.lengths = [0] * batch
+        self._width = width
 
     @property
     def capacity(self) -> int:
@@ -66,11 +68,30 @@ class KVCache:
         Returns:
             Offsets to `write` to: each row's length, (B,) int32, or (1,) if all are the same.
         """
-        capacity = fitting(max(self.lengths) + num_tokens, self.capacity)
+        needed = max(self.lengths) + num_tokens
+        capacity = fitting(needed, self.capacity) if self._width is None else capacity_for(needed)
         if capacity != self.capacity:
             self.layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self.layers]
         same = min(self.lengths) == max(self.lengths)
         return mx.array(self.lengths[:1] if same else self.lengths, dtype=mx.int32)
+
+    def passes(self, tokens: mx.array) -> Iterator[tuple[mx.array, int]]:
+        """Split new tokens (B, L) int32 into passes, each with the number of tokens that count.
+
+        All are one pass, unless the cache was given a width. Then every pass is padded to that
+        width, and ends where the next position would be the first of a larger capacity. So a
+        position's width and capacity follow from the position alone, however the tokens before it
+        were fed. The caller runs each pass before it asks for the next one.
+        """
+        width, total, start = self._width, tokens.shape[1], 0
+        if width is None:
+            yield tokens, total
+        while width and start < total:
+            end = max(self.lengths) + width
+            count = min(width, capacity_for(end) - end + 1, total - start)
+            part = tokens[:, start : start + count]
+            yield (part if count == width else mx.pad(part, [(0, 0), (0, width - count)])), count
+            start += count
 
     def take(self) -> list[KeysValues]:
         """Hand over the layers for writing; a write copies buffers that anything else holds."""
@@ -228,12 +249,16 @@ def fitting(needed: int, capacity: int) -> int:
 
     All rows are as large as the longest needs; that room is given back when the long row has ended.
     """
-    fit = SMALLEST
-    while fit < min(needed, GROWTH):
-        fit *= 2
-    if needed > GROWTH:
-        fit = -(-needed // GROWTH) * GROWTH
-    return fit if needed > capacity or capacity > 2 * fit else capacity
+    least = capacity_for(needed)
+    return least if needed > capacity or capacity > 2 * least else capacity
+
+
+def capacity_for(needed: int) -> int:
+    """Return the smallest capacity for `needed` positions."""
+    capacity = SMALLEST
+    while capacity < min(needed, GROWTH):
+        capacity *= 2
+    return capacity if needed <= GROWTH else -(-needed // GROWTH) * GROWTH
 
 
 def resized(buffer: mx.array, capacity: int) -> mx.array:

@@ -83,10 +83,12 @@ class CausalModel:
         known = self.vocabulary.special if self.vocabulary else frozenset()
         return known | self.eos_token_ids
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> tuple[CausalSession, list[list[int]]]:
+    def start(
+        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
+    ) -> tuple[CausalSession, list[list[int]]]:
         """Read the prompts except their last tokens, with which decoding begins."""
         device.enter_thread()
-        session = CausalSession(self, len(prompts))
+        session = CausalSession(self, len(prompts), width)
         session.read(prompts)
         return session, [list(prompt) for prompt in prompts]
 
@@ -100,21 +102,29 @@ class CausalModel:
 class CausalSession:
     """One batch of sequences being decoded; a `Session`."""
 
-    def __init__(self, model: CausalModel, batch: int) -> None:
+    def __init__(self, model: CausalModel, batch: int, width: int | None = None) -> None:
         self._model = model
-        self._cache = KVCache(model.shapes, batch)
+        self._cache = KVCache(model.shapes, batch, width)
+        self._whole = width is not None  # attend to whole buffers, whose sizes are few
 
     @property
     def lengths(self) -> list[int]:
         return self._cache.lengths
 
     def step(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
-        cache, count = self._cache, tokens.shape[1]
-        offsets = cache.reserve(count)
-        layers = [_Layer(layer, offsets, cache.lengths, count) for layer in cache.take()]
+        passes = self._cache.passes(tokens)
+        results = [self._run(part, count, whole=self._whole) for part, count in passes]
+        logits = results[0] if len(results) == 1 else mx.concatenate(results, axis=1)
+        return logits[..., :vocab_size] if vocab_size else logits
+
+    def _run(self, tokens: mx.array, count: int, *, whole: bool) -> mx.array:
+        """Run the model over tokens (B, L), of which the first `count` stay in the cache."""
+        cache, length = self._cache, tokens.shape[1]
+        offsets = cache.reserve(length)
+        layers = [_Layer(each, offsets, cache.lengths, length, whole) for each in cache.take()]
         logits: mx.array = self._model.model(tokens, cache=layers)
         cache.put([layer.buffers for layer in layers], count)
-        return logits[..., :vocab_size] if vocab_size else logits
+        return logits[:, :count]
 
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return argmax(self.step(tokens, vocab_size))
@@ -129,7 +139,7 @@ class CausalSession:
         padded = [[*prompt[:-1], *[0] * (longest - len(prompt) + 1)] for prompt in prompts]
         for start in range(0, longest, PREFILL):
             part = mx.array([row[start : start + PREFILL] for row in padded], dtype=mx.int32)
-            self.step(part)
+            self._run(part, part.shape[1], whole=False)
             mx.eval(self._cache.layers)  # one part at a time, to bound the memory of attention
         self.truncate(lengths)
 
@@ -156,16 +166,30 @@ class _Layer:
     Attributes:
         offset: Position of each row's first new token, (B,) int32; one number if all are the same.
         buffers: Keys and values (B, H, C, D), those that this pass added among them.
+
+    Args:
+        buffers: As before the pass.
+        offsets: What `KVCache.reserve` returned.
+        lengths: Positions of each row that count so far.
+        count: Number of new tokens, L.
+        whole: Attend to all C positions, with an array as the mask, and not only to those up to
+            the longest row's end.
     """
 
     def __init__(
-        self, buffers: KeysValues, offsets: mx.array, lengths: Sequence[int], count: int
+        self,
+        buffers: KeysValues,
+        offsets: mx.array,
+        lengths: Sequence[int],
+        count: int,
+        whole: bool = False,
     ) -> None:
         self.buffers = buffers
         self._offsets = offsets
-        self._same = min(lengths) == max(lengths)
-        self._end = max(lengths) + count
-        self.offset: int | mx.array = lengths[0] if self._same else offsets
+        same = min(lengths) == max(lengths)
+        self._end = buffers[0].shape[2] if whole else max(lengths) + count
+        self._plain = same and not whole  # a mask need not be an array
+        self.offset: int | mx.array = lengths[0] if same else offsets
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
         """Append (B, H, L, D) to every row; return (B, H, T, D), T being the longest row's end."""
@@ -178,7 +202,7 @@ class _Layer:
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
         """Make the mask of new tokens: None for no mask, "causal", or bool (B, 1, L, T)."""
-        if self._same and not return_array and (window_size is None or self._end <= window_size):
+        if self._plain and not return_array and (window_size is None or self._end <= window_size):
             return None if count == 1 else "causal"
         places = mx.arange(self._end)
         own = (self._offsets[:, None] + mx.arange(count))[:, None, :, None]

@@ -143,11 +143,13 @@ class T5(nn.Module):
     def _output(self) -> nn.Module:
         return self.lm_head if self.config.own_head else self.shared
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> tuple[T5Session, list[list[int]]]:
+    def start(
+        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
+    ) -> tuple[T5Session, list[list[int]]]:
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
         device.enter_thread()
         decoder = self.compiled  # first, as it evaluates the weights
-        session = T5Session(self, self.sources(prompts), decoder)
+        session = T5Session(self, self.sources(prompts), decoder, width)
         return session, [[self.config.decoder_start_token_id] for _ in prompts]
 
     @property

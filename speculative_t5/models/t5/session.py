@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 class T5Session:
     """A batch of prompts being decoded; a `Session`."""
 
-    def __init__(self, model: T5, sources: SourceCache, decoder: CompiledDecoder) -> None:
+    def __init__(
+        self, model: T5, sources: SourceCache, decoder: CompiledDecoder, width: int | None
+    ) -> None:
         config, batch = model.config, len(sources.lengths)
         self._model = model
         self._sources = sources
         self._decoder = decoder
         shape = LayerShape(config.num_heads, config.d_kv, config.d_kv, model.dtype)
-        self._cache = KVCache([shape] * config.num_decoder_layers, batch)
+        self._cache = KVCache([shape] * config.num_decoder_layers, batch, width)
 
     @property
     def lengths(self) -> list[int]:
@@ -36,13 +38,16 @@ class T5Session:
         return self._run("argmax", tokens, vocab_size)
 
     def _run(self, output: Output, tokens: mx.array, vocab_size: int | None) -> mx.array:
-        cache, sources, count = self._cache, self._sources, tokens.shape[1]
-        offsets = cache.reserve(count)
-        result, layers = self._decoder.run(
-            output, vocab_size, tokens, offsets, cache.take(), sources.view(), sources.mask
-        )
-        cache.put(layers, count)
-        return result
+        cache, sources = self._cache, self._sources
+        results = []
+        for part, count in cache.passes(tokens):
+            offsets = cache.reserve(part.shape[1])
+            result, layers = self._decoder.run(
+                output, vocab_size, part, offsets, cache.take(), sources.view(), sources.mask
+            )
+            cache.put(layers, count)
+            results.append(result[:, :count])
+        return results[0] if len(results) == 1 else mx.concatenate(results, axis=1)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._cache.truncate(lengths)

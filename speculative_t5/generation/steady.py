@@ -1,0 +1,59 @@
+"""Steady passes: how wide they must be for every row to be computed alike."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+import mlx.core as mx
+
+from ..decoding import LanguageModel
+from ..models import capacity_for
+
+BLOCKS = (1, 4, 8, 16)  # of rows that kernels compute at a time
+MAX_WIDTH = 128  # so that some capacity holds all the positions that are compared
+
+
+def steady_width(model: LanguageModel, length: int) -> int:
+    """Return the width for steady passes over up to `length` tokens.
+
+    A kernel may compute some rows of a product otherwise than others, such as those left over after
+    blocks of eight, so that the bits of a position depend on its row in the pass. Which widths are
+    free of that depends on the device, the type and the model's shapes, and is found by trying:
+    `length` itself, then the next multiples of `BLOCKS`, then fewer rows, which make several passes
+    of one. A pass over a single row is always possible.
+    """
+    wider = {-(-length // block) * block for block in BLOCKS}
+    narrower = [block for block in reversed(BLOCKS) if block < length]
+    return next(width for width in [*sorted(wider), *narrower] if rows_are_alike(model, width))
+
+
+def rows_are_alike(model: LanguageModel, width: int) -> bool:
+    """Whether a position's logits have the same bits in every row of a pass of `width` positions.
+
+    The ids are random, and the same in every run. Passes wider than `MAX_WIDTH` are not tried.
+    """
+    if width > MAX_WIDTH:
+        return False
+    rng = random.Random(0)
+    prompt = [*rng.choices(range(model.vocab_size), k=7), model.eos_token_id]
+    session, (context,) = model.start([prompt], width=width)
+    begin = session.lengths[0]
+    # The first position from which 2 * width - 1 positions have the same capacity.
+    start = next(
+        n for n in count(begin, width) if capacity_for(n + width) == capacity_for(n + 3 * width - 2)
+    )
+    more = rng.choices(range(model.vocab_size), k=start + 2 * width)
+    tokens = mx.array([[context[-1], *more]], dtype=mx.int32)  # from position `begin` on
+    if start > begin:
+        session.step(tokens[:, : start - begin])
+    first = None
+    for offset in range(width):  # `start + width - 1` is the pass's last row, then the one before
+        session.truncate([start + offset])
+        fed = start + offset - begin
+        logits = session.step(tokens[:, fed : fed + width])[:, width - 1 - offset]
+        if first is None:
+            first = logits
+        elif not mx.array_equal(first, logits, equal_nan=True).item():
+            return False
+    return True
