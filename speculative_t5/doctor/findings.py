@@ -17,6 +17,7 @@ from ..models import T5
 
 Status = Literal["ok", "failed", "skipped"]
 SHIPPED = "correct-base"
+NUM_DRAFT = 5  # tokens to draft, unless a check tries several numbers
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class Subject:
         """Whether the target is the one that the package ships."""
         return Path(self.model).name == SHIPPED
 
-    def decoder(self, dtype: mx.Dtype | None = None, *, num_draft: int = 5) -> SpeculativeDecoder:
+    def decoder(self, dtype: mx.Dtype | None = None) -> SpeculativeDecoder:
         """Load the models, by default in the type of this subject."""
         return SpeculativeDecoder.from_pretrained(
-            self.model, self.draft or "lookup", dtype=dtype or self.kind, num_draft=num_draft
+            self.model, self.draft or "lookup", dtype=dtype or self.kind, num_draft=NUM_DRAFT
         )
 
     def target(self) -> LanguageModel:

@@ -13,10 +13,10 @@ import mlx.core as mx
 from ..generation import SpeculativeDecoder
 from ..tokenizers import Prompt
 from . import tiny
-from .findings import Finding, Subject, name_of, promises_equal_rows
+from .findings import NUM_DRAFT, Finding, Subject, name_of, promises_equal_rows
 from .sentences import KNOWN, SENTENCES
 
-NUM_DRAFT, MAX_TOKENS = 5, 12
+MAX_TOKENS = 12
 NUM_SENTENCES, NUM_TIES = 100, 20
 SECONDS = 60.0  # after which no further prompt is begun
 THREADS, SENTENCES_OF_EACH = 4, 6
@@ -63,7 +63,7 @@ def greedy(subject: Subject) -> Finding:
     so. The prompts are sentences for the subject's models, and ids for random models with logits so
     close to each other that the last bits decide.
     """
-    decoder = subject.decoder(num_draft=NUM_DRAFT)
+    decoder = subject.decoder()
     found = [compare(f"sentences, {name_of(subject.kind)}", decoder, SENTENCES[:NUM_SENTENCES])]
     for dtype in dict.fromkeys((subject.kind, mx.bfloat16)):
         model = tiny.tied_t5(dtype)
@@ -118,7 +118,7 @@ def _random_prompts(model: tiny.T5) -> list[list[int]]:
 
 def threads(subject: Subject) -> Finding:
     """Decode in several threads that share a decoder, and compare with a single thread."""
-    decoder = subject.decoder(num_draft=NUM_DRAFT)
+    decoder = subject.decoder()
     sentences = SENTENCES[: THREADS * SENTENCES_OF_EACH]
 
     def decoded(part: Sequence[str]) -> list[list[int]]:
@@ -145,7 +145,7 @@ def known(subject: Subject) -> Finding:
     """Compare outputs of the shipped target in float32 with those where it was trained."""
     if not subject.is_shipped:
         return Finding("known", "skipped", "only the outputs of the shipped pair are known")
-    decoder = subject.decoder(mx.float32, num_draft=NUM_DRAFT)
+    decoder = subject.decoder(mx.float32)
     wrong = []
     for sentence, text in KNOWN.items():
         for speculative in (False, True):

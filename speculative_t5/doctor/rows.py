@@ -10,25 +10,26 @@ import mlx.core as mx
 
 from ..checkpoints import DTYPES
 from ..decoding import LanguageModel
-from ..generation import rows_are_alike
+from ..generation import rows_are_alike, steady_width
 from . import tiny
-from .findings import Finding, Subject, name_of, promises_equal_rows
+from .findings import NUM_DRAFT, Finding, Subject, name_of, promises_equal_rows
 
 WIDTHS = range(2, 18)
 SHAPE: dict[str, Any] = {  # of the model for the types that the subject is not computed in
     "d_model": 256, "d_ff": 512, "num_heads": 4, "num_layers": 1, "num_decoder_layers": 1,
     "vocab_size": 256,
 }  # fmt: skip
+LENGTH = 48  # of a text
 INNER, OUTER = 512, 1024  # of the bare product
 
 
 def rows(subject: Subject) -> Finding:
     """Compare the rows of passes over 2 to 17 tokens bit by bit, in each type.
 
-    Two things are asked of each width. Does a position have the same bits in every row of a pass?
-    Steady decoding takes the next width of which that is true; there has to be one. And does it
-    have the bits of a pass over its token alone? That is promised only where `promises_equal_rows`
-    says so, and reported elsewhere.
+    Three things are asked. In which passes does a position have the same bits in every row? At the
+    width that steady mode chooses among them, are a text's logits the same however it is fed? They
+    have to be, and the width must be more than one. And which passes have the bits of passes over
+    single tokens? That is promised only where `promises_equal_rows` says so.
 
     The subject's own type is checked with its target, the others with a small random T5.
     """
@@ -36,17 +37,22 @@ def rows(subject: Subject) -> Finding:
     failures: list[str] = []
     notes: list[str] = []
     for dtype in DTYPES.values():
-        name = name_of(dtype)
         model = subject.target() if dtype == subject.kind else tiny.t5(dtype=dtype, **SHAPE)
+        width, apart = steady_width(model, NUM_DRAFT + 1), unlike_single_rows(model)
         unlike = [width for width in WIDTHS if not rows_are_alike(model, width)]
-        apart = unlike_single_rows(model)
+        unsteady = width > 1 and not fed_alike(model, width)
+        name = name_of(dtype)
         details[name] = {
+            "steady_width": width,
+            "steady": not unsteady,
             "unlike_rows": unlike,
             "unlike_rows_of_a_product": [w for w in WIDTHS if not product_is_alike(w, dtype)],
             "unlike_single_rows": apart,
         }
-        if len(unlike) == len(WIDTHS):
-            failures.append(f"in {name} no width has rows that are alike, which steady mode needs")
+        if width == 1:
+            failures.append(f"in {name} no pass over several tokens has rows computed alike")
+        if unsteady:
+            failures.append(f"in {name} steady logits depend on how the tokens before were fed")
         if apart and promises_equal_rows(model):
             failures.append(
                 f"in {name} passes over {_listed(apart)} tokens differ from single ones"
@@ -54,26 +60,40 @@ def rows(subject: Subject) -> Finding:
         notes.append(f"{name}: {_rows_note(unlike)}, {_single_note(apart)}")
     if failures:
         return Finding("rows", "failed", "; ".join(failures), tuple(notes), details)
-    reason = "the rows of a pass are computed alike, as steady mode needs, in every type"
+    reason = "steady mode has passes whose rows are computed alike, in every type"
     return Finding("rows", "ok", reason, tuple(notes), details)
 
 
 def unlike_single_rows(model: LanguageModel) -> list[int]:
     """Return the widths of passes whose logits are not those of passes over single tokens."""
+    single = _fed(model, [1] * WIDTHS[-1])
+    return [width for width in WIDTHS if not _same_bits(_fed(model, [width]), single[:, :width])]
+
+
+def fed_alike(model: LanguageModel, width: int) -> bool:
+    """Whether logits of steady passes have the same bits however the text before was fed.
+
+    It is longer than the smallest capacity of a cache.
+    """
+    ways = ([1] * LENGTH, [width] * (LENGTH // width), [3, 1, width, 2] * LENGTH)
+    single, *others = (_fed(model, way, width)[:, : LENGTH - width] for way in ways)
+    return all(_same_bits(single, other) for other in others)
+
+
+def _fed(model: LanguageModel, sizes: Sequence[int], width: int | None = None) -> mx.array:
+    """Feed a random text in parts of these sizes, as long as it lasts; return logits (1, L, V)."""
     rng = random.Random(0)
-    ids = rng.choices(range(model.vocab_size), k=WIDTHS[-1] + 7)
-    session, (context,) = model.start([[*ids[:7], model.eos_token_id]])
-    begin = session.lengths
+    ids = rng.choices(range(model.vocab_size), k=LENGTH + 7)
+    session, (context,) = model.start([[*ids[:7], model.eos_token_id]], width=width)
     tokens = mx.array([[context[-1], *ids[8:]]], dtype=mx.int32)
-    single = mx.concatenate([session.step(tokens[:, i : i + 1]) for i in range(WIDTHS[-1])], axis=1)
-    mx.eval(single)
-    unlike = []
-    for width in WIDTHS:
-        session.truncate(begin)
-        together = session.step(tokens[:, :width])
-        if not _same_bits(together, single[:, :width]):
-            unlike.append(width)
-    return unlike
+    parts, end = [], 0
+    for size in sizes:
+        if end + size > LENGTH:
+            break
+        parts.append(session.step(tokens[:, end : end + size]))
+        end += size
+        mx.eval(parts[-1])
+    return mx.concatenate(parts, axis=1)
 
 
 def product_is_alike(width: int, dtype: mx.Dtype) -> bool:

@@ -11,8 +11,7 @@ import numpy as np
 from ..bench import Stepper, measure_costs
 from ..decoding import Stats
 from ..generation import SpeculativeDecoder, steady_width
-from .findings import Finding, Subject
-from .outputs import NUM_DRAFT
+from .findings import NUM_DRAFT, Finding, Subject
 from .sentences import SENTENCES
 
 MOST = 16  # tokens to draft
@@ -55,7 +54,7 @@ def tokens_per_round(rate: float, num_draft: int) -> float:
 
 def speed(subject: Subject) -> Finding:
     """Time passes and a few sentences, and say how many tokens to draft; it never fails."""
-    decoder = subject.decoder(num_draft=NUM_DRAFT)
+    decoder = subject.decoder()
     costs = _costs(decoder)
     plain, drafted = (_decoded(decoder, speculative=flag) for flag in (False, True))
     seen = acceptance(drafted)
