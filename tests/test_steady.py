@@ -1,0 +1,189 @@
+"""Steady decoding: the same bits whatever was drafted, on kernels that change with the rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.generation.steady import rows_are_alike, steady_width
+from speculative_t5.models import T5
+from speculative_t5.models.cache import KVCache, LayerShape
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from conftest import tiny, tiny_draft
+from mlx.utils import tree_unflatten
+
+SIZE = 60  # ids; those of a pair, 2 n and 2 n + 1, are almost equally probable
+PROMPTS = [random.Random(n).choices(range(2, SIZE), k=5 + n) for n in range(6)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def uncompiled() -> Iterator[None]:
+    """Compiling for each shape would take most of the time."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+class Kernels(nn.Linear):
+    """A product whose order of additions depends on the number of rows, as on GPUs."""
+
+    def __init__(self, weight: mx.array) -> None:
+        nn.Module.__init__(self)
+        self.weight = weight
+
+    def __call__(self, x: mx.array) -> mx.array:
+        rows = x.size // x.shape[-1]
+        return self.summed(x, 1 + sum(rows >= least for least in (2, 6, 16)))
+
+    def summed(self, x: mx.array, parts: int) -> mx.array:
+        """Multiply by parts of the columns, and add the results."""
+        edges = [x.shape[-1] * part // parts for part in range(1, parts)]
+        sums = zip(mx.split(x, edges, axis=-1), mx.split(self.weight, edges, axis=1), strict=True)
+        return sum((a @ b.T for a, b in sums), start=mx.zeros(1, x.dtype))
+
+
+class Leftovers(Kernels):
+    """A product that adds up the rows left over after blocks of eight in another order."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        whole = x.shape[1] // 8 * 8
+        parts = [self.summed(x[:, :whole], 1), self.summed(x[:, whole:], 3)]
+        return mx.concatenate(parts, axis=1)
+
+
+class Growing(Kernels):
+    """A product whose rows from the fifth on are added up in another order."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.concatenate([self.summed(x[:, :4], 1), self.summed(x[:, 4:], 3)], axis=1)
+
+
+def near_ties(kind: str, dtype: mx.Dtype = mx.float32, kernels: type[Kernels] = Kernels) -> Any:
+    """A tiny random model with near-ties and other kernels, and a draft for it."""
+    model = tiny(kind, vocab_size=SIZE, layers=2, seed=4)
+    module = model if isinstance(model, T5) else model.model
+    output = module.lm_head if isinstance(model, T5) else module.model.embed_tokens
+    even = output.weight[::2]
+    output.weight[1::2] = even + even * mx.finfo(dtype).eps * mx.random.normal(even.shape)
+    draft = tiny_draft(model)
+    module.set_dtype(dtype)
+    linear = [
+        (path, kernels(each.weight))
+        for path, each in module.named_modules()
+        if isinstance(each, nn.Linear) and path != "lm_head" and "bias" not in each
+    ]
+    assert linear
+    module.update_modules(tree_unflatten(linear))
+    if isinstance(model, T5):
+        model.recompile()
+    mx.eval(module.parameters())
+    return model, draft
+
+
+def outputs(model: Any, draft: Any, way: str, **options: Any) -> list[list[int]]:
+    lookup = way in ("lookup", "both")
+    small = draft if way in ("model", "both") else None
+    decoder = SpeculativeDecoder(model, small, None, lookup=lookup, **options)
+    return [each.tokens for each in decoder.generate_batch(PROMPTS, batch_size=1, max_tokens=40)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "num_draft"),
+    [
+        ("t5", mx.float32, 1),
+        ("t5", mx.float32, 8),
+        ("t5", mx.bfloat16, 4),
+        ("t5", mx.float16, 8),
+        ("qwen3", mx.bfloat16, 8),
+        ("qwen3", mx.float32, 5),
+    ],
+    ids=str,
+)
+def test_outputs_are_the_same_with_any_draft(kind: str, dtype: mx.Dtype, num_draft: int) -> None:
+    model, draft = near_ties(kind, dtype)
+    steady = {"steady": True, "num_draft": num_draft}
+    alone = outputs(model, draft, "none", **steady)
+    for way in ("model", "lookup", "both"):
+        assert outputs(model, draft, way, **steady) == alone
+    plain = outputs(model, draft, "none")
+    drafted = outputs(model, draft, "model", num_draft=num_draft)
+    assert drafted != plain, "without it, some outputs depend on the draft"
+
+
+def test_rows_that_are_left_over_take_a_wider_pass() -> None:
+    model, draft = near_ties("t5", kernels=Leftovers)
+    assert [n for n in range(1, 18) if rows_are_alike(model, n)] == [*range(1, 9), 16]
+    assert [steady_width(model, n) for n in (2, 8, 9, 16)] == [2, 8, 16, 16]
+
+
+def test_a_pass_is_split_where_no_wider_one_has_rows_alike() -> None:
+    model, draft = near_ties("t5", kernels=Growing)
+    assert steady_width(model, 6) == 4
+    steady = {"steady": True, "num_draft": 5}
+    alone = outputs(model, draft, "none", **steady)
+    assert outputs(model, draft, "model", **steady) == alone
+
+
+def test_passes_follow_from_the_position_alone() -> None:
+    """Fed in any pieces, every position has the same width and capacity."""
+    rng, total, width = random.Random(0), 300, 6
+    seen: set[tuple[int, int]] = set()
+    for longest in (1, 2, 6, 40):
+        cache = KVCache([LayerShape(1, 2, 2, mx.float32)], 1, width)
+        while cache.lengths[0] < total:
+            length = rng.randint(1, longest)
+            for part, counted in cache.passes(mx.zeros((1, length), mx.int32)):
+                assert part.shape == (1, width) and 1 <= counted <= width
+                cache.reserve(width)
+                first = cache.lengths[0]
+                assert first + width <= cache.capacity
+                cache.put(cache.take(), counted)
+                seen |= {(first + row, cache.capacity) for row in range(counted)}
+            cache.truncate([max(0, cache.lengths[0] - rng.randint(0, length - 1))])
+    found = dict(seen)
+    assert len(seen) == len(found), "one capacity for each position"
+    assert set(found.values()) == {32, 64, 128, 256, 512}
+
+
+def test_probabilities_are_those_of_plain_decoding() -> None:
+    model = tiny("t5", vocab_size=SIZE, layers=2)
+    tokens, plain, steady = (
+        mx.array([[0, *PROMPTS[1] * 8]]),
+        *(model.start([PROMPTS[0]], width=width)[0] for width in (None, 4)),
+    )
+    expected = plain.step(tokens)
+    for first, last in ((0, 1), (1, 6), (3, 25), (24, 40)):
+        steady.truncate([first])
+        found = steady.step(tokens[:, first:last])
+        assert found.shape[1] == last - first and steady.lengths == [last]
+        assert mx.allclose(found, expected[:, first:last], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"num_draft": "auto"},
+            "steady needs passes of one width, and num_draft 'auto' has several",
+        ),
+        (
+            {"delta": 0.1},
+            "steady outputs are the same for any draft, and delta 0.1 lets them depend",
+        ),
+    ],
+)
+def test_options_that_steady_decoding_cannot_have(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SpeculativeDecoder(tiny(), None, None, steady=True, **options)
+
+
+def test_prompts_are_decoded_one_at_a_time() -> None:
+    decoder = SpeculativeDecoder(tiny(), None, None, steady=True)
+    assert len(decoder.generate_batch([[3, 1], [4, 1]], max_tokens=4)) == 2
+    with pytest.raises(ValueError, match="one prompt at a time, got batch_size 2"):
+        decoder.generate_batch([[3, 1]], batch_size=2)
