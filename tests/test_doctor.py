@@ -61,7 +61,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "NUM_SENTENCES", 4)
     monkeypatch.setattr(outputs, "NUM_TIES", 6)
     monkeypatch.setattr(rows, "WIDTHS", range(5, 7))
-    monkeypatch.setattr(speed, "NUM_SENTENCES", 2)
+    monkeypatch.setattr(speed, "EVERY", 50)
     monkeypatch.setattr(speed, "TURNS", 1)
     monkeypatch.setattr(costs_of_rounds, "MIN_SECONDS", 0.01)
 
@@ -298,7 +298,7 @@ def test_an_emulated_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def costs(step: float, *passes: float) -> speed.Costs:
     longer = np.interp(range(1, 18), range(1, len(passes) + 1), passes)
-    return speed.Costs(dict(enumerate(longer.tolist(), start=1)), step, 1.0, 6)
+    return speed.Costs(dict(enumerate(longer.tolist(), start=1)), step, 1.0)
 
 
 def test_the_number_of_tokens_to_draft_follows_from_costs() -> None:

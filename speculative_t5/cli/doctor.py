@@ -113,9 +113,11 @@ def _found(checks: Sequence[Check], subject: Subject) -> Iterator[Finding]:
             print(
                 f"{check.name} ({number} of {len(checks)}) ...", end="", file=sys.stderr, flush=True
             )
-        finding = run(check, subject)
-        if shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        try:
+            finding = run(check, subject)
+        finally:  # Ctrl-C included
+            if shown:
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
         yield finding
 
 

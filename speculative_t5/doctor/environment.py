@@ -15,6 +15,10 @@ from .. import device as machine
 from .findings import Finding, Subject, name_of
 
 LEAST_MLX = (0, 32, 1)  # 0.32.0 may run a compiled function of a model that is gone
+# Of `mx.device_info`; others identify this one machine.
+PUBLIC = ("device_name", "architecture", "memory_size", "total_memory", "resource_limit",
+          "max_buffer_length", "max_recommended_working_set_size", "compute_capability_major",
+          "compute_capability_minor")  # fmt: skip
 GENERATIONS = {"g13": "M1", "g14": "M2", "g15": "M3", "g16": "M4", "g17": "M5"}
 
 EMULATED = ("M1", "M2")  # chips without bfloat16 of their own
@@ -42,8 +46,12 @@ def versions(subject: Subject) -> Finding:
 
 def system() -> str:
     """Return the operating system and its version."""
-    mac = platform.mac_ver()[0]
-    return f"macOS {mac}" if mac else f"{platform.system()} {platform.release()}"
+    if mac := platform.mac_ver()[0]:
+        return f"macOS {mac}"
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:  # not a Linux, or one without that file
+        return f"{platform.system()} {platform.release()}"
 
 
 def _version(package: str) -> str | None:
@@ -60,7 +68,7 @@ def _chip(of: mx.Device | mx.DeviceType) -> str:
 def device(subject: Subject) -> Finding:
     """Report the device that MLX computes on, its memory and its limits."""
     used = mx.default_device()
-    info = dict(mx.device_info(used))
+    info = {name: value for name, value in mx.device_info(used).items() if name in PUBLIC}
     memory = info.get("memory_size") or info.get("total_memory") or _physical_memory()
     chip, limits = generation(str(info.get("architecture", ""))), _limits()
     buffers = info.get("resource_limit")
@@ -118,4 +126,6 @@ def _physical_memory() -> int:
 def _size(of: Any) -> str:
     """Return a number of bytes in units that people read."""
     size = int(of)
+    if size == 0:
+        return "none"
     return f"{size / 2**30:.3g} GB" if size >= 2**30 else f"{size / 2**20:.3g} MB"

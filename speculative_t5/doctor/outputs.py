@@ -65,7 +65,7 @@ def greedy(subject: Subject) -> Finding:
     """
     decoder = subject.decoder()
     found = [compare(f"sentences, {name_of(subject.kind)}", decoder, SENTENCES[:NUM_SENTENCES])]
-    for dtype in dict.fromkeys((subject.kind, mx.bfloat16)):
+    for dtype in dict.fromkeys((subject.kind, mx.float32, mx.bfloat16)):
         model = tiny.tied_t5(dtype)
         tied = SpeculativeDecoder(model, model, num_draft=NUM_DRAFT)
         found.append(compare(f"near-ties, {name_of(dtype)}", tied, _random_prompts(model)))
