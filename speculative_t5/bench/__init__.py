@@ -4,6 +4,7 @@ Imports `generation` and the rooms below it and, for plots only, matplotlib.
 """
 
 from .benchmark import Bench
+from .costs import Costs, Stepper, measure_costs
 from .estimate import speedup
 from .plot import draw, pyplot
 from .report import Report
