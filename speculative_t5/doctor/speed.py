@@ -138,20 +138,25 @@ def _per_second(outputs: Sequence[Stats]) -> float:
 
 def _notes(costs: Costs, seen: float) -> list[str]:
     """Return the tables of the report."""
-    passes = [f"{1e3 * costs.passes[length]:.2f}" for length in SHOWN]
+    passes = [_ms(costs.passes[length]) for length in SHOWN]
     rates: list[Any] = [*RATES, seen]
     best = [costs.best(rate) for rate in rates]
     gains = [f"{costs.speedup(rate, k):.1f}" for rate, k in zip(rates, best, strict=True)]
     return [
         _line("tokens in a pass", SHOWN),
         _line("milliseconds", passes),
-        f"a step of the draft takes {1e3 * costs.step:.2f} ms",
-        f"verifying {NUM_DRAFT} tokens takes {1e3 * costs.passes[NUM_DRAFT + 1]:.2f} ms, "
-        f"in steady mode {1e3 * costs.steady:.2f} ms",
+        f"a step of the draft takes {_ms(costs.step)} ms",
+        f"verifying {NUM_DRAFT} tokens takes {_ms(costs.passes[NUM_DRAFT + 1])} ms, "
+        f"in steady mode {_ms(costs.steady)} ms",
         _line("tokens accepted", [f"{rate:.0%}".replace("%", " %") for rate in rates]) + " (here)",
         _line("best --num-draft", best),
         _line("times plain speed", gains),
     ]
+
+
+def _ms(seconds: float) -> str:
+    """Return milliseconds with about three digits."""
+    return f"{1e3 * seconds:.{2 if seconds < 0.01 else 1 if seconds < 0.1 else 0}f}"
 
 
 def _line(name: str, values: Sequence[object]) -> str:
