@@ -106,7 +106,7 @@ def test_tf32_is_seen(variable: str | None, status: str, monkeypatch: pytest.Mon
     assert found.status == status and "as in TF32" in found.reason
     assert ("as you chose" in found.reason) == (status == "ok")
     errors = found.details["errors"]
-    assert errors["product of 1 rows"] < 1e-6 and errors["product of 5 rows"] > 1e-4
+    assert errors["product of 1 rows"] < 1e-5 and errors["product of 5 rows"] > 1e-4
 
 
 def test_a_kernel_that_rounds_is_seen(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +185,9 @@ def test_greedy_sees_rows_that_are_unlike(
     found = outputs.greedy(tiny_subject)
     assert found.status == "failed"
     assert "depend on the draft in steady mode (near-ties, float32" in found.reason
-    ties = found.details["compared"][-1]
-    assert ties["name"] == "near-ties, bfloat16" and ties["steady"] and ties["count"] == 6
+    compared = {each["name"]: each for each in found.details["compared"]}
+    ties = compared["near-ties, bfloat16"]
+    assert ties["steady"] and ties["count"] == 6
 
 
 def test_other_bits_than_single_tokens_fail_only_where_they_are_promised(
@@ -285,7 +286,8 @@ def test_chips_are_named(architecture: str, chip: str | None) -> None:
 def test_an_emulated_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     info = {"architecture": "applegpu_g13s", "device_name": "Apple M1 Pro", "memory_size": 2**34,
             "resource_limit": 499000}  # fmt: skip
-    monkeypatch.setattr(mx, "device_info", lambda device: info)
+    monkeypatch.delenv(environment.machine.CHOICE)
+    monkeypatch.setattr(mx, "device_info", lambda device=None: info)
     monkeypatch.setattr(environment.machine, "on_cpu", lambda: False)
     monkeypatch.setattr(environment.machine, "default_dtype", lambda: mx.bfloat16)
     limits = environment._limits()

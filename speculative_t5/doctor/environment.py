@@ -67,7 +67,8 @@ def _chip(of: mx.Device | mx.DeviceType) -> str:
 
 def device(subject: Subject) -> Finding:
     """Report the device that MLX computes on, its memory and its limits."""
-    used = mx.default_device()
+    machine.limit_memory()  # as loading a model does
+    used, choice = mx.default_device(), os.environ.get(machine.CHOICE)
     info = {name: value for name, value in mx.device_info(used).items() if name in PUBLIC}
     memory = info.get("memory_size") or info.get("total_memory") or _physical_memory()
     chip, limits = generation(str(info.get("architecture", ""))), _limits()
@@ -81,6 +82,8 @@ def device(subject: Subject) -> Finding:
     reason = f"MLX computes on {where}: {_chip(used)}{named}, {_size(memory)} of memory"
     if machine.on_cpu():
         reason += f", {details['threads']} threads"
+    if choice:
+        reason += f" ({machine.CHOICE}={choice})"
     notes = [
         ", ".join(f"{name.replace('_', ' ')} {_size(limit)}" for name, limit in limits.items())
         + (f"; at most {buffers:,} buffers" if buffers else ""),
