@@ -122,12 +122,13 @@ def _found(checks: Sequence[Check], subject: Subject) -> Iterator[Finding]:
 
 
 def _verdict(count: int, failed: Sequence[str], seconds: float) -> str:
+    checks = f"{count} check{'s' if count > 1 else ''}"
     if failed:
         return (
-            f"{len(failed)} of {count} checks failed in {seconds:.0f} s: {', '.join(failed)}; "
+            f"{len(failed)} of {checks} failed in {seconds:.0f} s: {', '.join(failed)}; "
             "please open an issue with this text"
         )
-    return f"{count} checks in {seconds:.0f} s: nothing failed"
+    return f"{checks} in {seconds:.0f} s: nothing failed"
 
 
 def _folder(model: str) -> str:

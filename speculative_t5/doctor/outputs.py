@@ -18,7 +18,7 @@ from .sentences import KNOWN, SENTENCES
 
 MAX_TOKENS = 12
 NUM_SENTENCES, NUM_TIES = 100, 20
-SECONDS = 20.0  # after which no further prompt is begun
+SECONDS = 30.0  # after which no further prompt is begun
 THREADS, SENTENCES_OF_EACH = 4, 6
 
 
