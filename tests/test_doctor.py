@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.bench import costs as costs_of_rounds
 from speculative_t5.cli import doctor as command
 from speculative_t5.decoding import Stats
 from speculative_t5.doctor import (
@@ -62,8 +61,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "NUM_TIES", 6)
     monkeypatch.setattr(rows, "WIDTHS", range(5, 7))
     monkeypatch.setattr(speed, "EVERY", 50)
-    monkeypatch.setattr(speed, "TURNS", 1)
-    monkeypatch.setattr(costs_of_rounds, "MIN_SECONDS", 0.01)
+    monkeypatch.setattr(speed, "BUDGET", 0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)

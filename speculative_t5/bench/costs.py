@@ -35,17 +35,23 @@ class Costs:
 
 
 def measure_costs(
-    target: Stepper, draft: Stepper | None, shapes: Sequence[tuple[int, int]], vocab_size: int
+    target: Stepper,
+    draft: Stepper | None,
+    shapes: Sequence[tuple[int, int]],
+    vocab_size: int,
+    *,
+    min_seconds: float = MIN_SECONDS,
 ) -> Costs:
     """Measure bare costs of rounds (K, L); drafts are of the first `vocab_size` ids.
 
-    Target and draft model, if there is one, are at the same length of output.
+    Target and draft model, if there is one, are at the same length of output. Each cost is measured
+    for `min_seconds`, and at least `REPEATS` times.
     """
 
     def seconds(num_draft: int, length: int) -> float:
         samples: list[float] = []
         first = time.perf_counter()
-        while len(samples) < REPEATS or time.perf_counter() - first < MIN_SECONDS:
+        while len(samples) < REPEATS or time.perf_counter() - first < min_seconds:
             began = time.perf_counter()
             drafted = draft.draft(num_draft, vocab_size) if draft else []
             target.verify(length, drafted)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from ..bench import Stepper, measure_costs
@@ -15,11 +18,11 @@ from .findings import NUM_DRAFT, Finding, Subject
 from .sentences import SENTENCES
 
 MOST = 16  # tokens to draft
-STEPS = 8  # of the draft, timed together
+STEPS = 16  # of the draft, timed together
 LENGTH = 36  # tokens of output before a timed pass, in the middle of a capacity of the cache
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 17)  # tokens in timed passes
 SHOWN = (1, 2, 3, 5, 6, 9, 13, 17)  # of them, in the report
-TURNS = 2
+WINDOW, BUDGET = 0.03, 5.0  # seconds, for each cost at a time and for all of them
 RATES = (0.6, 0.8, 0.9)
 EVERY, MAX_TOKENS = 11, 32  # sentences that are decoded, and how far
 WORTH = 1.05  # a smaller speed-up is none
@@ -61,7 +64,7 @@ def speed(subject: Subject) -> Finding:
     """Time passes and a few sentences, and say how many tokens to draft; it never fails."""
     decoder = subject.decoder()
     costs = _costs(decoder)
-    plain, drafted = (_decoded(decoder, speculative=flag) for flag in (False, True))
+    plain, drafted = _decoded(decoder)
     seen = acceptance(drafted)
     measured = _per_second(drafted) / _per_second(plain)
     best = costs.best(seen)
@@ -86,35 +89,47 @@ def speed(subject: Subject) -> Finding:
 
 
 def _costs(decoder: SpeculativeDecoder) -> Costs:
+    """Time everything in turns, and keep the shortest times: disturbances only make it longer."""
     model, draft, prompt = decoder.model, decoder.draft, decoder.encode(SENTENCES[0])
     width = steady_width(model, NUM_DRAFT + 1)
     target, steady = Stepper(model, prompt, LENGTH), Stepper(model, prompt, LENGTH, width)
     drafter = Stepper(draft, prompt, LENGTH) if draft else None
     ids = min(model.vocab_size, draft.vocab_size) if draft else model.vocab_size
-    shapes, verifying = [*((0, n) for n in LENGTHS), (STEPS, STEPS + 1)], (0, NUM_DRAFT + 1)
-    costs = [measure_costs(target, drafter, shapes, ids).rounds for _ in range(TURNS)]
-    steady_costs = [measure_costs(steady, None, [verifying], ids) for _ in range(TURNS)]
-    # The shortest times count, since disturbances only make a pass longer.
-    seconds = {shape: min(rounds[shape] for rounds in costs) for shape in shapes}
-    # So does a longer pass that took less time: a shorter one could be padded to it.
-    passes = [min(seconds[0, n] for n in LENGTHS if n >= length) for length in LENGTHS]
+    measure = partial(measure_costs, draft=None, vocab_size=ids, min_seconds=WINDOW)
+    shapes, verifying = [(0, n) for n in LENGTHS], (0, NUM_DRAFT + 1)
+    turns: list[dict[object, float]] = []
+    began = time.perf_counter()
+    while len(turns) < 2 or time.perf_counter() - began < BUDGET:
+        found: dict[object, float] = dict(measure(target, shapes=shapes).rounds)
+        found["steady"] = measure(steady, shapes=[verifying]).rounds[verifying]
+        found["step"] = _step_seconds(drafter, ids) if drafter else 0.0
+        turns.append(found)
+    least = {key: min(turn[key] for turn in turns) for key in turns[0]}
+    # A longer pass that took less time counts as well: a shorter one could be padded to it.
+    passes = [min(least[0, n] for n in LENGTHS if n >= length) for length in LENGTHS]
     every = range(1, MOST + 2)
-    return Costs(
-        dict(zip(every, np.interp(every, LENGTHS, passes).tolist(), strict=True)),
-        max(seconds[STEPS, STEPS + 1] - seconds[0, STEPS + 1], 0.0) / STEPS,
-        min(found.rounds[verifying] for found in steady_costs),
-    )
+    passes = np.interp(every, LENGTHS, passes).tolist()
+    return Costs(dict(zip(every, passes, strict=True)), least["step"], least["steady"])
 
 
-def _decoded(decoder: SpeculativeDecoder, *, speculative: bool) -> list[Stats]:
-    def once() -> list[Stats]:
-        return [
-            decoder.generate(each, max_tokens=MAX_TOKENS, speculative=speculative).stats
-            for each in SENTENCES[::EVERY]
-        ]
+def _step_seconds(drafter: Stepper, ids: int) -> float:
+    began = time.perf_counter()
+    mx.eval(drafter.draft(STEPS, ids))
+    return (time.perf_counter() - began) / STEPS
 
-    once()  # the first use of everything is slower
-    return once()
+
+def _decoded(decoder: SpeculativeDecoder) -> tuple[list[Stats], list[Stats]]:
+    """Decode some sentences without a draft and with it; return the faster of two runs of each."""
+    plain: list[Stats] = []
+    drafted: list[Stats] = []
+    for sentence in SENTENCES[::EVERY]:
+        for speculative, found in ((False, plain), (True, drafted)):
+            runs = (
+                decoder.generate(sentence, max_tokens=MAX_TOKENS, speculative=speculative).stats
+                for _ in range(2)
+            )
+            found.append(min(runs, key=lambda stats: stats.seconds))
+    return plain, drafted
 
 
 def acceptance(outputs: Iterable[Stats]) -> float:
