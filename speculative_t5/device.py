@@ -130,8 +130,8 @@ def _share_of_time() -> int:
 
 late = "mlx.core" in sys.modules
 products, parts = load_blas()
-# Otherwise MLX multiplies float32 matrices in TF32, of 11 significant bits, on CUDA and on M5 chips.
-# It reads this once, at its first product on such a device.
+# Otherwise MLX multiplies float32 matrices in TF32, with 11 significant bits, on CUDA and on M5
+# chips. It reads this once, at its first product on such a device.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import mlx.core as mx  # noqa: E402  (the libraries have to be loaded before)

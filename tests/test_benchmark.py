@@ -15,7 +15,7 @@ from speculative_t5.bench.report import Report, Turn, make_report
 from speculative_t5.bench.runs import PLAIN, Run, Variant, record, variants_of
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
-from speculative_t5.decoding import Outcome, calibration
+from speculative_t5.decoding import Outcome, Plan, calibration
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.t5.model import T5
 
@@ -120,13 +120,25 @@ def test_the_command_measures_the_shipped_pair(
     models = [str(REPOSITORY / "weights" / name) for name in ("correct-base", "correct-small")]
     options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 32, "as_json": True}
     options |= {"dtype": "float32"}
+    options["steady"] = True
+    widths, plan = set(), SpeculativeDecoder.plan
+
+    def planned(*given: Any) -> Plan:
+        made = plan(*given)
+        widths.add(made.width)
+        return made
+
+    monkeypatch.setattr(SpeculativeDecoder, "plan", planned)
     bench(*models, tmp_path / "prompts.txt", **options)
     result = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in result["rows"]] == ["regular", "K = 3", "auto", "lookup"]
+    assert [row["name"] for row in result["rows"]] == [
+        "regular", "K = 3", "steady K = 3", "auto", "lookup"
+    ]  # fmt: skip
+    assert None in widths and len(widths) == 2, "steady passes have one width"
     assert result["rows"][0].keys() == Report.__dataclass_fields__.keys()
     assert all(row["waits"] == 1 and row["same"] == row["outputs"] == 1 for row in result["rows"])
     assert len(result["first_token_seconds"]) == 1 and result["prompts"] == 1
-    plain, drafting, _, lookup = (SimpleNamespace(**row) for row in result["rows"])
+    plain, drafting, _, _, lookup = (SimpleNamespace(**row) for row in result["rows"])
     assert plain.speedup == plain.tokens_per_round == 1 and plain.acceptance == 0
     assert drafting.efficiency == pytest.approx(drafting.speedup / drafting.theory)
     assert drafting.tokens_per_second > 0 and drafting.verify_ms > 0

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder
+from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.cpu import accelerate
 from speculative_t5.models.t5.model import T5
 
+import compare
+import ctranslate2
 import mlx.core as mx
 import numpy as np
 import pytest
+import torch
+import typer
 from conftest import tiny_draft, tiny_model
+from mlx.utils import tree_flatten, tree_map
 from programs import (
     ASSISTED,
     PLAIN,
     SPECULATIVE,
+    STEADY,
     checkpoints,
     measuring,
     naive,
@@ -29,6 +37,7 @@ from programs import (
 
 PROMPTS = [[*random.Random(i).choices(range(2, 40), k=3 + 2 * i), 1] for i in range(6)]
 MAX_TOKENS = 12
+ON_CPU = {"backend": "cpu", "dtype": "float32"}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +61,6 @@ def regular_outputs(model: T5) -> list[list[int]]:
 def test_checkpoint_has_the_same_logits_in_transformers(
     pair: tuple[Any, T5], tmp_path: Path
 ) -> None:
-    import torch
     from transformers import T5ForConditionalGeneration
 
     model = pair[1]
@@ -96,46 +104,185 @@ def test_naive_loop_gives_the_same_tokens(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "note"),
-    [("transformers", ""), (ASSISTED, "schedule"), ("ctranslate2 float32", "float32")],
+    [("transformers", ""), (ASSISTED, "schedule"), ("ctranslate2", "backend")],
 )
 def test_other_programs_give_the_same_tokens(model: T5, place: Path, name: str, note: str) -> None:
     if name.startswith("ctranslate2"):
         checkpoints.as_ctranslate2(place / "target", place / "ctranslate2")
-    generate, about = serving.load_program(name, {"place": str(place), "threads": 1})
+    generate, about = serving.load_program(name, {"place": str(place), "threads": 1} | ON_CPU)
     expected = regular_outputs(model)
     assert len({*map(tuple, expected)}) > 3  # or the test could not tell programs apart
     assert {output[-1] == 1 for output in expected} == {True, False}
     assert [generate(ids, MAX_TOKENS) for ids in PROMPTS] == expected
     assert about["versions"] and note in about.get("note", "")
+    assert (about["device"], about["dtype"]) == ("cpu", "float32")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_programs_share_a_checkpoint_in_16_bits(
+    model: T5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    kind, widths, start = getattr(mx, dtype), set(), T5.start
+
+    def watched(*given: Any, width: int | None = None) -> Any:
+        widths.add(width)
+        return start(*given, width=width)
+
+    monkeypatch.setattr(T5, "start", watched)
+    for name, one in (("target", model), ("draft", tiny_draft(model))):
+        other = T5(one.config)
+        other.update(tree_map(lambda weight: weight.astype(kind), one.parameters()))
+        checkpoints.as_hugging_face(other, tmp_path / name)
+    loaded = checkpoints.read_back(tmp_path / "target")
+    assert {weight.dtype for _, weight in tree_flatten(loaded.parameters())} == {kind}
+    assert not workers.convert(tmp_path / "target", tmp_path / "ctranslate2")
+    spec = {"place": str(tmp_path), "threads": 1, "num_draft": 2, "backend": "cpu", "dtype": dtype}
+    for name in (PLAIN, SPECULATIVE, "transformers", ASSISTED, "ctranslate2 int8", STEADY):
+        assert widths <= {None}
+        generate, about = serving.load_program(name, spec)
+        expected = "int8_float32" if name == "ctranslate2 int8" else dtype
+        assert (about["device"], about["dtype"]) == ("cpu", expected)
+        assert 1 <= len(generate(PROMPTS[0], MAX_TOKENS)) <= MAX_TOKENS
+    assert len(widths) > 1, "steady passes have a width"
+    with pytest.raises(serving.CannotRun, match=f"on cpu it computes in .*, not in {dtype}"):
+        serving.load_program("ctranslate2", spec)
+
+
+@pytest.mark.parametrize(
+    ("backend", "cuda", "mps", "expected"),
+    [
+        ("cpu", True, True, "cpu"),
+        ("cuda", True, False, "cuda"),
+        ("cuda", False, True, "cpu"),
+        ("metal", True, True, "mps"),
+        ("metal", True, False, "cpu"),
+    ],
+)
+def test_torch_uses_the_gpu_that_mlx_uses(
+    backend: str, cuda: bool, mps: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert serving.torch_device(backend) == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpus", "expected"),
+    [
+        ("cuda", 1, [("cuda", "bfloat16"), ("cuda", "int8_bfloat16")]),
+        ("cuda", 0, [("cpu", "bfloat16"), ("cpu", "int8")]),
+        ("metal", 1, [("cpu", "bfloat16"), ("cpu", "int8")]),
+    ],
+)
+def test_ctranslate2_uses_the_gpu_that_mlx_uses(
+    backend: str, gpus: int, expected: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[tuple[str, str]] = []
+
+    class Translator:
+        def __init__(self, folder: str, *, device: str, compute_type: str, **_: Any) -> None:
+            self.compute_type = compute_type
+            used.append((device, compute_type))
+
+    monkeypatch.setattr(ctranslate2, "Translator", Translator)
+    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: gpus)
+    kinds = {kind for _, kind in expected}
+    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: kinds)
+    for name in ("ctranslate2", "ctranslate2 int8"):
+        spec = {"place": "", "threads": 1, "backend": backend, "dtype": "bfloat16"}
+        serving.load_program(name, spec)
+    assert used == expected
+
+
+def test_types_are_the_devices_default_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compare.setting_of(None) == (ON_CPU, mx.float32)
+    setting = {"backend": "cpu", "dtype": "float16"}
+    assert compare.setting_of("float16") == (setting, mx.float16)
+    monkeypatch.setattr(device, "on_cpu", lambda: False)
+    setting = {"backend": "metal", "dtype": "bfloat16"}
+    assert compare.setting_of(None) == (setting, mx.bfloat16)
+    with pytest.raises(typer.BadParameter, match="no type 'int8', expected one of: float32, "):
+        compare.setting_of("int8")
 
 
 def test_workers_take_turns_and_are_reported(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    names = [PLAIN, SPECULATIVE]
+    names, options = [PLAIN, SPECULATIVE], {"num_draft": 3} | ON_CPU
     with contextlib.ExitStack() as stack:
-        started = workers.start(names, {"num_draft": 3}, place, PROMPTS[:1], MAX_TOKENS, stack)
+        started = workers.start(names, options, place, PROMPTS[:1], MAX_TOKENS, stack)
         figures = measuring.compare("a title", started, PROMPTS[:3], MAX_TOKENS, 2)
-    shown = capfd.readouterr().out
-    assert "a title" in shown and "ours speculative: 3 of 3 outputs agree" in shown
+        again = measuring.compare("", started, PROMPTS[:3], MAX_TOKENS, 1, as_json=True)
+    title, _, _, plain, speculative, *_, last = capfd.readouterr().out.splitlines()
+    assert title == "a title" and plain.split()[:4] == [*PLAIN.split(), "cpu", "float32"]
+    assert speculative.split()[:4] == [*SPECULATIVE.split(), "cpu", "float32"]
+    assert speculative.endswith(" 3/3")
+    found = json.loads(last)["programs"]
+    assert [found[name]["tokens_per_second"] for name in names] == [
+        again[name].speed for name in names
+    ]
+    assert found[SPECULATIVE]["about"]["device"] == "cpu" and found[SPECULATIVE]["agree"] == 3
     assert list(figures) == names
     assert all(program.agree == 3 for program in figures.values())
     speeds = [speed for program in figures.values() for speed in program.speeds]
     assert len(speeds) == 2 * 2 and min(speeds) > 1  # tokens over seconds, not the reverse
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "passes"),
-    [("naive", 1, True), ("naive", 2, False), ("ctranslate2 int8", 20, True)],
-)
-def test_other_outputs_are_tolerated_by_program(
-    name: str, wrong: int, passes: bool, capsys: pytest.CaptureFixture[str]
+def test_programs_that_fail_are_left_out(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    names = [PLAIN, "naive", "transformers", "ctranslate2"]
+    (tmp_path / "draft").symlink_to(place / "draft")
+    shutil.copytree(place / "target", tmp_path / "target")
+    with contextlib.ExitStack() as stack:
+        monkeypatch = stack.enter_context(pytest.MonkeyPatch.context())
+        monkeypatch.setattr(workers, "convert", lambda *_: "it has no shape")
+        options = ON_CPU | {"dtype": "float23"}  # ours have that of the checkpoint
+        started = workers.start(names, options, tmp_path, PROMPTS[:1], MAX_TOKENS, stack)
+        assert [*started] == [PLAIN, "naive"]
+        wrong = "AttributeError: module 'torch' has no attribute 'float23' ("
+        assert started.left_out["transformers"].startswith(wrong)
+        assert started.left_out["transformers"][len(wrong) :].startswith("__init__.py, line ")
+        assert started.left_out["ctranslate2"] == "it has no shape"
+        started["naive"]._process.kill()
+        figures = measuring.compare("", started, PROMPTS[:2], MAX_TOKENS, 1)
+        assert [*figures] == [*started] == [PLAIN]
+        lines = capfd.readouterr().err.splitlines()
+        assert lines[-1] == "left out: naive: ended with exit code -9"
+        assert len(lines) == 3, "a line for each"
+        started[PLAIN]._process.kill()
+        with pytest.raises(SystemExit, match="without ours plain"):
+            measuring.compare("", started, PROMPTS[:2], MAX_TOKENS, 1)
+
+
+def test_a_checkpoint_that_cannot_be_converted_is_no_crash(tmp_path: Path) -> None:
+    assert workers.convert(tmp_path / "none", tmp_path / "new").startswith(
+        "its checkpoint cannot be written: OSError: "
+    )
+
+
+def test_outputs_of_another_length_are_left_out(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        started = workers.start([PLAIN], dict(ON_CPU), place, [], MAX_TOKENS, stack)
+        assert {len(started[PLAIN].ask(ids, 2)[0]) for ids in PROMPTS[:2]} == {2}
+        measuring.compare("", started, PROMPTS[:2], 2, 1, exact_length=True)
+        monkeypatch = stack.enter_context(pytest.MonkeyPatch.context())
+        monkeypatch.setattr(started[PLAIN], "ask", lambda *_: ([3], 1.0))
+        with pytest.raises(SystemExit):
+            measuring.compare("", started, PROMPTS[:2], 2, 1, exact_length=True)
+    assert "it gave outputs of other than 2 tokens" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong", "passes"),
+    [("float32", 1, True), ("float32", 2, False), ("int8_float32", 20, True), ("float16", 9, True)],
+)
+def test_other_outputs_are_tolerated_by_type(dtype: str, wrong: int, passes: bool) -> None:
     outputs = {PLAIN: [[i, 3] for i in range(20)]}
-    outputs[name] = [[7]] * wrong + outputs[PLAIN][wrong:]
-    figures = {program: measuring.Figures({}) for program in outputs}
-    with contextlib.nullcontext() if passes else pytest.raises(SystemExit, match="naive"):
-        measuring.count_agreement(figures, outputs, None)
-    assert f"{name}: {20 - wrong} of 20 outputs agree" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="other than 5 tokens"):
-        measuring.count_agreement(figures, outputs, 5)
+    outputs["naive"] = [[7]] * wrong + outputs[PLAIN][wrong:]
+    figures = {program: measuring.Figures({"dtype": dtype}) for program in outputs}
+    with contextlib.nullcontext() if passes else pytest.raises(SystemExit, match="naive .2 of 20"):
+        measuring.count_agreement(figures, outputs)
+    assert figures["naive"].agree == 20 - wrong

@@ -40,13 +40,17 @@ CAUSAL = {  # repositories of the Hub, and what stands for them
     "Qwen/Qwen3-0.6B": "qwen3",
 }
 LESS = {  # options added to commands that take minutes; "auto" may draft 16 tokens a round
+    "doctor": "--only versions",
     "bench": "--turns 1 --max-tokens 48 --num-draft 2",
     "bench --random": "--turns 1 --max-tokens 20 --num-draft 2 --source 16 --count 1",
 }
 CHECKED = {  # why they are not run
     "scripts/demo.sh": "makes an environment of its own",
     "scripts/test.sh": "runs these tests",
+    "scripts/gpu.sh": "measures for minutes; test_gpu_script.py has its parts",
     "python scripts/": "measure for minutes to hours, with data that is not here",
+    "python -m speculative_t5 doctor --model": "the same, with other models",
+    "python -m speculative_t5 doctor --only": "the same, for longer",
     "python -m speculative_t5 bench --random opt": "makes half a billion weights; others are run",
     "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
     "python -m speculative_t5 bench --plot": "the same; test_benchmark.py draws plots",

@@ -8,14 +8,12 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.generation.steady import rows_are_alike, steady_width
-from speculative_t5.models import T5
 from speculative_t5.models.cache import KVCache, LayerShape
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 from conftest import tiny, tiny_draft
-from mlx.utils import tree_unflatten
+from kernels import Growing, Kernels, Leftovers, change
 
 SIZE = 60  # ids; those of a pair, 2 n and 2 n + 1, are almost equally probable
 PROMPTS = [random.Random(n).choices(range(2, SIZE), k=5 + n) for n in range(6)]
@@ -29,59 +27,11 @@ def uncompiled() -> Iterator[None]:
     mx.enable_compile()
 
 
-class Kernels(nn.Linear):
-    """A product whose order of additions depends on the number of rows, as on GPUs."""
-
-    def __init__(self, weight: mx.array) -> None:
-        nn.Module.__init__(self)
-        self.weight = weight
-
-    def __call__(self, x: mx.array) -> mx.array:
-        rows = x.size // x.shape[-1]
-        return self.summed(x, 1 + sum(rows >= least for least in (2, 6, 16)))
-
-    def summed(self, x: mx.array, parts: int) -> mx.array:
-        """Multiply by parts of the columns, and add the results."""
-        edges = [x.shape[-1] * part // parts for part in range(1, parts)]
-        sums = zip(mx.split(x, edges, axis=-1), mx.split(self.weight, edges, axis=1), strict=True)
-        return sum((a @ b.T for a, b in sums), start=mx.zeros(1, x.dtype))
-
-
-class Leftovers(Kernels):
-    """A product that adds up the rows left over after blocks of eight in another order."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        whole = x.shape[1] // 8 * 8
-        parts = [self.summed(x[:, :whole], 1), self.summed(x[:, whole:], 3)]
-        return mx.concatenate(parts, axis=1)
-
-
-class Growing(Kernels):
-    """A product whose rows from the fifth on are added up in another order."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return mx.concatenate([self.summed(x[:, :4], 1), self.summed(x[:, 4:], 3)], axis=1)
-
-
 def near_ties(kind: str, dtype: mx.Dtype = mx.float32, kernels: type[Kernels] = Kernels) -> Any:
-    """A tiny random model with near-ties and other kernels, and a draft for it."""
+    """Return a tiny random model with near-ties and other kernels, and a draft for it."""
     model = tiny(kind, vocab_size=SIZE, layers=2, seed=4)
-    module = model if isinstance(model, T5) else model.model
-    output = module.lm_head if isinstance(model, T5) else module.model.embed_tokens
-    even = output.weight[::2]
-    output.weight[1::2] = even + even * mx.finfo(dtype).eps * mx.random.normal(even.shape)
     draft = tiny_draft(model)
-    module.set_dtype(dtype)
-    linear = [
-        (path, kernels(each.weight))
-        for path, each in module.named_modules()
-        if isinstance(each, nn.Linear) and path != "lm_head" and "bias" not in each
-    ]
-    assert linear
-    module.update_modules(tree_unflatten(linear))
-    if isinstance(model, T5):
-        model.recompile()
-    mx.eval(module.parameters())
+    change(model, dtype, kernels)
     return model, draft
 
 

@@ -17,6 +17,7 @@ from speculative_t5.bench.synthetic import (
     context_of,
     random_model,
     random_prompts,
+    settled_outputs,
     synthetic_plan,
 )
 from speculative_t5.cli.bench import bench
@@ -49,6 +50,44 @@ def test_replayed_drafts_are_right_as_often_as_asked(kind: str, acceptance: floa
     assert drafted > 200
     # Over a few hundred tokens; the last one of an output that ended early may be drafted wrong.
     assert accepted / drafted == pytest.approx(acceptance, abs=0.07)
+
+
+class Rounded:
+    """A session whose passes of several tokens choose other ids after one that is 7."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def step_argmax(self, tokens: mx.array, *others: Any) -> mx.array:
+        answers = self._session.step_argmax(tokens, *others)
+        return mx.where((tokens == 7) & (tokens.shape[1] > 1), (answers + 1) % 19, answers)
+
+
+def test_replayed_drafts_are_accepted_where_wide_passes_choose_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = tiny("t5", vocab_size=20, layers=2, eos_token_id=19)
+    alone = SpeculativeDecoder(target)
+    prompts = random_prompts(target, 5, 20)
+    plain = {tuple(p): alone.generate(p, max_tokens=60).tokens for p in prompts}
+    start = T5.start
+
+    def rounded(model: T5, *given: Any, **options: Any) -> Any:
+        session, contexts = start(model, *given, **options)
+        return (Rounded(session) if model is target else session), contexts
+
+    monkeypatch.setattr(T5, "start", rounded)
+    decoder = SpeculativeDecoder(target, tiny("t5", vocab_size=20, seed=3), num_draft=2)
+    settled = settled_outputs(decoder, plain, 1.0, 60)
+    assert 0 < sum(settled[prompt] != plain[prompt] for prompt in plain) < len(plain)
+    for outputs, least, most in ((plain, 0.0, 0.9), (settled, 0.99, 1.0)):
+        plan = synthetic_plan(decoder, outputs, 1.0, 60)
+        done = [[*decode(target, [(0, p)], plan, batch_size=1)][-1].stats for p in prompts]
+        accepted = sum(stats.accepted for stats in done) / sum(stats.drafted for stats in done)
+        assert least < accepted <= most
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
@@ -85,7 +124,8 @@ def test_shapes_are_the_published_ones() -> None:
         "gpt2": 124.4, "gpt2-medium": 354.8, "gpt2-large": 774.0, "gpt2-xl": 1557.6,
         "opt-125m": 125.2, "opt-350m": 331.2, "opt-1.3b": 1315.8,
         "qwen3-0.6b": 596.0, "qwen3-1.7b": 1720.6, "qwen3-4b": 4022.5,
-        "t5-small": 60.5, "t5-base": 222.9, "t5-large": 737.7, "t5-3b": 2851.6,
+        "t5-efficient-tiny": 15.6, "t5-small": 60.5, "t5-base": 222.9, "t5-large": 737.7,
+        "t5-3b": 2851.6,
     }  # fmt: skip
     contexts = {"gpt2-xl": 1024, "opt-350m": 2048, "qwen3-4b": 40960, "t5-base": None}
     assert {shape: context_of(shape) for shape in contexts} == contexts
@@ -134,7 +174,7 @@ def test_shapes_that_make_no_pair_are_refused(monkeypatch: pytest.MonkeyPatch) -
     for pair, found in (
         (("t5-base", "gpt2"), "t5-base has the vocabulary of t5, gpt2 that of gpt2"),
         (("gpt2-xl", "opt-125m"), "of gpt2, opt-125m that of opt"),
-        (("gpt2", "gpt3"), "there is no shape 'gpt3': choose from t5-small, "),
+        (("gpt2", "gpt3"), "there is no shape 'gpt3': choose from t5-efficient-tiny, t5-small, "),
     ):
         with refused(found):
             check_shapes(*pair)
@@ -145,15 +185,26 @@ def test_shapes_that_make_no_pair_are_refused(monkeypatch: pytest.MonkeyPatch) -
         random_model("gpt2")
 
 
-def test_a_synthetic_pair_is_measured(small_shapes: None, tmp_path: Path, capsys: Any) -> None:
+def test_a_synthetic_pair_is_measured(
+    small_shapes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    widths, start = set(), CausalModel.start
+
+    def watched(*given: Any, width: int | None = None) -> Any:
+        widths.add(width)
+        return start(*given, width=width)
+
+    monkeypatch.setattr(CausalModel, "start", watched)
     plot = tmp_path / "plot.png"
     sizes: Any = {"source": 20, "max_tokens": 24, "count": 2, "turns": 1, "num_draft": "1,3"}
-    shapes = "opt-350m:opt-125m"
-    bench(random_weights=shapes, dtype="float32", acceptance=1.0, plot=plot, **sizes)
+    sizes |= {"steady": True, "dtype": "float32"}
+    bench(random_weights="opt-350m:opt-125m", acceptance=1.0, plot=plot, **sizes)
     title, names, *rows, forwards, _, _, _ = capsys.readouterr().out.splitlines()
     ends = {name: names.index(name) + len(name) for name in ("waits", "forwards", "same output")}
     columns = [[row[:end].split()[-1] for end in ends.values()] for row in rows]
-    assert columns == [["1.00", n, "2/2"] for n in ("1.00", "2.00", "4.00")]
-    assert [row[:6].rstrip() for row in rows] == ["plain", "K = 1", "K = 3"]
+    assert columns == [["1.00", n, "2/2"] for n in ("1.00", "2.00", "4.00", "2.00", "4.00")]
+    names = ["plain", "K = 1", "K = 3", "steady K = 1", "steady K = 3"]
+    assert [row[:12].rstrip() for row in rows] == names
+    assert widths >= {None, 2, 4}
     assert max(map(len, (title, names, forwards))) <= 140 and forwards.startswith("forwards: ")
     assert plot.is_file()

@@ -106,17 +106,20 @@ def test_one_thread_at_a_time_uses_a_gpu(
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     inside: set[int] = set()
     together = []
-    for name in ("step", "step_argmax", "encode", "replace", "select"):
 
-        def watched(*args: Any, _call: Any = getattr(session, name), **more: Any) -> Any:
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def watch(*args: Any, **options: Any) -> Any:
             inside.add(threading.get_ident())
             together.append(len(inside))
             time.sleep(0)  # lets others run
-            found = _call(*args, **more)
+            found = call(*args, **options)
             inside.discard(threading.get_ident())
             return found
 
-        monkeypatch.setattr(session, name, watched)
+        return watch
+
+    for name in ("step", "step_argmax", "encode", "replace", "select"):
+        monkeypatch.setattr(session, name, watched(getattr(session, name)))
     shared = SpeculativeDecoder(model, draft, num_draft=3)
     expected = shared.generate_batch(PROMPTS[:3], batch_size=2, max_tokens=9)
 

@@ -4,31 +4,33 @@
     python scripts/benchmarks/compare.py shape t5-base
 
 `pair` runs the shipped pair on held-out text (the data that weights/README.md names), `shape` runs
-random weights of a published shape. Decoding is greedy, batch 1, in float32 except for
-CTranslate2's int8. Each program has a process of its own, since a BLAS loaded for one changes
-another. Only one runs at a time: they take turns prompt by prompt, in a random order for each turn.
-A first pass over all prompts warms up and compares the outputs; it is not timed. CTranslate2 runs
-with the best of a few settings, the others with their defaults. Needs `pip install ".[compare]"`.
+random weights of a published shape. Decoding is greedy and batch 1. Ours runs on the device that
+MLX uses, the others on the same GPU if they can, else on the CPU; all in one type, except for
+CTranslate2's int8. What cannot run so is left out, in one line that says why.
+
+Each program has a process of its own, since a BLAS loaded for one changes another. Only one runs at
+a time: they take turns prompt by prompt, in a random order for each turn. A first pass over all
+prompts warms up and compares the outputs; it is not timed. CTranslate2 runs with the best of a few
+settings, the others with their defaults. The other programs need `pip install ".[compare]"`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import random
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from programs import ASSISTED, PLAIN, PROGRAMS
 from programs.checkpoints import as_ctranslate2, as_hugging_face
 from programs.measuring import compare
 from programs.serving import serve
-from programs.workers import Worker, start
+from programs.workers import Lost, Worker, start
 
 MIN_TOKENS, MAX_TOKENS = 20, 60  # of the outputs that `pair` keeps, EOS included
 LIMIT = 256  # tokens of any output of `pair`
@@ -37,6 +39,16 @@ TurnsOption = Annotated[int, typer.Option(min=1, help="How often everything is m
 NumDraftOption = Annotated[int, typer.Option(min=1, help="Tokens to draft for each target pass.")]
 OnlyOption = Annotated[
     list[str] | None, typer.Option(help="A program to measure beside ours plain; repeatable.")
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Type to compute in: float32, float16 or bfloat16.",
+        show_default="float32 on a CPU, bfloat16 elsewhere",
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of the table.")
 ]
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -51,33 +63,39 @@ def pair(
     turns: TurnsOption = 5,
     num_draft: NumDraftOption = 5,
     only: OnlyOption = None,
+    dtype: DtypeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare on a trained pair and held-out text: outputs of 20 to 60 tokens."""
-    names = available(chosen(only))
+    names = chosen(only)
+    setting, kind = setting_of(dtype)
     from speculative_t5 import load
 
-    import mlx.core as mx
     from texts import held_out_examples
 
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         place = Path(folder)
-        target, tokenizer = load(model, dtype=mx.float32)
+        target, tokenizer = load(model, dtype=kind)
         as_hugging_face(target, place / "target")
-        as_hugging_face(load(draft, dtype=mx.float32)[0], place / "draft")
+        as_hugging_face(load(draft, dtype=kind)[0], place / "draft")
         del target
         texts = [source for source, _ in held_out_examples(data, 10 * count + 20, single=False)]
         candidates = list(map(tokenizer.encode, texts))
-        workers = start(names, {"num_draft": num_draft}, place, candidates[:4], LIMIT, stack)
+        options = setting | {"num_draft": num_draft}
+        workers = start(names, options, place, candidates[:4], LIMIT, stack)
         prompts = choose_prompts(workers[PLAIN], candidates, count)
         title = f"{model} and {draft}, num_draft {num_draft}, {count} prompts, {turns} turns"
-        compare(title, workers, prompts, LIMIT, turns)
+        compare(title, workers, prompts, LIMIT, turns, as_json=as_json)
 
 
 def choose_prompts(plain: Worker, candidates: Sequence[list[int]], count: int) -> list[list[int]]:
     """Return the first `count` prompts whose outputs have the lengths to measure."""
     prompts = []
     for ids in candidates:
-        tokens, _ = plain.ask(ids, LIMIT)
+        try:
+            tokens, _ = plain.ask(ids, LIMIT)
+        except Lost as error:
+            sys.exit(f"error: {plain.name}: {error}")
         if MIN_TOKENS <= len(tokens) <= MAX_TOKENS:
             prompts.append(ids)
         if len(prompts) == count:
@@ -101,24 +119,31 @@ def shape(
     turns: TurnsOption = 3,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 3,
     only: OnlyOption = None,
+    dtype: DtypeOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare on random weights of published shapes, with a synthetic rate of acceptance."""
-    names = chosen(only)
+    names = [name for name in chosen(only) if name != ASSISTED]
+    setting, kind = setting_of(dtype)
     from speculative_t5.bench.synthetic import SHAPES, random_model
+
+    import mlx.core as mx
 
     for given in (name, draft_shape):
         if given not in SHAPES:
             raise typer.BadParameter(f"no shape {given!r}, expected one of: {', '.join(SHAPES)}")
     if only and ASSISTED in only:
         raise typer.BadParameter(f"{ASSISTED} is left out for random weights")
-    names = available([n for n in names if n != ASSISTED])
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         place = Path(folder)
-        as_hugging_face(random_model(name, seed=0), place / "target")
-        as_hugging_face(random_model(draft_shape, seed=1), place / "draft")
+        as_hugging_face(random_model(name, dtype=kind, seed=0), place / "target")
+        as_hugging_face(random_model(draft_shape, dtype=kind, seed=1), place / "draft")
+        mx.clear_cache()  # or this process would keep the memory of both
         rng, ids = random.Random(0), range(2, SHAPES[name].vocab_size)
         prompts = [[*rng.choices(ids, k=source - 1), 1] for _ in range(count)]
-        options = {"num_draft": num_draft, "acceptance": acceptance, "draft_vocab": draft_vocab}
+        options = setting | {
+            "num_draft": num_draft, "acceptance": acceptance, "draft_vocab": draft_vocab
+        }  # fmt: skip
         workers = start(names, options, place, prompts[:1], tokens, stack)
         title = (
             f"{name} and {draft_shape}, random weights, {source} source tokens, {tokens} output "
@@ -126,7 +151,7 @@ def shape(
             f"{draft_vocab}, {count} prompts, {turns} turns\n"
             f"{ASSISTED} is left out: of random weights it would accept everything or nothing"
         )
-        compare(title, workers, prompts, tokens, turns, exact_length=True)
+        compare(title, workers, prompts, tokens, turns, exact_length=True, as_json=as_json)
 
 
 def chosen(only: Sequence[str] | None) -> list[str]:
@@ -137,19 +162,22 @@ def chosen(only: Sequence[str] | None) -> list[str]:
     return [name for name in PROGRAMS if not only or name in only or name == PLAIN]
 
 
-def available(names: Sequence[str]) -> list[str]:
-    """Return the programs whose packages are installed; print which are left out."""
-    lacking = {
-        name: [m for m in PROGRAMS[name] if importlib.util.find_spec(m) is None] for name in names
+def setting_of(dtype: str | None) -> tuple[dict[str, str], Any]:
+    """Return where and in which type all programs compute, by name, and that type for MLX."""
+    from speculative_t5 import device
+    from speculative_t5.checkpoints import DTYPES
+
+    import mlx.core as mx
+
+    if dtype is not None and dtype not in DTYPES:
+        raise typer.BadParameter(f"no type {dtype!r}, expected one of: {', '.join(DTYPES)}")
+    kind = DTYPES[dtype] if dtype else device.default_dtype()
+    gpu = "cuda" if mx.cuda.is_available() else "metal"
+    setting = {
+        "backend": "cpu" if device.on_cpu() else gpu,
+        "dtype": next(name for name, each in DTYPES.items() if each == kind),
     }
-    if packages := sorted({package for found in lacking.values() for package in found}):
-        left_out = ", ".join(name for name in names if lacking[name])
-        print(
-            f"left out for lack of {' and '.join(packages)}: {left_out} "
-            '(to add them: pip install ".[compare]")',
-            file=sys.stderr,
-        )
-    return [name for name in names if not lacking[name]]
+    return setting, kind
 
 
 @app.command(hidden=True)

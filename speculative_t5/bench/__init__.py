@@ -4,8 +4,16 @@ Imports `generation` and the rooms below it and, for plots only, matplotlib.
 """
 
 from .benchmark import Bench
+from .costs import Costs, Stepper, measure_costs
 from .estimate import speedup
 from .plot import draw, pyplot
 from .report import Report
 from .runs import PLAIN, Variant, plain_variant, variants_of
-from .synthetic import check_shapes, context_of, random_model, random_prompts, synthetic_plan
+from .synthetic import (
+    check_shapes,
+    context_of,
+    random_model,
+    random_prompts,
+    settled_outputs,
+    synthetic_plan,
+)

@@ -60,13 +60,15 @@ class Stepper:
     """A model's session that steps from the same length again and again.
 
     The cache holds `length` tokens of output; a decoder-only model has the prompt before them. Ids
-    that the model does not have are replaced by its last.
+    that the model does not have are replaced by its last. `width` is that of `LanguageModel.start`.
     """
 
-    def __init__(self, model: LanguageModel, prompt: list[int], length: int) -> None:
+    def __init__(
+        self, model: LanguageModel, prompt: list[int], length: int, width: int | None = None
+    ) -> None:
         last = model.vocab_size - 1
         self._filler = min(FILLER, last)
-        self._session: Session = model.start([[min(i, last) for i in prompt]])[0]
+        self._session: Session = model.start([[min(i, last) for i in prompt]], width=width)[0]
         self._length = self._session.lengths[0] + length
         while (missing := self._length - self._session.lengths[0]) > 0:
             mx.eval(self._session.step(self._fill(min(16, missing))))

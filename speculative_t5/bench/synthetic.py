@@ -17,6 +17,7 @@ from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from ..models import T5, CausalModel, T5Config, build
 
 _SIZES = {  # d_model, d_kv, d_ff, heads, layers of each stack
+    "t5-efficient-tiny": (256, 64, 1024, 4, 4),
     "t5-small": (512, 64, 2048, 8, 6),
     "t5-base": (768, 64, 3072, 12, 12),
     "t5-large": (1024, 64, 4096, 16, 24),
@@ -66,6 +67,7 @@ CAUSAL_SHAPES = {  # entries of config.json
     "qwen3-1.7b": _qwen3(2048, 16, 28, 6144),
     "qwen3-4b": _qwen3(2560, 32, 36, 9728),
 }
+REPLAYS = 16  # of an output, at most, until it no longer changes
 # Their weights are small: with large ones each token would follow itself.
 _EMBEDDINGS = ("shared", "wte", "wpe", "embed_tokens", "embed_positions")
 
@@ -137,7 +139,10 @@ def _randomize(model: nn.Module, eos: int, dtype: mx.Dtype, seed: int) -> None:
                 new[eos] = 0  # never the argmax
         else:
             new = weight.shape[1] ** -0.5 * mx.random.normal(weight.shape)
-            if not isinstance(model, T5):
+            if isinstance(model, T5):
+                # Halves the scores of attention: larger ones would turn any rounding into others.
+                new = 0.7 * new if layer in ("qkv", "q", "kv") else new
+            else:
                 # The part that all tokens share (from activations above 0, and from attention)
                 # would grow from layer to layer until outputs repeat one id.
                 new = new - mx.mean(new, axis=1, keepdims=True)
@@ -231,6 +236,29 @@ def synthetic_plan(
     return replace(plan, drafter=ReplayDrafter(plan.drafter, outputs, acceptance, size))
 
 
+def settled_outputs(
+    decoder: SpeculativeDecoder,
+    outputs: Mapping[tuple[int, ...], Sequence[int]],
+    acceptance: float,
+    max_tokens: int,
+) -> dict[tuple[int, ...], Sequence[int]]:
+    """Return the outputs that a decoder gives for the same prompts when its drafter replays them.
+
+    Where passes of several tokens round differently, plain decoding's output may be left at a
+    near-tie, and every draft after that would be wrong. Each replay of what was given instead
+    agrees for longer, because drafts are right at the same positions; there are at most `REPLAYS`.
+    """
+    settled = dict(outputs)
+    for prompt in settled:
+        for _ in range(REPLAYS):
+            plan = synthetic_plan(decoder, settled, acceptance, max_tokens)
+            *_, last = decode(decoder.model, [(0, prompt)], plan, batch_size=1)
+            if last.output == settled[prompt]:
+                break
+            settled[prompt] = last.output
+    return settled
+
+
 class SyntheticDecoder:
     """Decodes greedily, one prompt at a time, with drafts that are right with a given chance.
 
@@ -240,14 +268,15 @@ class SyntheticDecoder:
     def __init__(self, decoder: SpeculativeDecoder, acceptance: float) -> None:
         self._decoder = decoder
         self._acceptance = acceptance
-        self._outputs: dict[tuple[int, ...], list[int]] = {}
+        self._outputs: dict[tuple[int, ...], Sequence[int]] = {}
 
     def generate(self, prompt: list[int], max_tokens: int) -> Generation:
-        """Generate as `SpeculativeDecoder.generate`; a new prompt is decoded twice."""
+        """Generate as `SpeculativeDecoder.generate`; a new prompt is decoded several times."""
         decoder, ids = self._decoder, tuple(prompt)
         if ids not in self._outputs:
             alone = decoder.generate(prompt, max_tokens=max_tokens, speculative=False)
-            self._outputs[ids] = alone.tokens
+            found = settled_outputs(decoder, {ids: alone.tokens}, self._acceptance, max_tokens)
+            self._outputs |= found
         plan = synthetic_plan(decoder, self._outputs, self._acceptance, max_tokens)
         *_, last = decode(decoder.model, [(0, prompt)], plan, batch_size=1)
         return Generation("", last.output, last.finish_reason or "length", last.stats)

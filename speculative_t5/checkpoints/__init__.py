@@ -8,6 +8,7 @@ formats of weights; nothing that a file claims is believed before it is checked.
 """
 
 from .conversion import Observer, convert
+from .hub import find_cached
 from .inspection import Listed, as_lines, inspect, list_models
 from .loading import DTYPES, as_dtype, load
 from .places import convert_command, find_folder, model_folders, named_draft

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +33,7 @@ from ..bench import (
     pyplot,
     random_model,
     random_prompts,
+    settled_outputs,
     synthetic_plan,
     variants_of,
 )
@@ -81,6 +82,9 @@ def bench(
         str, typer.Option(help="Tokens to draft: numbers and ranges, such as 1-8 or 2,4,8.")
     ] = "1-8",
     draft_vocab: DraftVocab = None,
+    steady: Annotated[
+        bool, typer.Option("--steady", help="Measure each number in steady mode, too.")
+    ] = False,
     max_tokens: Annotated[
         int, typer.Option(help="Upper bound on tokens of each output, EOS included.")
     ] = 128,
@@ -118,7 +122,7 @@ def bench(
     Everything runs interleaved in one process, so that ratios hold even if the machine's speed
     drifts.
     """  # fmt: skip
-    task = _Task(_lengths(num_draft), max_tokens, draft_vocab)
+    task = _Task(_lengths(num_draft), max_tokens, draft_vocab, steady)
     counts = {"--turns": turns, "--max-tokens": max_tokens, "--count": count, "--source": source}
     _check(counts, acceptance, plot)
     draft = draft_of(model, draft_model)
@@ -162,6 +166,12 @@ class _Task:
     lengths: Sequence[int]  # numbers of tokens to draft
     max_tokens: int
     draft_vocab: int | None
+    steady: bool
+
+    def drafting(self) -> Iterator[tuple[str, int, bool]]:
+        """Yield the ways to draft: name, number of tokens, and whether in steady mode."""
+        for mode in (False, True) if self.steady else (False,):
+            yield from (("steady " * mode + f"K = {k}", k, mode) for k in self.lengths)
 
 
 def _check(counts: Mapping[str, int], acceptance: float, plot: Path | None) -> None:
@@ -198,14 +208,15 @@ def _pair(first: SpeculativeDecoder, sources: Sequence[list[int]], task: _Task) 
     """Compare plain decoding with all ways of drafting for this target."""
     target, small, tokenizer = first.model, first.draft, first.tokenizer
 
-    def drafting(num_draft: NumDraft) -> SpeculativeDecoder:
+    def drafting(num_draft: NumDraft, steady: bool = False) -> SpeculativeDecoder:
         return SpeculativeDecoder(
-            target, small, tokenizer, num_draft=num_draft, draft_vocab=task.draft_vocab
-        )
+            target, small, tokenizer, num_draft=num_draft, draft_vocab=task.draft_vocab,
+            steady=steady,
+        )  # fmt: skip
 
     decoders: dict[str, SpeculativeDecoder] = {}
     if small:
-        decoders = {f"K = {k}": drafting(k) for k in task.lengths}
+        decoders = {name: drafting(k, steady) for name, k, steady in task.drafting()}
         decoders["auto"] = drafting("auto")
     longest = max(task.lengths)
     decoders["lookup"] = SpeculativeDecoder(target, "lookup", tokenizer, num_draft=longest)
@@ -236,15 +247,17 @@ def _random(
         tuple(prompt): decoder.generate(prompt, max_tokens=max_tokens).tokens for prompt in prompts
     }
 
-    def variant(k: int) -> Variant:
-        drafting = SpeculativeDecoder(target, small, num_draft=k, draft_vocab=task.draft_vocab)
+    def variant(name: str, k: int, steady: bool) -> Variant:
+        drafting = SpeculativeDecoder(
+            target, small, num_draft=k, draft_vocab=task.draft_vocab, steady=steady
+        )
+        own = settled_outputs(drafting, outputs, acceptance, max_tokens)
         return Variant(
-            f"K = {k}",
-            lambda prompt: synthetic_plan(drafting, outputs, acceptance, max_tokens),
-            drafts=True,
+            name, lambda prompt: synthetic_plan(drafting, own, acceptance, max_tokens), drafts=True
         )
 
-    variants = [plain_variant(decoder, max_tokens), *map(variant, task.lengths)]
+    ways = [variant(*way) for way in task.drafting()]
+    variants = [plain_variant(decoder, max_tokens), *ways]
     return Bench(target, small, variants, prompts, task.draft_vocab)
 
 

@@ -23,6 +23,7 @@ from ..errors import check_utf8, not_utf8
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .batch import batch
 from .bench import bench
+from .doctor import doctor
 from .job import COUNTS
 from .models import models
 from .options import (
@@ -234,6 +235,7 @@ def main() -> NoReturn:
         (models, "List the models on this machine, and which drafts fit them."),
         (convert_command, "Convert a Hugging Face checkpoint."),
         (bench, "Measure how fast decoding is on this machine."),
+        (doctor, "Check on this machine that outputs are right."),
     ):
         word = command.__name__.removesuffix("_command")
         app.command(word, short_help=short, help=_help(command))(command)

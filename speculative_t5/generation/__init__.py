@@ -7,3 +7,4 @@ well. Imports `checkpoints`, `tokenizers`, `decoding`, `errors` and `device`.
 from .decoder import SpeculativeDecoder
 from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule
 from .outputs import MEANINGS, Chunk, Generation
+from .steady import rows_are_alike, steady_width

@@ -4,15 +4,10 @@ Each runs in a process of its own (`workers` starts it, `serving` is what it run
 checkpoint that all of them can read (`checkpoints`); `measuring` asks them in turn and reports.
 """
 
-PLAIN, SPECULATIVE, ASSISTED = "ours plain", "ours speculative", "transformers assisted"
-# Modules that each program needs in addition to this package's dependencies.
-PROGRAMS: dict[str, tuple[str, ...]] = {
-    PLAIN: (),
-    SPECULATIVE: (),
-    "naive": (),
-    "transformers": ("torch",),
-    ASSISTED: ("torch",),
-    "ctranslate2 float32": ("ctranslate2", "torch"),
-    "ctranslate2 int8": ("ctranslate2", "torch"),
-}
-INEXACT = ("ctranslate2 int8",)
+PLAIN, SPECULATIVE, STEADY = "ours plain", "ours speculative", "ours steady"
+ASSISTED = "transformers assisted"
+PROGRAMS = (
+    PLAIN, SPECULATIVE, STEADY, "naive", "transformers", ASSISTED, "ctranslate2",
+    "ctranslate2 int8",
+)  # fmt: skip
+OURS = (PLAIN, SPECULATIVE, STEADY, "naive")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def as_hugging_face(model: T5, folder: Path) -> None:
     """Write a model as a checkpoint that `T5ForConditionalGeneration.from_pretrained` reads.
 
-    The checkpoint is in float32, has no tokenizer, and gives the same logits.
+    The checkpoint has the model's dtype and no tokenizer, and gives the same logits.
 
     Raises:
         ValueError: If the model is quantized, or has a position bias in every layer (umt5).
@@ -35,12 +35,19 @@ def as_hugging_face(model: T5, folder: Path) -> None:
     for parameter in plan(config):
         rows = 0
         for name, (size, *_) in parameter.sources.items():
-            part = arrays[parameter.name][rows : rows + size].astype(mx.float32)
+            part = arrays[parameter.name][rows : rows + size]
             tensors[name], rows = mx.contiguous(part), rows + size
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
-    raw = {"architectures": ["T5ForConditionalGeneration"], "dtype": "float32"} | config.to_dict()
+    raw = {
+        "architectures": ["T5ForConditionalGeneration"], "dtype": dtype_of(model)
+    } | config.to_dict()  # fmt: skip
     (folder / "config.json").write_text(json.dumps(raw, indent=2), encoding="utf-8")
+
+
+def dtype_of(model: T5) -> str:
+    """Return the name of a model's type."""
+    return str(model.shared.weight.dtype).removeprefix("mlx.core.")
 
 
 def read_back(folder: Path) -> T5:
@@ -66,7 +73,7 @@ def as_ctranslate2(source: Path, output: Path) -> None:
     from transformers import T5ForConditionalGeneration
 
     silence_transformers()
-    model = T5ForConditionalGeneration.from_pretrained(source).eval()
+    model = T5ForConditionalGeneration.from_pretrained(source, dtype="auto").eval()
     config, spec = model.config, T5Loader().get_model_spec(model)
     words = [word(i) for i in range(config.vocab_size)]
     spec.register_source_vocabulary(words)
@@ -77,7 +84,7 @@ def as_ctranslate2(source: Path, output: Path) -> None:
     spec.config.unk_token = words[2]
     assert not spec.config.add_source_eos and not spec.config.add_source_bos
     spec.validate()
-    spec.optimize(quantization="float32")
+    spec.optimize(quantization=str(model.dtype).removeprefix("torch."))
     output.mkdir()
     spec.save(str(output))
 

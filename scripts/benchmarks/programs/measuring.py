@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from programs import INEXACT, PLAIN, SPECULATIVE
-from programs.workers import Worker
+from programs import PLAIN, SPECULATIVE
+from programs.workers import Lost, Workers
 
 TOLERATED = 1 / 20  # of the outputs: float32 programs may round near-ties differently
 
@@ -20,7 +21,7 @@ class Figures:
     """The results of one program.
 
     Attributes:
-        about: Versions, threads and a note.
+        about: Versions, device, type, threads and a note.
         agree: Number of outputs that equal those of ours plain.
         speeds: Tokens per second of each turn.
     """
@@ -36,79 +37,97 @@ class Figures:
 
 def compare(
     title: str,
-    workers: Mapping[str, Worker],
+    workers: Workers,
     prompts: Sequence[list[int]],
     max_tokens: int,
     turns: int,
     *,
     exact_length: bool = False,  # whether every output must have `max_tokens` tokens
+    as_json: bool = False,
 ) -> dict[str, Figures]:
     """Compare outputs, measure speeds, print a report and return the figures.
 
-    Exits with status 1 if a program that computes in float32 gives other outputs.
+    A program that fails is left out from then on. Exits with status 1 if a program that computes in
+    float32 gives other outputs.
     """
-    figures = {name: Figures(program.about) for name, program in workers.items()}
     order = random.Random(0)
     outputs: dict[str, list[list[int]]] = {name: [] for name in workers}
     for name, output, _ in turn(workers, prompts, max_tokens, order):
         outputs[name].append(output)
-    print(title)
-    count_agreement(figures, outputs, max_tokens if exact_length else None)
+    for name in [*workers] if exact_length else []:
+        if {*map(len, outputs[name])} != {max_tokens}:
+            workers.leave_out(name, f"it gave outputs of other than {max_tokens} tokens")
+    figures = {name: Figures(program.about) for name, program in workers.items()}
+    count_agreement(figures, outputs)
     for _ in range(turns):
         tokens, seconds = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0.0)
         for name, output, spent in turn(workers, prompts, max_tokens, order):
             tokens[name] += len(output)
             seconds[name] += spent
-        for name, program in figures.items():
-            program.speeds.append(tokens[name] / seconds[name])
-    print("\n".join(report(figures)))
+        for name in workers:
+            figures[name].speeds.append(tokens[name] / seconds[name])
+    figures = {name: figures[name] for name in workers}
+    if as_json:
+        print(as_object(title, figures, len(prompts), workers.left_out))
+    else:
+        print("\n".join([title, *report(figures, len(prompts))]))
     return figures
 
 
 def turn(
-    workers: Mapping[str, Worker],
-    prompts: Sequence[list[int]],
-    max_tokens: int,
-    order: random.Random,
+    workers: Workers, prompts: Sequence[list[int]], max_tokens: int, order: random.Random
 ) -> Iterator[tuple[str, list[int], float]]:
     """Run every prompt once by every program: its name, the output and the seconds."""
     names = order.sample(list(workers), len(workers))
     for ids in prompts:
-        for name in names:
-            yield name, *workers[name].ask(ids, max_tokens)
+        for name in [name for name in names if name in workers]:
+            try:
+                answer = workers[name].ask(ids, max_tokens)
+            except Lost as error:
+                workers.leave_out(name, str(error))
+            else:
+                yield name, *answer
 
 
-def count_agreement(
-    figures: dict[str, Figures], outputs: dict[str, list[list[int]]], length: int | None
-) -> None:
-    """Count and print the outputs that equal those of ours plain; exit if too few do."""
+def count_agreement(figures: Mapping[str, Figures], outputs: Mapping[str, list[list[int]]]) -> None:
+    """Count the outputs that equal those of ours plain; exit if too few do in float32."""
     wrong = []
     for name, program in figures.items():
         expected = outputs[PLAIN]
         program.agree = sum(a == b for a, b in zip(outputs[name], expected, strict=True))
-        if name != PLAIN:
-            print(f"{name}: {program.agree} of {len(expected)} outputs agree", flush=True)
-        if name not in INEXACT and len(expected) - program.agree > TOLERATED * len(expected):
-            wrong.append(name)
-        if length is not None and {*map(len, outputs[name])} != {length}:
-            sys.exit(f"error: {name} gave outputs of other than {length} tokens")
+        differ = len(expected) - program.agree
+        if program.about["dtype"] == "float32" and differ > TOLERATED * len(expected):
+            wrong.append(f"{name} ({differ} of {len(expected)})")
     if wrong:
         sys.exit(f"error: more than one output in twenty differs: {', '.join(wrong)}")
 
 
-def report(figures: dict[str, Figures]) -> list[str]:
+def as_object(
+    title: str, figures: Mapping[str, Figures], outputs: int, left_out: Mapping[str, str]
+) -> str:
+    """Return the report as a line of JSON."""
+    programs = {
+        name: {"tokens_per_second": found.speed, "outputs": outputs, **asdict(found)}
+        for name, found in figures.items()
+    }
+    return json.dumps({"title": title, "programs": programs, "left_out": dict(left_out)})
+
+
+def report(figures: Mapping[str, Figures], outputs: int) -> list[str]:
     """Return the lines of a table of speeds, then of versions, threads and notes."""
     plain, speculative = figures[PLAIN].speed, figures.get(SPECULATIVE)
     lines = [
         "",
-        f"{'':22} {'tokens/s':>9} {'min-max of turns':>17} {'over plain':>13} "
-        f"{'speculative over it':>20}",
+        f"{'':20} {'device':>6} {'type':>13} {'tokens/s':>8} {'min-max of turns':>17} "
+        f"{'over plain':>10} {'speculative over it':>19} {'same output':>11}",
     ]
     for name, found in figures.items():
+        device, dtype = found.about["device"], found.about["dtype"]
         spread = f"{min(found.speeds):.1f}-{max(found.speeds):.1f}"
         over = f"{speculative.speed / found.speed:.2f}" if speculative else ""
         lines.append(
-            f"{name:22} {found.speed:9.1f} {spread:>17} {found.speed / plain:13.2f} {over:>20}"
+            f"{name:20} {device:>6} {dtype:>13} {found.speed:8.1f} {spread:>17} "
+            f"{found.speed / plain:10.2f} {over:>19} {f'{found.agree}/{outputs}':>11}"
         )
     lines.append("")
     for name, found in figures.items():

@@ -11,12 +11,14 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from programs import ASSISTED, PLAIN, SPECULATIVE
-from programs.checkpoints import read_back, silence_transformers, word
+from programs import ASSISTED, OURS, PLAIN, STEADY
+from programs.checkpoints import dtype_of, read_back, silence_transformers, word
 
 MAX_SOURCE_LENGTH = 2**16  # tokens of a prompt; random shapes would refuse long ones otherwise
 
@@ -24,10 +26,15 @@ MAX_SOURCE_LENGTH = 2**16  # tokens of a prompt; random shapes would refuse long
 Generate = Callable[[list[int], int], list[int]]
 
 
+class CannotRun(Exception):
+    """The program cannot run on this device or in this type; the text says why."""
+
+
 def serve(name: str, spec: dict[str, Any]) -> None:
     """Print a line that describes the program, then an answer to each request.
 
-    Requests and answers are lines of JSON on standard input and output.
+    Requests and answers are lines of JSON on standard input and output. A program that fails
+    answers why it is `missing`, and ends.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # keep what libraries print out of the answers
@@ -35,10 +42,14 @@ def serve(name: str, spec: dict[str, Any]) -> None:
     def say(**answer: Any) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
-    try:
-        generate, about = load_program(name, spec)
-    except ImportError as error:
-        return say(missing=str(error))
+    def fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, Exception):
+            say(missing=reason(error, trace))
+        else:
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = fail
+    generate, about = load_program(name, spec)
     say(**about)
     for line in sys.stdin:
         request = json.loads(line)
@@ -48,15 +59,29 @@ def serve(name: str, spec: dict[str, Any]) -> None:
         say(tokens=tokens, seconds=seconds)
 
 
+def reason(error: BaseException, trace: TracebackType | None) -> str:
+    """Say in one line why a program failed, and where."""
+    first, *_ = str(error).strip().splitlines() or [""]
+    if isinstance(error, CannotRun):
+        return first
+    if isinstance(error, ImportError):
+        return f"{first} (to add it: pip install '.[compare]')"
+    *_, last = traceback.extract_tb(trace)
+    return f"{type(error).__name__}: {first} ({Path(last.filename).name}, line {last.lineno})"
+
+
 def load_program(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
-    """Return a program that is ready, and its versions, threads and perhaps a note."""
+    """Return a program that is ready, and its versions, device, type, threads, perhaps a note.
+
+    `spec` has the folder of the checkpoints, `place`; the `backend` that MLX computes with, cpu,
+    metal or cuda; and the `dtype` by name.
+    """
     place = Path(spec["place"])
-    if name in (PLAIN, SPECULATIVE, "naive"):
+    if name in OURS:
         return load_ours(name, place, spec)
     if name in ("transformers", ASSISTED):
-        return load_transformers(place, assisted=name == ASSISTED)
-    compute_type = name.removeprefix("ctranslate2 ")
-    return load_ctranslate2(place / "ctranslate2", compute_type, spec["threads"])
+        return load_transformers(place, spec, assisted=name == ASSISTED)
+    return load_ctranslate2(place / "ctranslate2", spec, int8=name.endswith("int8"))
 
 
 def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
@@ -70,16 +95,20 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     model = read_back(place / "target")
     about = {
         "versions": versions("speculative_t5", "mlx"),
+        "device": spec["backend"],
+        "dtype": dtype_of(model),
         "threads": num_threads(),
         "note": "; ".join(tips()),
     }
     if name == "naive":
         return lambda ids, max_tokens: naive.generate(model, ids, max_tokens), about
-    draft = read_back(place / "draft") if name == SPECULATIVE else None
+    draft = None if name == PLAIN else read_back(place / "draft")
     for loaded in (model, draft):
         if loaded:
             accelerate(loaded)
     options = {key: spec[key] for key in ("num_draft", "draft_vocab") if key in spec and draft}
+    if name == STEADY:
+        options["steady"] = True
     decoder: Any = SpeculativeDecoder(model, draft, max_source_length=MAX_SOURCE_LENGTH, **options)
     if draft and "acceptance" in spec:
         decoder = SyntheticDecoder(decoder, spec["acceptance"])
@@ -92,27 +121,52 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     return generate, about
 
 
-def load_transformers(place: Path, *, assisted: bool) -> tuple[Generate, dict[str, Any]]:
+def load_transformers(
+    place: Path, spec: dict[str, Any], *, assisted: bool
+) -> tuple[Generate, dict[str, Any]]:
     import torch
     from transformers import T5ForConditionalGeneration
 
     silence_transformers()
-    model = T5ForConditionalGeneration.from_pretrained(place / "target").eval()
+    device = torch_device(spec["backend"])
+
+    def load(folder: str) -> Any:
+        dtype = getattr(torch, spec["dtype"])
+        model = T5ForConditionalGeneration.from_pretrained(place / folder, dtype=dtype)
+        return model.eval().to(device)
+
+    model = load("target")
     options: dict[str, Any] = {"do_sample": False, "num_beams": 1}
-    about = {"versions": versions("transformers", "torch"), "threads": torch.get_num_threads()}
+    about = {
+        "versions": versions("transformers", "torch"),
+        "device": model.device.type,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+    }
     if assisted:
-        draft = T5ForConditionalGeneration.from_pretrained(place / "draft").eval()
-        options["assistant_model"] = draft
+        options["assistant_model"] = draft = load("draft")
         about["note"] = assistant_settings(draft)
+    wait = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device, lambda: None)
 
     @torch.inference_mode()
     def generate(ids: list[int], max_tokens: int) -> list[int]:
-        source = torch.tensor([ids])
+        source = torch.tensor([ids], device=device)
         mask = torch.ones_like(source)  # or ids that are padding elsewhere would be masked
         output = model.generate(source, attention_mask=mask, max_new_tokens=max_tokens, **options)
-        return output[0, 1:].tolist()
+        tokens: list[int] = output[0, 1:].tolist()
+        wait()
+        return tokens
 
     return generate, about
+
+
+def torch_device(backend: str) -> str:
+    """Return torch's device beside MLX's: the same GPU if torch can use it, else the CPU."""
+    import torch
+
+    if backend == "cuda" and torch.cuda.is_available():
+        return "cuda"
+    return "mps" if backend == "metal" and torch.backends.mps.is_available() else "cpu"
 
 
 def assistant_settings(draft: Any) -> str:
@@ -127,12 +181,20 @@ def assistant_settings(draft: Any) -> str:
 
 
 def load_ctranslate2(
-    folder: Path, compute_type: str, threads: int
+    folder: Path, spec: dict[str, Any], *, int8: bool
 ) -> tuple[Generate, dict[str, Any]]:
     import ctranslate2
 
+    cuda = spec["backend"] == "cuda" and ctranslate2.get_cuda_device_count() > 0
+    device, kind, threads = "cuda" if cuda else "cpu", spec["dtype"], spec["threads"]
+    if int8:
+        kind = f"int8_{kind}" if cuda else "int8"
+    supported = ctranslate2.get_supported_compute_types(device)
+    if kind not in supported:
+        known = ", ".join(sorted(supported))
+        raise CannotRun(f"on {device} it computes in {known}, not in {kind}")
     translator = ctranslate2.Translator(
-        str(folder), device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=threads
+        str(folder), device=device, compute_type=kind, inter_threads=1, intra_threads=threads
     )
 
     def generate(ids: list[int], max_tokens: int) -> list[int]:
@@ -143,8 +205,14 @@ def load_ctranslate2(
         return [int(found[1:-1]) for found in result.hypotheses[0]]
 
     backend = "CT2_USE_MKL=0" if os.environ.get("CT2_USE_MKL") == "0" else "default backend"
-    note = f"computes in {translator.compute_type}, {backend}"
-    return generate, {"versions": versions("ctranslate2"), "threads": threads, "note": note}
+    about = {
+        "versions": versions("ctranslate2"),
+        "device": device,
+        "dtype": translator.compute_type,
+        "threads": threads,
+        "note": "" if cuda else backend,
+    }
+    return generate, about
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -12,16 +12,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from programs import PLAIN
+
 COMPARE = Path(__file__).parents[1] / "compare.py"  # its hidden commands run in the processes
 # Seconds between two requests: threads of the program before may spin for a while when it is done.
 PAUSE = 0.1
 
 
+class Lost(Exception):
+    """A program failed; the text says why."""
+
+
 class Worker:
-    """A program in a process of its own.
+    """A program in a process of its own; `Lost` if it cannot run.
 
     Attributes:
-        about: Its versions, threads and perhaps a note, or why it is `missing`.
+        about: Its versions, device, type, threads and perhaps a note.
     """
 
     def __init__(self, name: str, spec: dict[str, Any], **environment: str) -> None:
@@ -39,8 +45,9 @@ class Worker:
     def ask(self, ids: list[int], max_tokens: int) -> tuple[list[int], float]:
         """Return the output, EOS included, and the seconds that it took."""
         assert self._process.stdin
-        print(json.dumps({"ids": ids, "max_tokens": max_tokens}), file=self._process.stdin)
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # its answer, or none, says why it has ended
+            print(json.dumps({"ids": ids, "max_tokens": max_tokens}), file=self._process.stdin)
+            self._process.stdin.flush()
         answer = self._answer()
         time.sleep(PAUSE)
         return answer["tokens"], answer["seconds"]
@@ -54,9 +61,28 @@ class Worker:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"error: {self.name} ended with exit code {self._process.wait()}")
+            raise Lost(f"ended with exit code {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
+        if "missing" in answer:
+            self.close()
+            raise Lost(answer["missing"])
         return answer
+
+
+class Workers(dict[str, Worker]):
+    """The programs that run, by name, and in `left_out` why others do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out: dict[str, str] = {}
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Go on without a program, and print why; exit if it is the one to compare with."""
+        print(f"left out: {name}: {reason}", file=sys.stderr)
+        if name == PLAIN:
+            sys.exit(f"error: nothing can be compared without {PLAIN}")
+        self.left_out[name] = reason
+        self.pop(name, None)
 
 
 def start(
@@ -66,27 +92,40 @@ def start(
     probes: Sequence[list[int]],
     max_tokens: int,
     stack: contextlib.ExitStack,
-) -> dict[str, Worker]:
-    """Start programs on place/target and place/draft; print which of them cannot run.
+) -> Workers:
+    """Start programs on place/target and place/draft; those that cannot run are left out.
 
-    CTranslate2 gets its best settings on the source ids `probes`; `stack` ends the programs.
+    `options` has the `backend` and the `dtype` to compute with. CTranslate2 gets its best settings
+    on the source ids `probes`; `stack` ends the programs.
     """
+    workers, unable = Workers(), ""
     if any(name.startswith("ctranslate2") for name in names):
-        paths = [str(place / "target"), str(place / "ctranslate2")]
-        subprocess.run([sys.executable, COMPARE, "convert", *paths], check=True)
-    workers = {}
+        unable = convert(place / "target", place / "ctranslate2")
     for name in names:
         spec = {"place": str(place), **options}
-        if name.startswith("ctranslate2"):
-            program = start_fastest(name, spec, probes, max_tokens)
+        try:
+            if not name.startswith("ctranslate2"):
+                program = Worker(name, spec)
+            elif unable:
+                raise Lost(unable)
+            else:
+                program = start_fastest(name, spec, probes, max_tokens)
+        except Lost as error:
+            workers.leave_out(name, str(error))
         else:
-            program = Worker(name, spec)
-        stack.callback(program.close)
-        if "missing" in program.about:
-            print(f"left out: {name}: {program.about['missing']}", file=sys.stderr)
-        else:
+            stack.callback(program.close)
             workers[name] = program
     return workers
+
+
+def convert(source: Path, output: Path) -> str:
+    """Write a checkpoint for CTranslate2; return why that fails, if it does."""
+    command = [sys.executable, COMPARE, "convert", source, output]
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
+    if not done.returncode:
+        return ""
+    *_, last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return f"its checkpoint cannot be written: {last}"
 
 
 def start_fastest(
@@ -94,13 +133,14 @@ def start_fastest(
 ) -> Worker:
     """Start CTranslate2 with the number of threads and the backend that are fastest here.
 
-    They differ by several times on small models: threads may wait for each other by sleeping.
+    They differ by several times on small models: threads may wait for each other by sleeping. On a
+    GPU neither matters.
     """
     best, least = None, float("inf")
     for threads in sorted({1, os.cpu_count() or 1}):
         for backend in ({}, {"CT2_USE_MKL": "0"}):
             program = Worker(name, {**spec, "threads": threads}, **backend)
-            if "missing" in program.about:
+            if program.about["device"] != "cpu":
                 return program
             program.ask(probes[0], max_tokens)
             seconds = sum(program.ask(ids, max_tokens)[1] for ids in probes)

@@ -1,0 +1,151 @@
+"""The command `doctor`: a report on what the package promises, proved on this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..checkpoints import as_dtype, find_cached, find_folder
+from ..doctor import CHECKS, Check, Finding, Subject, chosen, run
+from .options import DEFAULT_MODEL, DraftModel, Dtype, Model, draft_of, in_output
+from .terminal import FAILED, columns, is_terminal, visible
+
+WIDTH = 80  # columns of the report, whatever the terminal has
+INDENT = 10  # of the lines below a finding
+
+
+def doctor(
+    model: Model = DEFAULT_MODEL,
+    draft_model: DraftModel = None,
+    dtype: Dtype = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Run this check only; may be given more than once."),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Leave this check out; may be given more than once."),
+    ] = None,
+    as_json: Annotated[
+        bool, in_output("--json", help="Print one JSON object with all numbers instead.")
+    ] = False,
+    list_checks: Annotated[bool, in_output("--list", help="List the checks; run none.")] = False,
+) -> None:
+    """Check on this machine that outputs are right, and measure how many tokens to draft.
+
+    Each check runs in a process of its own and needs no network. The exit code is 1 if any of them
+    failed. The report can be published: it names no folder of yours.
+    """
+    checks = chosen(only or (), skip or ())
+    if list_checks:
+        print("\n".join(columns([(check.name, check.proves) for check in checks], right=())))
+        return
+    as_dtype(dtype)  # which refuses other types
+    subject = Subject(_folder(model), _draft(model, draft_model), dtype)
+    about = {"model": model, "draft": _named(subject.draft), "dtype": dtype}
+    if not as_json:
+        drafts = f"drafts by {about['draft']}" if about["draft"] else "drafts by lookup"
+        print(without_home(f"speculative_t5 doctor: {model}, {drafts}\n"), flush=True)
+    began, findings = time.perf_counter(), []
+    for finding in _found(checks, subject):
+        finding = Finding(**_without_home(asdict(finding)))
+        findings.append(finding)
+        if not as_json:
+            print("\n".join(as_lines(finding)), flush=True)
+    seconds = round(time.perf_counter() - began, 1)
+    failed = [each.name for each in findings if each.status == "failed"]
+    if as_json:
+        result = about | {"checks": list(map(asdict, findings)), "failed": failed}
+        print(json.dumps(_without_home(result) | {"seconds": seconds}))
+    else:
+        print("\n" + _verdict(len(findings), failed, seconds))
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def as_lines(finding: Finding) -> Iterator[str]:
+    """Yield the lines of a report about one check, of at most WIDTH columns."""
+    width = max(len(check.name) for check in CHECKS)
+    head = f"{finding.name.ljust(width)}  {finding.status.ljust(7)}  "
+    yield from _wrapped(finding.reason, head, " " * len(head))
+    for note in finding.notes:
+        yield from _wrapped(note, " " * INDENT, " " * INDENT)
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        visible(text), WIDTH, initial_indent=first, subsequent_indent=others,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def without_home(text: str) -> str:
+    """Replace the user's home folder in a text by ~."""
+    home = str(Path("~").expanduser())
+    if len(home) < 2:  # a user whose home is the root of all files, or who has none
+        return text
+    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
+
+
+def _without_home(value: Any) -> Any:
+    """Apply `without_home` to every text in a value of JSON."""
+    if isinstance(value, str):
+        return without_home(value)
+    if isinstance(value, dict):
+        return {key: _without_home(item) for key, item in value.items()}
+    return [_without_home(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _found(checks: Sequence[Check], subject: Subject) -> Iterator[Finding]:
+    """Run checks one after another, and say on a terminal which one is running."""
+    shown = is_terminal(sys.stderr)
+    for number, check in enumerate(checks, start=1):
+        if shown:
+            print(
+                f"{check.name} ({number} of {len(checks)}) ...", end="", file=sys.stderr, flush=True
+            )
+        try:
+            finding = run(check, subject)
+        finally:  # Ctrl-C included
+            if shown:
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
+        yield finding
+
+
+def _verdict(count: int, failed: Sequence[str], seconds: float) -> str:
+    if failed:
+        return (
+            f"{len(failed)} of {count} checks failed in {seconds:.0f} s: {', '.join(failed)}; "
+            "please open an issue with this text"
+        )
+    return f"{count} checks in {seconds:.0f} s: nothing failed"
+
+
+def _folder(model: str) -> str:
+    """Return the folder of a model on this machine."""
+    folder = find_folder(model) or find_cached(model)
+    if folder is None:
+        raise ValueError(
+            f"no model on this machine is named {model!r}, and doctor downloads none: "
+            "give the path of a folder, or load the model once"
+        )
+    return str(folder)
+
+
+def _draft(model: str, draft_model: str | None) -> str | None:
+    """Return the folder of the draft for a target; None for prompt lookup."""
+    draft = draft_of(model, draft_model)
+    return None if draft in (None, "lookup") else _folder(draft)
+
+
+def _named(folder: str | None) -> str | None:
+    return Path(folder).name if folder else None

@@ -1,0 +1,131 @@
+"""Checks of what is installed, `versions`, and of what MLX runs on, `device`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import mlx.core as mx
+
+from .. import __version__
+from .. import device as machine
+from .findings import Finding, Subject, name_of
+
+LEAST_MLX = (0, 32, 1)  # 0.32.0 may run a compiled function of a model that is gone
+# Of `mx.device_info`; others identify this one machine.
+PUBLIC = ("device_name", "architecture", "memory_size", "total_memory", "resource_limit",
+          "max_buffer_length", "max_recommended_working_set_size", "compute_capability_major",
+          "compute_capability_minor")  # fmt: skip
+GENERATIONS = {"g13": "M1", "g14": "M2", "g15": "M3", "g16": "M4", "g17": "M5"}
+
+EMULATED = ("M1", "M2")  # chips without bfloat16 of their own
+
+
+def versions(subject: Subject) -> Finding:
+    """Report versions, the system and the processor; MLX must be new enough."""
+    mlx, lm = version("mlx"), _version("mlx-lm")
+    details: dict[str, Any] = {
+        "speculative_t5": __version__, "mlx": mlx, "mlx-lm": lm,
+        "python": platform.python_version(), "system": system(), "chip": _chip(mx.cpu),
+        "machine": platform.machine(), "parts": machine.parts,
+    }  # fmt: skip
+    parts = [
+        f"speculative_t5 {__version__}", f"MLX {mlx}", f"mlx-lm {lm}" if lm else "no mlx-lm",
+        f"Python {details['python']}", details["system"], details["chip"],
+    ]  # fmt: skip
+    notes = tuple(f"{part}: {state}" for part, state in machine.parts.items())
+    if tuple(map(int, re.findall(r"\d+", mlx)[:3])) < LEAST_MLX:
+        least = ".".join(map(str, LEAST_MLX))
+        reason = f"MLX {mlx} may run functions of models that are gone: install {least} or newer"
+        return Finding("versions", "failed", reason, notes, details)
+    return Finding("versions", "ok", ", ".join(parts), notes, details)
+
+
+def system() -> str:
+    """Return the operating system and its version."""
+    if mac := platform.mac_ver()[0]:
+        return f"macOS {mac}"
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:  # not a Linux, or one without that file
+        return f"{platform.system()} {platform.release()}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _chip(of: mx.Device | mx.DeviceType) -> str:
+    return str(mx.device_info(of).get("device_name") or platform.machine())
+
+
+def device(subject: Subject) -> Finding:
+    """Report the device that MLX computes on, its memory and its limits."""
+    used = mx.default_device()
+    info = {name: value for name, value in mx.device_info(used).items() if name in PUBLIC}
+    memory = info.get("memory_size") or info.get("total_memory") or _physical_memory()
+    chip, limits = generation(str(info.get("architecture", ""))), _limits()
+    buffers = info.get("resource_limit")
+    details: dict[str, Any] = {
+        "device": str(used), "info": info, "generation": chip, "memory": memory, **limits,
+        "threads": machine.num_threads(), "default_dtype": name_of(machine.default_dtype()),
+    }  # fmt: skip
+    named = f" ({chip})" if chip and chip not in _chip(used) else ""
+    where = "the CPU" if machine.on_cpu() else "the GPU"
+    reason = f"MLX computes on {where}: {_chip(used)}{named}, {_size(memory)} of memory"
+    if machine.on_cpu():
+        reason += f", {details['threads']} threads"
+    notes = [
+        ", ".join(f"{name.replace('_', ' ')} {_size(limit)}" for name, limit in limits.items())
+        + (f"; at most {buffers:,} buffers" if buffers else ""),
+        f"{details['default_dtype']} by default{_about_dtype(chip)}",
+    ]
+    return Finding("device", "ok", reason, tuple(notes), details)
+
+
+def generation(architecture: str) -> str | None:
+    """Return the generation of an Apple chip by its GPU's name in Metal, None if it is unknown.
+
+    Example:
+        >>> generation("applegpu_g13s")
+        'M1'
+    """
+    found = re.fullmatch(r"applegpu_(g\d+)\w*", architecture)
+    return GENERATIONS.get(found[1]) if found else None
+
+
+def _about_dtype(chip: str | None) -> str:
+    if machine.on_cpu():
+        return ": the CPU's libraries have no faster type"
+    if chip in EMULATED and machine.default_dtype() == mx.bfloat16:
+        return (
+            f", which an {chip} emulates: --dtype float16 is faster, but overflows in v1.1 and "
+            "flan models"
+        )
+    return ": half the size of float32, with its range"
+
+
+def _limits() -> dict[str, int]:
+    """Return MLX's limits in bytes; two of them can only be read by setting them."""
+    cache, wired = mx.set_cache_limit(0), mx.set_wired_limit(0)
+    mx.set_cache_limit(cache)
+    mx.set_wired_limit(wired)
+    return {"memory_limit": mx.get_memory_limit(), "cache_limit": cache, "wired_limit": wired}
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _size(of: Any) -> str:
+    """Return a number of bytes in units that people read."""
+    size = int(of)
+    if size == 0:
+        return "none"
+    return f"{size / 2**30:.3g} GB" if size >= 2**30 else f"{size / 2**20:.3g} MB"

@@ -1,0 +1,448 @@
+"""`doctor`: each check sees the fault that it is for, and the command reports whatever happens."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.bench import costs as costs_of_rounds
+from speculative_t5.cli import doctor as command
+from speculative_t5.decoding import Stats
+from speculative_t5.doctor import (
+    CHECKS,
+    Check,
+    Finding,
+    Subject,
+    arithmetic,
+    environment,
+    outputs,
+    rows,
+    run,
+    running,
+    sampling,
+    speed,
+    tiny,
+)
+from speculative_t5.generation import steady
+from speculative_t5.models.cache import KVCache
+from speculative_t5.models.t5.model import T5
+from speculative_t5.models.t5.session import T5Session
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from checkpoints import write_causal
+from commands import Call, caller, on_a_terminal
+from conftest import REPOSITORY
+from messages import check_message
+
+SHIPPED = Subject(str(REPOSITORY / "weights" / "correct-base"),
+                  str(REPOSITORY / "weights" / "correct-small"))  # fmt: skip
+NAMES = [check.name for check in CHECKS]
+
+
+@pytest.fixture
+def tiny_subject(place: Path) -> Subject:
+    return Subject(str(place / "weights" / "target"), str(place / "weights" / "draft"))
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less of everything, where that shows the same."""
+    kept = {name: tiny.FAMILIES[name] for name in ("t5", "opt")}
+    monkeypatch.setattr(tiny, "FAMILIES", kept)
+    monkeypatch.setattr(arithmetic, "TOLERANCES", {mx.float32: 2e-4})
+    monkeypatch.setattr(outputs, "NUM_SENTENCES", 4)
+    monkeypatch.setattr(outputs, "NUM_TIES", 6)
+    monkeypatch.setattr(rows, "WIDTHS", range(5, 7))
+    monkeypatch.setattr(speed, "EVERY", 50)
+    monkeypatch.setattr(speed, "TURNS", 1)
+    monkeypatch.setattr(costs_of_rounds, "MIN_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sound_models_pass(name: str, few: None) -> None:
+    (check,) = (check for check in CHECKS if check.name == name)
+    found = check.find(SHIPPED)
+    assert (found.name, found.status) == (name, "ok"), found
+    assert len(found.reason) < 160 and all(len(note) <= 70 for note in found.notes)
+    assert json.loads(json.dumps(found.details)) == found.details
+
+
+@pytest.mark.parametrize("kind", ["t5", "opt"])
+def test_other_models_are_checked(
+    kind: str, tiny_subject: Subject, few: None, tmp_path: Path
+) -> None:
+    if kind == "opt":
+        write_causal(tmp_path, "opt", max_position_embeddings=256)
+        tiny_subject = Subject(str(tmp_path))
+    found = [f(tiny_subject) for f in (rows.rows, outputs.greedy, outputs.threads, speed.speed)]
+    assert [each.status for each in found] == ["ok"] * 4, found
+    assert outputs.known(tiny_subject).status == "skipped"
+
+
+def in_tf32(x: mx.array) -> mx.array:
+    """Round float32 to TF32's 10 bits."""
+    bits = np.array(x).view(np.uint32)
+    return mx.array(((bits + 0x1000) & 0xFFFFE000).astype(np.uint32).view(np.float32))
+
+
+@pytest.mark.parametrize(("variable", "status"), [(None, "failed"), ("0", "failed"), ("1", "ok")])
+def test_tf32_is_seen(variable: str | None, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    product = mx.matmul
+    monkeypatch.setattr(
+        mx, "matmul", lambda a, b: product(in_tf32(a), in_tf32(b)) if a.shape[1] > 1 else a @ b
+    )
+    monkeypatch.delenv(arithmetic.TF32, raising=False)
+    if variable:
+        monkeypatch.setenv(arithmetic.TF32, variable)
+    found = arithmetic.float32(Subject())
+    assert found.status == status and "as in TF32" in found.reason
+    assert ("as you chose" in found.reason) == (status == "ok")
+    errors = found.details["errors"]
+    assert errors["product of 1 rows"] < 1e-6 and errors["product of 5 rows"] > 1e-4
+
+
+def test_a_kernel_that_rounds_is_seen(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = T5Session.step
+    monkeypatch.setattr(
+        T5Session, "step", lambda *args: step(*args).astype(mx.bfloat16).astype(mx.float32)
+    )
+    found = arithmetic.logits(Subject())
+    assert found.status == "failed"
+    assert "t5 in float32" in found.reason and "in steps" in found.reason
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_stale_row_of_the_cache_is_seen(
+    dtype: mx.Dtype, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tolerance = {mx.float32: 2e-4, mx.bfloat16: 0.08}[dtype]
+    monkeypatch.setattr(arithmetic, "TOLERANCES", {dtype: tolerance})
+
+    def keep_one_more(cache: KVCache, lengths: list[int]) -> None:
+        pairs = zip(lengths, cache.lengths, strict=True)
+        cache.lengths = [min(length + (length > 12), old) for length, old in pairs]
+
+    monkeypatch.setattr(KVCache, "truncate", keep_one_more)
+    found = arithmetic.logits(Subject())
+    assert found.status == "failed"
+    bad = {name for name, e in found.details["errors"][str(dtype)[9:]].items() if e > tolerance}
+    assert {"t5, steps", "opt, steps"} <= bad and "t5, whole sequences" not in bad
+
+
+def unlike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first row of a pass over several tokens be rounded otherwise than the rest."""
+
+    def changed(x: mx.array) -> mx.array:
+        shape = (1, x.shape[1], 1)
+        rounded = x.astype(mx.bfloat16).astype(x.dtype) * (1 - 2**-7)
+        return mx.where(mx.arange(x.shape[1]).reshape(shape) == 0, rounded + 2**-7, x)
+
+    for name in ("logits", "argmax"):
+        real = getattr(T5, name)
+        monkeypatch.setattr(
+            T5, name,
+            lambda self, x, size=None, real=real: real(
+                self, changed(x) if x.shape[1] > 1 else x, size
+            ),
+        )  # fmt: skip
+
+
+def test_unlike_rows_are_seen(
+    tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlike(monkeypatch)
+    found = rows.rows(tiny_subject)
+    assert found.status == "failed"
+    assert "in float32 no pass over several tokens has rows computed alike" in found.reason
+    assert found.details["bfloat16"]["unlike_rows"] == [5, 6]
+    assert "rows alike except in passes over 5-6" in found.notes[0]
+
+
+def test_steady_passes_that_are_not_steady_are_seen(
+    tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "rows_are_alike", lambda model, width: True)
+    monkeypatch.setattr(rows, "steady_width", lambda model, length: length)
+    unlike(monkeypatch)
+    found = rows.rows(tiny_subject)
+    assert found.status == "failed"
+    assert "in float32 steady logits depend on how the tokens before were fed" in found.reason
+
+
+def test_greedy_sees_rows_that_are_unlike(
+    tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steady, "rows_are_alike", lambda model, width: True)
+    unlike(monkeypatch)
+    found = outputs.greedy(tiny_subject)
+    assert found.status == "failed"
+    assert "depend on the draft in steady mode (near-ties, float32" in found.reason
+    ties = found.details["compared"][-1]
+    assert ties["name"] == "near-ties, bfloat16" and ties["steady"] and ties["count"] == 6
+
+
+def test_other_bits_than_single_tokens_fail_only_where_they_are_promised(
+    tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlike(monkeypatch)
+    monkeypatch.setattr(rows, "rows_are_alike", lambda model, width: True)
+    for promised in (True, False):
+        monkeypatch.setattr(rows, "promises_equal_rows", lambda model, p=promised: p)
+        found = rows.rows(tiny_subject)
+        assert "with other bits than single tokens at 5-6" in found.notes[0]
+        assert ("passes over 5-6 tokens differ" in found.reason) == promised
+
+
+def test_greedy_sees_a_draft_that_changes_outputs(
+    tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SpeculativeDecoder.generate
+
+    def drafted(self: SpeculativeDecoder, prompt: Any, **options: Any) -> Any:
+        out = real(self, prompt, **options)
+        wrong = options.get("speculative", True) and not self._drafting.steady
+        return replace(out, tokens=[5, *out.tokens]) if wrong else out
+
+    monkeypatch.setattr(SpeculativeDecoder, "generate", drafted)
+    for exact in (True, False):
+        monkeypatch.setattr(outputs, "promises_equal_rows", lambda model, e=exact: e)
+        found = outputs.greedy(tiny_subject)
+        assert found.status == ("failed" if exact else "ok")
+        assert ("in plain mode 0 of 4 are" in found.reason) == (not exact)
+
+
+def test_an_inexact_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_the_target(draft: Any, probs: mx.array, ratios: mx.array, count: mx.array) -> mx.array:
+        return mx.take_along_axis(probs, count[:, None, None], axis=1)[:, 0]
+
+    monkeypatch.setattr("speculative_t5.decoding.verify.residual", of_the_target)
+    found = sampling.sampling(Subject())
+    assert found.status == "failed" and "not distributed as the target's own" in found.reason
+    assert max(found.details["p_values"].values()) < sampling.LEAST_P
+
+
+@pytest.mark.parametrize(
+    ("statistic", "freedom", "p"),
+    [(18.307, 10, 0.05), (3.841, 1, 0.05), (149.449, 100, 0.001), (100, 124, 0.944)],
+)
+def test_p_values_are_those_of_tables(statistic: float, freedom: int, p: float) -> None:
+    assert sampling.p_value(statistic, freedom) == pytest.approx(p, rel=0.1)
+
+
+def test_rare_outputs_make_one_cell() -> None:
+    expected = {(1,): 0.5, (2,): 0.47, (3,): 0.02, (4,): 0.01}
+    assert sampling.chi_square({(1,): 50, (2,): 47, (3,): 3}, expected) == (0, 2)
+    assert sampling.chi_square({(1,): 40, (2,): 57, (5,): 3}, expected)[0] == pytest.approx(
+        10**2 / 50 + 10**2 / 47
+    )
+
+
+def test_a_thread_with_other_outputs_is_seen(
+    tiny_subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SpeculativeDecoder.generate
+
+    def generate(*args: Any, **options: Any) -> Any:
+        out = real(*args, **options)
+        main = threading.current_thread() is threading.main_thread()
+        return out if main else replace(out, tokens=[*out.tokens, 5])
+
+    monkeypatch.setattr(SpeculativeDecoder, "generate", generate)
+    found = outputs.threads(tiny_subject)
+    assert found.status == "failed" and "24 of 24 outputs of 4 threads" in found.reason
+
+
+def test_a_wrong_output_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence, text = next(iter(outputs.KNOWN.items()))
+    monkeypatch.setattr(outputs, "KNOWN", {sentence: text + " Indeed."})
+    found = outputs.known(SHIPPED)
+    assert found.status == "failed" and repr(text) in found.reason and "Indeed." in found.reason
+
+
+def test_an_old_mlx_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "version", lambda package: "0.32.0")
+    found = environment.versions(Subject())
+    assert found.status == "failed" and "install 0.32.1 or newer" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("architecture", "chip"),
+    [("applegpu_g13s", "M1"), ("applegpu_g14g", "M2"), ("applegpu_g17s", "M5"),
+     ("applegpu_g99", None), ("sm_90", None), ("", None)],
+)  # fmt: skip
+def test_chips_are_named(architecture: str, chip: str | None) -> None:
+    assert environment.generation(architecture) == chip
+
+
+def test_an_emulated_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {"architecture": "applegpu_g13s", "device_name": "Apple M1 Pro", "memory_size": 2**34,
+            "resource_limit": 499000}  # fmt: skip
+    monkeypatch.setattr(mx, "device_info", lambda device: info)
+    monkeypatch.setattr(environment.machine, "on_cpu", lambda: False)
+    monkeypatch.setattr(environment.machine, "default_dtype", lambda: mx.bfloat16)
+    limits = environment._limits()
+    found = environment.device(Subject())
+    assert found.reason == "MLX computes on the GPU: Apple M1 Pro, 16 GB of memory"
+    assert "at most 499,000 buffers" in found.notes[0]
+    assert "bfloat16 by default, which an M1 emulates: --dtype float16 is faster" in found.notes[1]
+    assert environment._limits() == limits, "reading the limits leaves them"
+
+
+def costs(step: float, *passes: float) -> speed.Costs:
+    longer = np.interp(range(1, 18), range(1, len(passes) + 1), passes)
+    return speed.Costs(dict(enumerate(longer.tolist(), start=1)), step, 1.0)
+
+
+def test_the_number_of_tokens_to_draft_follows_from_costs() -> None:
+    free = costs(0.0, 1.0, 1.0)
+    assert speed.tokens_per_round(0.5, 2) == 1.75
+    assert free.speedup(0.5, 2) == 1.75
+    assert free.best(0.5) == 5, "the fewest that are nearly as fast as 16"
+    assert costs(0.2, 1.0, 1.0).speedup(0.5, 2) == pytest.approx(1.75 / 1.4)
+    assert costs(0.9, 1.0, 2.0).best(0.6) == 1
+    assert costs(0.9, 1.0, 2.0).speedup(0.6, 1) < 1
+
+
+def test_acceptance_counts_tokens_that_were_reached() -> None:
+    stats = Stats(num_drafted=(5, 5), num_accepted=(5, 1))
+    assert speed.acceptance([stats]) == 6 / 7
+    assert speed.acceptance([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import os; os.abort()", "the process ended with signal 6, SIGABRT"),
+        ("import time; time.sleep(9)", "it did not end within 0.5 s"),
+        ("raise ValueError('no weights')", "exit code 1: ValueError: no weights"),
+        ("pass", "the process ended with exit code 0"),
+    ],
+)
+def test_a_process_that_crashes_or_hangs_is_a_finding(
+    code: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "COMMAND", (sys.executable, "-c", code))
+    found = run(Check(outputs.known, "", deadline=0.5 if "sleep" in code else 60), Subject())
+    assert (found.name, found.status) == ("known", "failed") and reason in found.reason
+
+
+def test_a_check_runs_in_a_process_of_its_own() -> None:
+    (check,) = (check for check in CHECKS if check.name == "versions")
+    found = run(check, Subject())
+    assert found == replace(environment.versions(Subject()), seconds=found.seconds)
+
+
+@pytest.fixture
+def call(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Call]:
+    yield caller(place, monkeypatch, capfd)
+
+
+def faked(monkeypatch: pytest.MonkeyPatch, **statuses: Any) -> list[Subject]:
+    """Replace all checks: those that are named have that status, all others are ok."""
+    seen: list[Subject] = []
+
+    def run(check: Check, subject: Subject) -> Finding:
+        seen.append(subject)
+        status = statuses.get(check.name, "ok")
+        reason = f"see {subject.model}/config.json, {'and so on ' * 9}"
+        return Finding(check.name, status, reason, ("a note",), {"path": [subject.model]}, 1.0)
+
+    monkeypatch.setattr(command, "run", run)
+    return seen
+
+
+@pytest.mark.parametrize("status", ["ok", "skipped", "failed"])
+def test_only_failures_change_the_exit_code(
+    status: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faked(monkeypatch, rows=status)
+    done = call("doctor")
+    assert (done.code, done.err) == (int(status == "failed"), [])
+    lines = done.out.splitlines()
+    assert lines[0] == "speculative_t5 doctor: correct-base, drafts by correct-small"
+    assert [line.split()[0] for line in lines[2:-2] if line[:1] != " "] == NAMES
+    assert f"rows      {status.ljust(7)}  see " in done.out
+    assert ("1 of 10 checks failed in 0 s: rows" in lines[-1]) == (status == "failed")
+    assert max(map(len, lines)) <= 80
+
+
+def test_checks_are_chosen(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    faked(monkeypatch)
+
+    def ran(*options: str) -> list[str]:
+        done = call("doctor", "--json", *options)
+        return [check["name"] for check in json.loads(done.out)["checks"]]
+
+    assert ran("--only", "rows", "--only", "device") == ["device", "rows"]
+    assert ran("--skip", "greedy", "--skip", "speed") == [
+        name for name in NAMES if name not in ("greedy", "speed")
+    ]
+    assert [line.split()[0] for line in call("doctor", "--list").out.splitlines()] == NAMES
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--only", "row"), ("--skip", "all"), ("--only", "rows", "--skip", "rows"),
+        ("--model", "no-such-model"), ("--model", "no/such/folder"),
+        ("--draft-model", "no-such-model"), ("--dtype", "float64"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_one_line(
+    options: tuple[str, ...], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faked(monkeypatch)
+    done = call("doctor", *options)
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err
+    check_message(line.removeprefix("error: "), options[-1])
+
+
+def test_json_has_every_number(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = faked(monkeypatch, known="skipped", rows="failed")
+    done = call("doctor", "--json", "--model", "weights/target", "--draft-model", "lookup")
+    (result,) = done.records
+    assert done.code == 1
+    assert result.keys() == {"model", "draft", "dtype", "checks", "failed", "seconds"}
+    assert (result["model"], result["draft"], result["dtype"]) == ("weights/target", None, None)
+    assert result["failed"] == ["rows"]
+    fields = {"name", "status", "reason", "notes", "details", "seconds"}
+    assert all(check.keys() == fields for check in result["checks"])
+    assert {subject.draft for subject in seen} == {None}
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_the_home_folder_is_not_in_the_report(
+    option: tuple[str, ...], place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(place))
+    faked(monkeypatch)
+    done = call("doctor", *option, "--model", str(place / "weights" / "target"))
+    assert str(place) not in done.out and "~/weights/target/config.json" in done.out
+    assert command.without_home(f"{place}x {place}") == f"{place}x ~"
+    monkeypatch.setenv("HOME", "/")
+    assert command.without_home("/ and /x") == "/ and /x"
+
+
+def test_a_broken_model_fails_in_one_line(call: Call, place: Path) -> None:
+    done = call("doctor", "--only", "rows", "--model", str(place / "bert"))
+    assert done.code == 1
+    text = " ".join(done.out.split())
+    assert "rows failed the process ended with exit code 1: ValueError: " in text
+    assert "this is a bert" in text
+
+
+def test_a_terminal_shows_which_check_runs(place: Path) -> None:
+    command = ("-m", "speculative_t5", "doctor", "--only", "versions", "--model", "weights/target")
+    shown = on_a_terminal(place, *command)
+    assert "versions (1 of 1) ..." in shown and "\r\033[Kversions  ok " in shown

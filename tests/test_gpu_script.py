@@ -1,0 +1,220 @@
+"""scripts/gpu.sh: its commands are understood, failures cost one step, and tables say what was."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from speculative_t5.bench import Report
+from speculative_t5.bench.synthetic import SHAPES
+from speculative_t5.cli.terminal import ArgumentError
+
+import compare
+import gpu
+import gpu_tables
+import pytest
+import typer
+from conftest import REPOSITORY
+from gpu_tables import BEGIN, END, Step
+from programs import PLAIN, SPECULATIVE, measuring
+
+STEPS = gpu.trial_steps()
+ALL = [*gpu.all_steps(gpu.SHAPES), *STEPS]
+HEADING = "## A GPU"
+
+
+def understand(command: Sequence[str]) -> None:
+    """Parse a command of a step as its program does, without running it."""
+    assert command[0] == "python"
+    if command[1:3] == ("-m", "speculative_t5"):
+        app, name = typer.Typer(), command[3]
+        app.command()(getattr(import_module(f"speculative_t5.cli.{name}"), name))
+        typer.main.get_command(app).make_context(name, list(command[4:]))
+    elif command[1] == "scripts/benchmarks/compare.py":
+        group: Any = typer.main.get_command(compare.app)
+        context = group.commands[command[2]].make_context("", list(command[3:]))
+        compare.chosen(context.params["only"])
+        assert {context.params["name"], context.params["draft_shape"]} <= SHAPES.keys()
+    elif command[1:3] == ("-m", "pytest"):
+        only = ["tests/test_cache.py", "--collect-only"]
+        subprocess.run(
+            [sys.executable, *command[1:], *only], cwd=REPOSITORY, check=True, capture_output=True
+        )
+    else:
+        assert command[1:] == ("scripts/benchmarks/gpu.py", "machine")
+
+
+@pytest.mark.parametrize("command", list(dict.fromkeys(step.command for step in ALL)), ids=" ".join)
+def test_commands_are_understood(command: Sequence[str]) -> None:
+    understand(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m speculative_t5 bench --no-such-option",
+        "python -m speculative_t5 bench --acceptance much",
+        "python scripts/benchmarks/compare.py shape t5-base --only nothing",
+        "python -m pytest --no-such-option",
+    ],
+)
+def test_the_check_of_commands_can_fail(command: str) -> None:
+    with pytest.raises((ArgumentError, subprocess.CalledProcessError)):
+        understand(tuple(command.split()))
+
+
+def test_the_script_prints_what_it_would_run_and_refuses_a_cpu(tmp_path: Path) -> None:
+    script = REPOSITORY / "scripts" / "gpu.sh"
+    subprocess.run(["bash", "-n", script], check=True)
+    environment = os.environ | {"PYTHON": sys.executable, "SPECULATIVE_T5_DEVICE": "cpu"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [script, *arguments], check=False, capture_output=True, text=True, env=environment
+        )
+
+    assert run("--dry-run", "--try").stdout.splitlines() == [step.line() for step in STEPS]
+    names = [step.line() for step in gpu.all_steps(["t5-base"])]
+    assert run("--dry-run", "--shape", "t5-base").stdout.splitlines() == names
+    refused = run("--results", str(tmp_path), "--output", str(tmp_path / "page.md"))
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: MLX computes on the CPU here: ")
+    assert json.loads((tmp_path / "machine.out").read_text())["backend"] == "cpu"
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_what_is_worth_most_comes_first() -> None:
+    names = [step.name for step in gpu.all_steps(gpu.SHAPES)]
+    assert len({*names}) == len(names)
+    assert names[:4] == ["machine", "doctor", "tests", "pair"]
+    synthetic = [name for name in names if re.search(r"\d$", name) and "pair" not in name]
+    assert [name[-3:] for name in synthetic] == ["0.8"] * 8 + ["0.6"] * 8 + ["0.9"] * 8
+    assert {step.name.partition("-")[0] for step in ALL[1:]} == {"machine", *gpu_tables.BODIES}
+
+
+def python(name: str, code: str, limit: int = 60, results: Sequence[int] = (0,)) -> Step:
+    return Step(name, ("python", "-c", code), limit, {"GIVEN": "given"}, results)
+
+
+def test_a_step_that_fails_or_takes_too_long_costs_only_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [
+        python("machine", "print(1)"),
+        python("good", "import os; print(os.environ['GIVEN'])"),
+        python("failing", "import sys; print(1); sys.exit('no memory')"),
+        python("slow", "import time; print('begun', flush=True); time.sleep(600)", 5),
+        python("finding", "print('2 failed'); raise SystemExit(1)", results=(0, 1)),
+        python("silent", "raise SystemExit(1)", results=(0, 1)),
+    ]
+    assert [*gpu.run_all(steps, tmp_path)] == steps
+    assert [step.is_done(tmp_path) for step in steps] == [True, True, False, False, True, False]
+    assert steps[1].text(tmp_path) == "given"
+    ends = [gpu_tables.outcome(step, tmp_path) for step in steps]
+    assert ends[2] == "failed with exit code 1: no memory"
+    assert re.fullmatch(r"stopped after \d+ s: KeyboardInterrupt", ends[3])
+    assert ends[4:] == ["failed with exit code 1: 2 failed", "failed with exit code 1"]
+    capsys.readouterr()
+    again = [*gpu.run_all([*steps[:3], python("good", "print(2)")], tmp_path)]
+    shown = capsys.readouterr().out
+    assert shown.count("done before") == 1, "the machine, failures and other commands run again"
+    assert again[-1].text(tmp_path) == "2"
+
+
+def a_report(name: str, speed: float) -> dict[str, Any]:
+    values = {f.name: 1 if f.type == "int" else 1.5 for f in fields(Report)}
+    return asdict(Report(**{**values, "name": name, "tokens_per_second": speed}))
+
+
+def a_comparison() -> str:
+    about = {"device": "cuda", "dtype": "bfloat16", "versions": {}, "threads": 1}
+    figures = {
+        name: measuring.Figures(about, agree, [speed, speed + 2.0, speed + 4.0])
+        for name, agree, speed in ((PLAIN, 3, 10.0), (SPECULATIVE, 2, 22.0))
+    }
+    return measuring.as_object("a title", figures, 3, {"ctranslate2": "it has no cuBLAS"})
+
+
+def write_results(folder: Path, steps: Sequence[Step], **codes: int | None) -> None:
+    """Write canned results; `codes` are exit codes by the names of steps, if not 0."""
+    bench = {"rows": [a_report("regular", 100.4), a_report("K = 2", 251.6)], "acceptance": 0.8}
+    described = {
+        "device": "A GPU", "backend": "cuda", "mlx": "0.99", "speculative_t5": "1.0",
+        "python": "3.11", "system": "Linux",
+    }  # fmt: skip
+    outputs = {
+        "machine": json.dumps(described),
+        "doctor": f"all is well in {REPOSITORY / 'docs'} of {Path.home()}",
+        "tests": "..F\nFAILED tests/test_x.py::test_y - no\n1 failed, 2 passed in 3.00s",
+        "pair": json.dumps({"rows": [a_report("auto", 77.0)]}),
+        "bench": json.dumps(bench),
+        "compare": a_comparison(),
+    }
+    for step in steps:
+        code = codes.get(step.name.replace("-", "_").replace(".", "_"), 0)
+        record = {"command": [*step.command], "date": "2027-01-02T03:04:05", "seconds": 7.2}
+        step.record_path(folder).write_text(json.dumps(record | {"exit_code": code}))
+        output = outputs[step.name.partition("-")[0]] if code in step.results else ""
+        (folder / f"{step.name}.out").write_text(f"loading\n{output}" if "{" in output else output)
+        (folder / f"{step.name}.err").write_text("" if code == 0 else "Traceback\nerror: no memory")
+    (folder / "machine.out").write_text(outputs["machine"])
+
+
+def test_tables_have_every_result(tmp_path: Path) -> None:
+    write_results(tmp_path, STEPS, tests=1)
+    page = tmp_path / "page.md"
+    page.write_text(f"Before.\n{BEGIN}\nNothing has been measured.\n{END}\nAfter.\n")
+    gpu_tables.write(page, gpu_tables.section(STEPS, tmp_path))
+    text = page.read_text()
+    assert text.startswith(f"Before.\n{BEGIN}\n\n{HEADING}\n") and text.endswith(f"{END}\nAfter.\n")
+    assert "Nothing" not in text
+    assert "Measured on 2027-01-02 with MLX 0.99 (cuda), speculative_t5 1.0, Python 3.11" in text
+    assert "all is well in ./docs of ~\n" in text
+    assert "FAILED tests/test_x.py::test_y - no\n1 failed, 2 passed in 3.00s\n" in text
+    assert "| auto | 77 | 1.50 |" in text, "no empty column for an acceptance"
+    assert "| 0.8 | plain | 100 | 1.50 |" in text and "| 0.8 | K = 2 | 252 | 1.50 |" in text
+    row = f"| {SPECULATIVE} | cuda | bfloat16 | 24.0 | 22.0 to 26.0 | 2.00 | 2/3 |"
+    assert f"| 0.8 {row}" in text and f"| 0.6 {row}" in text
+    assert text.count("- **ctranslate2** is left out: it has no cuBLAS") == 1
+    assert all(step.line() in text for step in STEPS[1:]), "each with its command"
+    assert "failed with" not in text and "not run" not in text
+    assert text.count("```") % 2 == 0
+    gpu_tables.write(page, gpu_tables.section(STEPS, tmp_path))
+    assert page.read_text() == text
+
+
+def test_tables_name_what_failed_and_what_is_missing(tmp_path: Path) -> None:
+    missing = "compare-t5-efficient-tiny-0.6"
+    write_results(tmp_path, STEPS, doctor=2, pair=None, bench_t5_efficient_tiny_0_6=1)
+    (tmp_path / f"{missing}.json").unlink()
+    text = gpu_tables.section(STEPS, tmp_path)
+    assert "- **doctor**: failed with exit code 2: error: no memory\n" in text
+    assert "- **pair**: stopped after 7 s: error: no memory\n" in text
+    failed = "- **bench-t5-efficient-tiny-0.6**: failed with exit code 1: error: no memory\n"
+    assert "| 0.8 | plain | 100 |" in text and failed in text
+    assert f"- **{missing}**: not run\n" in text
+    assert f"| 0.8 | {PLAIN} |" in text and f"| 0.6 | {PLAIN} |" not in text
+    (tmp_path / "machine.json").unlink()
+    with pytest.raises(SystemExit, match="what MLX computes on is unknown, not run"):
+        gpu_tables.section(STEPS, tmp_path)
+
+
+def test_other_machines_keep_their_sections(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for device, text in (("A", "old"), ("B", "other"), ("A", "new")):
+        gpu_tables.write(page, f"## {device}\n\n### Part\n\n{text}\n")
+    assert page.read_text() == (
+        f"{BEGIN}\n\n## B\n\n### Part\n\nother\n\n## A\n\n### Part\n\nnew\n\n{END}\n"
+    )
+    page.write_text("no markers\n")
+    with pytest.raises(SystemExit, match="lacks the lines"):
+        gpu_tables.write(page, "## A\n")
+    assert (REPOSITORY / "docs" / "gpu.md").read_text().count(f"\n{BEGIN}\n") == 1
