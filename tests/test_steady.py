@@ -111,7 +111,7 @@ def test_probabilities_are_those_of_plain_decoding() -> None:
         steady.truncate([first])
         found = steady.step(tokens[:, first:last])
         assert found.shape[1] == last - first and steady.lengths == [last]
-        assert mx.allclose(found, expected[:, first:last], atol=1e-5)
+        assert mx.allclose(found, expected[:, first:last], atol=1e-4)
 
 
 @pytest.mark.parametrize(
