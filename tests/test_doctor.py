@@ -282,7 +282,7 @@ def test_chips_are_named(architecture: str, chip: str | None) -> None:
     assert environment.generation(architecture) == chip
 
 
-def test_an_emulated_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     info = {"architecture": "applegpu_g13s", "device_name": "Apple M1 Pro", "memory_size": 2**34,
             "resource_limit": 499000}  # fmt: skip
     monkeypatch.setattr(mx, "device_info", lambda device: info)
@@ -292,7 +292,7 @@ def test_an_emulated_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     found = environment.device(Subject())
     assert found.reason == "MLX computes on the GPU: Apple M1 Pro, 16 GB of memory"
     assert "at most 499,000 buffers" in found.notes[0]
-    assert "bfloat16 by default, which an M1 emulates: --dtype float16 is faster" in found.notes[1]
+    assert "bfloat16 by default; float16 is faster on an M1, as users report" in found.notes[1]
     assert environment._limits() == limits, "reading the limits leaves them"
 
 

@@ -21,7 +21,7 @@ PUBLIC = ("device_name", "architecture", "memory_size", "total_memory", "resourc
           "compute_capability_minor")  # fmt: skip
 GENERATIONS = {"g13": "M1", "g14": "M2", "g15": "M3", "g16": "M4", "g17": "M5"}
 
-EMULATED = ("M1", "M2")  # chips without bfloat16 of their own
+SLOW_BFLOAT16 = ("M1", "M2")  # as users report (mlx-examples#186)
 
 
 def versions(subject: Subject) -> Finding:
@@ -67,6 +67,7 @@ def _chip(of: mx.Device | mx.DeviceType) -> str:
 
 def device(subject: Subject) -> Finding:
     """Report the device that MLX computes on, its memory and its limits."""
+    machine.limit_memory()  # as loading a model does
     used = mx.default_device()
     info = {name: value for name, value in mx.device_info(used).items() if name in PUBLIC}
     memory = info.get("memory_size") or info.get("total_memory") or _physical_memory()
@@ -103,10 +104,10 @@ def generation(architecture: str) -> str | None:
 def _about_dtype(chip: str | None) -> str:
     if machine.on_cpu():
         return ": the CPU's libraries have no faster type"
-    if chip in EMULATED and machine.default_dtype() == mx.bfloat16:
+    if chip in SLOW_BFLOAT16 and machine.default_dtype() == mx.bfloat16:
         return (
-            f", which an {chip} emulates: --dtype float16 is faster, but overflows in v1.1 and "
-            "flan models"
+            f"; float16 is faster on an {chip}, as users report, but overflows in v1.1 and flan "
+            "models"
         )
     return ": half the size of float32, with its range"
 
