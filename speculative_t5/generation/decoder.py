@@ -47,7 +47,8 @@ class SpeculativeDecoder:
 
     The output is distributed exactly as the target's own unless `delta` is above 0; at temperature
     0 it is the target's greedy output. This holds up to rounding: a pass over several tokens and
-    one over a single token may round differently, which shows in near-ties of 16-bit types.
+    one over a single token may round differently, which shows in near-ties of 16-bit types, and
+    which `steady` prevents.
 
     Args:
         model: The target.
