@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
+from speculative_t5.generation import GenerationOptions
 from speculative_t5.generation.steady import rows_are_alike, steady_width
 from speculative_t5.models.cache import KVCache, LayerShape
 
@@ -77,6 +79,14 @@ def test_a_pass_is_split_where_no_wider_one_has_rows_alike() -> None:
     steady = {"steady": True, "num_draft": 5}
     alone = outputs(model, draft, "none", **steady)
     assert outputs(model, draft, "model", **steady) == alone
+
+
+def test_a_pickled_decoder_finds_its_width_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = SpeculativeDecoder(tiny(), None, None, steady=True, num_draft=2)
+    assert decoder.plan(GenerationOptions()).width == 3
+    monkeypatch.setattr("speculative_t5.generation.decoder.steady_width", lambda *_: 8)
+    assert decoder.plan(GenerationOptions()).width == 3
+    assert pickle.loads(pickle.dumps(decoder)).plan(GenerationOptions()).width == 8
 
 
 def test_passes_follow_from_the_position_alone() -> None:

@@ -119,6 +119,9 @@ class SpeculativeDecoder:
         self._schedules = Schedules()
         self._width: int | None = None  # of steady passes, once it is known
 
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_width": None}  # another device may need another one
+
     @classmethod
     def from_pretrained(
         cls,
