@@ -60,7 +60,12 @@ def test_bare_passes_come_after_the_prompt_and_the_output(
 ) -> None:
     model, started = tiny(kind, vocab_size=4), []
     start = type(model).start
-    monkeypatch.setattr(type(model), "start", lambda *a: started.extend(a[1]) or start(*a))
+
+    def watched(*given: Any, **options: Any) -> Any:
+        started.extend(given[1])
+        return start(*given, **options)
+
+    monkeypatch.setattr(type(model), "start", watched)
     stepper = Stepper(model, [2, 9, 7, 1], 37)
     assert started == [[2, 3, 3, 1]] and stepper._fill(2).tolist() == [[3, 3]], "ids it has"
     expected = [37 if kind == "t5" else 37 + 4 - 1]

@@ -35,6 +35,7 @@ from programs import (
     workers,
 )
 
+pytestmark = pytest.mark.cpu  # outputs are compared with those of programs that run there
 PROMPTS = [[*random.Random(i).choices(range(2, 40), k=3 + 2 * i), 1] for i in range(6)]
 MAX_TOKENS = 12
 ON_CPU = {"backend": "cpu", "dtype": "float32"}

@@ -89,8 +89,8 @@ def test_a_round_reads_no_more_of_a_long_output(
     target, start = decoder.model, type(decoder.model).start
     started: list[Watched] = []
 
-    def watched(self: Any, prompts: Any) -> Any:
-        session, contexts = start(self, prompts)
+    def watched(self: Any, prompts: Any, **options: Any) -> Any:
+        session, contexts = start(self, prompts, **options)
         if self is target:
             contexts = [Watched(context) for context in contexts]
             started.extend(contexts)

@@ -225,7 +225,7 @@ class Terminal:
 
     def wait_for(self, text: str) -> str:
         """Return what is shown until this text comes."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while text not in self.seen:
             ready, _, _ = select.select([self.screen], [], [], deadline - time.monotonic())
             assert ready, f"no {text!r} in {self.seen!r}"

@@ -75,7 +75,9 @@ class Step:
     def text(self, folder: Path, kind: str = "out") -> str:
         """Return its output, or its errors, without the paths of this machine."""
         text = (folder / f"{self.name}.{kind}").read_text(encoding="utf-8", errors="replace")
-        return text.replace(str(REPOSITORY), ".").replace(str(Path.home()), "~").strip()
+        home = str(Path.home())
+        text = text.replace(str(REPOSITORY), ".")
+        return (text.replace(home, "~") if len(home) > 1 else text).strip()
 
     def lines(self, folder: Path, kind: str = "out") -> list[str]:
         return self.text(folder, kind).splitlines()

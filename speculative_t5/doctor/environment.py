@@ -21,7 +21,7 @@ PUBLIC = ("device_name", "architecture", "memory_size", "total_memory", "resourc
           "compute_capability_minor")  # fmt: skip
 GENERATIONS = {"g13": "M1", "g14": "M2", "g15": "M3", "g16": "M4", "g17": "M5"}
 
-EMULATED = ("M1", "M2")  # chips without bfloat16 of their own
+SLOW_BFLOAT16 = ("M1", "M2")  # as users report (mlx-examples#186)
 
 
 def versions(subject: Subject) -> Finding:
@@ -106,10 +106,10 @@ def generation(architecture: str) -> str | None:
 def _about_dtype(chip: str | None) -> str:
     if machine.on_cpu():
         return ": the CPU's libraries have no faster type"
-    if chip in EMULATED and machine.default_dtype() == mx.bfloat16:
+    if chip in SLOW_BFLOAT16 and machine.default_dtype() == mx.bfloat16:
         return (
-            f", which an {chip} emulates: --dtype float16 is faster, but overflows in v1.1 and "
-            "flan models"
+            f"; float16 is faster on an {chip}, as users report, but overflows in v1.1 and flan "
+            "models"
         )
     return ": half the size of float32, with its range"
 

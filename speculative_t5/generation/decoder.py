@@ -47,7 +47,8 @@ class SpeculativeDecoder:
 
     The output is distributed exactly as the target's own unless `delta` is above 0; at temperature
     0 it is the target's greedy output. This holds up to rounding: a pass over several tokens and
-    one over a single token may round differently, which shows in near-ties of 16-bit types.
+    one over a single token may round differently, which shows in near-ties of 16-bit types, and
+    which `steady` prevents.
 
     Args:
         model: The target.
@@ -117,6 +118,9 @@ class SpeculativeDecoder:
         self._prompts = PromptEncoder(model, tokenizer, **prompts)
         self._schedules = Schedules()
         self._width: int | None = None  # of steady passes, once it is known
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_width": None}  # another device may need another one
 
     @classmethod
     def from_pretrained(
