@@ -169,9 +169,9 @@ def with_one_length(self: KVCache, lengths: Sequence[int]) -> None:
     truncate(self, [min(lengths)] * len(lengths))
 
 
-def with_the_first_positions(self: Any, buffers: Any, at: Any, lengths: Any, count: int) -> None:
+def with_the_first_positions(self: Any, buffers: Any, at: Any, lengths: Any, *others: Any) -> None:
     """Give new tokens of all rows the positions of the first row's."""
-    make_layer(self, buffers, at, lengths, count)
+    make_layer(self, buffers, at, lengths, *others)
     self.offset = lengths[0]
 
 

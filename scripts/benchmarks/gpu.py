@@ -130,6 +130,8 @@ def run(step: Step, folder: Path) -> None:
         process = subprocess.Popen(
             command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             env=os.environ | step.environment, start_new_session=True,
+            # Where this program runs in the background, SIGINT may be ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         code: int | None = None
         try:
