@@ -26,7 +26,7 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CPU_CFS = Path("/sys/fs/cgroup/cpu")
 FOLDER = Path(__file__).parent / "cpu"  # of the C parts, if they were built
 
-CACHED_SHARE = 8  # one part in so many of Metal's memory may be kept for reuse
+CACHED_SHARE = 8  # of Metal's memory, an eighth may be kept for reuse
 
 SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
 CHOICE = "SPECULATIVE_T5_DEVICE"  # "cpu" computes on the CPU where MLX would take a GPU
@@ -136,8 +136,14 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import mlx.core as mx  # noqa: E402  (the libraries have to be loaded before)
 
-if os.environ.get(CHOICE) == "cpu":
+if (chosen := os.environ.get(CHOICE, "").lower()) == "cpu":
     mx.set_default_device(mx.cpu)
+elif chosen not in ("", "gpu"):
+    warnings.warn(
+        f"{CHOICE} must be cpu or gpu, got {chosen!r}: MLX's own choice is used",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def default_dtype() -> mx.Dtype:
@@ -201,12 +207,12 @@ _lock = threading.RLock()
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Let one thread at a time use a GPU; on a CPU, threads compute side by side.
+    """Enter the thread, and let one at a time use a GPU; on a CPU, threads compute side by side.
 
     MLX's maintainers call Metal safe for threads since MLX 0.31.2, but a GPU has nothing to gain
-    from passes that are submitted side by side. `enter_thread` comes first: after a fork the lock
-    may be held for ever.
+    from passes that are submitted side by side.
     """
+    enter_thread()  # before the lock, which a fork may leave locked
     if on_cpu():
         yield
     else:
@@ -215,11 +221,12 @@ def turn() -> Iterator[None]:
 
 
 def limit_memory() -> None:
-    """Set MLX's memory limits for this process on Metal, as far as the user has not; do it once.
+    """Set MLX's memory limits on Metal, once and for the rest of the process.
 
-    Wired memory, as mlx-lm sets it: macOS 15 and later then do not page weights out between passes.
-    Memory that MLX keeps for reuse: by default up to one and a half times what Metal recommends to
-    use at all, here an eighth of that.
+    Memory is wired up to the size that Metal recommends to use, as mlx-lm wires it, unless the user
+    has set a limit: macOS 15 and later then do not page weights out between passes. MLX keeps at
+    most an eighth of that size for reuse, or less if the user has set less; its own limit is one
+    and a half times the size.
     """
     if _Process.limited or on_cpu() or not mx.metal.is_available():
         return

@@ -179,6 +179,18 @@ def test_float32_is_not_tf32_unless_the_user_says_so(chosen: str | None) -> None
     assert done.stdout.strip() == (chosen or "0")
 
 
+def test_another_device_than_the_cpu_cannot_be_chosen() -> None:
+    code = (
+        "import os, warnings\n"
+        "os.environ['SPECULATIVE_T5_DEVICE'] = 'metal'\n"
+        "with warnings.catch_warnings(record=True) as found:\n"
+        "    import speculative_t5.device\n"
+        "print(found[0].message)"
+    )
+    message = "SPECULATIVE_T5_DEVICE must be cpu or gpu, got 'metal': MLX's own choice is used"
+    assert python(code) == message
+
+
 class Limits:
     """MLX's memory limits on a Mac that recommends 800 bytes."""
 

@@ -7,10 +7,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder
+from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.generation.steady import rows_are_alike, steady_width
 from speculative_t5.models.cache import KVCache, LayerShape
+from speculative_t5.models.t5 import layers
 
 import mlx.core as mx
 import pytest
@@ -71,6 +72,29 @@ def test_rows_that_are_left_over_take_a_wider_pass() -> None:
     model, draft = near_ties("t5", kernels=Leftovers)
     assert [n for n in range(1, 18) if rows_are_alike(model, n)] == [*range(1, 9), 16]
     assert [steady_width(model, n) for n in (2, 8, 9, 16)] == [2, 8, 16, 16]
+
+
+def test_the_widest_passes_are_tried() -> None:
+    model = tiny()
+    assert steady_width(model, 128) == 128
+    assert steady_width(model, 129) == 16, "wider ones are not tried"
+
+
+def test_rows_are_compared_twice_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels change with the length of the text, too."""
+    model = tiny(vocab_size=SIZE)
+
+    def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+        out = layers.attend(q, k, v, mask)
+        far = q.shape[2] == 4 and k.shape[2] > 256
+        return mx.concatenate([out[:, :, :3], out[:, :, 3:] * 1.01], axis=2) if far else out
+
+    for layer in model.decoder.layers:
+        layer.self_attention.attend = attend
+    monkeypatch.setattr(device, "on_cpu", lambda: False)  # nor are layers fused then
+    model.recompile()
+    assert rows_are_alike(model, 4) and not rows_are_alike(model, 4, 256)
+    assert steady_width(model, 3) == 3 and steady_width(model, 4) == 8
 
 
 def test_a_pass_is_split_where_no_wider_one_has_rows_alike() -> None:

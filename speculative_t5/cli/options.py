@@ -151,8 +151,9 @@ class DecoderOptions:
         bool,
         in_drafting(
             "--steady",
-            help="Passes of one width, so that the greedy output is bit for bit the same with any "
-            "draft or none, at one --num-draft and in any type; one prompt at a time.",
+            help="Give all passes one width, so that the greedy output is bit for bit the same "
+            "with any draft or none, at one --num-draft and in any type; decodes one prompt at a "
+            "time.",
         ),
     ] = False
 

@@ -93,7 +93,6 @@ class _Batch:
         self._next_tokens: mx.array | None = None  # (B, 1) int32 of a pass that was begun early
         began = self.clock.read()
         sources = [source for _, source in requests]
-        device.enter_thread()
         with device.turn():
             self._session, contexts = model.start(sources, width=plan.width)
             plan.drafter.start(sources)
@@ -101,8 +100,7 @@ class _Batch:
 
     def round(self) -> list[Round]:
         """Draft, run the target once, verify, and return what each row emits."""
-        device.enter_thread()  # a stream may have begun in another thread, or before a fork
-        with device.turn():
+        with device.turn():  # a stream may have begun in another thread, or before a fork
             return self._round()
 
     def _round(self) -> list[Round]:

@@ -47,8 +47,8 @@ class SpeculativeDecoder:
 
     The output is distributed exactly as the target's own unless `delta` is above 0; at temperature
     0 it is the target's greedy output. This holds up to rounding: a pass over several tokens and
-    one over a single token may round differently, which shows in near-ties of 16-bit types, and
-    which `steady` prevents.
+    one over a single token may round differently, which shows in near-ties: in 16-bit types, on
+    GPUs, and in float32 where the C parts are not used. `steady` prevents it.
 
     Args:
         model: The target.
@@ -77,7 +77,8 @@ class SpeculativeDecoder:
             generation finds out. A token's probabilities then have the same bits whatever was
             drafted before it, in any dtype: at one `num_draft`, the greedy output is the same with
             any draft and with none. Prompts are decoded one at a time, and `lookup` beside a draft
-            model shares its `num_draft` tokens. `num_draft` must be a number, and `delta` 0.
+            model shares its `num_draft` tokens. `num_draft` must be a number, and `delta` 0. Make
+            another decoder after changing the model's type or layers.
         chat: Treat prompts that are text as a user's message, and apply the chat template of the
             model's tokenizer.
         prefix: Put before each prompt that is text and does not begin with it; "" for none, None
@@ -243,11 +244,10 @@ class SpeculativeDecoder:
         distribution all the same.)
 
         `prompts` are pairs of an index, at least 0, and a prompt, as `enumerate` makes them.
-        `batch_size` is from 1 to 65,536, 16 unless it is given (1 if the decoder is steady);
-        up to as many prompts are taken ahead. `by_length`
-        takes `WINDOW` batches of prompts at a time and begins them in order of length, since rows
-        of similar length pad less; without it they begin as they come. The other options, and the
-        errors, are those of `generate`.
+        `batch_size` is from 1 to 65,536; by default 16, or 1 if the decoder is steady. As many
+        prompts are taken ahead. `by_length` takes `WINDOW` batches of prompts at a time and begins
+        them in order of length, since rows of similar length pad less; without it they begin as
+        they come. The other options, and the errors, are those of `generate`.
         """
         check_prompts(prompts)
         batch_size = self._drafting.rows(batch_size)

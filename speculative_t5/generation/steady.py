@@ -13,28 +13,34 @@ from ..models import capacity_for
 
 BLOCKS = (1, 4, 8, 16)  # of rows that kernels compute at a time
 MAX_WIDTH = 128  # so that some capacity holds all the positions that are compared
+FAR = 256  # position in a text beyond which rows are compared again on GPUs
 
 
 def steady_width(model: LanguageModel, length: int) -> int:
     """Return the width for steady passes over up to `length` tokens.
 
-    A kernel may compute some rows of a product otherwise than others, such as those left over after
-    blocks of eight, so that the bits of a position depend on its row in the pass. Which widths are
-    free of that depends on the device, the type and the model's shapes, and is found by trying:
-    `length` itself, then the next multiples of `BLOCKS`, then fewer rows, which make several passes
-    of one. A pass over a single row is always possible.
+    A kernel may compute some rows of a product differently from others, such as those left over
+    after blocks of eight, so that the bits of a position depend on its row in the pass. Which
+    widths are free of that depends on the device, the type and the model's shapes, and is found by
+    trying: `length` itself, then the next multiples of `BLOCKS`, then fewer rows, which make
+    several passes of one. A pass over a single row is always possible.
     """
     wider = {-(-length // block) * block for block in BLOCKS}
     narrower = [block for block in reversed(BLOCKS) if block < length]
-    device.enter_thread()
+    starts = (0,) if device.on_cpu() else (0, FAR)
     with device.turn():
-        return next(width for width in [*sorted(wider), *narrower] if rows_are_alike(model, width))
+        return next(
+            width
+            for width in [*sorted(wider), *narrower]
+            if all(rows_are_alike(model, width, start) for start in starts)
+        )
 
 
-def rows_are_alike(model: LanguageModel, width: int) -> bool:
+def rows_are_alike(model: LanguageModel, width: int, start: int = 0) -> bool:
     """Whether a position's logits have the same bits in every row of a pass of `width` positions.
 
-    The ids are random, and the same in every run. Passes wider than `MAX_WIDTH` are not tried.
+    It is one of the first after `start` whose neighbours have the same capacity of the cache. The
+    ids are random, and the same in every run. Passes wider than `MAX_WIDTH` are not tried.
     """
     if width > MAX_WIDTH:
         return False
@@ -44,7 +50,9 @@ def rows_are_alike(model: LanguageModel, width: int) -> bool:
     begin = session.lengths[0]
     # The first position from which 2 * width - 1 positions have the same capacity.
     start = next(
-        n for n in count(begin, width) if capacity_for(n + width) == capacity_for(n + 3 * width - 2)
+        n
+        for n in count(max(begin, start))
+        if capacity_for(n + width) == capacity_for(n + 3 * width - 2)
     )
     more = rng.choices(range(model.vocab_size), k=start + 2 * width)
     tokens = mx.array([[context[-1], *more]], dtype=mx.int32)  # from position `begin` on

@@ -121,7 +121,9 @@ class CausalSession:
         """Run the model over tokens (B, L), of which the first `count` stay in the cache."""
         cache, length = self._cache, tokens.shape[1]
         offsets = cache.reserve(length)
-        layers = [_Layer(each, offsets, cache.lengths, length, whole) for each in cache.take()]
+        layers = [
+            _Layer(each, offsets, cache.lengths, length, whole=whole) for each in cache.take()
+        ]
         logits: mx.array = self._model.model(tokens, cache=layers)
         cache.put([layer.buffers for layer in layers], count)
         return logits[:, :count]
@@ -182,7 +184,8 @@ class _Layer:
         offsets: mx.array,
         lengths: Sequence[int],
         count: int,
-        whole: bool = False,
+        *,
+        whole: bool,
     ) -> None:
         self.buffers = buffers
         self._offsets = offsets
