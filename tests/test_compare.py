@@ -256,6 +256,35 @@ def test_programs_that_fail_are_left_out(
             measuring.compare("", started, PROMPTS[:2], MAX_TOKENS, 1)
 
 
+def test_settings_of_ctranslate2_that_fail_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"1": 3.0, "1 CT2_USE_MKL": 2.0, "8": 1.0, "8 CT2_USE_MKL": 4.0}
+    closed: list[str] = []
+
+    class Fake:
+        def __init__(self, name: str, spec: dict[str, Any], **environment: str) -> None:
+            self.setting = " ".join([str(spec["threads"]), *environment])
+            if self.setting == failing["start"]:
+                raise workers.Lost(f"no {self.setting}")
+            self.about = {"device": "cpu"}
+
+        def ask(self, ids: list[int], max_tokens: int) -> tuple[list[int], float]:
+            if failing["ask"] in (self.setting, "all"):
+                raise workers.Lost(f"lost {self.setting}")
+            return [], seconds[self.setting]
+
+        def close(self) -> None:
+            closed.append(self.setting)
+
+    monkeypatch.setattr(workers, "Worker", Fake)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    failing = {"start": "1", "ask": "8"}
+    best: Any = workers.start_fastest("ctranslate2", {}, PROMPTS[:1], MAX_TOKENS)
+    assert best.setting == "1 CT2_USE_MKL" and closed == ["8 CT2_USE_MKL"]
+    failing["ask"] = "all"
+    with pytest.raises(workers.Lost, match="lost 8 CT2_USE_MKL"):
+        workers.start_fastest("ctranslate2", {}, PROMPTS[:1], MAX_TOKENS)
+
+
 def test_a_checkpoint_that_cannot_be_converted_is_no_crash(tmp_path: Path) -> None:
     assert workers.convert(tmp_path / "none", tmp_path / "new").startswith(
         "its checkpoint cannot be written: OSError: "

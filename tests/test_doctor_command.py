@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,9 @@ from speculative_t5.doctor import (
 )
 
 import pytest
+from checkpoints import write_causal
 from commands import Call, caller, on_a_terminal
+from conftest import REPOSITORY
 from messages import check_message
 
 NAMES = [check.name for check in CHECKS]
@@ -134,23 +137,79 @@ def test_json_has_every_number(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("option", [(), ("--json",)])
 def test_the_home_folder_is_not_in_the_report(
-    option: tuple[str, ...], place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+    option: tuple[str, ...],
+    place: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("HOME", str(place))
     faked(monkeypatch)
     done = call("doctor", *option, "--model", str(place / "weights" / "target"))
     assert str(place) not in done.out and "~/weights/target/config.json" in done.out
     assert command.without_home(f"{place}x {place}") == f"{place}x ~"
+    link = tmp_path / "link"
+    link.symlink_to(place / "weights")
+    monkeypatch.setenv("HOME", str(link))
+    both = f"{link}/x {(place / 'weights').resolve()}/x"
+    assert command.without_home(both) == "~/x ~/x"
     monkeypatch.setenv("HOME", "/")
     assert command.without_home("/ and /x") == "/ and /x"
 
 
-def test_a_broken_model_fails_in_one_line(call: Call, place: Path) -> None:
-    done = call("doctor", "--only", "rows", "--model", str(place / "bert"))
-    assert done.code == 1
-    text = " ".join(done.out.split())
-    assert "rows failed the process ended with exit code 1: ValueError: " in text
-    assert "this is a bert" in text
+def test_a_user_may_have_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert command.without_home("/x ~") == "/x ~"
+
+
+def test_a_draft_is_reported_as_it_was_given(
+    place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of one from the Hub is named after a commit."""
+    seen = faked(monkeypatch)
+    folder = str(place / "weights" / "draft")
+    monkeypatch.setattr(
+        command, "find_cached", lambda name: Path(folder) if name == "some/draft" else None
+    )
+    options = ("--model", "weights/target", "--draft-model", "some/draft")
+    assert call("doctor", *options).out.startswith(
+        "speculative_t5 doctor: weights/target, drafts by some/draft\n"
+    )
+    assert seen[0].draft == folder
+    assert call("doctor", "--json", *options).records[0]["draft"] == "some/draft"
+
+
+def test_a_broken_model_is_refused_before_any_check(call: Call, place: Path) -> None:
+    done = call("doctor", "--model", str(place / "bert"))
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err
+    assert "this is a bert" in line
+    assert call("doctor", "--only", "versions", "--model", str(place / "bert")).code == 0
+
+
+def test_a_draft_that_does_not_fit_is_refused(call: Call, tmp_path: Path) -> None:
+    write_causal(tmp_path, "opt")
+    done = call("doctor", "--model", "weights/target", "--draft-model", str(tmp_path))
+    assert (done.code, done.out) == (2, "")
+    *_, line = done.err
+    check_message(line.removeprefix("error: "), str(tmp_path))
+    assert "the target is an encoder-decoder" in line and "the draft decoder-only" in line
+    assert call("doctor", "--only", "versions", "--model", str(tmp_path)).code == 0
+    Subject(str(tmp_path), str(tmp_path)).check()
+
+
+@pytest.mark.parametrize("place_of", ["weights", "models"])
+def test_another_model_of_the_shipped_ones_name_is_not_it(place_of: str, place: Path) -> None:
+    folder = place / place_of / "correct-base"
+    folder.parent.mkdir(exist_ok=True)
+    shutil.copytree(place / "weights" / "target", folder)
+    assert not Subject(str(folder)).is_shipped
+    shutil.rmtree(folder)
+    shipped = REPOSITORY / "weights" / "correct-base"
+    assert Subject(str(shipped)).is_shipped and Subject().is_shipped
 
 
 def test_a_terminal_shows_which_check_runs(place: Path) -> None:

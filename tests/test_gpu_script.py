@@ -129,6 +129,23 @@ def test_a_step_that_fails_or_takes_too_long_costs_only_itself(
     assert again[-1].text(tmp_path) == "2"
 
 
+@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
+def test_a_group_that_cannot_be_killed_is_gone(
+    error: type[OSError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = os.killpg
+
+    def killpg(group: int, number: int) -> None:
+        kill(group, number)
+        raise error
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    steps = [python("good", "print(1)"), python("slow", "import time; time.sleep(600)", 1)]
+    assert [*gpu.run_all(steps, tmp_path)] == steps
+    assert steps[0].is_done(tmp_path)
+    assert gpu_tables.outcome(steps[1], tmp_path).startswith("stopped after ")
+
+
 def a_report(name: str, speed: float) -> dict[str, Any]:
     values = {f.name: 1 if f.type == "int" else 1.5 for f in fields(Report)}
     return asdict(Report(**{**values, "name": name, "tokens_per_second": speed}))
@@ -152,7 +169,7 @@ def write_results(folder: Path, steps: Sequence[Step], **codes: int | None) -> N
     }  # fmt: skip
     outputs = {
         "machine": json.dumps(described),
-        "doctor": f"all is well in {REPOSITORY / 'docs'} of {Path.home()}",
+        "doctor": f"all is well in {REPOSITORY / 'docs'} of {Path.home()}, not {Path.home()}x",
         "tests": "..F\nFAILED tests/test_x.py::test_y - no\n1 failed, 2 passed in 3.00s",
         "pair": json.dumps({"rows": [a_report("auto", 77.0)]}),
         "bench": json.dumps(bench),
@@ -177,7 +194,7 @@ def test_tables_have_every_result(tmp_path: Path) -> None:
     assert text.startswith(f"Before.\n{BEGIN}\n\n{HEADING}\n") and text.endswith(f"{END}\nAfter.\n")
     assert "Nothing" not in text
     assert "Measured on 2027-01-02 with MLX 0.99 (cuda), speculative_t5 1.0, Python 3.11" in text
-    assert "all is well in ./docs of ~\n" in text
+    assert f"all is well in ./docs of ~, not {Path.home()}x\n" in text
     assert "FAILED tests/test_x.py::test_y - no\n1 failed, 2 passed in 3.00s\n" in text
     assert "| auto | 77 | 1.50 |" in text, "no empty column for an acceptance"
     assert "| 0.8 | plain | 100 | 1.50 |" in text and "| 0.8 | K = 2 | 252 | 1.50 |" in text

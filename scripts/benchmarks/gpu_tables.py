@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.cli.doctor import without_home
+
 REPOSITORY = Path(__file__).parents[2]
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 MOST_LINES = 40  # of failed tests
@@ -75,9 +77,7 @@ class Step:
     def text(self, folder: Path, kind: str = "out") -> str:
         """Return its output, or its errors, without the paths of this machine."""
         text = (folder / f"{self.name}.{kind}").read_text(encoding="utf-8", errors="replace")
-        home = str(Path.home())
-        text = text.replace(str(REPOSITORY), ".")
-        return (text.replace(home, "~") if len(home) > 1 else text).strip()
+        return without_home(text.replace(str(REPOSITORY), ".")).strip()
 
     def lines(self, folder: Path, kind: str = "out") -> list[str]:
         return self.text(folder, kind).splitlines()

@@ -7,8 +7,11 @@ formats of weights; nothing that a file claims is believed before it is checked.
 `tokenizers`, `cpu` (which speeds up what `load` made), `models` and the rooms below them.
 """
 
+from .causal import inspect_causal
 from .conversion import Observer, convert
 from .hub import find_cached
 from .inspection import Listed, as_lines, inspect, list_models
-from .loading import DTYPES, as_dtype, load
-from .places import convert_command, find_folder, model_folders, named_draft
+from .loading import DTYPES, as_dtype, holds_causal, load
+from .places import convert_command, find_folder, model_folders, named_draft, weights_folders
+from .t5 import open_checkpoint
+from .tensors import dtype_name

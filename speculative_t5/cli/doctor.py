@@ -43,15 +43,22 @@ def doctor(
     """Check on this machine that outputs are right, and measure how many tokens to draft.
 
     Each check runs in a process of its own and needs no network. The exit code is 1 if any of them
-    failed. The report can be published: it names no folder of yours.
+    failed. The report can be published: your home folder is written as ~.
     """
     checks = chosen(only or (), skip or ())
     if list_checks:
         print("\n".join(columns([(check.name, check.proves) for check in checks], right=())))
         return
     as_dtype(dtype)  # which refuses other types
-    subject = Subject(_folder(model), _draft(model, draft_model), dtype)
-    about = {"model": model, "draft": _named(subject.draft), "dtype": dtype}
+    draft = draft_of(model, draft_model)
+    if draft == "lookup":
+        draft = None
+    subject = Subject(_folder(model), _folder(draft) if draft else None, dtype)
+    if any(check.loads for check in checks):
+        subject.check()
+    # What was given: the folder of a model from the Hub is named after a commit.
+    named = draft_model or Path(draft).name if draft else None
+    about = {"model": model, "draft": named, "dtype": dtype}
     if not as_json:
         drafts = f"drafts by {about['draft']}" if about["draft"] else "drafts by lookup"
         print(without_home(f"speculative_t5 doctor: {model}, {drafts}\n"), flush=True)
@@ -89,11 +96,15 @@ def _wrapped(text: str, first: str, others: str) -> list[str]:
 
 
 def without_home(text: str) -> str:
-    """Replace the user's home folder in a text by ~."""
-    home = str(Path("~").expanduser())
-    if len(home) < 2:  # a user whose home is the root of all files, or who has none
+    """Replace the user's home folder in a text by ~, also where links in its path are resolved."""
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without one, as in some containers
         return text
-    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
+    for spelling in sorted({str(home), str(home.resolve())}, key=len, reverse=True):
+        if len(spelling) > 1:  # the root of all files is the home of some users
+            text = re.sub(rf"{re.escape(spelling)}(?![\w.-])", "~", text)
+    return text
 
 
 def _without_home(value: Any) -> Any:
@@ -140,13 +151,3 @@ def _folder(model: str) -> str:
             "give the path of a folder, or load the model once"
         )
     return str(folder)
-
-
-def _draft(model: str, draft_model: str | None) -> str | None:
-    """Return the folder of the draft for a target; None for prompt lookup."""
-    draft = draft_of(model, draft_model)
-    return None if draft in (None, "lookup") else _folder(draft)
-
-
-def _named(folder: str | None) -> str | None:
-    return Path(folder).name if folder else None

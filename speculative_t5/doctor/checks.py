@@ -21,11 +21,13 @@ class Check:
     Attributes:
         proves: What it proves, in a line.
         deadline: Seconds after which its process is ended.
+        loads: Whether it loads the subject's models.
     """
 
     find: Callable[[Subject], Finding]
     proves: str
     deadline: float = 300.0
+    loads: bool = False
 
     @property
     def name(self) -> str:
@@ -37,12 +39,12 @@ CHECKS = (
     Check(device, "what MLX computes on, its memory and its limits", 60),
     Check(float32, "products and attention in float32 are not rounded to TF32", 60),
     Check(logits, "models of every family compute here what they compute on a plain CPU"),
-    Check(rows, "every row of a pass is computed alike, which steady mode rests on"),
-    Check(greedy, "greedy outputs are the same with a draft and without"),
+    Check(rows, "every row of a pass is computed alike, which steady mode rests on", loads=True),
+    Check(greedy, "greedy outputs are the same with a draft and without", loads=True),
     Check(sampling, "sampled outputs follow the target's distribution"),
-    Check(threads, "threads that share a decoder get the outputs of a single thread"),
-    Check(known, "the shipped pair says here what it said where it was made"),
-    Check(speed, "what passes cost here, and how many tokens to draft"),
+    Check(threads, "threads that share a decoder get the outputs of a single thread", loads=True),
+    Check(known, "the shipped pair says here what it said where it was made", loads=True),
+    Check(speed, "what passes cost here, and how many tokens to draft", loads=True),
 )
 
 

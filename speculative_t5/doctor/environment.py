@@ -12,7 +12,8 @@ import mlx.core as mx
 
 from .. import __version__
 from .. import device as machine
-from .findings import Finding, Subject, name_of
+from ..checkpoints import dtype_name
+from .findings import Finding, Subject
 
 LEAST_MLX = (0, 32, 1)  # 0.32.0 may run a compiled function of a model that is gone
 # Of `mx.device_info`; others identify this one machine.
@@ -75,7 +76,7 @@ def device(subject: Subject) -> Finding:
     buffers = info.get("resource_limit")
     details: dict[str, Any] = {
         "device": str(used), "info": info, "generation": chip, "memory": memory, **limits,
-        "threads": machine.num_threads(), "default_dtype": name_of(machine.default_dtype()),
+        "threads": machine.num_threads(), "default_dtype": dtype_name(machine.default_dtype()),
     }  # fmt: skip
     named = f" ({chip})" if chip and chip not in _chip(used) else ""
     where = "the CPU" if machine.on_cpu() else "the GPU"
@@ -108,8 +109,8 @@ def _about_dtype(chip: str | None) -> str:
         return ": the CPU's libraries have no faster type"
     if chip in SLOW_BFLOAT16 and machine.default_dtype() == mx.bfloat16:
         return (
-            f"; float16 is faster on an {chip}, as users report, but overflows in v1.1 and flan "
-            "models"
+            f"; some users report float16 to be faster on an {chip}, but it overflows in v1.1 and "
+            "flan models"
         )
     return ": half the size of float32, with its range"
 

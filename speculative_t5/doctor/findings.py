@@ -10,10 +10,18 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from .. import device
-from ..checkpoints import DTYPES, load
-from ..decoding import LanguageModel
+from ..checkpoints import (
+    find_folder,
+    holds_causal,
+    inspect_causal,
+    load,
+    open_checkpoint,
+    weights_folders,
+)
+from ..decoding import LanguageModel, Vocabulary
 from ..generation import SpeculativeDecoder
 from ..models import T5
+from ..tokenizers import load_tokenizer
 
 Status = Literal["ok", "failed", "skipped"]
 SHIPPED = "correct-base"
@@ -27,7 +35,7 @@ class Subject:
     Attributes:
         model: The target's folder, or its name.
         draft: The draft's; None for prompt lookup, which needs no model.
-        dtype: The type to compute in, by its name; None for this device's default.
+        dtype: The type to compute in, by its name; None for what `load` chooses.
     """
 
     model: str = SHIPPED
@@ -35,24 +43,44 @@ class Subject:
     dtype: str | None = None
 
     @property
-    def kind(self) -> mx.Dtype:
-        """The type to compute in."""
-        return DTYPES[self.dtype] if self.dtype else device.default_dtype()
-
-    @property
     def is_shipped(self) -> bool:
-        """Whether the target is the one that the package ships."""
-        return Path(self.model).name == SHIPPED
+        """Whether the target is the one that the package ships, and no other of its name."""
+        found = find_folder(self.model)
+        return bool(found and found.resolve() == (weights_folders()[-1] / SHIPPED).resolve())
+
+    def check(self) -> None:
+        """Refuse folders without a model, and a draft that does not fit; no weights are read."""
+        ours, *drafts = (_vocabulary(folder) for folder in (self.model, self.draft) if folder)
+        for theirs in drafts:
+            if ours != theirs:
+                raise ValueError(
+                    f"the draft {self.draft} does not fit the target {self.model}: the target is "
+                    f"{_described(*ours)}, the draft {_described(*theirs)}; choose another draft, "
+                    "or 'lookup'"
+                )
 
     def decoder(self, dtype: mx.Dtype | None = None) -> SpeculativeDecoder:
-        """Load the models, by default in the type of this subject."""
+        """Load the models, by default in the type of this subject, or else as `load` chooses."""
         return SpeculativeDecoder.from_pretrained(
-            self.model, self.draft or "lookup", dtype=dtype or self.kind, num_draft=NUM_DRAFT
+            self.model, self.draft or "lookup", dtype=dtype or self.dtype, num_draft=NUM_DRAFT
         )
 
     def target(self) -> LanguageModel:
         """Load the target."""
-        return load(self.model, dtype=self.kind)[0]
+        return load(self.model, dtype=self.dtype)[0]
+
+
+def _vocabulary(name: str) -> tuple[bool, Vocabulary]:
+    """Return whether a folder's model is decoder-only, and its tokenizer's vocabulary."""
+    folder = find_folder(name) or Path(name)
+    if holds_causal(folder):
+        return True, inspect_causal(folder)[-1]
+    return False, load_tokenizer(folder, open_checkpoint(folder).config).vocabulary
+
+
+def _described(is_decoder_only: bool, vocabulary: Vocabulary) -> str:
+    kind = "decoder-only" if is_decoder_only else "an encoder-decoder"
+    return f"{kind} with a tokenizer of {vocabulary}"
 
 
 @dataclass(frozen=True)
@@ -86,6 +114,7 @@ def promises_equal_rows(model: LanguageModel) -> bool:
     )
 
 
-def name_of(dtype: mx.Dtype) -> str:
-    """Return a type's name, without MLX's prefix."""
-    return str(dtype).removeprefix("mlx.core.")
+def dtype_of(model: LanguageModel) -> mx.Dtype:
+    """Return the type that a model computes in, which is that of its logits."""
+    session, (context,) = model.start([[model.eos_token_id]])
+    return session.step(mx.array([context[-1:]], dtype=mx.int32)).dtype

@@ -10,13 +10,15 @@ from dataclasses import asdict, dataclass
 
 import mlx.core as mx
 
+from ..checkpoints import dtype_name
 from ..generation import SpeculativeDecoder
 from ..tokenizers import Prompt
 from . import tiny
-from .findings import NUM_DRAFT, Finding, Subject, name_of, promises_equal_rows
+from .findings import NUM_DRAFT, Finding, Subject, dtype_of, promises_equal_rows
 from .sentences import KNOWN, SENTENCES
 
 MAX_TOKENS = 12
+TIES_TOKENS = 40  # more than the smallest capacity of a cache
 NUM_SENTENCES, NUM_TIES = 100, 20
 SECONDS = 30.0  # after which no further prompt is begun
 THREADS, SENTENCES_OF_EACH = 4, 6
@@ -64,11 +66,13 @@ def greedy(subject: Subject) -> Finding:
     close to each other that the last bits decide.
     """
     decoder = subject.decoder()
-    found = [compare(f"sentences, {name_of(subject.kind)}", decoder, SENTENCES[:NUM_SENTENCES])]
-    for dtype in dict.fromkeys((subject.kind, mx.float32, mx.bfloat16)):
+    own = dtype_of(decoder.model)
+    found = [compare(f"sentences, {dtype_name(own)}", decoder, SENTENCES[:NUM_SENTENCES])]
+    for dtype in dict.fromkeys((own, mx.float32, mx.bfloat16)):
         model = tiny.tied_t5(dtype)
         tied = SpeculativeDecoder(model, model, num_draft=NUM_DRAFT)
-        found.append(compare(f"near-ties, {name_of(dtype)}", tied, _random_prompts(model)))
+        prompts = _random_prompts(model)
+        found.append(compare(f"near-ties, {dtype_name(dtype)}", tied, prompts, TIES_TOKENS))
     head = f"{'outputs that depend on the draft'.ljust(34)}{'plain mode':>12}{'steady mode':>13}"
     notes = (head, *(each.row() for each in found))
     details = {"compared": [asdict(each) for each in found]}
@@ -82,7 +86,12 @@ def greedy(subject: Subject) -> Finding:
     return Finding("greedy", "ok", reason, notes, details)
 
 
-def compare(name: str, decoder: SpeculativeDecoder, prompts: Sequence[Prompt]) -> Compared:
+def compare(
+    name: str,
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[Prompt],
+    max_tokens: int = MAX_TOKENS,
+) -> Compared:
     """Decode prompts greedily with and without a decoder's draft, in plain and steady mode."""
     model, tokenizer = decoder.model, decoder.tokenizer
     lookup, steady = (
@@ -96,7 +105,7 @@ def compare(name: str, decoder: SpeculativeDecoder, prompts: Sequence[Prompt]) -
     count = 0
     for i, prompt in enumerate(prompts):
         plain, drafted, *others = (
-            each.generate(prompt, max_tokens=MAX_TOKENS, speculative=speculative).tokens
+            each.generate(prompt, max_tokens=max_tokens, speculative=speculative).tokens
             for each, speculative in ways
         )
         if plain != drafted:

@@ -29,8 +29,8 @@ def run(check: Check, subject: Subject) -> Finding:
             capture_output=True, check=False, encoding="utf-8", errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        told = (error.stderr or b"").decode("utf-8", "replace")
-        finding = _unfinished(check, f"it did not end within {check.deadline:g} s", told)
+        stderr = (error.stderr or b"").decode("utf-8", "replace")
+        finding = _unfinished(check, f"it did not end within {check.deadline:g} s", stderr)
     else:
         if done.returncode == 0 and done.stdout:
             stored = json.loads(done.stdout)

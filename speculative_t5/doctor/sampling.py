@@ -89,17 +89,22 @@ def chi_square(
 ) -> tuple[float, int]:
     """Return Pearson's statistic and its degrees of freedom.
 
-    Outputs that are expected less often than LEAST_EXPECTED times make one cell.
+    Outputs that are expected less often than LEAST_EXPECTED times make one cell, which joins the
+    smallest of the others if it is too small itself.
     """
     total = sum(seen.values())
-    cells, rare = [], [0.0, 0.0]
+    cells: list[list[float]] = []
+    rare = [0.0, 0.0]
     for output in expected.keys() | seen.keys():
         mass, count = total * expected.get(output, 0.0), float(seen.get(output, 0))
         if mass < LEAST_EXPECTED:
             rare = [rare[0] + mass, rare[1] + count]
         else:
             cells.append([mass, count])
-    if rare[0]:
+    if cells and rare[0] < LEAST_EXPECTED:
+        smallest = min(cells)
+        smallest[:] = smallest[0] + rare[0], smallest[1] + rare[1]
+    elif rare[0]:
         cells.append(rare)
     return sum((count - mass) ** 2 / mass for mass, count in cells), len(cells) - 1
 

@@ -44,7 +44,7 @@ class Costs:
     steady: float
 
     def speedup(self, rate: float, num_draft: int) -> float:
-        """Return the speed over plain decoding's with so many tokens drafted a round."""
+        """Return the speed over plain decoding's with `num_draft` tokens drafted in each round."""
         round_ = num_draft * self.step + self.passes[num_draft + 1]
         return tokens_per_round(rate, num_draft) * self.passes[1] / round_
 
@@ -89,7 +89,7 @@ def speed(subject: Subject) -> Finding:
 
 
 def _costs(decoder: SpeculativeDecoder) -> Costs:
-    """Time everything in turns, and keep the shortest times: disturbances only make it longer."""
+    """Time everything interleaved, and keep the shortest times, as disturbances only add."""
     model, draft, prompt = decoder.model, decoder.draft, decoder.encode(SENTENCES[0])
     width = steady_width(model, NUM_DRAFT + 1)
     target, steady = Stepper(model, prompt, LENGTH), Stepper(model, prompt, LENGTH, width)

@@ -134,19 +134,24 @@ def start_fastest(
     """Start CTranslate2 with the number of threads and the backend that are fastest here.
 
     They differ by several times on small models: threads may wait for each other by sleeping. On a
-    GPU neither matters.
+    GPU neither matters. `Lost` if it runs with none of them.
     """
-    best, least = None, float("inf")
+    best, least, reason = None, float("inf"), Lost("nothing was tried")
     for threads in sorted({1, os.cpu_count() or 1}):
         for backend in ({}, {"CT2_USE_MKL": "0"}):
-            program = Worker(name, {**spec, "threads": threads}, **backend)
-            if program.about["device"] != "cpu":
-                return program
-            program.ask(probes[0], max_tokens)
-            seconds = sum(program.ask(ids, max_tokens)[1] for ids in probes)
+            try:
+                program = Worker(name, {**spec, "threads": threads}, **backend)
+                if program.about["device"] != "cpu":
+                    return program
+                program.ask(probes[0], max_tokens)
+                seconds = sum(program.ask(ids, max_tokens)[1] for ids in probes)
+            except Lost as error:
+                reason = error
+                continue
             if seconds < least:
                 best, least, program = program, seconds, best
             if program:
                 program.close()
-    assert best
+    if best is None:
+        raise reason
     return best
