@@ -203,7 +203,7 @@ def test_unlike_rows_are_seen(
 def test_steady_passes_that_are_not_steady_are_seen(
     width: int, tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "rows_are_alike", lambda model, width: True)
+    monkeypatch.setattr(rows, "rows_are_alike", lambda *_: True)
     monkeypatch.setattr(rows, "steady_width", lambda model, length: width)
     unlike(monkeypatch)
     if width == 1:  # or no pass would have several rows
@@ -217,7 +217,7 @@ def test_steady_passes_that_are_not_steady_are_seen(
 def test_greedy_sees_rows_that_are_unlike(
     tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steady, "rows_are_alike", lambda model, width: True)
+    monkeypatch.setattr(steady, "rows_are_alike", lambda *_: True)
     unlike(monkeypatch)
     found = outputs.greedy(tiny_subject)
     assert found.status == "failed"
@@ -256,7 +256,7 @@ def test_other_bits_than_single_tokens_fail_only_where_they_are_promised(
     tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlike(monkeypatch)
-    monkeypatch.setattr(rows, "rows_are_alike", lambda model, width: True)
+    monkeypatch.setattr(rows, "rows_are_alike", lambda *_: True)
     for promised in (True, False):
         monkeypatch.setattr(rows, "promises_equal_rows", lambda model, p=promised: p)
         found = rows.rows(tiny_subject)

@@ -169,9 +169,11 @@ def with_one_length(self: KVCache, lengths: Sequence[int]) -> None:
     truncate(self, [min(lengths)] * len(lengths))
 
 
-def with_the_first_positions(self: Any, buffers: Any, at: Any, lengths: Any, *others: Any) -> None:
+def with_the_first_positions(
+    self: Any, buffers: Any, at: Any, lengths: Any, *a: Any, **b: Any
+) -> None:
     """Give new tokens of all rows the positions of the first row's."""
-    make_layer(self, buffers, at, lengths, *others)
+    make_layer(self, buffers, at, lengths, *a, **b)
     self.offset = lengths[0]
 
 
