@@ -126,7 +126,7 @@ class CausalSession:
         ]
         logits: mx.array = self._model.model(tokens, cache=layers)
         cache.put([layer.buffers for layer in layers], count)
-        return logits[:, :count]
+        return logits if count == length else logits[:, :count]
 
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return argmax(self.step(tokens, vocab_size))

@@ -46,7 +46,7 @@ class T5Session:
                 output, vocab_size, part, offsets, cache.take(), sources.view(), sources.mask
             )
             cache.put(layers, count)
-            results.append(result[:, :count])
+            results.append(result if count == part.shape[1] else result[:, :count])
         return results[0] if len(results) == 1 else mx.concatenate(results, axis=1)
 
     def truncate(self, lengths: Sequence[int]) -> None:
