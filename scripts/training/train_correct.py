@@ -19,10 +19,10 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import sentencepiece as spm
 import torch
@@ -52,11 +52,15 @@ def vocabulary(data: DataOption, work: WorkOption = Path("runs")) -> None:
     """Train the SentencePiece model on damaged and clean text, in T5's layout."""
     sentences, _ = read_sentences(data)
     examples = islice(training_examples(sentences, Corruptor(sentences), seed=1), 60_000)
-    lines = (line for source, target in examples for line in (source, target))
+    train_vocabulary((line for pair in examples for line in pair), work, PIECES)
+
+
+def train_vocabulary(lines: Iterator[str], work: Path, pieces: int) -> None:
+    """Train a SentencePiece model in T5's layout; write work/spiece.model."""
     work.mkdir(parents=True, exist_ok=True)
     stored = io.BytesIO()
     spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=stored, vocab_size=PIECES,
+        sentence_iterator=lines, model_writer=stored, vocab_size=pieces,
         model_type="unigram", character_coverage=1.0, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
         minloglevel=1,
     )  # fmt: skip
@@ -66,13 +70,14 @@ def vocabulary(data: DataOption, work: WorkOption = Path("runs")) -> None:
 @app.command()
 def target(data: DataOption, work: WorkOption = Path("runs"), steps: StepsOption = 3800) -> None:
     """Train correct-base on freshly damaged sentences."""
-    train("correct-base", damaged(data, work, seed=2), work, steps=steps)
+    train(work / "correct-base", SHAPES["correct-base"], damaged(data, work, seed=2), steps=steps)
 
 
 @app.command()
 def draft(data: DataOption, work: WorkOption = Path("runs"), steps: StepsOption = 2500) -> None:
     """Train correct-small on freshly damaged sentences; `distill` finishes it."""
-    train("correct-small", damaged(data, work, seed=3), work, steps=steps)
+    examples = damaged(data, work, seed=3)
+    train(work / "correct-small", SHAPES["correct-small"], examples, steps=steps)
 
 
 @app.command()
@@ -123,7 +128,8 @@ def distill(data: DataOption, work: WorkOption = Path("runs"), steps: StepsOptio
         while True:
             yield from rng.sample(encoded, len(encoded))
 
-    train("correct-small", shuffled, work, steps=steps, stage="distill", rate=5e-3)
+    folder = work / "correct-small"
+    train(folder, SHAPES["correct-small"], shuffled, steps=steps, stage="distill", rate=5e-3)
 
 
 def damaged(data: Path, work: Path, *, seed: int) -> Callable[[int], Iterator[Example]]:
@@ -172,24 +178,25 @@ def batches(
 
 
 def train(
-    name: str,
+    folder: Path,
+    shape: Mapping[str, Any],
     examples: Callable[[int], Iterator[Example]],
-    work: Path,
     *,
     steps: int,
     stage: str = "train",
     rate: float = 2e-2,
 ) -> None:
-    """Train with Adafactor, a short warm-up and a linear decay to 0; write work/<name>/.
+    """Train with Adafactor, a short warm-up and a linear decay to 0; write a checkpoint's folder.
 
-    A run that was stopped resumes at its last checkpoint, with examples it has not seen.
+    The tokenizer lies beside that folder. A run that was stopped resumes at its last checkpoint,
+    with examples it has not seen.
     """
     torch.manual_seed(0)
-    folder, checkpoint = work / name, work / f"{name}-{stage}.pt"
+    checkpoint = folder.with_name(f"{folder.name}-{stage}.pt")
     if stage == "distill":
         model = T5ForConditionalGeneration.from_pretrained(folder)
     else:
-        model = new_model(name)
+        model = new_model(shape)
     model.train()
     optimizer = Adafactor(
         model.parameters(), lr=rate, scale_parameter=True, relative_step=False, warmup_init=False
@@ -200,7 +207,7 @@ def train(
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
-    print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters, step {first}")
+    print(f"{folder.name}: {sum(p.numel() for p in model.parameters()):,} parameters, step {first}")
     source = batches(examples(first), seed=first)
     started, seen, running = time.perf_counter(), 0, 0.0
     for step in range(first, steps):
@@ -223,14 +230,14 @@ def train(
             save_checkpoint(checkpoint, model, optimizer, step + 1)
     model.generation_config.max_length = None
     model.save_pretrained(folder)
-    shutil.copy(work / "spiece.model", folder / "spiece.model")
+    shutil.copy(folder.with_name("spiece.model"), folder / "spiece.model")
 
 
-def new_model(name: str) -> T5ForConditionalGeneration:
+def new_model(shape: Mapping[str, Any]) -> T5ForConditionalGeneration:
+    layout = {"vocab_size": VOCAB_SIZE, "feed_forward_proj": "relu", **shape}
     config = T5Config(
-        vocab_size=VOCAB_SIZE, dropout_rate=0.0, feed_forward_proj="relu",
-        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **SHAPES[name],
-    )  # fmt: skip
+        dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **layout
+    )
     return T5ForConditionalGeneration(config)
 
 
