@@ -4,7 +4,7 @@
 Imports `decoding`, for the protocols that a model implements, `device` and `errors`.
 """
 
-from .cache import KeysValues, capacity_for
+from .cache import KeysValues, additive, capacity_for
 from .causal import CausalModel, build
 from .config_json import MAX_LAYERS, MAX_SIZE, is_causal
 from .t5.config import Quantization, T5Config
@@ -20,3 +20,4 @@ from .t5.layers import (
 )
 from .t5.model import T5
 from .t5.positions import position_biases
+from .t5.sharing import SharingConfig, SharingDraft, copy_layers
