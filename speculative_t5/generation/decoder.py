@@ -150,7 +150,7 @@ class SpeculativeDecoder:
         if draft == "lookup":
             small = "lookup"
         elif draft is not None:
-            small, _ = load(draft, dtype=dtype)
+            small, _ = load(draft, dtype=dtype, target=target)
         return cls(
             target, small, tokenizer, num_draft=num_draft, delta=delta, verify=verify, **options
         )

@@ -6,8 +6,9 @@ Imports `decoding`, for the protocols that a model implements, `device` and `err
 
 from .cache import KeysValues, additive, capacity_for
 from .causal import CausalModel, build
-from .config_json import MAX_LAYERS, MAX_SIZE, is_causal
+from .config_json import DRAFT_TYPE, MAX_LAYERS, MAX_SIZE, is_causal, read_size
 from .t5.config import Quantization, T5Config
+from .t5.identity import is_sample, same_weights, sample_weights
 from .t5.layers import (
     CrossAttention,
     Decoder,
