@@ -45,17 +45,21 @@ class TrainingOptions:
 
 
 class Training:
-    """A draft being trained on labels; `step` does one step, `save` and `restore` its state.
+    """A draft being trained on labels: `step` takes a step, `save` and `restore` its state.
 
     The target's encoder and, where the loss needs the target's distributions, its decoder run once
     a batch, without gradients. The draft's weights are float32 whatever the target's type.
+
+    Attributes:
+        draft: The draft.
+        step_number: How many steps were taken.
     """
 
     def __init__(
         self, draft: SharingDraft, labels: Sequence[Label], options: TrainingOptions
     ) -> None:
         self.step_number = 0
-        self._draft = draft
+        self.draft = draft
         self._labels = labels
         self._options = options
         draft.decoder.set_dtype(mx.float32)
@@ -65,21 +69,21 @@ class Training:
 
     def step(self) -> float:
         """Train on the next batch, and return its loss per token."""
-        batch = as_batch(self._draft.target, next(self._batches))
+        batch = as_batch(self.draft.target, next(self._batches))
         self._optimizer.learning_rate = mx.array(self._rate())
-        read = Reading(self._draft.target, batch, with_target=needs_target(self._options.loss))
+        read = Reading(self.draft.target, batch, with_target=needs_target(self._options.loss))
 
         def surrogate(decoder: nn.Module) -> tuple[mx.array, mx.array]:
             """Return a scalar with the loss's gradient, and the loss."""
-            hidden = last_hidden(self._draft, read, batch)
+            hidden = last_hidden(self.draft, read, batch)
             value, gradient = head_loss(
-                self._options.loss, mx.stop_gradient(hidden), output_weight(self._draft),
+                self._options.loss, mx.stop_gradient(hidden), output_weight(self.draft),
                 batch.labels, read.target_logits,
             )  # fmt: skip
             count = batch.labels.size
             return (hidden * mx.stop_gradient(gradient / count)).sum(), value / count
 
-        decoder = self._draft.decoder
+        decoder = self.draft.decoder
         (_, loss), gradients = nn.value_and_grad(decoder, surrogate)(decoder)
         gradients, _ = optim.clip_grad_norm(gradients, CLIP)
         self._optimizer.update(decoder, gradients)
@@ -94,7 +98,7 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Write weights, the optimizer's state and the step to a safetensors file, atomically."""
-        state = {"decoder": self._draft.decoder.parameters(), "optimizer": self._optimizer.state}
+        state = {"decoder": self.draft.decoder.parameters(), "optimizer": self._optimizer.state}
         arrays = dict(cast(list[tuple[str, mx.array]], tree_flatten(state)))
         new = path.with_name(f"new-{path.name}")  # MLX wants the suffix
         mx.save_safetensors(str(new), arrays, {"step": str(self.step_number)})
@@ -106,7 +110,7 @@ class Training:
         """Go on from a file that `save` has written."""
         arrays, metadata = cast(Any, mx.load(str(path), return_metadata=True))
         state = cast(dict[str, Any], tree_unflatten(list(arrays.items())))
-        self._draft.decoder.update(state["decoder"])
+        self.draft.decoder.update(state["decoder"])
         self._optimizer.state = state["optimizer"]
         self.step_number = int(metadata["step"])
         options = self._options
