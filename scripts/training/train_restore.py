@@ -20,7 +20,14 @@ from typing import Annotated
 
 import typer
 from corruption import DataOption, held_out
-from train_correct import Example, StepsOption, WorkOption, load_tokenizer, train, train_vocabulary
+from train_correct import (
+    Example,
+    StepsOption,
+    WorkOption,
+    load_tokenizer,
+    train,
+    train_vocabulary,
+)
 
 PREFIX = "restore: "
 NAME, PIECES = "restore-base", 4000
