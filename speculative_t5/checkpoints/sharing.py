@@ -136,7 +136,7 @@ def _read_config(folder: Path) -> tuple[SharingConfig, str]:
     raw = read_json(path)
     if raw.get("shares") != SHARED:
         raise ValueError(
-            f"{path}: shares is {shown(raw.get('shares'))}, expected {SHARED}: install a newer "
+            f"{path}: shares is {shown(raw.get('shares'))}, expected {SHARED}: use a newer "
             "version, or distill the draft again"
         )
     if not is_sample(raw.get("fingerprint")):
