@@ -13,6 +13,7 @@ from speculative_t5.checkpoints import load_draft, save_draft
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.cli import bench
 from speculative_t5.cpu import accelerate
+from speculative_t5.decoding import ModelDrafter, Sampler
 from speculative_t5.doctor import Subject, speed
 from speculative_t5.models import Quantization, SharingConfig, SharingDraft, copy_layers
 from speculative_t5.models.t5.model import T5, quantize
@@ -125,6 +126,35 @@ def test_each_prompt_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(encoded) == 2 * len(prompts)
 
 
+def test_rows_of_other_prompts_are_drafted_for_as_new_ones() -> None:
+    """After rounds that draft nothing, too, and after rows were dropped."""
+    target = make_target("plain")
+    draft = tiny_sharing(target, noise=0.3)
+    drafter, fresh = (ModelDrafter(draft, Sampler(), 20) for _ in range(2))
+    session, beside, _ = draft.start_both(PROMPTS)
+    drafter.start(PROMPTS, beside)
+    drafter.propose(TOKENS, 3, None)
+    new = [9, 9, 3, EOS]
+    (encoded,) = session.encode([new])
+    assert session.replace([1], [encoded]) == [[0]]
+    assert beside.replace([1], beside.encode([new])) == [[0]]
+    assert beside.lengths == [6, 0, 6]
+    drafter.replace([1], [new])
+    prompts, contexts = [PROMPTS[0], new, PROMPTS[2]], [[*TOKENS[0], 8], [0], [*TOKENS[2], 5]]
+    drafter.propose(contexts, 0, None)
+    contexts[1] = [0, 8, 5]
+    drafter.propose(contexts, 0, None)
+    kept = [2, 1]
+    for rows in (range(3), kept):
+        fresh.start([prompts[row] for row in rows])
+        given = [contexts[row] for row in rows]
+        expected = fresh.propose(given, 4, None).tokens.tolist()
+        assert drafter.propose(given, 4, None).tokens.tolist() == expected
+        if rows is not kept:
+            session.select(kept)
+            drafter.select(kept)
+
+
 def test_a_draft_follows_its_recompiled_target() -> None:
     target = make_target("tied")
     draft = tiny_sharing(target)
@@ -189,7 +219,7 @@ def test_a_folder_holds_the_draft_rounded_to_float16(target: T5, tmp_path: Path)
         {"quantize": 8, "group_size": 32},
         {"quantize": 4, "group_size": 32},
     ],
-    ids=str,
+    ids=["float32", "bfloat16", "8-bits", "4-bits"],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_target_may_be_stored_and_computed_in_any_type(
