@@ -14,10 +14,9 @@ import typer
 def main(
     repeats: Annotated[int, typer.Option(help="How often each sentence is corrected.")] = 5,
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
+    draft: Annotated[str, typer.Option(help="The draft's folder or name.")] = "correct-small",
 ) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(
-        "correct-base", "correct-small", num_draft=num_draft
-    )
+    decoder = SpeculativeDecoder.from_pretrained("correct-base", draft, num_draft=num_draft)
     runs: dict[bool, list[Generation]] = {False: [], True: []}
     for speculative in runs:  # warm up
         decoder.generate(PROMPTS[0], speculative=speculative)

@@ -19,7 +19,7 @@ from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
 from speculative_t5.cpu import accelerate
 from speculative_t5.decoding.sampling import Sampler
-from speculative_t5.models import opt
+from speculative_t5.models import SharingConfig, SharingDraft, additive, copy_layers, opt
 from speculative_t5.models.causal import CausalModel
 from speculative_t5.models.t5.config import T5Config
 from speculative_t5.models.t5.model import T5
@@ -160,13 +160,26 @@ def random_weight(name: str, like: mx.array) -> mx.array:
 EOS = 1  # of all tiny models
 POSITIONS = 256
 KINDS = ("t5", "qwen3")  # that tests of the loop go through; test_causal.py has the others
+PAIRS = (*KINDS, "sharing")  # "sharing" is a T5 whose draft shares its encoder
 # Of two layers over 20 tokens: outputs that vary, some ending by EOS and some at a limit.
-VARIED = {"t5": 3, "gpt2": 26, "qwen3": 9, "llama": 6, "opt": 11}
+VARIED = {"t5": 3, "gpt2": 26, "qwen3": 9, "llama": 6, "opt": 11, "sharing": 3}
 
 
 def tiny(kind: str = "t5", **options: Any) -> T5 | CausalModel:
-    """A tiny random model of any kind, see `KINDS`."""
-    return tiny_model(**options) if kind == "t5" else tiny_causal(kind, **options)
+    """A tiny random model of any kind, see `PAIRS`."""
+    return tiny_model(**options) if kind in ("t5", "sharing") else tiny_causal(kind, **options)
+
+
+def unrelated_pair(kind: str, *, seeds: tuple[int, int] = (0, 1), **options: Any) -> Any:
+    """A tiny random target, and a draft that has other random weights."""
+    target = tiny(kind, seed=seeds[0], **options)
+    if kind != "sharing":
+        return target, tiny(kind, seed=seeds[1], **options)
+    draft = SharingDraft(target, SharingConfig(options.get("layers", 1), 16))
+    mx.random.seed(seeds[1])
+    draft.apply(lambda x: mx.random.normal(x.shape))
+    accelerate(draft)
+    return target, draft
 
 
 def output_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -> mx.array:
@@ -174,7 +187,12 @@ def output_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -
     if isinstance(model, CausalModel):
         return model(mx.array([[*prompt, *output] for output in outputs]))[:, len(prompt) - 1 :]
     sources = mx.array([prompt] * len(outputs))
-    return model(sources, mx.array([[0, *output] for output in outputs]))
+    tokens = mx.array([[0, *output] for output in outputs])
+    if isinstance(model, SharingDraft):
+        mask = additive(sources != 0, model.dtype)
+        memory = model.target.encoder(model.shared(sources), mask)
+        return model.logits(model.decoder.whole(model.shared(tokens), memory, mask))
+    return model(sources, tokens)
 
 
 def next_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -> mx.array:
@@ -202,8 +220,30 @@ def output_distribution(
     return masses
 
 
-def tiny_draft(target: Any, *, noise: float = 0.1, vocab_size: int | None = None) -> Any:
+def tiny_pair(kind: str, *, noise: float = 0.1, **options: Any) -> Any:
+    """A tiny random target, and a draft that often agrees with it."""
+    target = tiny(kind, **options)
+    return target, tiny_draft(target, noise=noise, sharing=kind == "sharing")
+
+
+def tiny_sharing(target: T5, *, layers: int | None = None, noise: float = 0.1) -> SharingDraft:
+    """A sharing draft of copies of its target's layers, by default all, with noise on them."""
+    config = target.config
+    draft = SharingDraft(target, SharingConfig(layers or config.num_decoder_layers, config.d_ff))
+    copy_layers(draft)
+    mx.random.seed(99)
+    draft.apply(lambda x: x + noise * mx.random.normal(x.shape).astype(x.dtype))
+    mx.eval(draft.parameters())
+    accelerate(draft)
+    return draft
+
+
+def tiny_draft(
+    target: Any, *, noise: float = 0.1, vocab_size: int | None = None, sharing: bool = False
+) -> Any:
     """A draft that often agrees with its target: the target with noise on its weights."""
+    if sharing:
+        return tiny_sharing(target, noise=noise)
     size = vocab_size or target.vocab_size
 
     def resized(weight: mx.array) -> mx.array:

@@ -22,10 +22,11 @@ from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.verify import Odds, Verdict, Verifier
+from speculative_t5.models import SharingDraft
 
 import mlx.core as mx
 import numpy as np
-from conftest import tiny
+from conftest import unrelated_pair
 
 PLACES = 256  # a key holds the row, and the round times this with the place added
 
@@ -123,9 +124,13 @@ def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
     turns = [walk_turns(path, num_draft, row, size) for row, path in enumerate(paths)]
     prompts = [PROMPT] * len(paths)
     with scripted(turns) as notes:
-        session, contexts = target.start(prompts)
         drafter = ModelDrafter(draft, SAMPLED, size)
-        drafter.start(prompts)
+        if isinstance(draft, SharingDraft):
+            session, draft_session, contexts = draft.start_both(prompts)
+            drafter.start(prompts, draft_session)
+        else:
+            session, contexts = target.start(prompts)
+            drafter.start(prompts)
         for round_ in range(max(map(len, turns))):
             keys = mx.array(np.stack([round_keys(0, row, round_)[0] for row in range(len(paths))]))
             proposed = drafter.propose(contexts, num_draft, keys)
@@ -164,7 +169,7 @@ def trees(kind: str, size: int, num_draft: int, seed: int) -> tuple[list[np.ndar
 
     The draft's are one level less deep than the target's.
     """
-    models = [tiny(kind, vocab_size=size, seed=2 * seed + i) for i in range(2)]
+    models = unrelated_pair(kind, vocab_size=size, seeds=(2 * seed, 2 * seed + 1))
     return tuple(
         [
             np.stack([seen[path][0] for path in product(range(size), repeat=depth)])

@@ -40,9 +40,11 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(calibration, name, 0.0)
 
 
-@pytest.mark.parametrize("drafter", ["model", "lookup", "both", None])
+@pytest.mark.parametrize("drafter", ["model", "sharing", "lookup", "both", None])
 def test_rounds_are_recorded(target: T5, drafter: str | None) -> None:
-    draft: Any = tiny_draft(target) if drafter in ("model", "both") else drafter
+    draft: Any = drafter
+    if drafter in ("model", "sharing", "both"):
+        draft = tiny_draft(target, sharing=drafter == "sharing")
     decoder = SpeculativeDecoder(target, draft, num_draft=3, lookup=drafter == "both")
     for prompt in PROMPTS:
         run = record(target, prompt, decoder.plan(GenerationOptions(max_tokens=30)))

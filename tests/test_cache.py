@@ -122,7 +122,7 @@ def sources(*rows: tuple[int, int]) -> SourceCache:
 
 def seen(cache: SourceCache) -> list[list[float]]:
     """The keys that are not masked."""
-    ((keys, values),) = cache.view()
+    ((keys, values),) = cache.view(slice(None))
     assert mx.array_equal(keys, -values)
     mask = mx.zeros(keys.shape[2]) if cache.mask is None else cache.mask
     assert cache.mask is None or cache.mask.shape == (len(keys), 1, 1, keys.shape[2])

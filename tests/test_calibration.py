@@ -15,7 +15,7 @@ from speculative_t5.decoding.schedule import MAX_DRAFT, Calibration, Outcome, Sc
 
 import numpy as np
 import pytest
-from conftest import tiny_draft, tiny_model
+from conftest import tiny_pair
 
 
 @pytest.fixture(autouse=True)
@@ -146,17 +146,18 @@ def test_a_slow_machine_is_measured_once_per_length(
 PROMPTS = [[10, 1], [5, 6, 7, 1], [3, 1], [12, 13, 1]]
 
 
-def make_decoder(**options: Any) -> SpeculativeDecoder:
-    target = tiny_model(vocab_size=20, layers=2, seed=3)
-    return SpeculativeDecoder(target, tiny_draft(target), num_draft="auto", **options)
+def make_decoder(kind: str = "t5", **options: Any) -> SpeculativeDecoder:
+    pair = tiny_pair(kind, vocab_size=20, layers=2, seed=3)
+    return SpeculativeDecoder(*pair, num_draft="auto", **options)
 
 
+@pytest.mark.parametrize("kind", ["t5", "sharing"])
 def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(
-    in_full: None, cache: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, in_full: None, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = calibration.measure  # costs that this machine's load cannot change
     monkeypatch.setattr(calibration, "measure", lambda _, count: measure(Machine(), count))
-    auto = make_decoder()
+    auto = make_decoder(kind)
     plain = auto.generate_batch(PROMPTS, max_tokens=40, speculative=False)
     assert not cache.exists(), "there is nothing to calibrate"
     single = [auto.generate(prompt, max_tokens=40) for prompt in PROMPTS]
@@ -170,7 +171,12 @@ def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(
 
 @pytest.mark.parametrize(
     ("decoding", "sampling"),
-    [({}, {"temperature": 2.0}), ({"lookup": True}, {"temperature": 2.0}), ({"delta": 0.5}, {})],
+    [
+        ({}, {"temperature": 2.0}),
+        ({"lookup": True}, {"temperature": 2.0}),
+        ({"delta": 0.5}, {}),
+        ({"kind": "sharing"}, {"temperature": 2.0}),
+    ],
 )
 def test_auto_repeats_itself(cache: Path, decoding: dict[str, Any], sampling: Any) -> None:
     """After other prompts, and in a later process, which finds the calibration."""

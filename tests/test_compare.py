@@ -119,6 +119,19 @@ def test_other_programs_give_the_same_tokens(model: T5, place: Path, name: str, 
     assert (about["device"], about["dtype"]) == ("cpu", "float32")
 
 
+def test_a_draft_that_shares_its_targets_encoder_drafts_for_ours_alone(
+    model: T5, place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "target").symlink_to(place / "target")
+    checkpoints.write_draft(tiny_draft(model, sharing=True), tmp_path / "draft")
+    spec = {"place": str(tmp_path), "num_draft": 3} | ON_CPU
+    for name in (SPECULATIVE, STEADY):
+        generate, _ = serving.load_program(name, spec)
+        assert [generate(ids, MAX_TOKENS) for ids in PROMPTS] == regular_outputs(model)
+    with pytest.raises(serving.CannotRun, match="it needs one that is a model"):
+        serving.load_program(ASSISTED, spec)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_programs_share_a_checkpoint_in_16_bits(
     model: T5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str

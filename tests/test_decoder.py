@@ -16,11 +16,21 @@ from speculative_t5.decoding.loop import cut, decode
 from speculative_t5.decoding.sampling import round_keys
 from speculative_t5.decoding.schedule import Outcome, Schedule
 from speculative_t5.generation import GenerationOptions
+from speculative_t5.models import SharingDraft
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS, KINDS, VARIED, output_distribution, tiny, tiny_draft, tiny_model
+from conftest import (
+    EOS,
+    PAIRS,
+    VARIED,
+    output_distribution,
+    tiny_draft,
+    tiny_model,
+    tiny_pair,
+    unrelated_pair,
+)
 
 # 85 outputs, 8,000 samples: the expected distance is below sqrt(85 / 8,000) / 2 = 0.052. With 63
 # outputs it is below 0.044.
@@ -34,8 +44,8 @@ PROMPTS = {"lookup": COPYING, "both": COPYING, "model": OTHER, "none": OTHER, "s
 @cache
 def models(kind: str, vocab_size: int) -> tuple[Any, Any]:
     """Return a target and a draft that differ enough for all planted bugs to show."""
-    seed = {"t5": 1, "qwen3": 12}[kind]
-    return tiny(kind, vocab_size=vocab_size), tiny(kind, vocab_size=vocab_size, seed=seed)
+    seed = {"t5": 1, "qwen3": 12, "sharing": 1}[kind]
+    return unrelated_pair(kind, vocab_size=vocab_size, seeds=(0, seed))
 
 
 @cache
@@ -90,7 +100,7 @@ def sampled_distance(
     return sum(abs(seen[output] / COUNT - mass) for output, mass in exact.items()) / 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize(
     ("drafter", "options"),
     [
@@ -131,15 +141,21 @@ def test_planted_bug_of_repeated_keys_changes_the_distribution(
     assert sampled_distance("t5", "model", num_draft=2, verify="token") > 1.5 * TOLERANCE
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def target(request: Any) -> Any:
-    """A model whose greedy outputs vary; some end with EOS, some at the limit."""
-    return tiny(request.param, vocab_size=20, layers=2, seed=VARIED[request.param])
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request: Any) -> Any:
+    """A model whose greedy outputs vary, some end with EOS, some at the limit; and a draft."""
+    kind = request.param
+    return tiny_pair(kind, vocab_size=20, layers=2, seed=VARIED[kind])
 
 
 @pytest.fixture(scope="module")
-def draft(target: Any) -> Any:
-    return tiny_draft(target)
+def target(pair: Any) -> Any:
+    return pair[0]
+
+
+@pytest.fixture(scope="module")
+def draft(pair: Any) -> Any:
+    return pair[1]
 
 
 def random_prompts(count: int) -> list[list[int]]:
@@ -157,10 +173,14 @@ def plain(target: Any) -> list[Any]:
 # Draft vocabularies are padded less than the target's 20, as much, and more.
 @pytest.mark.parametrize(("num_draft", "draft_vocab"), [(1, 20), (3, 16), (8, 24)])
 def test_greedy_outputs_are_those_of_plain_decoding(
-    target: Any, plain: list[Any], num_draft: int, draft_vocab: int
+    target: Any, draft: Any, plain: list[Any], num_draft: int, draft_vocab: int
 ) -> None:
-    draft = tiny_draft(target, vocab_size=draft_vocab)
-    decoder = SpeculativeDecoder(target, draft, num_draft=num_draft)
+    limit = None
+    if isinstance(draft, SharingDraft):
+        limit = draft_vocab  # its embedding is the target's, but it may propose fewer
+    else:
+        draft = tiny_draft(target, vocab_size=draft_vocab)
+    decoder = SpeculativeDecoder(target, draft, num_draft=num_draft, draft_vocab=limit)
     outputs = [decoder.generate(prompt, max_tokens=24) for prompt in random_prompts(9)]
     for output, expected in zip(outputs, plain, strict=True):
         assert (output.tokens, output.finish_reason) == (expected.tokens, expected.finish_reason)

@@ -19,7 +19,7 @@ from speculative_t5.decoding.verify import Verifier
 
 import numpy as np
 import pytest
-from conftest import EOS, KINDS, VARIED, Watched, tiny, tiny_draft
+from conftest import EOS, KINDS, VARIED, Watched, tiny_pair
 
 SAMPLED = {"temperature": 1.0, "seed": 7}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -32,8 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @cache
 def models(kind: str) -> tuple[Any, Any]:
     """Return a target whose outputs end with EOS or at the limit, and a draft."""
-    target = tiny(kind, vocab_size=20, layers=2, seed=VARIED[kind])
-    return target, tiny_draft(target, noise=0.2)
+    return tiny_pair(kind, noise=0.2, vocab_size=20, layers=2, seed=VARIED[kind])
 
 
 def make_decoder(kind: str, drafter: str, **options: Any) -> SpeculativeDecoder:
@@ -62,6 +61,7 @@ DRAFTERS = ["model", "lookup", "both", "none"]
 BATCHED = [("t5", "sampled", "token", drafter) for drafter in DRAFTERS]
 BATCHED += [("t5", "greedy", "auto", "both"), ("t5", "filtered", "block", "model")]
 BATCHED += [("qwen3", "filtered", "block", "none"), ("qwen3", "greedy", "auto", "both")]
+BATCHED += [("sharing", "greedy", "auto", "model"), ("sharing", "filtered", "block", "model")]
 # The other kinds share Qwen3's session: one case each.
 BATCHED += [(kind, "sampled", "block", "both") for kind in VARIED if kind not in KINDS]
 

@@ -254,7 +254,7 @@ def test_delta_accepts_more_and_one_accepts_everything(kind: str) -> None:
         one_round(case, partial(token_odds, delta=delta), residual, 1)[1]
         for delta in (0.0, 0.1, 0.4, 0.8, 1.0, 2.0)
     )
-    least = 0.001 if kind in MODELS else 0.01  # models draft fewer tokens, and are similar
+    least = 0.0001 if kind in MODELS else 0.01  # models draft fewer tokens, and are similar
     for less, more in itertools.pairwise(rates):
         assert (more >= less - EXACT).all()
         assert kind == "same" or more.sum() > less.sum() + least

@@ -17,13 +17,13 @@ from speculative_t5.decoding.loop import Plan, cut, decode
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.schedule import FixedSchedule
 from speculative_t5.decoding.verify import Verifier, residual
-from speculative_t5.models import causal
+from speculative_t5.models import SharingDraft, causal
 from speculative_t5.models.cache import KVCache
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS, KINDS, VARIED, next_logits, output_distribution, tiny
+from conftest import EOS, PAIRS, VARIED, next_logits, output_distribution, unrelated_pair
 from scripted import PROMPT, SAMPLED, Notes, Turn, normal, scripted, walk
 from test_exact import distribution_of_accepted
 
@@ -35,7 +35,7 @@ Distribution = dict[tuple[int, ...], float]
 
 def gap_to_whole_passes(kind: str, num_draft: int) -> float:
     """Return the gap between probabilities in rounds and those of passes over whole sequences."""
-    models = [tiny(kind, vocab_size=SIZE, seed=seed) for seed in range(2)]
+    models = unrelated_pair(kind, vocab_size=SIZE)
     gaps = []
     for model, seen in zip(models, walk(*models, num_draft), strict=True):
         for depth in range(2 * num_draft + 2):
@@ -123,10 +123,12 @@ def gap(
     delta: float = 0.0,
 ) -> float:
     """Return the gap between the loop's distribution of up to 3 tokens and the target's."""
-    target, draft = (tiny(kind, vocab_size=SIZE, seed=seed) for seed in range(2))
+    target, draft = unrelated_pair(kind, vocab_size=SIZE)
     drafter = ModelDrafter(draft, sampler, SIZE)
     verifier = Verifier(sampler, block=rule == "block", delta=delta)
-    plan = Plan(drafter, FixedSchedule(num_draft), verifier, max_tokens=3, seed=0)
+    sharing = draft if isinstance(draft, SharingDraft) else None
+    schedule = FixedSchedule(num_draft)
+    plan = Plan(drafter, schedule, verifier, max_tokens=3, seed=0, sharing=sharing)
     found = distributions_of_the_loop(target, plan, num_draft, batch_size)
     gaps = []
     for prompt, distribution in zip(PROMPTS, found, strict=True):
@@ -148,7 +150,7 @@ def test_loop_outputs_follow_the_targets_distribution(
 
 
 @pytest.mark.parametrize("sampler", [Sampler(0.7, top_k=2), Sampler(2.0, top_p=0.8)], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PAIRS)
 def test_filtered_loop_outputs_follow_the_filtered_distribution(
     kind: str, sampler: Sampler
 ) -> None:
@@ -187,7 +189,7 @@ OF_LAYERS = [
     (causal._Layer, "__init__", with_the_first_positions),
     (causal._Layer, "make_mask", with_a_view_of_all),
 ]
-PLANTED = [("t5", *bug) for bug in OF_CACHES]
+PLANTED = [(kind, *bug) for kind in ("t5", "sharing") for bug in OF_CACHES]
 PLANTED += [(kind, *bug) for kind in ("gpt2", "qwen3") for bug in OF_CACHES + OF_LAYERS]
 
 
@@ -216,7 +218,7 @@ def with_the_last_prompt(
     self.reserve(0)
 
 
-MIXED = [(kind, "select", with_the_first_rows) for kind in ("t5", "qwen3")]
+MIXED = [(kind, "select", with_the_first_rows) for kind in PAIRS]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,6 @@ def test_planted_bugs_that_mix_rows_up_leave_a_gap(
     assert gap(kind, num_draft=1, batch_size=200) > WRONG
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PAIRS)
 def test_planted_delta_leaves_a_gap(kind: str) -> None:
     assert gap(kind, "token", delta=0.1) > WRONG

@@ -6,7 +6,7 @@ from speculative_t5.decoding.scoring import PASS, token_probabilities
 
 import numpy as np
 import pytest
-from conftest import KINDS, output_logits, tiny, tiny_draft
+from conftest import KINDS, PAIRS, output_logits, tiny, tiny_draft, tiny_pair
 
 SOURCE = [4, 5, 6, 1]
 SAMPLERS = [Sampler(), Sampler(0.7, top_k=4), Sampler(1.3, top_p=0.8)]
@@ -37,10 +37,10 @@ def test_ids_that_a_draft_cannot_propose_have_probability_0(kind: str) -> None:
         assert found[1] == 0 and found[0] > 0 and found[2] > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PAIRS)
 def test_generations_have_probabilities_on_request(kind: str) -> None:
-    model = tiny(kind, vocab_size=12, seed=3)
-    decoder = SpeculativeDecoder(model, tiny_draft(model), num_draft=3, draft_vocab=10)
+    model, draft = tiny_pair(kind, vocab_size=12, seed=3)
+    decoder = SpeculativeDecoder(model, draft, num_draft=3, draft_vocab=10)
     plain = decoder.generate(SOURCE, max_tokens=20)
     done = decoder.generate(SOURCE, max_tokens=20, probabilities=True)
     assert plain.probabilities is None and plain.trace[0].p is None

@@ -15,7 +15,7 @@ from speculative_t5.models.t5 import layers
 
 import mlx.core as mx
 import pytest
-from conftest import tiny, tiny_draft
+from conftest import tiny, tiny_pair
 from kernels import Growing, Kernels, Leftovers, change
 
 SIZE = 60  # ids; those of a pair, 2 n and 2 n + 1, are almost equally probable
@@ -32,8 +32,7 @@ def uncompiled() -> Iterator[None]:
 
 def near_ties(kind: str, dtype: mx.Dtype = mx.float32, kernels: type[Kernels] = Kernels) -> Any:
     """Return a tiny random model with near-ties and other kernels, and a draft for it."""
-    model = tiny(kind, vocab_size=SIZE, layers=2, seed=4)
-    draft = tiny_draft(model)
+    model, draft = tiny_pair(kind, vocab_size=SIZE, layers=2, seed=4)
     change(model, dtype, kernels)
     return model, draft
 
@@ -54,6 +53,8 @@ def outputs(model: Any, draft: Any, way: str, **options: Any) -> list[list[int]]
         ("t5", mx.float16, 8),
         ("qwen3", mx.bfloat16, 8),
         ("qwen3", mx.float32, 5),
+        ("sharing", mx.float32, 5),
+        ("sharing", mx.bfloat16, 4),
     ],
     ids=str,
 )

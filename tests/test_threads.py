@@ -22,6 +22,7 @@ from speculative_t5.decoding.schedule import (
     Outcome,
 )
 from speculative_t5.generation import adaptive
+from speculative_t5.models import SharingDraft
 from speculative_t5.models.causal import CausalModel
 from speculative_t5.models.t5 import compiled
 from speculative_t5.models.t5.model import T5
@@ -29,7 +30,7 @@ from speculative_t5.models.t5.model import T5
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import KINDS, REPOSITORY, VARIED, tiny, tiny_draft, tiny_model
+from conftest import PAIRS, REPOSITORY, VARIED, tiny_draft, tiny_model, tiny_pair
 
 NUM_THREADS = 8
 PROMPTS = [[*range(3 + i, 8 + i), 1] for i in range(NUM_THREADS)]
@@ -70,14 +71,13 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("num_draft", [3, "auto"])
 def test_threads_that_share_a_decoder_give_the_same_outputs(
     kind: str, num_draft: Any, monkeypatch: pytest.MonkeyPatch, restless: None
 ) -> None:
     monkeypatch.setattr(adaptive, "calibrate", lambda *_: CALIBRATION)
-    model = tiny(kind, vocab_size=20, layers=2, seed=VARIED[kind])
-    draft = tiny_draft(model)
+    model, draft = tiny_pair(kind, vocab_size=20, layers=2, seed=VARIED[kind])
     alone = SpeculativeDecoder(model, draft, num_draft=num_draft)
     expected = [alone.generate(prompt, max_tokens=20).tokens for prompt in PROMPTS]
     assert len(set(map(tuple, expected))) > 2  # outputs that could be taken for each other's
@@ -96,12 +96,11 @@ def test_threads_that_share_a_decoder_give_the_same_outputs(
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PAIRS)
 def test_one_thread_at_a_time_uses_a_gpu(
     kind: str, monkeypatch: pytest.MonkeyPatch, restless: None
 ) -> None:
-    model = tiny(kind, vocab_size=20, layers=2, seed=VARIED[kind])
-    draft = tiny_draft(model)
+    model, draft = tiny_pair(kind, vocab_size=20, layers=2, seed=VARIED[kind])
     session = type(model.start([PROMPTS[0]])[0])
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     inside: set[int] = set()
@@ -334,9 +333,9 @@ def test_forked_processes_work_or_say_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_copies_share_no_state(copied: Callable[[Any], Any]) -> None:
-    target = tiny_model()
-    decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=3)
+@pytest.mark.parametrize("kind", ["t5", "sharing"])
+def test_copies_share_no_state(kind: str, copied: Callable[[Any], Any]) -> None:
+    decoder = SpeculativeDecoder(*tiny_pair(kind), num_draft=3)
     unused = copied(decoder)
     expected = decoder.generate([3, 4, 1], max_tokens=12).tokens
     used, model = copied(decoder), copied(decoder.model)
@@ -344,3 +343,5 @@ def test_copies_share_no_state(copied: Callable[[Any], Any]) -> None:
         assert one.generate([3, 4, 1], max_tokens=12).tokens == expected
     assert len(used._schedules) == 0 and used._schedules is not decoder._schedules
     assert used.model is not decoder.model
+    if isinstance(used.draft, SharingDraft):
+        assert used.draft.target is used.model, "the copy's draft shares the copy's target"

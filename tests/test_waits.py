@@ -12,7 +12,7 @@ from speculative_t5.generation import GenerationOptions
 
 import mlx.core as mx
 import pytest
-from conftest import KINDS, tiny, tiny_draft
+from conftest import PAIRS, tiny_pair
 
 READERS = ("tolist", "item", "__bool__", "__int__", "__array__")
 WAITS = {"none": 1, "model": 1, "lookup": 1, "both": 2}  # the lookup reads the model's draft
@@ -38,13 +38,13 @@ def device_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("t5", 0.0), *((kind, 1.0) for kind in KINDS)])
+@pytest.mark.parametrize(("kind", "temperature"), [("t5", 0.0), *((kind, 1.0) for kind in PAIRS)])
 @pytest.mark.parametrize("drafter", WAITS)
 def test_a_round_waits_once(
     kind: str, drafter: str, temperature: float, device_reads: list[str]
 ) -> None:
-    target = tiny(kind, vocab_size=20, layers=2, seed=3)
-    draft = tiny_draft(target) if drafter in ("model", "both") else None
+    target, small = tiny_pair(kind, vocab_size=20, layers=2, seed=3)
+    draft = small if drafter in ("model", "both") else None
     decoder = SpeculativeDecoder(target, draft, num_draft=3, lookup=drafter in ("lookup", "both"))
     each = set()
     for index in range(6):

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 
 import typer
 from programs import ASSISTED, PLAIN, PROGRAMS
-from programs.checkpoints import as_ctranslate2, as_hugging_face
+from programs.checkpoints import as_ctranslate2, as_hugging_face, write_draft
 from programs.measuring import compare
 from programs.serving import serve
 from programs.workers import Lost, Worker, start
@@ -77,7 +77,7 @@ def pair(
         place = Path(folder)
         target, tokenizer = load(model, dtype=kind)
         as_hugging_face(target, place / "target")
-        as_hugging_face(load(draft, dtype=kind)[0], place / "draft")
+        write_draft(load(draft, dtype=kind, target=target)[0], place / "draft")
         del target
         texts = [source for source, _ in held_out_examples(data, 10 * count + 20, single=False)]
         candidates = list(map(tokenizer.encode, texts))

@@ -21,7 +21,7 @@ from speculative_t5.cli.bench import pyplot
 
 import sacrebleu
 import typer
-from texts import DataOption, engine, held_out_examples
+from texts import DataOption, DraftOption, engine, held_out_examples
 from tqdm import tqdm
 
 DELTAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -46,22 +46,27 @@ def main(
     data: DataOption,
     count: Annotated[int, typer.Option(help="Held-out prompts of one to four sentences.")] = 300,
     num_draft: Annotated[int, typer.Option(help="Tokens to draft for each target pass.")] = 5,
+    draft: DraftOption = "correct-small",
     plot: Annotated[Path | None, typer.Option(help="Draw to this file.")] = None,
 ) -> None:
     if plot:
         pyplot()  # a missing library is reported now
     examples = held_out_examples(data, count, single=False)
     rows = [
-        row for temperature in TEMPERATURES for row in measure(examples, temperature, num_draft)
+        row
+        for temperature in TEMPERATURES
+        for row in measure(examples, temperature, num_draft, draft)
     ]
     print("\n".join(map(as_line, rows)))
     if plot:
         draw(rows, plot)
 
 
-def measure(examples: list[tuple[str, str]], temperature: float, num_draft: int) -> list[Row]:
+def measure(
+    examples: list[tuple[str, str]], temperature: float, num_draft: int, draft: str
+) -> list[Row]:
     """Run all deltas and plain decoding on every prompt, in a random order for each."""
-    first = engine()
+    first = engine(draft)
     decoders: dict[float | None, SpeculativeDecoder] = {
         None: SpeculativeDecoder(first.model, None, first.tokenizer)
     }

@@ -10,14 +10,22 @@ Everything is in float32. Needs the data that weights/README.md names.
 from __future__ import annotations
 
 import random
-from typing import Annotated
+from typing import Annotated, Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.models.t5.model import T5
+from speculative_t5.models import T5, SharingDraft
 
 import mlx.core as mx
 import typer
-from texts import PREFIX, Corruptor, DataOption, engine, held_out_examples, read_sentences
+from texts import (
+    PREFIX,
+    Corruptor,
+    DataOption,
+    DraftOption,
+    engine,
+    held_out_examples,
+    read_sentences,
+)
 
 CountOption = Annotated[int, typer.Option(help="Number of prompts.")]
 
@@ -29,12 +37,14 @@ def tokens_per_round(outputs: list[Generation]) -> float:
 
 
 @app.command()
-def rules(data: DataOption, count: CountOption = 2000) -> None:
+def rules(
+    data: DataOption, count: CountOption = 2000, draft: DraftOption = "correct-small"
+) -> None:
     """Compare tokens per round at temperature 1: block verification and the token-wise rule."""
     prompts = [source for source, _ in held_out_examples(data, count)]
     for num_draft in (4, 8):
         for verify in ("token", "block"):
-            decoder = engine(num_draft=num_draft, verify=verify)
+            decoder = engine(draft, num_draft=num_draft, verify=verify)
             outputs = decoder.generate_batch(prompts, batch_size=50, temperature=1.0)
             print(
                 f"num_draft {num_draft}, {verify}: {tokens_per_round(outputs):.3f} tokens a round"
@@ -42,7 +52,9 @@ def rules(data: DataOption, count: CountOption = 2000) -> None:
 
 
 @app.command()
-def lookup(data: DataOption, count: CountOption = 300) -> None:
+def lookup(
+    data: DataOption, count: CountOption = 300, draft: DraftOption = "correct-small"
+) -> None:
     """Compare lookups, the draft model and both, greedy, on three or four sentences a prompt."""
     train, test = read_sentences(data)
     corruptor, rng = Corruptor(train), random.Random(0)
@@ -53,12 +65,12 @@ def lookup(data: DataOption, count: CountOption = 300) -> None:
     ]
     plain = engine().generate_batch(prompts, batch_size=50, speculative=False)
     for num_draft in (5, 10):
-        for name, draft, with_lookup in (
+        for name, given, with_lookup in (
             ("lookup", None, True),
-            ("model", "correct-small", False),
-            ("both", "correct-small", True),
+            ("model", draft, False),
+            ("both", draft, True),
         ):
-            decoder = engine(draft, num_draft=num_draft, lookup=with_lookup)
+            decoder = engine(given, num_draft=num_draft, lookup=with_lookup)
             outputs = decoder.generate_batch(prompts, batch_size=50)
             same = sum(o.tokens == r.tokens for o, r in zip(outputs, plain, strict=True))
             print(
@@ -69,19 +81,25 @@ def lookup(data: DataOption, count: CountOption = 300) -> None:
 
 
 @app.command()
-def lengths(data: DataOption, count: CountOption = 100) -> None:
+def lengths(
+    data: DataOption, count: CountOption = 100, draft: DraftOption = "correct-small"
+) -> None:
     """Compare tokens per second with num_draft "auto" and with every fixed length.
 
     A draft with random weights shows what happens where drafting cannot pay.
     """
     warmup, *prompts = [source for source, _ in held_out_examples(data, 4 * count + 1)]
-    base = engine()
-    assert isinstance(base.draft, T5)
+    base = engine(draft)
     mx.random.seed(0)
-    noise = T5(base.draft.config)
+    noise: Any
+    if isinstance(base.draft, SharingDraft):
+        noise = SharingDraft(base.draft.target, base.draft.own)
+    else:
+        assert isinstance(base.draft, T5)
+        noise = T5(base.draft.config)
     mx.eval(noise.parameters())
     # At temperature 1 variants sample different outputs: telling them apart takes more prompts.
-    for name, draft, temperature, share in (
+    for name, small, temperature, share in (
         ("greedy", base.draft, 0.0, count),
         ("temperature 1", base.draft, 1.0, 4 * count),
         ("random draft, greedy", noise, 0.0, count // 2),
@@ -92,7 +110,7 @@ def lengths(data: DataOption, count: CountOption = 100) -> None:
         }
         for num_draft in (*range(1, 11), "auto"):
             variants[str(num_draft)] = SpeculativeDecoder(
-                base.model, draft, base.tokenizer, num_draft=num_draft
+                base.model, small, base.tokenizer, num_draft=num_draft
             )
         print(f"{name}, {share} prompts, tokens/s:")
         compare(variants, warmup, prompts[:share], temperature)

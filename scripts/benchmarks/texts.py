@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from speculative_t5 import SpeculativeDecoder
 
 import mlx.core as mx
+import typer
 
 sys.path.append(str(Path(__file__).parents[1] / "training"))
 
@@ -16,9 +17,12 @@ from corruption import PREFIX, Corruptor, DataOption, held_out_examples, read_se
 from documents import HELD_OUT_FILE
 
 __all__ = [
-    "HELD_OUT_FILE", "PREFIX", "Corruptor", "DataOption", "engine", "held_out_examples",
-    "read_sentences",
+    "HELD_OUT_FILE", "PREFIX", "Corruptor", "DataOption", "DraftOption", "engine",
+    "held_out_examples", "read_sentences",
 ]  # fmt: skip
+
+
+DraftOption = Annotated[str, typer.Option(help="The draft's folder or name.")]
 
 
 def engine(draft: Any = "correct-small", **options: Any) -> SpeculativeDecoder:

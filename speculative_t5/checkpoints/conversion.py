@@ -19,6 +19,7 @@ from .loading import as_dtype
 from .npz import NewTensor
 from .pipeline import read_ahead
 from .places import draft_name, new_folder, origin
+from .sharing import holds_draft
 from .t5 import Checkpoint, Parameter, open_checkpoint, parameter_shapes, read_config
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy, dtype_name
 from .writing import check_replaceable, write_folder
@@ -92,6 +93,8 @@ def convert(
             f"a revision is of a repository on the Hub, and {model} is a folder: "
             "leave --revision out"
         )
+    if local and holds_draft(Path(model)):
+        read_config(Path(model))  # says what a draft is for
     wanted = Quantization(quantize, group_size) if quantize is not None else None
     target = as_dtype(dtype)
     output = output or new_folder(Path(model).resolve().name if local else flat_name(model))

@@ -30,10 +30,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_shapes(
-    where: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape], kind: str
+    where: Path,
+    expected: Mapping[str, Shape],
+    found: Mapping[str, Shape],
+    kind: str,
+    *,
+    again: str = AGAIN,
 ) -> None:
-    """Refuse tensors that are missing, misshapen or unknown to a model of that `kind`."""
-    advice = f"{AGAIN}, with its config.json"
+    """Refuse tensors that are missing, misshapen or unknown to a model of that `kind`.
+
+    The message says to do what `again` says.
+    """
+    advice = f"{again}, with its config.json"
     for name, shape in expected.items():
         if name not in found:
             raise ValueError(

@@ -46,7 +46,8 @@ class Inspection:
     num_parameters: int  # each counted once
     stored: tuple[str, ...]  # the types of its tensors; empty for a repository
     sizes: tuple[Sizes, ...]  # for each way to convert it; none if it is quantized already
-    # Model folders with the same tokenizer and fewer parameters, and how many they have.
+    # Folders of drafts that share its encoder, and model folders with the same tokenizer and fewer
+    # parameters; and how many they have.
     drafts: tuple[tuple[Path, int], ...]
 
 
@@ -75,7 +76,7 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
         num_parameters=count,
         stored=tuple(sorted({dtype_name(dtype) for dtype in (kinds or {}).values()})),
         sizes=() if config.quantization else tuple(ways(config, kinds)),
-        drafts=tuple(find_drafts(tokenizer.vocabulary, count)),
+        drafts=tuple(find_drafts(Path(model).name, tokenizer.vocabulary, count)),
     )
 
 
@@ -98,15 +99,14 @@ def list_models() -> list[Listed]:
     found = _find_models()
     listed = []
     for model, vocabulary in found:
-        sharing = [other for other, _ in reversed(found) if other.draft_for == model.folder.name]
-        drafts = [*sharing, *_drafts(vocabulary, model.num_parameters, found)]
+        drafts = _drafts(model.folder.name, vocabulary, model.num_parameters, found)
         listed.append(replace(model, drafts=tuple(draft.folder.name for draft in drafts)))
     return listed
 
 
-def find_drafts(vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int]]:
-    """Return the model folders with that tokenizer and fewer parameters, the smallest first."""
-    found = _drafts(vocabulary, num_target, _find_models())
+def find_drafts(name: str, vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int]]:
+    """Return the model folders that can draft for a target, those that share its encoder first."""
+    found = _drafts(name, vocabulary, num_target, _find_models())
     return [(model.folder, model.num_parameters) for model in found]
 
 
@@ -142,12 +142,17 @@ def _find_models() -> list[tuple[Listed, Vocabulary | None]]:
 
 
 def _drafts(
+    name: str,
     vocabulary: Vocabulary | None,
     num_target: int,
     found: Sequence[tuple[Listed, Vocabulary | None]],
 ) -> list[Listed]:
-    """Return those that share the tokenizer and are smaller, the smallest first."""
-    return [
+    """Return the drafts of that target, then those that have its tokenizer and are smaller.
+
+    The smallest come first.
+    """
+    sharing = [model for model, _ in reversed(found) if model.draft_for == name]
+    return sharing + [
         model
         for model, other in reversed(found)
         if other and other == vocabulary and model.num_parameters < num_target

@@ -34,6 +34,7 @@ from .tensors import as_mlx, as_numpy
 from .writing import write_folder
 
 SHARED = ["encoder", "embedding", "head"]
+AGAIN = "copy or distill the draft again"
 
 
 def holds_draft(folder: Path) -> bool:
@@ -66,11 +67,17 @@ def load_draft(folder: Path, target: T5 | CausalModel | None) -> SharingDraft:
             f"{folder} is a draft for {name}, and the target is another model: "
             f"use {name} as the target, or distill a draft for this one"
         )
+    if config.draft_vocab is not None and config.draft_vocab <= target.eos_token_id:
+        raise ValueError(
+            f"{folder / 'config.json'}: draft_vocab is {config.draft_vocab}, expected more than "
+            f"{target.eos_token_id}, the id that ends outputs: {AGAIN}"
+        )
     draft = SharingDraft(target, config)
     path = folder / "weights.npz"
     tensors = read_npz(path)
     shapes = {name: tuple(w.shape) for name, w in _parameters(draft).items()}
-    check_shapes(path, shapes, {name: t.shape for name, t in tensors.items()}, "draft")
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    check_shapes(path, shapes, found, "draft", again=AGAIN)
     draft.load_weights(
         [(name, as_mlx(t.read(), t.dtype).astype(target.dtype)) for name, t in tensors.items()]
     )
@@ -129,16 +136,21 @@ def _read_config(folder: Path) -> tuple[SharingConfig, str]:
     raw = read_json(path)
     if raw.get("shares") != SHARED:
         raise ValueError(
-            f"{path}: shares is {shown(raw.get('shares'))}, expected {SHARED}: install a newer "
+            f"{path}: shares is {shown(raw.get('shares'))}, expected {SHARED}: use a newer "
             "version, or distill the draft again"
         )
     if not is_sample(raw.get("fingerprint")):
         raise ValueError(
-            f"{path}: fingerprint is {shown(raw.get('fingerprint'))}, and not one of a target: "
-            "distill the draft again"
+            f"{path}: fingerprint is {shown(raw.get('fingerprint'))}, expected one that this "
+            f"version writes: {AGAIN}"
         )
-    depth = read_size(raw, "num_decoder_layers")
+    try:
+        depth, d_ff = read_size(raw, "num_decoder_layers"), read_size(raw, "d_ff")
+        vocab = read_size(raw, "draft_vocab") if raw.get("draft_vocab") is not None else None
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}; {AGAIN}") from error
     if depth > MAX_LAYERS:
-        raise ValueError(f"{path}: num_decoder_layers is {depth}, expected at most {MAX_LAYERS}")
-    vocab = read_size(raw, "draft_vocab") if raw.get("draft_vocab") is not None else None
-    return SharingConfig(depth, read_size(raw, "d_ff"), vocab), cast(str, raw["fingerprint"])
+        raise ValueError(
+            f"{path}: num_decoder_layers is {depth}, expected at most {MAX_LAYERS}: {AGAIN}"
+        )
+    return SharingConfig(depth, d_ff, vocab), cast(str, raw["fingerprint"])

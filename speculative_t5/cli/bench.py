@@ -221,7 +221,7 @@ def _pair(first: SpeculativeDecoder, sources: Sequence[list[int]], task: _Task) 
     longest = max(task.lengths)
     decoders["lookup"] = SpeculativeDecoder(target, "lookup", tokenizer, num_draft=longest)
     variants = variants_of(decoders, task.max_tokens, drafts=small is not None)
-    return Bench(target, small, variants, sources, task.draft_vocab)
+    return Bench(target, small, variants, sources, drafting(longest).draft_vocab)
 
 
 def _random(

@@ -36,7 +36,7 @@ def as_lines(found: Sequence[Listed]) -> Iterator[str]:
             rows.append(
                 (
                     one_line(model.folder.name),
-                    f"draft for {model.draft_for}" if model.draft_for else model.family,
+                    f"draft for {one_line(model.draft_for)}" if model.draft_for else model.family,
                     f"{model.num_parameters / 1e6:,.1f} M",
                     ", ".join(model.stored),
                     f"{model.size / 1e6:,.1f} MB",

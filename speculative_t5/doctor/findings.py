@@ -13,6 +13,7 @@ from .. import device
 from ..checkpoints import (
     find_folder,
     holds_causal,
+    holds_draft,
     inspect_causal,
     load,
     open_checkpoint,
@@ -49,15 +50,21 @@ class Subject:
         return bool(found and found.resolve() == (weights_folders()[-1] / SHIPPED).resolve())
 
     def check(self) -> None:
-        """Refuse folders without a model, and a draft that does not fit; no weights are read."""
-        ours, *drafts = (_vocabulary(folder) for folder in (self.model, self.draft) if folder)
-        for theirs in drafts:
-            if ours != theirs:
-                raise ValueError(
-                    f"the draft {self.draft} does not fit the target {self.model}: the target is "
-                    f"{_described(*ours)}, the draft {_described(*theirs)}; choose another draft, "
-                    "or 'lookup'"
-                )
+        """Refuse folders without a model, and a draft that does not fit.
+
+        Weights are read only where a draft shares its target's encoder: they tell its target.
+        """
+        ours = _vocabulary(self.model)
+        if self.draft is None:
+            return
+        if holds_draft(find_folder(self.draft) or Path(self.draft)):
+            self.decoder()
+        elif ours != (theirs := _vocabulary(self.draft)):
+            raise ValueError(
+                f"the draft {self.draft} does not fit the target {self.model}: the target is "
+                f"{_described(*ours)}, the draft {_described(*theirs)}; choose another draft, "
+                "or 'lookup'"
+            )
 
     def decoder(self, dtype: mx.Dtype | None = None) -> SpeculativeDecoder:
         """Load the models, by default in the type of this subject, or else as `load` chooses."""

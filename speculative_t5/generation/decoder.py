@@ -286,6 +286,11 @@ class SpeculativeDecoder:
         return self.draft is not None or self._drafting.lookup
 
     @property
+    def draft_vocab(self) -> int | None:
+        """The draft model proposes only ids below this; None for all."""
+        return self._drafting.draft_vocab
+
+    @property
     def prefix(self) -> str:
         """The prefix of each prompt that is text and does not begin with it."""
         return self._prompts.prefix

@@ -43,8 +43,8 @@ def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
     """Refuse a target and a draft whose ids stand for different tokens, or another's draft."""
     if isinstance(draft, SharingDraft) and draft.target is not model:
         raise ValueError(
-            "the draft shares the encoder of another model that was loaded: load it with "
-            "load(NAME, target=model), model being this decoder's own"
+            "the draft shares the encoder of another model that was loaded: give "
+            "load(NAME, target=model) the model of this decoder"
         )
     if model.is_decoder_only != draft.is_decoder_only:
         kinds = {True: "decoder-only", False: "an encoder-decoder"}

@@ -164,11 +164,12 @@ class SourceCache:
         """T, the length of the longest row, rounded up."""
         return source_width(self.lengths)
 
-    def view(self) -> list[KeysValues]:
-        """Keys and values of each layer, (B, H, T, D)."""
-        if self.width == self.capacity:
-            return self.layers
-        return [(k[:, :, : self.width], v[:, :, : self.width]) for k, v in self.layers]
+    def view(self, part: slice) -> list[KeysValues]:
+        """Keys and values of each layer of a part, (B, H, T, D)."""
+        width = self.width
+        if width == self.capacity:
+            return self.layers[part]
+        return [(k[:, :, :width], v[:, :, :width]) for k, v in self.layers[part]]
 
     def replace(self, rows: Sequence[int], new: SourceCache, new_rows: Sequence[int]) -> None:
         """Overwrite `rows[i]` with row `new_rows[i]` of another cache."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from speculative_t5.models.t5.model import T5
+    from speculative_t5.models import T5, SharingDraft
 
 
 def as_hugging_face(model: T5, folder: Path) -> None:
@@ -65,6 +65,29 @@ def read_back(folder: Path) -> T5:
     )
     mx.eval(model.parameters())
     return model
+
+
+def write_draft(draft: T5 | SharingDraft, folder: Path) -> None:
+    """Write a draft as `as_hugging_face` does; of one that shares its target's encoder, its own."""
+    from speculative_t5.checkpoints import save_draft
+    from speculative_t5.models import SharingDraft
+
+    if isinstance(draft, SharingDraft):
+        save_draft(folder, draft, "the target")
+    else:
+        as_hugging_face(draft, folder)
+
+
+def read_draft(folder: Path, target: T5) -> T5 | SharingDraft:
+    """Load what `write_draft` wrote, for its target."""
+    from speculative_t5.checkpoints import load_draft
+
+    return read_back(folder) if is_whole(folder) else load_draft(folder, target)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds a model, which every program reads, and not just part of one."""
+    return (folder / "model.safetensors").exists()
 
 
 def as_ctranslate2(source: Path, output: Path) -> None:

@@ -18,7 +18,14 @@ from types import TracebackType
 from typing import Any
 
 from programs import ASSISTED, OURS, PLAIN, STEADY
-from programs.checkpoints import dtype_of, read_back, silence_transformers, word
+from programs.checkpoints import (
+    dtype_of,
+    is_whole,
+    read_back,
+    read_draft,
+    silence_transformers,
+    word,
+)
 
 MAX_SOURCE_LENGTH = 2**16  # tokens of a prompt; random shapes would refuse long ones otherwise
 
@@ -102,7 +109,7 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     }
     if name == "naive":
         return lambda ids, max_tokens: naive.generate(model, ids, max_tokens), about
-    draft = None if name == PLAIN else read_back(place / "draft")
+    draft = None if name == PLAIN else read_draft(place / "draft", model)
     for loaded in (model, draft):
         if loaded:
             accelerate(loaded)
@@ -124,6 +131,8 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
 def load_transformers(
     place: Path, spec: dict[str, Any], *, assisted: bool
 ) -> tuple[Generate, dict[str, Any]]:
+    if assisted and not is_whole(place / "draft"):
+        raise CannotRun("the draft shares its target's encoder, and it needs one that is a model")
     import torch
     from transformers import T5ForConditionalGeneration
 

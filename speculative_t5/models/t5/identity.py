@@ -1,72 +1,86 @@
-"""Telling one T5 from another by a few of its weights, whatever type they are stored in."""
+"""Telling one T5 from another by a few numbers of each weight, whatever type they are stored in."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator
 from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
-SAMPLES = 32  # weights of norms and of matrices each
-CLOSE = 2.0**-6  # relative; rounding to bfloat16, there and here, makes half of it at most
-TINY = 1e-6  # float16's rounding of the smallest numbers
+PLACES = 4  # of each weight
+CLOSE = 1.3 * 2.0**-8  # relative: rounding to bfloat16, and to float16 there and here
+TINY = 2e-7  # float16's rounding of the smallest numbers
+_SAMPLE = re.compile(rf"([0-9a-f]{{16}})\.((?:[0-9a-f]{{{4 * (PLACES + 1)}}})+)")
 
 
 def sample_weights(model: nn.Module) -> str:
     """Return a sample of a model's weights as text, which `same_weights` compares.
 
-    It has two parts of hexadecimal bfloat16 numbers, divided by a point: weights of norms, which
-    are never quantized, and weights of matrices, which are left out if any of them is quantized.
+    After a digest of all names and shapes it has, for each weight, float16 numbers in hexadecimal:
+    some of its elements, and how far quantization may have moved them, 0 if it is not quantized.
     """
-    weights = dict(cast(list[tuple[str, mx.array]], tree_flatten(model.parameters())))
-    names = sorted(weights)
-    norms = [name for name in names if weights[name].ndim == 1]
-    matrices = [name for name in names if weights[name].ndim == 2]
-    if any(name.endswith(".scales") for name in names):
-        matrices = []
-    return ".".join(_as_hex([weights[name] for name in part]) for part in (norms, matrices))
+    shapes, numbers = [], []
+    for name, weight in sorted(_weights(model), key=lambda item: item[0]):
+        shape, elements, step = _elements(name, weight)
+        shapes.append((name, shape))
+        numbers.append(mx.concatenate([elements, step[None]]).astype(mx.float16))
+    digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+    words = np.array(mx.stack(numbers).view(mx.uint16)).reshape(-1).tolist()
+    return f"{digest}." + "".join(f"{word:04x}" for word in words)
 
 
 def same_weights(a: str, b: str) -> bool:
     """Whether two samples may be of the same model, perhaps in other types or quantized."""
-    parts = zip(a.split("."), b.split("."), strict=True)
-    return all(not x or not y or _close(x, y) for x, y in parts)
+    (names, x), (others, y) = _parts(a), _parts(b)
+    if names != others or x.shape != y.shape:
+        return False
+    (x, x_step), (y, y_step) = (np.split(each, [PLACES], axis=1) for each in (x, y))
+    room = CLOSE * np.maximum(np.abs(x), np.abs(y)) + TINY + x_step + y_step
+    with np.errstate(invalid="ignore"):  # of infinities
+        return bool(np.all((x == y) | (np.abs(x - y) <= room)))
 
 
 def is_sample(text: object) -> bool:
     """Whether a value from a file is a sample."""
-    if not isinstance(text, str) or text.count(".") != 1:
-        return False
-    return all(len(part) % 4 == 0 and _is_hex(part) for part in text.split("."))
+    return isinstance(text, str) and _SAMPLE.fullmatch(text) is not None
 
 
-def _is_hex(text: str) -> bool:
-    return all(c in "0123456789abcdef" for c in text)
+def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that have a weight, by name."""
+    for name, module in model.named_modules():
+        if "weight" in module:
+            yield name, module
 
 
-def _as_hex(weights: Sequence[mx.array]) -> str:
-    """Return one number of each weight, or `SAMPLES` numbers of as many weights or fewer."""
-    numbers = []
-    for i in range(SAMPLES if weights else 0):
-        weight = weights[i * len(weights) // SAMPLES]
-        digest = hashlib.sha256(f"{i} {weight.shape}".encode()).digest()
-        place = int.from_bytes(digest[:8], "big") % weight.size
-        numbers.append(weight.reshape(-1)[place].astype(mx.bfloat16).view(mx.uint16))
-    mx.eval(numbers)
-    return "".join(f"{number.item():04x}" for number in numbers)
+def _elements(name: str, module: nn.Module) -> tuple[tuple[int, ...], mx.array, mx.array]:
+    """Return a weight's shape, `PLACES` of its elements, and their quantization's step, ()."""
+    weight = cast(mx.array, module.weight)
+    scales = cast(mx.array | None, module.get("scales"))
+    shape = tuple(weight.shape)
+    if scales is not None:
+        shape = len(scales), scales.shape[1] * module.group_size
+    digest = hashlib.sha256(name.encode()).digest()
+    places = [int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(PLACES)]
+    columns = mx.array([place % shape[-1] for place in places])
+    if len(shape) == 1:
+        return shape, weight[columns].astype(mx.float32), mx.zeros(())
+    rows = mx.array([place // shape[1] % shape[0] for place in places])
+    if scales is None:
+        return shape, weight[rows, columns].astype(mx.float32), mx.zeros(())
+    whole = mx.dequantize(
+        weight[rows], scales[rows], module.biases[rows], module.group_size, module.bits
+    )
+    step = mx.max(mx.abs(scales[rows, columns // module.group_size]))
+    elements = mx.take_along_axis(whole, columns[:, None], axis=1)[:, 0]
+    return shape, elements.astype(mx.float32), step.astype(mx.float32)
 
 
-def _close(a: str, b: str) -> bool:
-    x, y = map(_numbers, (a, b))
-    if len(x) != len(y):
-        return False
-    return bool(np.all(np.abs(x - y) <= CLOSE * np.maximum(np.abs(x), np.abs(y)) + TINY))
-
-
-def _numbers(text: str) -> np.ndarray:
-    high = np.array([int(text[i : i + 4], 16) for i in range(0, len(text), 4)], dtype=np.uint32)
-    return (high << 16).view(np.float32)
+def _parts(sample: str) -> tuple[str, np.ndarray]:
+    """Return the digest in a sample, and its numbers, (weights, PLACES + 1) float32."""
+    names, words = sample.split(".")
+    numbers = np.array([int(words[i : i + 4], 16) for i in range(0, len(words), 4)], np.uint16)
+    return names, numbers.view(np.float16).astype(np.float32).reshape(-1, PLACES + 1)

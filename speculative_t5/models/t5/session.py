@@ -62,7 +62,7 @@ class T5Session:
         for part, count in cache.passes(tokens):
             offsets = cache.reserve(part.shape[1])
             result, layers = self._decoder.run(
-                output, vocab_size, part, offsets, cache.take(), sources.view()[self._layers],
+                output, vocab_size, part, offsets, cache.take(), sources.view(self._layers),
                 sources.mask,
             )  # fmt: skip
             cache.put(layers, count)

@@ -42,7 +42,7 @@ class SharingDraft(nn.Module):
     alone (`start`), it has the target's encoder read the prompts. As distil-whisper's models do for
     speech (arXiv 2311.00430).
 
-    Its layers are copies of the target's first and last, until weights are loaded or trained.
+    Its weights are random until they are loaded or trained, or copied (`copy_layers`).
     """
 
     def __init__(self, target: T5, config: SharingConfig) -> None:
@@ -57,6 +57,7 @@ class SharingDraft(nn.Module):
         )
         self._target = (target,)  # MLX does not look into tuples: its weights are not the draft's
         self._compiled: CompiledDecoder | None = None
+        self._compiled_with: CompiledDecoder | None = None  # the target's, of the same weights
         self.decoder = Decoder(self.config)
         self.decoder.set_dtype(target.dtype)
 
@@ -110,13 +111,13 @@ class SharingDraft(nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        return self.target.dtype
+        return self.decoder.norm.weight.dtype
 
     @property
     def fingerprint(self) -> str:
         """Hexadecimal digest of the draft's own weights and the target's."""
         own = fingerprint(repr(self.own), self.parameters())
-        return f"{own} {self.target.fingerprint}"
+        return f"{own} {self.dtype} {self.target.fingerprint}"
 
     def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
         """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
@@ -164,10 +165,11 @@ class SharingDraft(nn.Module):
 
     @property
     def compiled(self) -> CompiledDecoder:
-        """The compiled decoder, which the first use makes."""
+        """The compiled decoder, made by the first use, and anew once the target is recompiled."""
+        target = self.target.compiled  # evaluates the weights that are shared
         with COMPILING:
-            if self._compiled is None:
-                self._compiled = CompiledDecoder(self)
+            if self._compiled is None or self._compiled_with is not target:
+                self._compiled, self._compiled_with = CompiledDecoder(self), target
             return self._compiled
 
     def recompile(self) -> None:

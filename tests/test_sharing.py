@@ -1,0 +1,161 @@
+"""Drafts that share their target's encoder: one encoding of each prompt, copies of layers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.cpu import accelerate
+from speculative_t5.decoding import ModelDrafter, Sampler
+from speculative_t5.models import Quantization, SharingConfig, SharingDraft, copy_layers
+from speculative_t5.models.t5.model import T5, quantize
+
+import mlx.core as mx
+import pytest
+from conftest import (
+    EOS,
+    output_logits,
+    tiny_model,
+    tiny_sharing,
+)
+from messages import check_message
+from mlx.utils import tree_flatten
+
+PROMPTS = [[5, 9, 7, 3, EOS], [4, EOS], [12, 13, 6, 2, 8, 9, EOS]]
+TOKENS = [[0, 4, 9, 3], [0, 17, 2, 2], [0, 5, 6, 7]]
+WIDE = {"d_model": 32, "d_kv": 16, "d_ff": 64}
+
+
+def make_target(kind: str) -> T5:
+    options: dict[str, Any] = {"vocab_size": 20, "layers": 3, "seed": 3}
+    if kind == "tied":
+        model = tiny_model(**options)
+        tied = T5(copy.copy(model.config).__class__(**vars(model.config) | {"own_head": False}))
+        tied.load_weights(
+            [pair for pair in tree_flatten(model.parameters()) if "lm_head" not in pair[0]]
+        )
+        accelerate(tied)
+        return tied
+    if kind == "quantized":
+        model = tiny_model(**options, **WIDE)
+        quantize(model, Quantization(8, 32))
+        return model
+    model = tiny_model(**options, bias_per_layer=kind == "bias_per_layer")
+    if kind == "bfloat16":
+        model.set_dtype(mx.bfloat16)
+    return model
+
+
+TARGETS = ["plain", "tied", "bias_per_layer", "quantized", "bfloat16"]
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_draft_computes_the_same_alone_and_beside_its_target(kind: str, layers: int) -> None:
+    draft = tiny_sharing(make_target(kind), layers=layers)
+    session, beside, contexts = draft.start_both(PROMPTS)
+    alone, same = draft.start(PROMPTS)
+    assert contexts == same == [[0]] * 3
+    session.step(mx.array(TOKENS)[:, :2])  # has its own cache
+    given = [mx.concatenate([s.step(mx.array(TOKENS)[:, a:b]) for a, b in ((0, 3), (3, 4))], 1)
+             for s in (alone, beside)]  # fmt: skip
+    assert mx.array_equal(*given)
+    assert beside.lengths == [4] * 3 and session.lengths == [2] * 3
+    for row, (prompt, tokens) in enumerate(zip(PROMPTS, TOKENS, strict=True)):
+        whole = output_logits(draft, prompt, [tokens[1:]])[0].astype(mx.float32)
+        largest = mx.max(mx.abs(whole)).item()
+        room = (0.05 if kind == "bfloat16" else 1e-4) * largest
+        assert mx.allclose(given[0][row].astype(mx.float32), whole, rtol=0, atol=room)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_copies_of_all_layers_are_the_target(kind: str) -> None:
+    target = make_target(kind)
+    draft = tiny_sharing(target, noise=0)
+    assert draft.dtype == target.dtype
+    session, beside, _ = draft.start_both(PROMPTS)
+    expected, found = (s.step(mx.array(TOKENS)).astype(mx.float32) for s in (session, beside))
+    # Dequantized matrices are rounded, and multiplied by another kernel.
+    room = 1e-2 if kind == "quantized" else 0
+    assert mx.allclose(found, expected, rtol=0, atol=room * mx.max(mx.abs(expected)).item())
+
+
+def test_copied_layers_are_evenly_spaced_and_end_with_the_last() -> None:
+    target = make_target("bias_per_layer")
+    tables = target.decoder.position_bias.weight.reshape(3, -1)
+    for depth, chosen in ((1, [2]), (2, [0, 2]), (3, [0, 1, 2])):
+        draft = SharingDraft(target, SharingConfig(depth, 16))
+        copy_layers(draft)
+        for layer, number in zip(draft.decoder.layers, chosen, strict=True):
+            of_target = target.decoder.layers[number].feed_forward.wo.weight
+            assert mx.array_equal(layer.feed_forward.wo.weight, of_target)
+        own = draft.decoder.position_bias.weight.reshape(depth, -1)
+        assert mx.array_equal(own, tables[mx.array(chosen)])
+
+
+def test_each_prompt_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, encoded = make_target("plain"), []
+    encoder = type(target.encoder)
+    encode = encoder.__call__
+
+    def counted(self: Any, x: mx.array, mask: Any) -> Any:
+        encoded.append(x.shape[0])
+        return encode(self, x, mask)
+
+    monkeypatch.setattr(encoder, "__call__", counted)
+    decoder = SpeculativeDecoder(target, tiny_sharing(target), num_draft=3)
+    prompts = PROMPTS * 3
+    outputs = decoder.generate_batch(prompts, batch_size=2, max_tokens=12)
+    assert sum(encoded) == len(prompts)
+    assert sum(o.stats.accepted for o in outputs) > 0
+    decoder.generate_batch(prompts, batch_size=2, max_tokens=12, speculative=False)
+    assert sum(encoded) == 2 * len(prompts)
+
+
+def test_rows_of_other_prompts_are_drafted_for_as_new_ones() -> None:
+    """After rounds that draft nothing, too, and after rows were dropped."""
+    target = make_target("plain")
+    draft = tiny_sharing(target, noise=0.3)
+    drafter, fresh = (ModelDrafter(draft, Sampler(), 20) for _ in range(2))
+    session, beside, _ = draft.start_both(PROMPTS)
+    drafter.start(PROMPTS, beside)
+    drafter.propose(TOKENS, 3, None)
+    new = [9, 9, 3, EOS]
+    (encoded,) = session.encode([new])
+    assert session.replace([1], [encoded]) == [[0]]
+    assert beside.replace([1], beside.encode([new])) == [[0]]
+    assert beside.lengths == [6, 0, 6]
+    drafter.replace([1], [new])
+    prompts, contexts = [PROMPTS[0], new, PROMPTS[2]], [[*TOKENS[0], 8], [0], [*TOKENS[2], 5]]
+    drafter.propose(contexts, 0, None)
+    contexts[1] = [0, 8, 5]
+    drafter.propose(contexts, 0, None)
+    kept = [2, 1]
+    for rows in (range(3), kept):
+        fresh.start([prompts[row] for row in rows])
+        given = [contexts[row] for row in rows]
+        expected = fresh.propose(given, 4, None).tokens.tolist()
+        assert drafter.propose(given, 4, None).tokens.tolist() == expected
+        if rows is not kept:
+            session.select(kept)
+            drafter.select(kept)
+
+
+def test_a_draft_follows_its_recompiled_target() -> None:
+    target = make_target("tied")
+    draft = tiny_sharing(target)
+    before = draft.start(PROMPTS[:1])[0].step(mx.array(TOKENS[:1]))
+    target.shared.weight = -2 * target.shared.weight
+    target.recompile()
+    after = draft.start(PROMPTS[:1])[0].step(mx.array(TOKENS[:1]))
+    expected = output_logits(draft, PROMPTS[0], [TOKENS[0][1:]])
+    assert mx.allclose(after, expected, rtol=0, atol=1e-3 * mx.max(mx.abs(expected)).item())
+    assert not mx.allclose(after, before, atol=0.1)
+
+
+def test_another_models_draft_is_refused() -> None:
+    draft = tiny_sharing(make_target("plain"))
+    with pytest.raises(ValueError) as raised:
+        SpeculativeDecoder(make_target("plain"), draft)
+    check_message(str(raised.value), "shares the encoder of another model")

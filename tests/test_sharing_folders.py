@@ -1,0 +1,268 @@
+"""Folders of drafts that share their target's encoder: which targets they fit, and commands."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.checkpoints import load_draft, save_draft
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.cli import bench
+from speculative_t5.doctor import Subject, speed
+from speculative_t5.models import Quantization, SharingConfig, SharingDraft
+from speculative_t5.models.t5.model import T5, quantize
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from commands import Call, caller
+from conftest import (
+    V1_0,
+    edit_json,
+    tiny_causal,
+    tiny_sharing,
+    write_checkpoint,
+)
+from messages import check_message
+from mlx.utils import tree_flatten
+
+WIDE = {"d_model": 32, "d_kv": 16, "d_ff": 64}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
+    """A folder with weights/target, a draft of one layer beside it, and the checkpoint."""
+    home = tmp_path_factory.mktemp("home")
+    write_checkpoint(home / "source", V1_0 | WIDE, spiece)
+    convert(str(home / "source"), home / "weights" / "target")
+    target, _ = load(home / "weights" / "target", dtype=mx.float32)
+    assert isinstance(target, T5)
+    save_draft(home / "weights" / "mine", tiny_sharing(target, layers=1, noise=0.01), "target")
+    return home
+
+
+@pytest.fixture(scope="module")
+def target(home: Path) -> T5:
+    found, _ = load(home / "weights" / "target", dtype=mx.float32)
+    assert isinstance(found, T5)
+    return found
+
+
+def test_a_folder_holds_the_draft_rounded_to_float16(target: T5, tmp_path: Path) -> None:
+    draft = tiny_sharing(target, layers=2)
+    for name in ("one", "two"):
+        save_draft(tmp_path / name, draft, "target", more={"made_by": {"steps": 3}})
+    for file in ("config.json", "weights.npz"):
+        assert len({(tmp_path / name / file).read_bytes() for name in ("one", "two")}) == 1
+    again = load_draft(tmp_path / "one", target)
+    assert again.own == draft.own and again.target is target
+    kept = dict(tree_flatten(again.parameters()))
+    for name, weight in tree_flatten(draft.parameters()):
+        assert mx.array_equal(kept[name], weight.astype(mx.float16).astype(mx.float32)), name
+    limited = SharingDraft(target, SharingConfig(1, V1_0["d_ff"], draft_vocab=40))
+    save_draft(tmp_path / "limited", limited, "target")
+    decoder = SpeculativeDecoder(target, load_draft(tmp_path / "limited", target), num_draft=3)
+    assert decoder.draft_vocab == 40
+    assert SpeculativeDecoder(target, decoder.draft, draft_vocab=30).draft_vocab == 30
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"quantize": 8, "group_size": 32},
+        {"quantize": 4, "group_size": 32},
+    ],
+    ids=["float32", "bfloat16", "8-bits", "4-bits"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_target_may_be_stored_and_computed_in_any_type(
+    options: dict[str, Any], dtype: str, home: Path, tmp_path: Path
+) -> None:
+    stored = convert(str(home / "source"), tmp_path / "other", **options)
+    model, _ = load(stored, dtype=dtype)
+    draft, tokenizer = load(home / "weights" / "mine", target=model)
+    assert isinstance(draft, SharingDraft) and draft.dtype == model.dtype and tokenizer is None
+    decoder = SpeculativeDecoder(model, draft, num_draft=3)
+    assert decoder.generate([5, 9, 1], max_tokens=8).stats.drafted > 0
+
+
+def fine_tuned(target: T5) -> T5:
+    """The target with a hundredth of other weights on two matrices, as an adapter changes them."""
+    model = copy.deepcopy(target)
+    attention = model.decoder.layers[1].self_attention
+    for linear in (attention.qkv, model.encoder.layers[0].self_attention.qkv):
+        rows, columns = linear.weight.shape
+        change = mx.random.normal((rows, 4)) @ mx.random.normal((4, columns))
+        scale = mx.linalg.norm(linear.weight) / mx.linalg.norm(change)
+        linear.weight = linear.weight + 0.01 * scale * change
+    return model
+
+
+def resized(target: T5) -> T5:
+    """The target with more rows in its embedding, the first of which are the same."""
+    config = copy.copy(target.config)
+    model = T5(type(config)(**vars(config) | {"vocab_size": config.vocab_size + 8}))
+    weights = dict(tree_flatten(target.parameters()))
+    more = mx.zeros((8, config.d_model))
+    weights["shared.weight"] = mx.concatenate([weights["shared.weight"], more])
+    model.load_weights(list(weights.items()))
+    return model
+
+
+def other(target: T5) -> T5:
+    """A quantized model of the same shapes."""
+    mx.random.seed(5)
+    model = T5(target.config)
+    quantize(model, Quantization(8, 32))
+    return model
+
+
+OTHERS: list[Callable[[T5], Any]] = [
+    fine_tuned, resized, other, lambda _: tiny_causal(vocab_size=20), lambda _: None,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", OTHERS)
+def test_another_target_is_refused_by_name(make: Any, home: Path, target: T5) -> None:
+    mx.random.seed(0)
+    with pytest.raises(ValueError) as raised:
+        load(home / "weights" / "mine", target=make(target))
+    check_message(str(raised.value), "is a draft for target, ")
+
+
+DAMAGES: dict[str, tuple[dict[str, Any], str]] = {
+    **{
+        f"{name} {value!r}": ({name: value}, f"{name} in config.json is ")
+        for name in ("num_decoder_layers", "d_ff", "draft_vocab")
+        for value in (0, -3, 1.5, "two", [1], 2**40)
+    },
+    "no layers": ({"num_decoder_layers": None}, "num_decoder_layers in config.json is missing"),
+    "many layers": ({"num_decoder_layers": 9999}, "num_decoder_layers is 9999"),
+    "more layers": ({"num_decoder_layers": 2}, "has no tensor decoder.layers.1."),
+    "another width": ({"d_ff": 7}, "expected (7, 32)"),
+    "a vast width": ({"d_ff": 2**24}, "expected (16777216, 32)"),
+    "few ids": ({"draft_vocab": 1}, "draft_vocab is 1"),
+    "shares nothing": ({"shares": []}, "shares is []"),
+    "shares junk": ({"shares": {"a": 1}}, "shares is {"),
+    **{
+        f"fingerprint {value!r}": ({"fingerprint": value}, "fingerprint is ")
+        for value in (None, 5, "", ".", "0" * 16 + ".", "0" * 16 + "." + "g" * 20, ["a"])
+    },
+    "a short fingerprint": ({"fingerprint": "0" * 16 + "." + "0" * 20}, "is a draft for target"),
+    "no name": ({"target": 5, "fingerprint": "0" * 16 + "." + "0" * 20}, "it does not name"),
+    "a wild name": ({"target": "a\x1b[2J\nb", "fingerprint": "0" * 16 + "." + "0" * 20}, "a\\x1b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_config_is_refused(damage: str, home: Path, target: T5, tmp_path: Path) -> None:
+    changes, found = DAMAGES[damage]
+    folder = shutil.copytree(home / "weights" / "mine", tmp_path / "mine")
+    edit_json(folder / "config.json", **changes)
+    with pytest.raises(ValueError) as raised:
+        load(folder, target=target)
+    check_message(str(raised.value), found)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "found"),
+    [
+        ("config.json", b"{", "config.json is not JSON"),
+        ("config.json", b"[1]", "config.json holds a list"),
+        ("weights.npz", b"junk", "weights.npz"),
+        ("weights.npz", b"", "weights.npz"),
+        ("weights.npz", None, "weights.npz"),
+    ],
+)
+def test_damaged_files_are_refused(
+    file: str, content: bytes | None, found: str, home: Path, target: T5, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(home / "weights" / "mine", tmp_path / "mine")
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(content)
+    with pytest.raises((ValueError, OSError)) as raised:
+        load(folder, target=target)
+    assert found in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.fixture
+def call(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(home, monkeypatch, capfd)
+
+
+PAIR = ("--model", "target", "--draft-model", "mine")
+HELLO = ("--prompt", "The old man.")
+
+
+def test_models_names_the_draft_and_its_target(call: Call) -> None:
+    found = {Path(record["folder"]).name: record for record in call("models", "--json").records}
+    assert found["mine"]["draft_for"] == "target" and found["mine"]["error"] is None
+    assert found["mine"]["drafts"] == [] and found["target"]["drafts"] == ["mine"]
+    lines = call("models").out.splitlines()
+    assert any(line.startswith("mine ") and "draft for target" in line for line in lines)
+    assert any(line.startswith("target ") and "mine, lookup" in line for line in lines)
+    assert "mine" in call("--inspect", "--model", "weights/target", program="convert.py").out
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("__main__.py", ("--model", "mine", *HELLO)),
+        ("__main__.py", ("batch", "-", "--model", "mine")),
+        ("__main__.py", ("bench", "--model", "mine")),
+        ("__main__.py", ("doctor", "--model", "mine")),
+        ("__main__.py", ("--model", "correct-small", "--draft-model", "mine", *HELLO)),
+        ("__main__.py", ("doctor", "--model", "correct-small", "--draft-model", "mine")),
+        ("convert.py", ("--model", "weights/mine")),
+        ("convert.py", ("--model", "weights/mine", "--inspect")),
+    ],
+)
+def test_a_draft_alone_or_for_another_model_is_refused(
+    program: str, arguments: tuple[str, ...], call: Call
+) -> None:
+    done = call(*arguments, program=program, stdin="The old man.\n")
+    assert (done.code, done.out, len(done.err)) == (2, "", 1), done
+    check_message(done.err[0].removeprefix("error: "), "a draft for target, ")
+
+
+def test_commands_decode_with_the_draft(
+    call: Call, home: Path, target: T5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = call("--model", "target", "--regular-decode", "--max-tokens", "9", *HELLO)
+    assert expected.code == 0
+    drafted = call(*PAIR, "--max-tokens", "9", "--json", *HELLO).records[0]
+    assert drafted["text"] == expected.out.rstrip("\n") and drafted["stats"]["drafted"] > 0
+    shown = call("repl", *PAIR, "--max-tokens", "9", stdin=f"{HELLO[1]}\n")
+    assert shown.code == 0 and shown.out == expected.out
+    batch = call("batch", "-", *PAIR, "--max-tokens", "9", stdin=f"{HELLO[1]}\n" * 3)
+    assert {record["text"] for record in batch.records} == {drafted["text"]}
+    monkeypatch.setattr(bench, "STARTS", 0)
+    monkeypatch.setattr("speculative_t5.bench.costs.MIN_SECONDS", 0.0)
+    for name in ("BUDGET", "WARMUP"):
+        monkeypatch.setattr(f"speculative_t5.decoding.calibration.{name}", 0.0)
+        monkeypatch.setattr(speed, name, 0.0, raising=False)
+    (home / "few.txt").write_text("The old man.\n")
+    done = call("bench", *PAIR, "--num-draft", "2", "--turns", "1", "--max-tokens", "9",
+                "--prompts", "few.txt", "--json")  # fmt: skip
+    rows = {row["name"]: row for row in done.records[0]["rows"]}
+    assert rows["K = 2"]["acceptance"] > 0
+    found = speed.speed(Subject("weights/target", "weights/mine", "float32"))
+    assert found.status == "ok" and found.details["draft_step_seconds"] > 0
+
+
+def test_from_pretrained_loads_the_draft_beside_its_target(home: Path) -> None:
+    weights = home / "weights"
+    decoder = SpeculativeDecoder.from_pretrained(weights / "target", weights / "mine", num_draft=3)
+    assert isinstance(decoder.draft, SharingDraft) and decoder.draft.target is decoder.model
+    out = decoder.generate("The old man.", max_tokens=9, probabilities=True)
+    assert out.tokens == decoder.generate("The old man.", max_tokens=9, speculative=False).tokens
+    assert all(token.q is not None for token in out.trace)
+    np.testing.assert_array_less(0, [token.p for token in out.trace])
