@@ -10,3 +10,11 @@ what a run needs to go on. Imports `bench` and the rooms below it.
 
 from .data import Data, Example, read_data
 from .labels import Label, LabelFile, label
+from .folder import RunFolder
+from .judgement import Judgement
+from .judging import judge
+from .losses import LOSSES
+from .memory import own_parameters, training_memory
+from .options import DEFAULT_STEPS, DistillOptions
+from .plot import draw
+from .run import Observer, Subject, check_options, check_output, distill, new_draft

@@ -1,0 +1,251 @@
+"""The command `distill`: a draft for a target of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..bench import pyplot
+from ..checkpoints import as_dtype, find_folder, load, new_folder
+from ..distill import (
+    DEFAULT_STEPS,
+    LOSSES,
+    Data,
+    DistillOptions,
+    RunFolder,
+    Subject,
+    check_options,
+    check_output,
+    draw,
+    new_draft,
+    own_parameters,
+    read_data,
+    training_memory,
+)
+from ..distill import distill as run_stages
+from ..errors import check_utf8
+from ..generation import SpeculativeDecoder
+from ..models import T5
+from ..tokenizers import PromptEncoder
+from .config_file import read_options
+from .options import DraftModel, Dtype, MaxSource, Prefix, complete_model, draft_of, in_output
+from .stages import Stages
+from .terminal import note, one_line
+
+DEFAULTS = DistillOptions()
+
+
+def _read_config(ctx: typer.Context, path: str | None) -> str | None:
+    """Let a file of options give the defaults of those that are not on the command line."""
+    if path is not None:
+        ctx.default_map = read_options(Path(path), distill)
+    return path
+
+
+def distill(
+    ctx: typer.Context,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Target: a folder, or the name of a T5 on this machine or the Hugging Face Hub.",
+            autocompletion=complete_model,
+        ),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Prompts: a text file with one a line; JSON Lines with prompt and perhaps "
+            "completion; or a folder with train and perhaps valid files."
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write.", show_default="<name of the target>-draft"),
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Decoder layers of the draft.")] = DEFAULTS.layers,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps to train.", show_default=f"{DEFAULT_STEPS} without --minutes"),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Time for all of it, instead of --steps.", show_default=False),
+    ] = None,
+    batch_tokens: Annotated[
+        int, typer.Option(help="Tokens of a step, of prompts and outputs.")
+    ] = DEFAULTS.batch_tokens,
+    learning_rate: Annotated[
+        float, typer.Option(help="The largest learning rate.")
+    ] = DEFAULTS.learning_rate,
+    loss: Annotated[str, typer.Option(help=f"One of {', '.join(LOSSES)}.")] = DEFAULTS.loss,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(help="Let the draft propose only the first N ids.", show_default="all"),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="0 trains on the target's greedy outputs, above 0 on samples.")
+    ] = DEFAULTS.temperature,
+    max_tokens: Annotated[
+        int, typer.Option(help="Upper bound on the tokens of an output, EOS included.")
+    ] = DEFAULTS.max_tokens,
+    seed: Annotated[
+        int, typer.Option(help="Seed for the order of prompts, and for samples.")
+    ] = DEFAULTS.seed,
+    prefix: Prefix = None,
+    field: Annotated[
+        str, typer.Option(help="Field of a JSON object that has the prompt.")
+    ] = "prompt",
+    max_source_length: MaxSource = None,
+    dtype: Dtype = None,
+    draft_model: DraftModel = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="TOML, JSON or YAML file with any of these options; the command line wins.",
+            show_default=False,
+            is_eager=True,
+            callback=_read_config,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, in_output("--dry-run", help="Read the data and say what it takes; write nothing.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        in_output(help="PNG file to draw the loss and the tokens per pass to.", show_default=False),
+    ] = None,
+) -> None:
+    """Train a draft for a T5 from prompts alone.
+
+    The target's own outputs are what the draft learns. A run that was stopped goes on when the same
+    command is given again. --draft-model is a draft to compare with.
+    """
+    values = {each.name: ctx.params[each.name] for each in fields(DistillOptions)
+              if each.name in ctx.params}  # fmt: skip
+    options = DistillOptions(**_prefer_typed(ctx, values))
+    check_utf8("--prefix", prefix or "")
+    as_dtype(dtype)  # which refuses other types
+    os.stat(data)
+    name = _target_name(model)
+    folder = output or new_folder(f"{Path(name).name}-draft")
+    check_output(folder)
+    if plot is not None:
+        _check_plot(plot)
+    target, tokenizer = load(model, dtype=dtype)
+    if not isinstance(target, T5) or tokenizer is None:
+        raise ValueError(f"{model} is a decoder-only model, expected a T5")
+    check_options(target, options)
+    encoder = PromptEncoder(
+        target, tokenizer, prefix=prefix, max_source_length=max_source_length
+    )
+    found = read_data(
+        data, encoder, tokenizer, field=field, seed=options.seed, max_tokens=options.max_tokens
+    )
+    previous = draft_of(model, draft_model)
+    if dry_run:
+        for line in _plan(target, found, options, folder, previous):
+            print(line)
+        return
+    draft = None if previous in (None, "lookup") else load(previous, dtype=dtype, target=target)[0]
+    subject = Subject(target, tokenizer, name, previous if draft is None else draft,
+                      Path(previous or "").name)  # fmt: skip
+    SpeculativeDecoder(target, subject.previous, tokenizer)  # which refuses drafts that do not fit
+    read_by = {"prefix": encoder.prefix, "field": field, "max_source_length": max_source_length}
+    with Stages() as stages:
+        try:
+            judgement = run_stages(subject, found, folder, options, stages, read_by=read_by)
+        except (KeyboardInterrupt, SystemExit, OSError):
+            note(f"what was done is kept in {RunFolder(folder).path}; the same command continues")
+            raise
+    print(account(found, stages.labelled_prompts))
+    print("\n".join(map(one_line, judgement.summary())))
+    if plot is not None:
+        draw(json.loads((folder / "history.json").read_text(encoding="utf-8")), plot)
+    print(f"{folder}: {_size(folder) / 1e6:.1f} MB; to use it:")
+    found_by_name = find_folder(folder.name)
+    short = folder.name if found_by_name and found_by_name.samefile(folder) else str(folder)
+    program = ctx.find_root().info_name or "speculative-t5"
+    print(f"  {program} --model {shlex.quote(model)} --draft-model {shlex.quote(short)} --prompt ...")
+
+
+def account(data: Data, labelled: dict[str, int]) -> str:
+    """Return a line that says what became of each line of the data."""
+    used = sum(labelled.values())
+    unused = len(data.train) + len(data.valid) - used
+    parts = [f"{used:,} labelled ({labelled['valid']:,} of them held out)"]
+    if unused:
+        parts.append(f"{unused:,} not needed")
+    parts.append(_skipped(data))
+    return f"read {_lines(data)}: {', '.join(parts)}"
+
+
+def _lines(data: Data) -> str:
+    return f"{data.read:,} line{'' if data.read == 1 else 's'}"
+
+
+def _skipped(data: Data) -> str:
+    total = sum(data.skipped.values())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in data.skipped.items() if count)
+    return f"{total:,} skipped" + (f" ({reasons})" if reasons else "")
+
+
+def _plan(
+    target: T5, data: Data, options: DistillOptions, folder: Path, previous: str | None
+) -> Iterator[str]:
+    """Yield lines that say what a run would do."""
+    usable = len(data.train) + len(data.valid)
+    yield (
+        f"read {_lines(data)}: {usable:,} usable ({len(data.valid):,} of them held out), "
+        f"{_skipped(data)}"
+    )
+    given = sum(each.completion is not None for each in data.train)
+    if given:
+        yield f"{given:,} have completions, and outputs are generated for {usable - given:,}"
+    count = own_parameters(new_draft(target, options))
+    yield (
+        f"the draft: {options.layers} layer{'s' if options.layers > 1 else ''}, "
+        f"{count / 1e6:,.1f} M parameters of its own, {2 * count / 1e6:,.1f} MB"
+    )
+    length = f"{options.minutes:g} minutes" if options.minutes else f"{options.num_steps:,} steps"
+    yield f"training: {length} of {options.batch_tokens:,} tokens, loss {options.loss}"
+    memory = training_memory(target, options)
+    yield f"memory for training: about {memory / 1e9:.1f} GB, the target's weights included"
+    yield f"compared with: {Path(previous).name if previous else 'plain decoding alone'}"
+    begun = RunFolder(folder).path
+    yield f"output: {folder}" + (f", going on in {begun}" if begun.exists() else "")
+
+
+def _prefer_typed(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
+    """Drop the steps of a file where minutes are typed, and the other way round."""
+    sources = {name: ctx.get_parameter_source(name) for name in ("steps", "minutes")}
+    typed = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    if len(typed) == 1:
+        (other,) = {"steps", "minutes"} - typed
+        return values | {other: None}
+    return values
+
+
+def _target_name(model: str) -> str:
+    """Return a target's name as others know it: that of its folder, or that on the Hub."""
+    folder = find_folder(model)
+    return Path(os.path.abspath(folder)).name if folder else model
+
+
+def _check_plot(path: Path) -> None:
+    """Refuse before the run what could not be drawn after it."""
+    kinds = pyplot().figure().canvas.get_supported_filetypes()
+    if path.suffix[1:] not in kinds:
+        raise ValueError(f"the plot cannot be written to {path}: give a name that ends in .png")
+    if not path.parent.is_dir():
+        raise ValueError(f"the plot cannot be written to {path}: create the folder {path.parent}")
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
