@@ -20,12 +20,20 @@ from typing import Annotated
 
 import typer
 from corruption import DataOption, held_out
-from train_correct import Example, StepsOption, WorkOption, load_tokenizer, train, train_vocabulary
+from train_correct import (
+    Example,
+    StepsOption,
+    WorkOption,
+    load_tokenizer,
+    train,
+    train_vocabulary,
+)
 
 PREFIX = "restore: "
 NAME, PIECES = "restore-base", 4000
-SHAPE = {"d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 768, "num_layers": 3,
-         "num_decoder_layers": 6, "vocab_size": 4096, "feed_forward_proj": "gated-gelu"}  # fmt: skip
+SHAPE = {"d_model": 256, "d_kv": 64, "num_heads": 4, "d_ff": 768,
+         "num_layers": 3, "num_decoder_layers": 6,
+         "vocab_size": 4096, "feed_forward_proj": "gated-gelu"}  # fmt: skip
 
 
 def main(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -108,8 +106,7 @@ def _find_files(path: Path) -> tuple[Path, Path | None]:
     """Return the file to train on, and the file of held-out prompts if there is one."""
     if path.is_file():
         return path, None
-    if not path.exists():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    path.stat()  # raises an error if there is nothing
     if not path.is_dir():
         raise ValueError(f"{path} is a device or a pipe, expected a file or a folder")
     train, valid = _find(path, "train"), _find(path, "valid")

@@ -146,8 +146,8 @@ def label(
     """Label examples, in their order, and return the labels.
 
     The label of an example with a completion is that; all others are the target's own outputs.
-    Each chunk is decoded by itself, so that a run that was killed is resumed to the same bytes. It
-    takes the same options for that, which the file does not know.
+    Each chunk is decoded by itself, so that a run that was killed is resumed to the same bytes. The
+    file does not record the options: give a resumed run the same ones.
 
     Args:
         target: The model that labels.

@@ -150,7 +150,7 @@ def _read_json(number: int, text: str, field: str, completion: str | None) -> Li
             return Line(number, name, None, odd)
     prompt = record[field]
     empty = None if prompt.strip() else f"{field!r} is empty, expected a prompt"
-    return Line(number, name, prompt, empty, record.get(completion))
+    return Line(number, name, prompt, empty, completion=record.get(completion))
 
 
 def _not_text(field: str, value: object) -> str | None:
