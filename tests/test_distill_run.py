@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.decoding import calibration
 from speculative_t5.distill import (
     Data,
     DistillOptions,
@@ -22,6 +24,7 @@ from speculative_t5.distill import (
     Judgement,
     Subject,
     distill,
+    judge,
     new_draft,
 )
 from speculative_t5.distill import run as stages
@@ -29,7 +32,6 @@ from speculative_t5.distill.labels import Label
 from speculative_t5.distill.training import Training, TrainingOptions
 from speculative_t5.models.t5.model import T5
 
-import mlx.core as mx
 import pytest
 from conftest import EOS, REPOSITORY, tiny_model
 from messages import check_message
@@ -43,6 +45,14 @@ SHORT = DistillOptions(steps=STEPS, batch_tokens=100, learning_rate=3e-3, max_to
 def target(**changes: Any) -> T5:
     """A target whose outputs vary, some ending and some cut."""
     return tiny_model(**{"vocab_size": 20, "seed": 18, "layers": 2} | changes)
+
+
+def tied_target() -> T5:
+    """A target of three layers whose output head is its embedding, scaled."""
+    own = target(layers=3)
+    tied = T5(replace(own.config, own_head=False, scale_decoder_outputs=True))
+    tied.update({name: part for name, part in own.parameters().items() if name != "lm_head"})
+    return tied
 
 
 def examples(count: int, seed: int) -> list[Example]:
@@ -90,8 +100,17 @@ def go(
     **more: Any,
 ) -> Judgement:
     subject = Subject(model or target(), None, "tiny")  # type: ignore[arg-type]
-    with mock.patch.multiple(stages, LABEL_CHUNK=16, SAVE_EVERY=4, CHECKS=5, SAVE_SECONDS=1e9):
+    short = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
+    with mock.patch.multiple(stages, judge=partial(judge, turns=1, max_prompts=2), **short):
         return distill(subject, data, output, options, watch or Watch(), **more)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrations are not the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    for name in ("BUDGET", "WARMUP"):
+        monkeypatch.setattr(calibration, name, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +208,7 @@ def test_a_draft_learns_and_loads_beside_its_target_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("loss", ["kl", "tv", "lk"])
 def test_a_copy_of_all_layers_has_nothing_to_learn(loss: Any, tied: bool) -> None:
-    model = target(own_head=not tied, scale_decoder_outputs=tied, layers=3)
+    model = target(layers=3) if not tied else tied_target()
     labels = [Label(e.line, e.prompt, [*e.prompt[:-1], 5, EOS]) for e in DATA.train]
     draft = new_draft(model, DistillOptions(layers=3))
     training = Training(draft, labels, TrainingOptions(1, 200, 1e-3, loss, 0))

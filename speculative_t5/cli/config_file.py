@@ -8,7 +8,6 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from ..errors import first_line, not_utf8, printable, shown

@@ -37,7 +37,7 @@ from ..tokenizers import PromptEncoder
 from .config_file import read_options
 from .options import DraftModel, Dtype, MaxSource, Prefix, complete_model, draft_of, in_output
 from .stages import Stages
-from .terminal import note, one_line
+from .terminal import note, visible
 
 DEFAULTS = DistillOptions()
 
@@ -165,7 +165,7 @@ def distill(
             note(f"what was done is kept in {RunFolder(folder).path}; the same command continues")
             raise
     print(account(found, stages.labelled_prompts))
-    print("\n".join(map(one_line, judgement.summary())))
+    print("\n".join(map(visible, judgement.summary())))
     if plot is not None:
         draw(json.loads((folder / "history.json").read_text(encoding="utf-8")), plot)
     print(f"{folder}: {_size(folder) / 1e6:.1f} MB; to use it:")

@@ -5,14 +5,15 @@ prompts and holds some out. **Label**: the target generates outputs for them (`l
 a draft that shares the target's encoder, embedding and head learns them (`training`, with
 `batches` and `losses`). **Judge**: what the draft gives on the held-out prompts is counted
 (`agreement`) and measured (`judging`), and written beside its weights (`judgement`). `folder` keeps
-what a run needs to go on. Imports `bench` and the rooms below it.
+what a run needs to go on. Imports `bench` and the rooms below it and, for plots only, matplotlib.
 """
 
+from .agreement import Agreement
 from .data import Data, Example, read_data
-from .labels import Label, LabelFile, label
 from .folder import RunFolder
-from .judgement import Judgement
+from .judgement import Judgement, Speed
 from .judging import judge
+from .labels import Label, LabelFile, label
 from .losses import LOSSES
 from .memory import own_parameters, training_memory
 from .options import DEFAULT_STEPS, DistillOptions

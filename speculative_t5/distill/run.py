@@ -26,6 +26,7 @@ from .training import Training, TrainingOptions, agreement
 LABEL_CHUNK = 256  # prompts that are labelled between two syncs with the disk
 LABEL_SHARE = 0.4  # of the minutes, at most
 JUDGE_SHARE = 0.1  # left for judging
+MAX_JUDGING = 900.0  # seconds, where there is no limit to the whole run
 SAVE_EVERY, SAVE_SECONDS = 100, 60.0  # steps or seconds between saved states
 CHECKS = 20  # how often tokens per pass are measured, in all
 CHECK_DRAFT = 5  # the number of drafted tokens they are measured at
@@ -172,6 +173,10 @@ class _Run:
         minutes = self._options.minutes
         return None if minutes is None else 60 * minutes * LABEL_SHARE
 
+    def _judging_seconds(self) -> float:
+        minutes = self._options.minutes
+        return MAX_JUDGING if minutes is None else 60 * minutes * JUDGE_SHARE
+
     def _label(self, split: str, examples: Sequence[Example], budget: float | None) -> list[Label]:
         options, began = self._options, time.perf_counter()
         wanted = (options.num_steps or 0) * options.batch_tokens
@@ -275,7 +280,7 @@ class _Run:
             target, draft, subject.tokenizer, [each.prompt for each in valid], found,
             previous=subject.previous, target_name=subject.name, draft_name=output.name,
             previous_name=subject.previous_name, made_by=made_by, max_tokens=options.max_tokens,
-            progress=self._observer.judging,
+            max_seconds=self._judging_seconds(), progress=self._observer.judging,
         )  # fmt: skip
         folder.write("judgement.json", judgement.to_json())
         folder.write("history.json", history)
