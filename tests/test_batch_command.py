@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.prompts import EMPTY
+from speculative_t5.tokenizers.prompt_files import EMPTY
 
 import pytest
 from commands import Call, caller, in_a_shell, on_a_terminal, start

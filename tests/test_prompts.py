@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.prompts import (
+from speculative_t5.tokenizers.prompt_files import (
     EMPTY,
     MAX_LINE,
     ONE_OBJECT,

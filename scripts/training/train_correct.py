@@ -74,6 +74,22 @@ def target(data: DataOption, work: WorkOption = Path("runs"), steps: StepsOption
 
 
 @app.command()
+def prompts(
+    data: DataOption,
+    work: WorkOption = Path("runs"),
+    count: Annotated[int, typer.Option(help="Lines of train.txt.")] = 100_000,
+) -> None:
+    """Write prompts for `speculative_t5 distill --data`: work/prompts/train.txt and valid.txt."""
+    sentences, unseen = read_sentences(data)
+    corruptor, folder = Corruptor(sentences), work / "prompts"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, source, lines in (("train", sentences, count), ("valid", unseen, 200)):
+        pairs = islice(training_examples(source, corruptor, seed=6), lines)
+        text = "".join(f"{prompt}\n" for prompt, _ in pairs)
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+
+
+@app.command()
 def draft(data: DataOption, work: WorkOption = Path("runs"), steps: StepsOption = 2500) -> None:
     """Train correct-small on freshly damaged sentences; `distill` finishes it."""
     examples = damaged(data, work, seed=3)

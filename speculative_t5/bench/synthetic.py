@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
 from ..cpu import accelerate
-from ..decoding import Draft, Drafter, Plan, decode
+from ..decoding import Draft, Drafter, Plan, Session, decode
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from ..models import T5, CausalModel, T5Config, build
 
@@ -182,8 +182,8 @@ class ReplayDrafter:
         # Each row's first context, once seen: a T5's has one token, others' have the prompt.
         self._context_lengths: list[int | None] = []
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._drafter.start(prompts)
+    def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
+        self._drafter.start(prompts, session)
         self._replayed = [self._corrupted(tuple(prompt)) for prompt in prompts]
         self._context_lengths = [None] * len(prompts)
 

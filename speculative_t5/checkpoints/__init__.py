@@ -13,5 +13,6 @@ from .hub import find_cached
 from .inspection import Listed, as_lines, inspect, list_models
 from .loading import DTYPES, as_dtype, holds_causal, load
 from .places import convert_command, find_folder, model_folders, named_draft, weights_folders
+from .sharing import inspect_draft, load_draft, save_draft, target_name
 from .t5 import open_checkpoint
 from .tensors import dtype_name

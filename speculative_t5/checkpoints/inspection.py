@@ -17,6 +17,7 @@ from .conversion import new_layout, num_bytes, num_parameters, quantized
 from .hub import look_up
 from .loading import DTYPES, holds_causal
 from .places import model_folders
+from .sharing import holds_draft, inspect_draft
 from .t5 import open_checkpoint, read_config
 from .tensors import dtype_name
 
@@ -88,6 +89,7 @@ class Listed:
     stored: tuple[str, ...] = ()  # the types of its tensors, or their bits if they are quantized
     size: int = 0  # bytes of its files
     drafts: tuple[str, ...] = ()  # names of the folders that can draft for it, the smallest first
+    draft_for: str | None = None  # the target of a sharing draft, which drafts for no other
     error: str | None = None  # why it cannot be loaded
 
 
@@ -96,7 +98,8 @@ def list_models() -> list[Listed]:
     found = _find_models()
     listed = []
     for model, vocabulary in found:
-        drafts = _drafts(vocabulary, model.num_parameters, found)
+        sharing = [other for other, _ in reversed(found) if other.draft_for == model.folder.name]
+        drafts = [*sharing, *_drafts(vocabulary, model.num_parameters, found)]
         listed.append(replace(model, drafts=tuple(draft.folder.name for draft in drafts)))
     return listed
 
@@ -116,6 +119,11 @@ def _find_models() -> list[tuple[Listed, Vocabulary | None]]:
     for folder in folders.values():
         size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         try:
+            if holds_draft(folder):
+                target, count = inspect_draft(folder)
+                model = Listed(folder, "draft", count, ("float16",), size, draft_for=target)
+                found.append((model, None))
+                continue
             if holds_causal(folder):
                 kind, count, dtypes, vocabulary = inspect_causal(folder)
                 found.append((Listed(folder, kind, count, dtypes, size), vocabulary))

@@ -4,28 +4,47 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import mlx.core as mx
 
 from .. import device
 from ..cpu import accelerate
 from ..device import default_dtype
-from ..models import T5, CausalModel, is_causal
+from ..models import T5, CausalModel, SharingDraft, is_causal
 from ..tokenizers import Tokenizer, load_tokenizer, read_prefix
 from .causal import load_causal
 from .folder import read_json
 from .hub import could_be_name, download, find_cached, look_up
 from .places import find_folder, known_names
+from .sharing import holds_draft, load_draft
 from .t5 import Checkpoint, Parameter, open_checkpoint
 from .tensors import as_mlx
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
+@overload
 def load(
     name_or_path: str | Path, *, dtype: mx.Dtype | str | None = None
-) -> tuple[T5 | CausalModel, Tokenizer]:
+) -> tuple[T5 | CausalModel, Tokenizer]: ...
+
+
+@overload
+def load(
+    name_or_path: str | Path,
+    *,
+    dtype: mx.Dtype | str | None = None,
+    target: T5 | CausalModel,
+) -> tuple[T5 | CausalModel | SharingDraft, Tokenizer | None]: ...
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    dtype: mx.Dtype | str | None = None,
+    target: T5 | CausalModel | None = None,
+) -> tuple[T5 | CausalModel | SharingDraft, Tokenizer | None]:
     """Load a model and its tokenizer; the tokenizer's `prefix` is the one in config.json, if any.
 
     All names and shapes are checked first; then weights are read and cast one tensor at a time.
@@ -37,15 +56,20 @@ def load(
         dtype: Type to compute in, by its name or MLX's: float32, float16 or bfloat16. By default
             float32 on a CPU, bfloat16 on Metal and CUDA (where a model that mlx-lm has quantized
             keeps its own type).
+        target: The model that this one is to draft for. A draft that shares its target's encoder
+            needs it; it computes in the target's type, and its tokenizer is None, as it is the
+            target's.
 
     Raises:
-        ValueError: If there is no such folder or name, it is not a whole T5 or decoder-only model,
-            or it cannot compute in that type.
+        ValueError: If there is no such folder or name, it is not a whole T5 or decoder-only model
+            or the draft of another target, or it cannot compute in that type.
     """
     device.enter_thread()
     device.limit_memory()
     kind = as_dtype(dtype)
     folder = locate(name_or_path)
+    if holds_draft(folder):
+        return load_draft(folder, target), None
     prefix = read_prefix(folder)
     model: T5 | CausalModel
     tokenizer: Tokenizer

@@ -14,9 +14,9 @@ import typer
 from tqdm import tqdm
 
 from ..generation import Generation
+from ..tokenizers import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
 from .job import Earlier, Output, Record, Requests, process
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
-from .prompts import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
 from .terminal import (
     SOME_FAILED,
     Failure,

@@ -15,8 +15,7 @@ from itertools import chain
 from typing import Any, BinaryIO
 
 from ..generation import Generation
-from ..tokenizers import Source
-from .prompts import MAX_LINE, Line
+from ..tokenizers import MAX_LINE, Line, Source
 
 MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the output adds some
 MAX_HELD, MAX_CHARACTERS = 1000, 2**24  # of records with errors that wait for their turn

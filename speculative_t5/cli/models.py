@@ -36,11 +36,11 @@ def as_lines(found: Sequence[Listed]) -> Iterator[str]:
             rows.append(
                 (
                     one_line(model.folder.name),
-                    model.family,
+                    f"draft for {model.draft_for}" if model.draft_for else model.family,
                     f"{model.num_parameters / 1e6:,.1f} M",
                     ", ".join(model.stored),
                     f"{model.size / 1e6:,.1f} MB",
-                    ", ".join(map(one_line, (*model.drafts, "lookup"))),
+                    "" if model.draft_for else ", ".join(map(one_line, (*model.drafts, "lookup"))),
                 )
             )
     yield from columns(rows, right=(2, 4))

@@ -1,4 +1,4 @@
-"""`accelerate`: swaps a T5's modules for faster ones, as `nn.quantize` swaps linears."""
+"""`accelerate`: swaps a model's modules for faster ones, as `nn.quantize` swaps linears."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import mlx.nn as nn
 
 from .. import device
-from ..models import T5
+from ..models import T5, SharingDraft
 from . import blocks
 from .attention import attend
 from .layers import FusedDecoder, FusedEmbedding, FusedEncoder, FusedHead
 
 
-def accelerate(model: T5) -> None:
+def accelerate(model: T5 | SharingDraft) -> None:
     """Swap a model's modules for faster ones where MLX computes on a CPU.
 
     To be called before the first generation, or followed by `model.recompile()`. Every CPU gets
@@ -23,15 +23,17 @@ def accelerate(model: T5) -> None:
     """
     if not device.on_cpu() or os.environ.get(device.SWITCH) == "0":
         return
-    for stack in (model.encoder, model.decoder):
-        for layer in stack.layers:
-            layer.self_attention.attend = attend
-            if stack is model.decoder:
-                layer.cross_attention.attend = attend
+    for layer in model.decoder.layers:
+        layer.self_attention.attend = layer.cross_attention.attend = attend
+    if blocks.library is not None:
+        model.decoder = FusedDecoder(model.decoder)
+    if isinstance(model, SharingDraft):  # the rest is the target's
+        return
+    for encoder_layer in model.encoder.layers:
+        encoder_layer.self_attention.attend = attend
     if blocks.library is None:
         return
     if type(model.shared) is nn.Embedding:  # not if it is quantized
         model.shared = FusedEmbedding(model.shared)
     model.encoder = FusedEncoder(model.encoder)
-    model.decoder = FusedDecoder(model.decoder)
     model.head = FusedHead(model.config)

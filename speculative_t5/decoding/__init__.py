@@ -11,7 +11,14 @@ from .draft import Draft
 from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .lookup import check_ngrams
 from .loop import WINDOW, Plan, Request, decode, in_order_of_length
-from .protocols import Encoded, LanguageModel, Session, Vocabulary, fingerprint
+from .protocols import (
+    Encoded,
+    LanguageModel,
+    Session,
+    SharingModel,
+    Vocabulary,
+    fingerprint,
+)
 from .results import FinishReason, Origin, Round, Stats, origins_of_round
 from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule

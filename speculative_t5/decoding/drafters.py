@@ -20,8 +20,11 @@ from .waits import read
 class Drafter(Protocol):
     """Proposes what may come next in each row of a batch."""
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Begin a batch of prompts."""
+    def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
+        """Begin a batch of prompts.
+
+        A draft model that shares its target's encoder has begun with them, in `session`.
+        """
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
         """Draft up to `num_draft` tokens after each row's context.
@@ -44,7 +47,7 @@ class Drafter(Protocol):
 class EmptyDrafter:
     """Drafts nothing: the loop then decodes with the target alone."""
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+    def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         pass
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
@@ -79,9 +82,9 @@ class ModelDrafter:
         self._session: Session | None = None
         self._new: set[int] = set()  # rows whose prompts the session has not encoded yet
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+    def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         self._prompts = [self._embeddable(prompt) for prompt in prompts]
-        self._session = None
+        self._session = session
         self._new = set()
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
@@ -227,7 +230,7 @@ class LookupDrafter:
         self._sizes = (min_ngram, max_ngram)
         self._lookups: list[Lookup] = []
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+    def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         self._lookups = [self._lookup(prompt) for prompt in prompts]
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
@@ -297,8 +300,8 @@ class CombinedDrafter:
         self._eos_token_ids = eos_token_ids
         self._shared = shared
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._model.start(prompts)
+    def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
+        self._model.start(prompts, session)
         self._lookup.start(prompts)
 
     def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:

@@ -14,7 +14,7 @@ import numpy as np
 from .. import device
 from .draft import Draft, empty_draft
 from .drafters import Drafter
-from .protocols import Encoded, LanguageModel, Session
+from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
@@ -39,6 +39,7 @@ class Plan:
         ahead: Nothing is drafted, and a single row's next pass begins before the last one's token
             is read, so that the device does not wait for the host. It is wasted after an EOS.
         width: Positions of every pass of the target, padding included; see `LanguageModel.start`.
+        sharing: The draft model, if it shares the target's encoder.
         timed: Wait for each draft, to tell its time from that of verifying. A round then has a
             second wait, and takes longer.
     """
@@ -50,6 +51,7 @@ class Plan:
     seed: int | None = None
     ahead: bool = False
     width: int | None = None
+    sharing: SharingModel | None = None
     timed: bool = False
 
 
@@ -94,8 +96,13 @@ class _Batch:
         began = self.clock.read()
         sources = [source for _, source in requests]
         with device.turn():
-            self._session, contexts = model.start(sources, width=plan.width)
-            plan.drafter.start(sources)
+            if plan.sharing is None:
+                self._session, contexts = model.start(sources, width=plan.width)
+                plan.drafter.start(sources)
+            else:
+                both = plan.sharing.start_both(sources, width=plan.width)
+                self._session, draft_session, contexts = both
+                plan.drafter.start(sources, draft_session)
         self.rows = self._new_rows(requests, contexts, began)
 
     def round(self) -> list[Round]:

@@ -121,3 +121,16 @@ class LanguageModel(Protocol):
         capacity of its cache that follows from the position alone: a position is then computed in
         the same way however the tokens before it were fed.
         """
+
+
+class SharingModel(LanguageModel, Protocol):
+    """A draft that reads the encoding of its target, instead of encoding prompts itself."""
+
+    def start_both(
+        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
+    ) -> tuple[Session, Session, list[list[int]]]:
+        """Return the target's session, the draft's own, and each row's initial context.
+
+        The prompts are encoded once. Rows are replaced and selected in the target's session first.
+        The width is that of the target's passes.
+        """

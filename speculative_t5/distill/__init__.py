@@ -1,6 +1,10 @@
-"""Drafts for a target of one's own: labelling, training and judging.
+"""`distill`: trains a draft for a T5 from prompts alone.
 
-Imports `bench` and the rooms below it and, for plots only, matplotlib.
+It goes by stages, each of which a killed run resumes to the same bytes: `data` reads the prompts
+and sets some aside, `labels` has the target label them. Imports `generation`, `tokenizers`,
+`decoding` and `errors`.
 """
 
 from .agreement import Agreement
+from .data import Data, Example, read_data
+from .labels import Label, LabelFile, label

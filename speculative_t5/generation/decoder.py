@@ -25,6 +25,7 @@ from ..decoding import (
     pair_probabilities,
 )
 from ..errors import check_integer
+from ..models import SharingDraft
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from .adaptive import Schedules
 from .drafting import check_draft_vocab, check_pair, make_drafter
@@ -70,7 +71,8 @@ class SpeculativeDecoder:
         min_ngram: The fewest last tokens of the output that a lookup must find again, at least 1.
         max_ngram: The longest match that a lookup prefers to a shorter one.
         draft_vocab: Let the draft model propose only the first `draft_vocab` ids, so that its
-            output head costs less; None for all. Tokenizers that put frequent pieces first lose
+            output head costs less; None for all, or for those that the draft was trained to
+            propose. Tokenizers that put frequent pieces first lose
             little acceptance, and the output stays the target's own.
         steady: Give every pass of the target the same width: `num_draft` + 1 positions, padding
             included, or the next number whose rows this device computes alike, which the first
@@ -110,6 +112,8 @@ class SpeculativeDecoder:
             draft, self._drafting = None, replace(self._drafting, lookup=True)
         elif draft is not None and not hasattr(draft, "start"):
             raise ValueError(f"draft must be a loaded model, 'lookup' or None, got {draft!r}")
+        if isinstance(draft, SharingDraft) and self._drafting.draft_vocab is None:
+            self._drafting = replace(self._drafting, draft_vocab=draft.draft_vocab)
         check_draft_vocab(model, self._drafting)
         if draft is not None:
             check_pair(model, draft)
@@ -146,7 +150,7 @@ class SpeculativeDecoder:
         if draft == "lookup":
             small = "lookup"
         elif draft is not None:
-            small, _ = load(draft, dtype=dtype)
+            small, _ = load(draft, dtype=dtype, target=target)
         return cls(
             target, small, tokenizer, num_draft=num_draft, delta=delta, verify=verify, **options
         )
@@ -311,8 +315,8 @@ class SpeculativeDecoder:
             requests: The prompts to calibrate on if num_draft is "auto"; without any, nothing is
                 drafted then.
         """
-        models, drafting, sampler = (self.model, self.draft), self._drafting, options.sampler
-        drafter = make_drafter(*models, drafting, sampler) if options.speculative else None
+        model, draft, drafting, sampler = self.model, self.draft, self._drafting, options.sampler
+        drafter = make_drafter(model, draft, drafting, sampler) if options.speculative else None
         num_draft = 0 if drafter is None else drafting.num_draft
         plan = Plan(
             drafter or EmptyDrafter(),
@@ -323,10 +327,11 @@ class SpeculativeDecoder:
             # T5's passes are compiled, and leave the host little to do meanwhile.
             ahead=drafter is None and self.model.is_decoder_only,
             width=self._steady_width(),
+            sharing=draft if drafter and isinstance(draft, SharingDraft) else None,
         )
         if num_draft != "auto" or not requests:
             return plan
-        schedule = self._schedules.calibrated(*models, drafting, plan, requests)
+        schedule = self._schedules.calibrated(model, draft, drafting, plan, requests)
         return replace(plan, schedule=schedule)
 
     def _rounds(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..decoding import CombinedDrafter, Drafter, LanguageModel, LookupDrafter, ModelDrafter, Sampler
+from ..models import SharingDraft
 from .options import DraftingOptions
 
 
@@ -39,7 +40,12 @@ def check_draft_vocab(model: LanguageModel, options: DraftingOptions) -> None:
 
 
 def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
-    """Refuse a target and a draft whose ids stand for different tokens."""
+    """Refuse a target and a draft whose ids stand for different tokens, or another's draft."""
+    if isinstance(draft, SharingDraft) and draft.target is not model:
+        raise ValueError(
+            "the draft shares the encoder of another model that was loaded: load it with "
+            "load(NAME, target=model), model being this decoder's own"
+        )
     if model.is_decoder_only != draft.is_decoder_only:
         kinds = {True: "decoder-only", False: "an encoder-decoder"}
         raise ValueError(

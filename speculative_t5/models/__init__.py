@@ -4,10 +4,11 @@
 Imports `decoding`, for the protocols that a model implements, `device` and `errors`.
 """
 
-from .cache import KeysValues, capacity_for
+from .cache import KeysValues, additive, capacity_for
 from .causal import CausalModel, build
-from .config_json import MAX_LAYERS, MAX_SIZE, is_causal
+from .config_json import DRAFT_TYPE, MAX_LAYERS, MAX_SIZE, is_causal, read_size
 from .t5.config import Quantization, T5Config
+from .t5.identity import is_sample, same_weights, sample_weights
 from .t5.layers import (
     CrossAttention,
     Decoder,
@@ -20,3 +21,4 @@ from .t5.layers import (
 )
 from .t5.model import T5
 from .t5.positions import position_biases
+from .t5.sharing import SharingConfig, SharingDraft, copy_layers

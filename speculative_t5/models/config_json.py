@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import printable, shown
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
+DRAFT_TYPE = "t5-draft"  # ours: a draft that shares its target's encoder
 # Types known not to be decoder-only: encoders, and encoder-decoders other than T5.
 OTHER_TYPES = (
     "albert", "bart", "bert", "blenderbot", "camembert", "clip", "deberta", "deberta-v2",
@@ -26,7 +27,7 @@ MAX_LAYERS = 256  # of one stack, as a model takes memory for each before its we
 def is_causal(config: Mapping[str, Any]) -> bool:
     """Whether a config.json seems to describe a decoder-only model."""
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind in (*MODEL_TYPES, *OTHER_TYPES):
+    if not isinstance(kind, str) or kind in (*MODEL_TYPES, DRAFT_TYPE, *OTHER_TYPES):
         return False
     return not config.get("is_encoder_decoder") and not other_heads(config)
 

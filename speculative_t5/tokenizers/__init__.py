@@ -1,9 +1,9 @@
 """Text to ids, and ids back to text as they arrive.
 
 `load_tokenizer` reads a T5's tokenizer from its folder, `CausalTokenizer` a decoder-only model's.
-`PromptEncoder` turns prompts into ids, `Detokenizer` ids into text piece by piece. Imports
-`models`, `decoding` and `errors`; the libraries sentencepiece, tokenizers and transformers are
-imported where a tokenizer of their kind is made.
+`PromptEncoder` turns prompts into ids, `Detokenizer` ids into text piece by piece;
+`prompt_files` reads files of prompts. Imports `models`, `decoding` and `errors`; the libraries
+sentencepiece, tokenizers and transformers are imported where a tokenizer of their kind is made.
 """
 
 from .base import Tokenizer
@@ -13,4 +13,14 @@ from .detokenizer import Detokenizer, pieces
 from .encoding import Prompt, PromptEncoder, Source, check_prompts
 from .files import TOKENIZER_FILES, read_prefix
 from .loading import has_tokenizer, load_tokenizer
+from .prompt_files import (
+    JSON_SUFFIXES,
+    MAX_LINE,
+    Format,
+    Line,
+    Shard,
+    count_lines,
+    open_input,
+    read_lines,
+)
 from .tokenizer_json import JSONTokenizer

@@ -14,6 +14,7 @@ from ..cache import KeysValues
 
 if TYPE_CHECKING:
     from .model import T5
+    from .sharing import SharingDraft
 
 MAX_SHAPES = 100  # that a thread keeps compiled for a model at a time
 
@@ -40,7 +41,7 @@ class CompiledDecoder:
     its own, so that dropping the function frees its trace, a third of a megabyte for a small model.
     """
 
-    def __init__(self, model: T5) -> None:
+    def __init__(self, model: T5 | SharingDraft) -> None:
         self._model = model
         self._tables = model.decoder.position_bias.tables()
         # What has not been evaluated would be computed again in every pass.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ...errors import first_line, printable, shown
 from ..config_json import (
+    DRAFT_TYPE,
     MAX_LAYERS,
     MAX_SIZE,
     MODEL_TYPES,
@@ -208,6 +209,11 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
         raise ValueError(
             f"this is a {kind} (model_type in config.json), which needs no conversion if it "
             "is decoder-only: give its name or folder to --model as it is"
+        )
+    if kind == DRAFT_TYPE:
+        raise ValueError(
+            f"this is a draft for {printable(str(raw.get('target')))}, whose encoder it shares, "
+            "and no model of its own: give it as the draft of that model, with --draft-model"
         )
     if kind not in MODEL_TYPES:
         heads = other_heads(raw)

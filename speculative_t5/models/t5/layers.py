@@ -109,6 +109,18 @@ class Decoder(nn.Module):
             written.append(pair)
         return x, written
 
+    def whole(self, x: mx.array, memory: mx.array, mask: mx.array | None) -> mx.array:
+        """Run all layers over whole sequences, without caches, so that gradients can be taken.
+
+        Embedded tokens (B, L, d_model), the encoder's memory (B, S, d_model) and the additive mask
+        (B, 1, 1, S) of its padding -> the last layer's output, (B, L, d_model).
+        """
+        length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
+        biases = position_biases(self.position_bias.tables(), start, length, length)
+        for layer, bias in zip(self.layers, cycle(biases), strict=False):
+            x, _ = layer(x, bias, None, None, layer.cross_attention.keys_values(memory), mask)
+        return x
+
 
 class DecoderLayer(nn.Module):
     def __init__(self, config: T5Config) -> None:
@@ -124,8 +136,8 @@ class DecoderLayer(nn.Module):
         self,
         x: mx.array,
         bias: mx.array,
-        offsets: mx.array,
-        cache: KeysValues,
+        offsets: mx.array | None,
+        cache: KeysValues | None,
         source: KeysValues,
         mask: mx.array | None,
     ) -> tuple[mx.array, KeysValues]:

@@ -108,39 +108,60 @@ class T5(nn.Module):
             encoder_mask = encoder_tokens != self.config.pad_token_id
         encoder_mask = mx.broadcast_to(encoder_mask, encoder_tokens.shape)
         mask = additive(encoder_mask, self.dtype)
-        sources = self.encode(encoder_tokens, mask)
-        config, (batch, length) = self.config, decoder_tokens.shape
+        memory = self.encoder(self.shared(encoder_tokens), mask)
+        return self.logits(self.decode(memory, decoder_tokens, mask))
+
+    def decode(self, memory: mx.array, tokens: mx.array, mask: mx.array | None) -> mx.array:
+        """Run the decoder over whole sequences.
+
+        Args:
+            memory: The encoder's output, (B, S, d_model).
+            tokens: (B, L) int32, the start token first.
+            mask: Additive padding mask of the sources, (B, 1, 1, S).
+
+        Returns:
+            The last layer's output, (B, L, d_model), for `logits`.
+        """
+        config, (batch, length) = self.config, tokens.shape
         # A cache with room for exactly these tokens: nothing comes before them.
         empty = mx.zeros((batch, config.num_heads, length, config.d_kv), self.dtype)
         cache = [(empty, empty)] * config.num_decoder_layers
+        sources = self.decoder.read(memory, memory.shape[1])
         start, tables = mx.zeros(1, dtype=mx.int32), self.decoder.position_bias.tables()
-        x, _ = self.decoder(self.shared(decoder_tokens), start, cache, sources, mask, tables)
-        return self.logits(x)
+        x, _ = self.decoder(self.shared(tokens), start, cache, sources, mask, tables)
+        return x
 
     def encode(
-        self, tokens: mx.array, mask: mx.array | None, width: int | None = None
+        self,
+        tokens: mx.array,
+        mask: mx.array | None,
+        width: int | None = None,
+        decoders: Sequence[Decoder] | None = None,
     ) -> list[KeysValues]:
         """Encode sources (B, S) int32 for cross-attention, with an additive mask (B, 1, 1, S).
 
         Returns:
-            Each layer's keys and values, (B, H, T, D), zeros from S on; T is `width`, or else S.
+            The keys and values of each layer of each of `decoders`, this model's own by default,
+            (B, H, T, D), zeros from S on; T is `width`, or else S.
         """
         memory = self.encoder(self.shared(tokens), mask)
-        return self.decoder.read(memory, width or tokens.shape[1])
+        width = width or tokens.shape[1]
+        return [pair for each in decoders or [self.decoder] for pair in each.read(memory, width)]
 
     def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
         """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
-        return self.head.logits(x, self.decoder.norm, self._output, self._size(vocab_size))
+        return self.head.logits(x, self.decoder.norm, self.output, self._size(vocab_size))
 
     def argmax(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
         """Return the best ids, (B, L) int32, where `logits` would return logits."""
-        return self.head.argmax(x, self.decoder.norm, self._output, self._size(vocab_size))
+        return self.head.argmax(x, self.decoder.norm, self.output, self._size(vocab_size))
 
     def _size(self, vocab_size: int | None) -> int:
         return min(vocab_size or self.vocab_size, self.vocab_size)
 
     @property
-    def _output(self) -> nn.Module:
+    def output(self) -> nn.Module:
+        """The output matrix, which may be the embedding."""
         return self.lm_head if self.config.own_head else self.shared
 
     def start(
@@ -149,7 +170,7 @@ class T5(nn.Module):
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
         device.enter_thread()
         decoder = self.compiled  # first, as it evaluates the weights
-        session = T5Session(self, self.sources(prompts), decoder, width)
+        session = T5Session(self, self.sources, self.sources(prompts), decoder, width)
         return session, [[self.config.decoder_start_token_id] for _ in prompts]
 
     @property
@@ -165,17 +186,19 @@ class T5(nn.Module):
         with COMPILING:
             self._compiled = None
 
-    def sources(self, prompts: Sequence[Sequence[int]]) -> SourceCache:
-        """Encode prompts a few at a time, those of similar length together.
+    def sources(
+        self, prompts: Sequence[Sequence[int]], decoders: Sequence[Decoder] | None = None
+    ) -> SourceCache:
+        """Encode prompts for `decoders` (see `encode`), those of similar length together.
 
         Past a few hundred tokens a pass gains nothing from more of them, and loses by padding.
         """
         groups = _groups(prompts)
         if len(groups) == 1:
-            return self._encoded(prompts)
+            return self._encoded(prompts, decoders)
         cache = None
         for group in groups:
-            new = self._encoded([prompts[i] for i in group])
+            new = self._encoded([prompts[i] for i in group], decoders)
             if cache is None:
                 longest = max(map(len, prompts))
                 cache = SourceCache.empty_like(new, len(prompts), longest)
@@ -184,13 +207,16 @@ class T5(nn.Module):
         assert cache is not None
         return cache
 
-    def _encoded(self, prompts: Sequence[Sequence[int]]) -> SourceCache:
+    def _encoded(
+        self, prompts: Sequence[Sequence[int]], decoders: Sequence[Decoder] | None
+    ) -> SourceCache:
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         pad = self.config.pad_token_id
         tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
         mask = padding_mask(lengths, longest, self.dtype)
-        sources = SourceCache(self.encode(tokens, mask, source_width(lengths)), lengths)
+        layers = self.encode(tokens, mask, source_width(lengths), decoders)
+        sources = SourceCache(layers, lengths)
         mx.async_eval(sources.layers)
         return sources
 

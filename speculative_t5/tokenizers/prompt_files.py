@@ -54,6 +54,12 @@ class Line:
     id: str | int  # the record's own id, or the number
     prompt: str | None  # None if the line has none
     error: str | None = None  # why the line cannot be used
+    completion: str | None = None  # an output that the record gives, where one was asked for
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in the line, or nothing in its prompt."""
+        return self.error == EMPTY or (self.prompt is not None and not self.prompt.strip())
 
 
 def open_input(name: str) -> BinaryIO:
@@ -81,8 +87,13 @@ def count_lines(stream: BinaryIO) -> int | None:
     return lines + (last != b"\n")
 
 
-def read_lines(stream: BinaryIO, form: Format, field: str, shard: Shard) -> Iterator[Line]:
-    """Yield the lines of a stream that are in the shard; a bad line has an error."""
+def read_lines(
+    stream: BinaryIO, form: Format, field: str, shard: Shard, *, completion: str | None = None
+) -> Iterator[Line]:
+    """Yield the lines of a stream that are in the shard; a bad line has an error.
+
+    The prompt of a JSON object is in `field`; `completion` names one that may have its output.
+    """
     for number in count(1):
         raw = stream.readline(MAX_LINE + 1)
         if not raw:
@@ -93,10 +104,10 @@ def read_lines(stream: BinaryIO, form: Format, field: str, shard: Shard) -> Iter
             if not whole:
                 break
         if number in shard:
-            yield _read_line(number, raw, form, field)
+            yield _read_line(number, raw, form, field, completion)
 
 
-def _read_line(number: int, raw: bytes, form: Format, field: str) -> Line:
+def _read_line(number: int, raw: bytes, form: Format, field: str, completion: str | None) -> Line:
     if len(raw) > MAX_LINE:
         return Line(
             number, number, None, f"longer than {MAX_LINE // 2**20} MiB: split it into several"
@@ -110,10 +121,10 @@ def _read_line(number: int, raw: bytes, form: Format, field: str) -> Line:
         return Line(number, number, None, not_utf8(error))
     if form == "text":
         return Line(number, number, text, None if text.strip() else EMPTY)
-    return _read_json(number, text, field)
+    return _read_json(number, text, field, completion)
 
 
-def _read_json(number: int, text: str, field: str) -> Line:
+def _read_json(number: int, text: str, field: str, completion: str | None) -> Line:
     if not text.strip():
         return Line(number, number, None, EMPTY)
     try:
@@ -134,14 +145,19 @@ def _read_json(number: int, text: str, field: str) -> Line:
         names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
         wrong = f"no field {field!r}, it has {names}: name the prompt's by --field"
         return Line(number, name, None, wrong)
+    for key in (field, completion):
+        if key is not None and key in record and (odd := _not_text(key, record[key])):
+            return Line(number, name, None, odd)
     prompt = record[field]
-    if not isinstance(prompt, str):
-        return Line(number, name, None, f"{field!r} is {_kind(prompt)}, expected a string")
-    if not _encodable(prompt):
-        return Line(number, name, None, f"{field!r} holds {HALF}, expected text")
-    return Line(
-        number, name, prompt, None if prompt.strip() else f"{field!r} is empty, expected a prompt"
-    )
+    empty = None if prompt.strip() else f"{field!r} is empty, expected a prompt"
+    return Line(number, name, prompt, empty, completion=record.get(completion))
+
+
+def _not_text(field: str, value: object) -> str | None:
+    """Say how the value of a field is not text; None if it is."""
+    if not isinstance(value, str):
+        return f"{field!r} is {_kind(value)}, expected a string"
+    return None if _encodable(value) else f"{field!r} holds {HALF}, expected text"
 
 
 def _encodable(text: str) -> bool:

@@ -1,0 +1,222 @@
+"""Reads the prompts that a draft is trained on, and holds some out to judge it by."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import check_integer
+from ..tokenizers import JSON_SUFFIXES, Format, PromptEncoder, Shard, Tokenizer, read_lines
+
+HELD_OUT, MOST_HELD_OUT = 20, 200  # one prompt in 20, and no more than 200
+TABLES = (".csv", ".tsv")
+COMPLETION = "completion"  # the field of a JSON object that has the output
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt, perhaps with the output to learn.
+
+    Attributes:
+        line: The number of its line in its file, from 1.
+        prompt: Source ids, EOS included.
+        completion: Target ids, EOS included; None if the target is to generate them.
+    """
+
+    line: int
+    prompt: list[int]
+    completion: list[int] | None
+
+
+@dataclass(frozen=True)
+class Data:
+    """The usable prompts of a file or a folder, and an account of its lines.
+
+    Attributes:
+        train: Examples to train on, shuffled.
+        valid: Held-out examples, in the order of their file; none has a prompt of `train`.
+        read: The number of lines read: all of `train`, `valid` and `skipped`.
+        skipped: Lines that are not used, counted by reason: "empty", "too long", "repeated" and
+            "completion too long".
+        digest: Hexadecimal SHA-256 that depends on every byte of the files.
+    """
+
+    train: list[Example]
+    valid: list[Example]
+    read: int
+    skipped: Mapping[str, int]
+    digest: str
+
+
+def read_data(
+    path: str | Path,
+    encoder: PromptEncoder,
+    tokenizer: Tokenizer,
+    *,
+    field: str = "prompt",
+    form: Format | None = None,
+    seed: int = 0,
+    max_tokens: int = 256,
+) -> Data:
+    """Read the prompts of a file, or of the files train and valid of a folder.
+
+    A file has a prompt a line, as text or, if its name ends in .jsonl, .ndjson or .json, as JSON
+    objects. A folder has train.jsonl or train.txt, and perhaps valid.jsonl or valid.txt; without
+    those, one usable prompt in 20 is held out, at least 1 and at most 200: those whose ids have
+    the smallest digests, whatever their order.
+
+    Args:
+        path: The file or folder.
+        encoder: Encodes the prompts, with their prefix.
+        tokenizer: Encodes the completions.
+        field: The field of a JSON object that has the prompt; its `completion`, if any, is the
+            output to learn.
+        form: "text" or "jsonl", whatever the names of the files say; None to go by the names.
+        seed: For the order of `Data.train`.
+        max_tokens: The longest completion in tokens, EOS included.
+
+    Raises:
+        ValueError: If a line cannot be read, or there are too few usable prompts.
+        OSError: If a file cannot be read.
+    """
+    check_integer("max_tokens", max_tokens, 1)
+    if field == COMPLETION:
+        raise ValueError(
+            f"field must be the one of the prompts, got {field!r}, that of the outputs"
+        )
+    train_path, valid_path = _find_files(Path(path))
+    reader = _Reader(encoder, tokenizer, field, form, max_tokens)
+    # The valid file comes first, so that its prompts are the ones kept.
+    valid = reader.read(valid_path, 1) if valid_path else []
+    train = reader.read(train_path, 1 if valid_path else 2)
+    if valid_path is None:
+        train, valid = _hold_out(train)
+    random.Random(seed).shuffle(train)
+    digest = hashlib.sha256(b"".join(reader.digests)).hexdigest()
+    return Data(train, valid, reader.lines, dict(reader.skipped), digest)
+
+
+def _find_files(path: Path) -> tuple[Path, Path | None]:
+    """Return the file to train on, and the file of held-out prompts if there is one."""
+    if path.is_file():
+        return path, None
+    path.stat()  # raises an error if there is nothing
+    if not path.is_dir():
+        raise ValueError(f"{path} is a device or a pipe, expected a file or a folder")
+    train, valid = _find(path, "train"), _find(path, "valid")
+    if train is None:
+        raise ValueError(
+            f"the folder {path} has neither train.jsonl nor train.txt: give one that has, or a "
+            "file of prompts"
+        )
+    return train, valid
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    """Return the one file of that name with either suffix; None if there is none."""
+    found = [path for end in (".jsonl", ".txt") if (path := folder / f"{name}{end}").is_file()]
+    if len(found) > 1:
+        raise ValueError(
+            f"the folder {folder} has both {found[0].name} and {found[1].name}: delete one of them"
+        )
+    return found[0] if found else None
+
+
+@dataclass
+class _Reader:
+    """Reads files into examples with different prompts, and accounts for their lines."""
+
+    encoder: PromptEncoder
+    tokenizer: Tokenizer
+    prompt_field: str
+    form: Format | None
+    max_tokens: int
+    lines: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    seen: set[bytes] = field(default_factory=set)
+    digests: list[bytes] = field(default_factory=list)  # SHA-256 of each file
+
+    def read(self, path: Path, least: int) -> list[Example]:
+        """Read a file; refuse it if it has fewer than `least` usable prompts."""
+        examples: list[Example] = []
+        lines, skipped = 0, Counter[str]()
+        with path.open("rb") as stream:
+            self.digests.append(hashlib.file_digest(stream, "sha256").digest())
+            stream.seek(0)
+            form = self.form or _form_of(path)
+            found = read_lines(stream, form, self.prompt_field, Shard(), completion=COMPLETION)
+            for line in found:
+                lines += 1
+                if line.is_empty:
+                    skipped["empty"] += 1
+                elif line.prompt is None:
+                    raise ValueError(f"{path}, line {line.number}: {line.error}")
+                else:
+                    example = self._example(line.number, line.prompt, line.completion)
+                    if isinstance(example, Example):
+                        examples.append(example)
+                    else:
+                        skipped[example] += 1
+        self.lines += lines
+        self.skipped += skipped
+        if len(examples) < least:
+            raise ValueError(
+                f"{path} has {_count(len(examples), 'usable prompt')} in {_count(lines, 'line')}"
+                f"{_reasons(skipped)}: give at least {least} that the model can read and no other "
+                "line has"
+            )
+        return examples
+
+    def _example(self, line: int, prompt: str, completion: str | None) -> Example | str:
+        """Encode an example; return why it is skipped if it cannot be used."""
+        ids = self.encoder.encode(prompt)
+        try:
+            ids = self.encoder.fit(ids, self.max_tokens).ids
+        except ValueError:  # there is no other reason left
+            return "too long"
+        if (key := _digest(ids)) in self.seen:
+            return "repeated"
+        target = None
+        if completion is not None:
+            target = self.tokenizer.encode(completion)
+            # A completion may name EOS itself.
+            target = target[: target.index(target[-1]) + 1]
+            if len(target) > self.max_tokens:
+                return "completion too long"
+        self.seen.add(key)
+        return Example(line, ids, target)
+
+
+def _form_of(path: Path) -> Format:
+    """Return the format that a file's name stands for."""
+    if path.suffix in TABLES:
+        raise ValueError(f"{path} is a table, expected lines of text or JSON Lines")
+    return "jsonl" if path.suffix in JSON_SUFFIXES else "text"
+
+
+def _hold_out(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+    """Part examples into those to train on and those to hold out, each in their order."""
+    count = min(max(len(examples) // HELD_OUT, 1), MOST_HELD_OUT)
+    chosen = {e.line for e in sorted(examples, key=lambda e: _digest(e.prompt))[:count]}
+    train = [example for example in examples if example.line not in chosen]
+    return train, [example for example in examples if example.line in chosen]
+
+
+def _digest(ids: Sequence[int]) -> bytes:
+    return hashlib.sha256(np.array(ids, "<i4").tobytes()).digest()
+
+
+def _reasons(skipped: Mapping[str, int]) -> str:
+    """Return the counts by reason in brackets; nothing if there are none."""
+    listed = ", ".join(f"{number:,} {reason}" for reason, number in skipped.items())
+    return f" ({listed})" if listed else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,231 @@
+"""Has the target label prompts, chunk by chunk, into a file that a killed run can go on with."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ..decoding import LanguageModel, Request, in_order_of_length
+from ..errors import check_integer
+from ..generation import Generation, SpeculativeDecoder
+from .data import Example
+
+MAX_LINE = 2**27  # bytes; no label is longer
+Progress = Callable[[int, int], None]
+Generate = Callable[[Iterable[Request]], Iterator[tuple[int, Generation]]]
+
+
+@dataclass(frozen=True)
+class Label:
+    """An output to learn.
+
+    Attributes:
+        line: The number of the prompt's line in its file, from 1.
+        prompt: Source ids, EOS included.
+        tokens: Target ids; EOS is the last unless `max_tokens` cut the output.
+    """
+
+    line: int
+    prompt: list[int]
+    tokens: list[int]
+
+    def to_json(self) -> bytes:
+        """Return one line of JSON, newline included."""
+        return json.dumps(vars(self), separators=(",", ":")).encode() + b"\n"
+
+
+class LabelFile:
+    """A file of labels, one line of JSON for each example in order, appended a chunk at a time.
+
+    To enter it (`with`) creates and locks the file, reads the labels in it into `labels`, and cuts
+    off the part of a chunk that a killed run may have left at the end. Chunks end after every
+    `chunk` examples and after the last.
+
+    Args:
+        path: The file.
+        examples: What its labels are about.
+        chunk: The number of examples of a chunk.
+
+    Raises:
+        ValueError: When it is entered, if the file holds anything but labels of these examples, or
+            another process is writing to it.
+    """
+
+    def __init__(self, path: Path, examples: Sequence[Example], chunk: int) -> None:
+        self._path = path
+        self._examples = examples
+        self._chunk = chunk
+        self._file = -1
+        self.labels: list[Label] = []
+
+    def __enter__(self) -> LabelFile:
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with ExitStack() as undo:
+            undo.callback(os.close, self._file)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"another process is writing to {self._path}: wait for it to end"
+                ) from None
+            self.labels, end = self._read()
+            os.truncate(self._file, end)
+            os.lseek(self._file, end, os.SEEK_SET)
+            undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def append(self, labels: Sequence[Label]) -> None:
+        """Write a chunk, and wait until it is on the disk; write nothing if the disk is full."""
+        start = os.lseek(self._file, 0, os.SEEK_CUR)
+        rest = b"".join(label.to_json() for label in labels)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+        except OSError as error:
+            with suppress(OSError):  # the first error is the one to report
+                os.truncate(self._file, start)
+            error.filename = str(self._path)
+            raise
+        self.labels += labels
+
+    def _read(self) -> tuple[list[Label], int]:
+        """Return the labels of whole chunks, and the offset in bytes at which they end."""
+        labels: list[Label] = []
+        size = kept = end = 0
+        with open(self._file, "rb", closefd=False) as reader:
+            for raw in iter(partial(reader.readline, MAX_LINE), b""):
+                if len(labels) == len(self._examples):
+                    raise self._foreign(len(labels), "is more than there are examples")
+                example = self._examples[len(labels)]
+                label = _parse(raw, example)
+                if label is None:
+                    if _is_torn(raw, example):
+                        break
+                    about = f"is not a label of line {example.line} of the data"
+                    raise self._foreign(len(labels), about)
+                labels.append(label)
+                size += len(raw)
+                if len(labels) % self._chunk == 0 or len(labels) == len(self._examples):
+                    kept, end = len(labels), size
+        return labels[:kept], end
+
+    def _foreign(self, before: int, what: str) -> ValueError:
+        return ValueError(
+            f"{self._path}, line {before + 1}, {what}: delete the file to label anew, or move it"
+        )
+
+
+def never(labels: Sequence[Label]) -> bool:
+    """Say that there are not enough labels yet, so that all examples are labelled."""
+    return False
+
+
+def label(
+    target: LanguageModel,
+    examples: Sequence[Example],
+    path: Path,
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    batch_size: int = 16,
+    chunk: int = 256,
+    enough: Callable[[list[Label]], bool] = never,
+    progress: Progress = lambda examples, tokens: None,
+) -> list[Label]:
+    """Label examples, in their order, and return the labels.
+
+    The label of an example with a completion is that; all others are the target's own outputs.
+    Each chunk is decoded by itself, so that a run that was killed is resumed to the same bytes. The
+    file does not record the options: give a resumed run the same ones.
+
+    Args:
+        target: The model that labels.
+        examples: The examples; a sampled output depends on its place among them and the seed.
+        path: A file for the labels. Those in it are kept, and labelling goes on after them.
+        max_tokens: Upper bound on an output's tokens, EOS included.
+        temperature: 0 for the greedy outputs, above 0 to sample them.
+        seed: For sampling.
+        batch_size: Prompts to decode side by side.
+        chunk: The number of examples to label at a time.
+        enough: Takes all labels so far, after each chunk; True ends the labelling.
+        progress: Takes the numbers of examples labelled so far and of tokens in their labels; is
+            called at the start, for labels that were there, and as each output ends.
+
+    Raises:
+        ValueError: If an option is out of its range, or the file is not about these examples.
+        OSError: If the file cannot be written.
+    """
+    check_integer("chunk", chunk, 1)
+    # What was allowed in the data may be longer than the target was made for.
+    longest = max((len(example.prompt) for example in examples), default=0)
+    decoder = SpeculativeDecoder(target, max_source_length=max(longest, 2))
+
+    def generate(requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
+        return decoder.iter_batch(
+            requests, batch_size=batch_size, by_length=False, max_tokens=max_tokens,
+            temperature=temperature, seed=seed,
+        )  # fmt: skip
+
+    generate([])  # checks the options before the file is made
+    with LabelFile(path, examples, chunk) as file:
+        tokens = sum(len(known.tokens) for known in file.labels)
+        progress(len(file.labels), tokens)
+        while len(file.labels) < len(examples) and not (file.labels and enough(file.labels)):
+            first = len(file.labels)
+            part = dict(enumerate(examples[first : first + chunk], first))
+            outputs: dict[int, list[int]] = {}
+            for index, output in _outputs(part, generate, target.eos_token_id):
+                outputs[index] = output
+                tokens += len(output)
+                progress(first + len(outputs), tokens)
+            file.append([Label(e.line, e.prompt, outputs[i]) for i, e in part.items()])
+        return file.labels
+
+
+def _outputs(
+    part: Mapping[int, Example], generate: Generate, eos: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield index and output of each example of a part, EOS included, as they end."""
+    requests = []
+    for index, example in part.items():
+        if example.completion is None:
+            requests.append((index, example.prompt))
+        else:
+            yield index, example.completion
+    # Rows of similar length pad less; the order within a chunk is the same in a resumed run.
+    for index, done in generate(in_order_of_length(requests, len(part))):
+        yield index, done.tokens + [eos] * (done.finish_reason == "eos")
+
+
+def _parse(raw: bytes, example: Example) -> Label | None:
+    """Parse the label of an example; return None if this is anything else."""
+    try:
+        tokens = json.loads(raw)["tokens"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        return None
+    if example.completion not in (None, tokens):
+        return None
+    label = Label(example.line, example.prompt, tokens)
+    return label if label.to_json() == raw else None
+
+
+def _is_torn(raw: bytes, example: Example) -> bool:
+    """Whether this is the beginning of the example's label, perhaps followed by zeros."""
+    if raw.endswith(b"\n"):
+        return False
+    written = raw.rstrip(b"\x00")
+    head = Label(example.line, example.prompt, []).to_json().removesuffix(b"]}\n")
+    return written.startswith(head) or head.startswith(written)

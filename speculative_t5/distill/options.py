@@ -1,0 +1,63 @@
+"""The options of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import check_integer, check_number
+from .losses import LOSSES, LossName
+
+DEFAULT_STEPS = 2000
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """How to distill a draft.
+
+    Attributes:
+        layers: Decoder layers of the draft.
+        steps: Optimizer steps; with neither steps nor minutes, `DEFAULT_STEPS`.
+        minutes: Time for the whole run instead, of which labelling takes `LABEL_SHARE` at most.
+        batch_tokens: Tokens of a step, sources and labels, padding included.
+        learning_rate: The largest, after a short warm-up; it falls to 0.
+        loss: One of `LOSSES`, see `losses.loss_and_gradient`.
+        draft_vocab: Let the draft propose only the first ids; None for all.
+        max_tokens: The longest label.
+        temperature: Of labels: 0 for the target's greedy outputs, above 0 to sample them.
+        label_batch: Prompts that are labelled side by side.
+        seed: For the order of prompts and for sampled labels.
+
+    Raises:
+        ValueError: If one is out of its range.
+    """
+
+    layers: int = 1
+    steps: int | None = None
+    minutes: float | None = None
+    batch_tokens: int = 4096
+    learning_rate: float = 1e-3
+    loss: LossName = "ce+kl"
+    draft_vocab: int | None = None
+    max_tokens: int = 256
+    temperature: float = 0.0
+    label_batch: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "batch_tokens", "max_tokens", "label_batch"):
+            check_integer(name, getattr(self, name), 1)
+        check_integer("seed", self.seed, 0)
+        if self.steps is not None and self.minutes is not None:
+            raise ValueError("steps and minutes exclude each other: give one of them")
+        if self.steps is not None:
+            check_integer("steps", self.steps, 1)
+        if self.minutes is not None and check_number("minutes", self.minutes) <= 0:
+            raise ValueError(f"minutes must be above 0, got {self.minutes}")
+        if check_number("learning_rate", self.learning_rate) <= 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if check_number("temperature", self.temperature) < 0:
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+        if self.draft_vocab is not None:
+            check_integer("draft_vocab", self.draft_vocab, 1)

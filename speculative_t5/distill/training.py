@@ -1,0 +1,189 @@
+"""Training a sharing draft: batches in, weights out, resumable at every saved step."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_unflatten
+
+from ..decoding import argmax
+from ..models import T5, SharingDraft, additive
+from .agreement import Agreement
+from .batches import Batch, batches, group, make_batch
+from .labels import Label
+from .losses import LOGITS, LossName, head_loss, needs_target
+
+WARM_UP, CLIP = 50, 1.0  # steps; norm of the gradient
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How to train.
+
+    Attributes:
+        steps: Optimizer steps.
+        batch_tokens: Of a step, sources and labels, padding included.
+        learning_rate: The largest, after the warm-up; it falls to 0 by a cosine.
+        loss: See `losses.loss_and_gradient`.
+        seed: The order of batches follows from it.
+    """
+
+    steps: int
+    batch_tokens: int
+    learning_rate: float
+    loss: LossName
+    seed: int
+
+
+class Training:
+    """A draft being trained on labels: `step` takes a step, `save` and `restore` its state.
+
+    The target's encoder and, where the loss needs the target's distributions, its decoder run once
+    a batch, without gradients. The draft's weights are float32 whatever the target's type.
+
+    Attributes:
+        draft: The draft.
+        step_number: How many steps were taken.
+    """
+
+    def __init__(
+        self, draft: SharingDraft, labels: Sequence[Label], options: TrainingOptions
+    ) -> None:
+        self.step_number = 0
+        self.draft = draft
+        self._labels = labels
+        self._options = options
+        draft.decoder.set_dtype(mx.float32)
+        self._optimizer = optim.Adam(options.learning_rate, betas=[0.9, 0.99], bias_correction=True)
+        self._optimizer.init(draft.decoder.trainable_parameters())
+        self._batches = batches(labels, options.batch_tokens, options.seed)
+
+    def step(self) -> float:
+        """Train on the next batch, and return its loss per token."""
+        batch = as_batch(self.draft.target, next(self._batches))
+        self._optimizer.learning_rate = mx.array(self._rate())
+        read = Reading(self.draft.target, batch, with_target=needs_target(self._options.loss))
+
+        def surrogate(decoder: nn.Module) -> tuple[mx.array, mx.array]:
+            """Return a scalar with the loss's gradient, and the loss."""
+            hidden = last_hidden(self.draft, read, batch)
+            value, gradient = head_loss(
+                self._options.loss, mx.stop_gradient(hidden), output_weight(self.draft),
+                batch.labels, read.target_logits,
+            )  # fmt: skip
+            count = batch.labels.size
+            return (hidden * mx.stop_gradient(gradient / count)).sum(), value / count
+
+        decoder = self.draft.decoder
+        (_, loss), gradients = nn.value_and_grad(decoder, surrogate)(decoder)
+        gradients, _ = optim.clip_grad_norm(gradients, CLIP)
+        self._optimizer.update(decoder, gradients)
+        mx.eval(decoder.parameters(), self._optimizer.state, loss)
+        self.step_number += 1
+        return float(loss.item())
+
+    def _rate(self) -> float:
+        step, options = self.step_number, self._options
+        warm = min(1.0, (step + 1) / min(WARM_UP, options.steps))
+        return options.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / options.steps))
+
+    def save(self, path: Path) -> None:
+        """Write weights, the optimizer's state and the step to a safetensors file, atomically."""
+        state = {"decoder": self.draft.decoder.parameters(), "optimizer": self._optimizer.state}
+        arrays = dict(cast(list[tuple[str, mx.array]], tree_flatten(state)))
+        new = path.with_name(f"new-{path.name}")  # MLX wants the suffix
+        mx.save_safetensors(str(new), arrays, {"step": str(self.step_number)})
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(new, path)
+
+    def restore(self, path: Path) -> None:
+        """Go on from a file that `save` has written."""
+        arrays, metadata = cast(Any, mx.load(str(path), return_metadata=True))
+        state = cast(dict[str, Any], tree_unflatten(list(arrays.items())))
+        self.draft.decoder.update(state["decoder"])
+        self._optimizer.state = state["optimizer"]
+        self.step_number = int(metadata["step"])
+        options = self._options
+        self._batches = batches(self._labels, options.batch_tokens, options.seed, self.step_number)
+
+
+class Reading:
+    """What the target makes of a batch, without gradients.
+
+    Attributes:
+        embedded: The decoder's input, (B, L, d_model) float32.
+        memory: The encoder's output, (B, S, d_model) float32.
+        mask: Additive padding mask of the sources, (B, 1, 1, S) float32.
+        target_logits: Given the ends of a range of `batch.places`, returns the target's logits
+            there; None without `with_target`.
+    """
+
+    def __init__(self, target: T5, batch: Batch, *, with_target: bool) -> None:
+        mask = additive(batch.source_mask, target.dtype)
+        memory = target.encoder(target.shared(batch.sources), mask)
+        self.memory = memory.astype(mx.float32)
+        self.mask = mask.astype(mx.float32)
+        self.embedded = target.shared(batch.fed).astype(mx.float32)
+        self.target_logits: Callable[[int, int], mx.array] | None = None
+        if with_target:
+            hidden = at_places(target.decode(memory, batch.fed, mask), batch)
+            mx.eval(hidden)
+
+            def logits(first: int, last: int) -> mx.array:
+                return target.logits(hidden[None, first:last])[0].astype(mx.float32)
+
+            self.target_logits = logits
+        mx.eval(self.memory)
+
+
+def last_hidden(draft: SharingDraft, read: Reading, batch: Batch) -> mx.array:
+    """Return what the draft's output matrix multiplies at each of the batch's places, (P, d)."""
+    x = at_places(draft.decoder.whole(read.embedded, read.memory, read.mask), batch)
+    hidden: mx.array = draft.decoder.norm(x) * draft.target.head.scale
+    return hidden
+
+
+def at_places(x: mx.array, batch: Batch) -> mx.array:
+    """Return the rows of (B, L, d) at the batch's places, (P, d)."""
+    return x.reshape(-1, x.shape[-1])[batch.places]
+
+
+def output_weight(draft: SharingDraft) -> mx.array:
+    """Return the target's output matrix for the ids that the draft may propose, (V, d) float32."""
+    output, size = draft.target.output, draft.draft_vocab or draft.vocab_size
+    if hasattr(output, "scales"):
+        parts = (output.weight[:size], output.scales[:size], output.biases[:size])
+        return mx.dequantize(*parts, output.group_size, output.bits).astype(mx.float32)
+    weight: mx.array = output.weight[:size].astype(mx.float32)
+    return weight
+
+
+def agreement(draft: SharingDraft, labels: Sequence[Label], batch_tokens: int) -> Agreement:
+    """Compare the draft's greedy choices with labels, which are the target's greedy outputs."""
+    rows: list[list[bool]] = []
+    weight = output_weight(draft)
+    for examples in group(labels, batch_tokens):
+        batch = as_batch(draft.target, examples)
+        read = Reading(draft.target, batch, with_target=False)
+        hidden = last_hidden(draft, read, batch)
+        step = max(1, LOGITS // weight.shape[0])
+        parts = range(0, len(batch.labels), step)
+        chosen = mx.concatenate([argmax(hidden[i : i + step] @ weight.T) for i in parts])
+        right = iter(cast(list[bool], (chosen == batch.labels).tolist()))
+        rows += [list(islice(right, len(example.tokens))) for example in examples]
+    return Agreement(rows)
+
+
+def as_batch(target: T5, examples: Sequence[Label]) -> Batch:
+    config = target.config
+    return make_batch(examples, config.decoder_start_token_id, config.pad_token_id)

@@ -1,0 +1,209 @@
+"""`SharingDraft`: a draft that consists of decoder layers on its target's encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ... import device
+from ...decoding import Vocabulary, fingerprint
+from ..cache import SourceCache
+from .compiled import CompiledDecoder
+from .config import T5Config
+from .layers import Decoder
+from .model import COMPILING, T5
+from .session import SharingSession, T5Session
+
+
+@dataclass(frozen=True)
+class SharingConfig:
+    """What a sharing draft has of its own.
+
+    Attributes:
+        num_decoder_layers: Depth of its decoder.
+        d_ff: Width of its feed-forward layers; all other sizes are the target's.
+        draft_vocab: It proposes only ids below this; None for all.
+    """
+
+    num_decoder_layers: int
+    d_ff: int
+    draft_vocab: int | None = None
+
+
+class SharingDraft(nn.Module):
+    """A draft model for one target, whose encoder, embedding and output head it shares.
+
+    Of its own it has decoder layers, their position bias and their last normalization. In the
+    decoding loop it reads the encoding that the target has made of each prompt (`start_both`);
+    alone (`start`), it has the target's encoder read the prompts. As distil-whisper's models do for
+    speech (arXiv 2311.00430).
+
+    Its layers are copies of the target's first and last, until weights are loaded or trained.
+    """
+
+    def __init__(self, target: T5, config: SharingConfig) -> None:
+        super().__init__()
+        device.enter_thread()
+        self.own = config
+        self.config: T5Config = replace(
+            target.config,
+            num_decoder_layers=config.num_decoder_layers,
+            d_ff=config.d_ff,
+            quantization=None,
+        )
+        self._target = (target,)  # MLX does not look into tuples: its weights are not the draft's
+        self._compiled: CompiledDecoder | None = None
+        self.decoder = Decoder(self.config)
+        self.decoder.set_dtype(target.dtype)
+
+    @property
+    def target(self) -> T5:
+        """The model that this draft belongs to."""
+        return self._target[0]
+
+    @property
+    def shared(self) -> nn.Module:
+        """The target's embedding."""
+        embedding: nn.Module = self.target.shared
+        return embedding
+
+    @property
+    def draft_vocab(self) -> int | None:
+        """The draft proposes only ids below this; None for all."""
+        return self.own.draft_vocab
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        return self.target.vocabulary
+
+    @property
+    def eos_token_id(self) -> int:
+        return self.target.eos_token_id
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self.target.eos_token_ids
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        return self.target.special_tokens
+
+    @property
+    def max_source_length(self) -> int:
+        return self.target.max_source_length
+
+    @property
+    def max_context(self) -> None:
+        return None
+
+    @property
+    def is_decoder_only(self) -> bool:
+        return False
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.target.dtype
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digest of the draft's own weights and the target's."""
+        own = fingerprint(repr(self.own), self.parameters())
+        return f"{own} {self.target.fingerprint}"
+
+    def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
+        """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
+        return self.target.head.logits(x, *self._head(vocab_size))
+
+    def argmax(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
+        """Return the best ids, (B, L) int32, where `logits` would return logits."""
+        return self.target.head.argmax(x, *self._head(vocab_size))
+
+    def _head(self, vocab_size: int | None) -> tuple[nn.Module, nn.Module, int]:
+        size = min(vocab_size or self.vocab_size, self.vocab_size)
+        return self.decoder.norm, self.target.output, size
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
+    ) -> tuple[T5Session, list[list[int]]]:
+        """Encode prompts and begin decoding them by the draft alone."""
+        device.enter_thread()
+        decoder = self.compiled
+        encode = partial(self.target.sources, decoders=[self.decoder])
+        session = T5Session(self, encode, encode(prompts), decoder, width)
+        return session, self._contexts(prompts)
+
+    def start_both(
+        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
+    ) -> tuple[T5Session, SharingSession, list[list[int]]]:
+        """Encode prompts once, and begin decoding them by the target and by this draft.
+
+        Returns:
+            The target's session, in which rows are replaced and selected first; the draft's; and
+            each row's initial context. `width` is that of the target's passes.
+        """
+        device.enter_thread()
+        target = self.target
+        decoders = target.compiled, self.compiled
+
+        def encode(prompts: Sequence[Sequence[int]]) -> SourceCache:
+            return target.sources(prompts, [target.decoder, self.decoder])
+
+        session = T5Session(target, encode, encode(prompts), decoders[0], width)
+        return session, SharingSession(self, session, decoders[1]), self._contexts(prompts)
+
+    def _contexts(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [[self.config.decoder_start_token_id] for _ in prompts]
+
+    @property
+    def compiled(self) -> CompiledDecoder:
+        """The compiled decoder, which the first use makes."""
+        with COMPILING:
+            if self._compiled is None:
+                self._compiled = CompiledDecoder(self)
+            return self._compiled
+
+    def recompile(self) -> None:
+        """Compile the decoder anew at its next use; needed after weights or layers were changed."""
+        with COMPILING:
+            self._compiled = None
+
+
+def copy_layers(draft: SharingDraft) -> None:
+    """Make the draft's layers copies of its target's, evenly spaced, the last among them.
+
+    A single layer is a copy of the target's last. Quantized matrices are dequantized. The draft's
+    feed-forward layers must have the target's width.
+    """
+    target, depth = draft.target.decoder, draft.own.num_decoder_layers
+    last = len(target.layers) - 1
+    chosen = [round(i * last / (depth - 1)) for i in range(depth)] if depth > 1 else [last]
+    for layer, number in zip(draft.decoder.layers, chosen, strict=True):
+        layer.load_weights(_plain_weights(target.layers[number]))
+    draft.decoder.norm.weight = target.norm.weight
+    bias = target.position_bias
+    rows = bias.weight.reshape(-1, bias.num_buckets, bias.weight.shape[1])
+    if len(rows) > 1:
+        rows = rows[mx.array(chosen)]
+    draft.decoder.position_bias.weight = rows.reshape(-1, rows.shape[2])
+
+
+def _plain_weights(layer: nn.Module) -> list[tuple[str, mx.array]]:
+    """Return a layer's weights by name, dequantized."""
+    weights = []
+    for name, module in layer.named_modules():
+        if isinstance(module, nn.QuantizedLinear):
+            plain = mx.dequantize(
+                module.weight, module.scales, module.biases, module.group_size, module.bits
+            )
+            weights.append((f"{name}.weight", plain))
+        elif "weight" in module:
+            weights.append((f"{name}.weight", module.weight))
+    return weights

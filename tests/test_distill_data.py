@@ -1,0 +1,184 @@
+"""Files and folders of prompts become examples; every line is accounted for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from speculative_t5.distill import Data, Example, read_data
+from speculative_t5.tokenizers import PromptEncoder
+from speculative_t5.tokenizers.byt5 import ByteTokenizer
+
+import pytest
+from conftest import EOS, tiny_model
+from messages import check_message
+
+MODEL = tiny_model(vocab_size=384)
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Any:
+    """Write the given files below a folder, and read it or one file of it."""
+    tokenizer = ByteTokenizer(tmp_path)
+
+    def call(files: dict[str, str | bytes], name: str = "", **options: Any) -> Data:
+        (tmp_path / "data").mkdir(exist_ok=True)
+        for file, content in files.items():
+            raw = content.encode() if isinstance(content, str) else content
+            (tmp_path / "data" / file).write_bytes(raw)
+        prompts = {key: options.pop(key) for key in ("prefix", "truncate") if key in options}
+        encoder = PromptEncoder(MODEL, tokenizer, max_source_length=20, **prompts)
+        data = read_data(tmp_path / "data" / name, encoder, tokenizer, **options)
+        assert data.read == len(data.train) + len(data.valid) + sum(data.skipped.values())
+        return data
+
+    return call
+
+
+def ids(text: str) -> list[int]:
+    return [*(byte + 3 for byte in text.encode()), EOS]
+
+
+def texts(examples: list[Example]) -> list[str]:
+    return [bytes(i - 3 for i in example.prompt[:-1]).decode() for example in examples]
+
+
+def as_json(*records: dict[str, Any]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def test_every_line_is_an_example_or_skipped_for_a_reason(read: Any) -> None:
+    content = "one\n\ntwo\n" + "x" * 20 + "\n  \none\nfix: two\n" + "y" * 14 + "\nend"
+    data = read({"a.txt": content}, "a.txt", prefix="fix: ")
+    found = sorted(data.train + data.valid, key=lambda example: example.line)
+    assert texts(found) == ["fix: one", "fix: two", "fix: " + "y" * 14, "fix: end"]
+    assert found[0] == Example(1, ids("fix: one"), None)
+    assert [example.line for example in found] == [1, 3, 8, 9]
+    assert data.read == 9 and data.skipped == {"empty": 2, "too long": 1, "repeated": 2}
+    cut = read({}, "a.txt", prefix="fix: ", truncate=True)
+    assert cut.skipped == {"empty": 2, "repeated": 2}
+
+
+def test_a_completion_is_the_output_to_learn(read: Any) -> None:
+    records = as_json(
+        {"prompt": "a", "completion": "A"}, {"prompt": "b", "completion": ""}, {"prompt": "c"},
+        {"prompt": "d", "completion": "1234"}, {"prompt": "e", "completion": "123"},
+        {"prompt": " ", "completion": "x"}, {"prompt": "f", "completion": "x\x01"},
+        {"prompt": "d"},
+    )  # fmt: skip
+    data = read({"a.jsonl": records}, "a.jsonl", max_tokens=4)
+    found = {example.line: example.completion for example in data.train + data.valid}
+    assert found == {1: ids("A"), 2: [EOS], 3: None, 5: ids("123"), 7: ids("x\x01"), 8: None}
+    assert data.skipped == {"completion too long": 1, "empty": 1}
+
+
+def test_a_completion_ends_at_its_first_eos(tmp_path: Path) -> None:
+    class NamesEOS(ByteTokenizer):
+        def encode(self, text: str) -> list[int]:
+            return [EOS if i == 3 + ord("$") else i for i in super().encode(text)]
+
+    tokenizer = NamesEOS(tmp_path)
+    file = tmp_path / "a.jsonl"
+    file.write_text(as_json({"prompt": "a", "completion": "x$y"}, {"prompt": "b"}))
+    data = read_data(file, PromptEncoder(MODEL, tokenizer), tokenizer)
+    (given,) = [example for example in data.train + data.valid if example.completion]
+    assert given.completion == ids("x")
+
+
+def test_the_field_and_the_format_can_be_given(read: Any) -> None:
+    records = as_json({"text": "a", "prompt": "x"}, {"text": "b"})
+    files = {"a.json": records, "a.data": records}
+    for name, form in (("a.json", None), ("a.data", "jsonl")):
+        data = read(files, name, field="text", form=form)
+        assert sorted(texts(data.train + data.valid)) == ["a", "b"]
+
+
+def test_a_folder_has_its_own_held_out_prompts(read: Any) -> None:
+    train = as_json(*({"prompt": str(i)} for i in range(10)))
+    files = {"train.jsonl": train, "valid.txt": "9\nz\ny\n9\n3\n", "test.jsonl": "not read"}
+    data = read(files)
+    assert texts(data.valid) == ["9", "z", "y", "3"], "in their order"
+    assert sorted(texts(data.train)) == [str(i) for i in range(10) if i not in (3, 9)]
+    assert data.read == 15 and data.skipped == {"repeated": 3}, "nothing held out is trained on"
+
+
+@pytest.mark.parametrize(("lines", "held"), [(2, 1), (39, 1), (40, 2), (5000, 200)])
+def test_some_prompts_are_held_out(read: Any, lines: int, held: int) -> None:
+    data = read({"a.txt": "".join(f"{i}\n" for i in range(lines))}, "a.txt")
+    assert len(data.valid) == held and len(data.train) == lines - held
+    assert not set(texts(data.valid)) & set(texts(data.train))
+
+
+def test_what_is_held_out_depends_on_the_prompts_alone(read: Any) -> None:
+    names = [str(i) for i in range(100)]
+    one = read({"a.txt": "\n".join(names)}, "a.txt")
+    other = read({"b.txt": "\n".join(reversed(names))}, "b.txt", seed=7)
+    assert texts(one.valid) == texts(other.valid)[::-1] and len(one.valid) == 5
+    assert texts(one.valid) == sorted(texts(one.valid), key=int), "in their order"
+
+
+def test_the_seed_decides_the_order_to_train_in(read: Any) -> None:
+    files = {"a.txt": "".join(f"{i}\n" for i in range(100))}
+    one, same, other = (read(files, "a.txt", seed=seed) for seed in (3, 3, 4))
+    assert one == same
+    assert one.train != other.train and sorted(texts(one.train)) == sorted(texts(other.train))
+    assert one.train != sorted(one.train, key=lambda example: example.line)
+
+
+def test_the_digest_depends_on_every_byte(read: Any) -> None:
+    contents = [("a\nb\n", "c\n"), ("a\nb\n", "c"), ("a\n", "b\nc\n"), ("a\nb\n", "c\n")]
+    digests = [read({"train.txt": a, "valid.txt": b}).digest for a, b in contents]
+    assert len(set(digests)) == 3 and digests[0] == digests[3]
+
+
+BAD: dict[str, tuple[dict[str, str | bytes], str, str]] = {
+    "not JSON": ({"a.jsonl": '{"prompt": "a"}\nb\n'}, "a.jsonl", "a.jsonl, line 2: not JSON"),
+    "no field": ({"a.jsonl": '{"text": "a"}\n'}, "a.jsonl", "line 1: no field 'prompt', it has"),
+    "not UTF-8": ({"a.txt": b"a\nb\xff\n"}, "a.txt", "a.txt, line 2: not UTF-8: byte 0xff"),
+    "number": (
+        {"a.jsonl": '{"prompt": "a", "completion": 3}'},
+        "a.jsonl",
+        "line 1: 'completion' is a number",
+    ),
+    "null": (
+        {"train.jsonl": '{"prompt": "a"}\n{"prompt": "a", "completion": null}'},
+        "",
+        "train.jsonl, line 2: 'completion' is null",
+    ),
+    "table": ({"a.csv": "a,b\n"}, "a.csv", "a.csv is a table"),
+    "no train": ({"valid.txt": "a\nb\n"}, "", "has neither train.jsonl nor train.txt"),
+    "two": ({"train.txt": "a\n", "train.jsonl": ""}, "", "both train.jsonl and train.txt"),
+    "nothing": ({"a.txt": ""}, "a.txt", "a.txt has 0 usable prompts in 0 lines"),
+    "one": ({"a.txt": "a\n\na\n"}, "a.txt", "1 usable prompt in 3 lines (1 empty, 1 repeated)"),
+    "long": ({"a.txt": "x" * 20}, "a.txt", "0 usable prompts in 1 line (1 too long)"),
+    "all held out": (
+        {"train.txt": "a\n", "valid.txt": "a\nb\n"},
+        "",
+        "train.txt has 0 usable prompts in 1 line (1 repeated)",
+    ),
+    "none held out": (
+        {"train.txt": "a\nb\n", "valid.txt": "\n"},
+        "",
+        "valid.txt has 0 usable prompts in 1 line (1 empty)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_data_is_refused_in_one_line(read: Any, case: str) -> None:
+    files, name, found = BAD[case]
+    with pytest.raises(ValueError) as caught:
+        read(files, name)
+    check_message(str(caught.value), found)
+
+
+def test_what_is_no_file_is_refused(read: Any, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="data/gone"):
+        read({}, "gone")
+    os.mkfifo(tmp_path / "data" / "pipe")
+    with pytest.raises(ValueError, match="pipe is a device or a pipe, expected"):
+        read({}, "pipe")
+    with pytest.raises(ValueError, match="field must be the one of the prompts"):
+        read({"a.txt": "a\nb\n"}, "a.txt", field="completion")

@@ -1,0 +1,237 @@
+"""The target labels prompts, chunk by chunk; a run that was killed goes on to the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.distill import Example, Label, LabelFile, label
+
+import pytest
+from conftest import EOS, REPOSITORY, tiny_model
+from messages import check_message
+
+pytestmark = pytest.mark.cpu  # chunks of other sizes are to have the same bits
+
+CHUNK, MOST = 4, 8
+
+
+MODEL = tiny_model(vocab_size=20, seed=18, layers=2)  # some outputs end, some at once
+EXAMPLES = [
+    Example(3 * i + 1, [*(2 + (i * k) % 17 for k in range(1, 2 + i % 5)), EOS],
+            [7] * (i % 3) + [EOS] if i % 7 == 5 else None)
+    for i in range(26)
+]  # fmt: skip
+
+
+def run(path: Path, examples: list[Example] = EXAMPLES, **options: Any) -> list[Label]:
+    defaults: dict[str, Any] = {"max_tokens": MOST, "chunk": CHUNK, "batch_size": 3}
+    return label(MODEL, examples, path, **defaults | options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of an uninterrupted run."""
+    path = tmp_path_factory.mktemp("whole") / "labels.jsonl"
+    run(path, temperature=1.0, seed=5)
+    return path.read_bytes()
+
+
+def test_labels_are_the_targets_outputs(tmp_path: Path) -> None:
+    labels = run(tmp_path / "labels.jsonl")
+    assert [(x.line, x.prompt) for x in labels] == [(e.line, e.prompt) for e in EXAMPLES]
+    decoder = SpeculativeDecoder(MODEL)
+    seen = set()
+    for example, found in zip(EXAMPLES, labels, strict=True):
+        if example.completion is not None:
+            assert found.tokens == example.completion != []
+            continue
+        done = decoder.generate(example.prompt, max_tokens=MOST)
+        end = [EOS] if done.finish_reason == "eos" else []
+        assert found.tokens == done.tokens + end
+        assert end or len(found.tokens) == MOST
+        seen |= {done.finish_reason, bool(done.tokens)}
+    assert seen == {"eos", "length", True, False}, "empty outputs are labels, too"
+    assert run(tmp_path / "labels.jsonl") == labels, "read back"
+
+
+def test_completions_are_not_generated(tmp_path: Path) -> None:
+    class Unused:
+        eos_token_id, max_context, max_source_length = EOS, None, 512
+        is_decoder_only, vocabulary, vocab_size = False, None, 20
+
+    given = [Example(i, [3, EOS], [4] * i + [EOS]) for i in range(1, 6)]
+    found = label(Unused(), given, tmp_path / "labels.jsonl", max_tokens=2)  # type: ignore[arg-type]
+    assert [x.tokens for x in found] == [e.completion for e in given]
+
+
+def test_sampled_labels_depend_on_the_seed_and_the_place_alone(tmp_path: Path) -> None:
+    same = [Example(1, [5, 6, EOS], None)] * 20
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 2}
+    labels = run(tmp_path / "a", same, **options)
+    assert len({tuple(x.tokens) for x in labels}) > 10, "each place has its own draws"
+    assert run(tmp_path / "b", same, chunk=7, batch_size=2, **options) == labels
+    some = same[:9] + [Example(1, [5, 6, EOS], [EOS])] + same[10:]
+    others = run(tmp_path / "c", some, **options)
+    assert others[:9] + others[10:] == labels[:9] + labels[10:]
+    assert run(tmp_path / "d", same, temperature=1.0, seed=3) != labels
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import speculative_t5
+from test_distill_labels import run
+when, at = sys.argv[2], int(sys.argv[3])
+chunks = 0
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+write, fsync = os.write, os.fsync
+def torn(file, data):
+    global chunks
+    chunks += 1
+    if (when, chunks) == ("write", at):
+        write(file, data[:len(data) // 2])
+        die()
+    return write(file, data)
+os.write = torn
+os.fsync = lambda file: die() if (when, chunks) == ("sync", at) else fsync(file)
+def watch(examples, tokens):
+    if (when, examples) == ("generation", at):
+        die()
+run(Path(sys.argv[1]), temperature=1.0, seed=5, progress=watch)
+"""
+
+
+def test_a_run_killed_three_times_goes_on_to_the_same_bytes(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "labels.jsonl"
+    places = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    sizes = []
+    for when, at in (("write", 2), ("generation", 14), ("sync", 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, str(path), when, str(at)],
+            env=os.environ | {"PYTHONPATH": places}, capture_output=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        sizes.append(path.read_bytes().count(b"\n"))
+        assert whole.startswith(path.read_bytes())
+    first, second, third = sizes
+    assert CHUNK < first < 2 * CHUNK and second == 3 * CHUNK and third == 5 * CHUNK
+    run(path, temperature=1.0, seed=5)
+    assert path.read_bytes() == whole
+
+
+def test_what_a_kill_left_of_a_chunk_is_cut_off(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "labels.jsonl"
+    ends = [0, *(place + 1 for place, byte in enumerate(whole) if byte == ord("\n"))]
+    counts = [*range(0, len(EXAMPLES), CHUNK), len(EXAMPLES)]
+    for size in sorted({*range(0, len(whole), 13), *ends, *(end - 1 for end in ends[1:])}):
+        for zeros in (b"", b"\x00" * 50)[: 1 + (size < len(whole))]:
+            path.write_bytes(whole[:size] + zeros)
+            with LabelFile(path, EXAMPLES, CHUNK) as file:
+                kept = len(file.labels)
+            assert kept == max(count for count in counts if ends[count] <= size)
+            assert path.read_bytes() == whole[: ends[kept]]
+
+
+def test_other_files_are_left_alone(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "labels.jsonl"
+    lines = whole.splitlines(keepends=True)
+    number = str(EXAMPLES[0].prompt[0]).encode()
+    others = {
+        b"something else\n": "line 1, is not a label of line 1 of the data",
+        b"something else": "line 1, is not a label",
+        b"\x00" * 50 + b"\n" + lines[0]: "line 1, is not a label",
+        b"[1]\n" * 3: "line 1, is not a label",
+        lines[0].replace(b"[" + number, b"[19", 1): "line 1, is not a label",
+        lines[0].replace(b'"line":1', b'"line":2') + lines[1]: "line 1, is not a label",
+        lines[0] + lines[1].replace(b'tokens":[', b'tokens":["a",'): "line 2, is not a label of",
+        lines[0] + lines[2]: "line 2, is not a label of line 4",
+        lines[0][:-9] + b"\n" + lines[1]: "line 1, is not a label",
+        b"".join(lines[:5]) + lines[5].replace(b'tokens":[', b'tokens":[6,'): "line 6, is not",
+        whole + lines[0]: "line 27, is more than there are examples",
+    }  # fmt: skip
+    for content, found in others.items():
+        path.write_bytes(content)
+        with pytest.raises(ValueError) as caught:
+            run(path)
+        check_message(str(caught.value), found)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_leaves_whole_chunks(
+    call: str, tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "labels.jsonl"
+    whole_call: Callable[..., int] = getattr(os, call)
+    calls = 0
+
+    def full(file: int, *data: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            return whole_call(file, *(part[:10] for part in data)) or 0
+        if calls > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole_call(file, *data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(OSError, match="No space left on device: .*labels.jsonl"):
+            run(path, temperature=1.0, seed=5)
+    kept = path.read_bytes()
+    assert whole.startswith(kept) and kept.count(b"\n") == CHUNK * (2 if call == "write" else 3)
+    run(path, temperature=1.0, seed=5)
+    assert path.read_bytes() == whole
+
+
+def test_labelling_stops_when_there_are_enough(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "labels.jsonl"
+    counts: list[tuple[int, int]] = []
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5}
+
+    def enough(labels: list[Label]) -> bool:
+        return sum(len(x.tokens) for x in labels) >= 30
+
+    labels = run(path, enough=enough, progress=lambda *count: counts.append(count), **options)
+    assert 0 < len(labels) < len(EXAMPLES) and len(labels) % CHUNK == 0
+    assert enough(labels) and not enough(labels[:-CHUNK])
+    assert [done for done, _ in counts] == list(range(len(labels) + 1))
+    assert counts[-1][1] == sum(len(x.tokens) for x in labels)
+    before = path.read_bytes()
+    counts.clear()
+    assert (
+        run(path, enough=enough, progress=lambda *count: counts.append(count), **options) == labels
+    )
+    assert path.read_bytes() == before and len(counts) == 1
+    run(path, **options)
+    assert path.read_bytes() == whole, "more are wanted later"
+
+
+def test_options_are_checked_before_the_file_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    for options in ({"max_tokens": 0}, {"temperature": -1.0}, {"batch_size": 0}, {"chunk": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
+            run(path, **options)
+    assert not path.exists()
+    assert run(path, []) == []
+
+
+def test_one_process_at_a_time_labels(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "labels.jsonl"
+    path.write_bytes(whole[:-5])
+    with path.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ValueError) as caught:
+            run(path)
+    check_message(str(caught.value), "another process is writing to")
+    assert path.read_bytes() == whole[:-5]
