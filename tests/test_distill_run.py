@@ -1,4 +1,4 @@
-"""Whole runs of `distill` on a tiny target: they train, and go on after a kill to the same bytes."""
+"""Whole runs of `distill` on a tiny target: they train, and go on after a kill."""
 
 from __future__ import annotations
 

@@ -12,7 +12,13 @@ from typing import Any, get_args, get_type_hints
 
 from ..errors import first_line, not_utf8, printable, shown
 
-KINDS = {str: "a string", bool: "true or false", int: "an integer", float: "a number"}
+KINDS = {
+    str: "a string",
+    Path: "a string",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+}
 
 
 def read_options(path: Path, command: Callable[..., None]) -> dict[str, Any]:
@@ -30,7 +36,7 @@ def read_options(path: Path, command: Callable[..., None]) -> dict[str, Any]:
         name: KINDS[kind]
         for name, hint in get_type_hints(command).items()
         for kind in (get_args(hint) or (hint,))
-        if kind in KINDS
+        if kind in KINDS and name != "config"
     }
     options: dict[str, Any] = {}
     for key, value in _read(path).items():
@@ -54,7 +60,9 @@ def _read(path: Path) -> Mapping[Any, Any]:
         ".yml": ("YAML", _parse_yaml),
     }
     if path.suffix not in parsers:
-        raise ValueError(f"{path}: its name must end in {', '.join(parsers)}, got {path.name!r}")
+        raise ValueError(
+            f"the name of {path} must end in {', '.join(parsers)}, got {path.suffix!r}"
+        )
     kind, parse = parsers[path.suffix]
     try:
         found = parse(path.read_bytes().decode("utf-8"))
@@ -70,13 +78,12 @@ def _read(path: Path) -> Mapping[Any, Any]:
 def _parse_yaml(text: str) -> Any:
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """Reads 1e-3 as a number, as YAML 1.2 has it, and not as a string."""
-
+    # PyYAML takes 1e-3 for a string; in YAML 1.2, as in TOML and JSON, it is a number.
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
     number = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
     try:
-        found = yaml.load(text, Loader)  # a safe one
+        found = yaml.load(text, loader)  # a safe one
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     return {} if found is None else found

@@ -6,14 +6,16 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
 from ..bench import pyplot
 from ..checkpoints import as_dtype, find_folder, load, new_folder
+from ..decoding import LanguageModel
 from ..distill import (
     DEFAULT_STEPS,
     LOSSES,
@@ -127,9 +129,7 @@ def distill(
     The target's own outputs are what the draft learns. A run that was stopped goes on when the same
     command is given again. --draft-model is a draft to compare with.
     """
-    values = {each.name: ctx.params[each.name] for each in fields(DistillOptions)
-              if each.name in ctx.params}  # fmt: skip
-    options = DistillOptions(**_prefer_typed(ctx, values))
+    options = _options(ctx)
     check_utf8("--prefix", prefix or "")
     as_dtype(dtype)  # which refuses other types
     os.stat(data)
@@ -142,37 +142,57 @@ def distill(
     if not isinstance(target, T5) or tokenizer is None:
         raise ValueError(f"{model} is a decoder-only model, expected a T5")
     check_options(target, options)
-    encoder = PromptEncoder(
-        target, tokenizer, prefix=prefix, max_source_length=max_source_length
-    )
+    encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
     found = read_data(
         data, encoder, tokenizer, field=field, seed=options.seed, max_tokens=options.max_tokens
     )
     previous = draft_of(model, draft_model)
+    previous_name = Path(previous).name if previous else ""
     if dry_run:
-        for line in _plan(target, found, options, folder, previous):
-            print(line)
+        print("\n".join(plan(target, found, options, folder, previous_name)))
         return
-    draft = None if previous in (None, "lookup") else load(previous, dtype=dtype, target=target)[0]
-    subject = Subject(target, tokenizer, name, previous if draft is None else draft,
-                      Path(previous or "").name)  # fmt: skip
-    SpeculativeDecoder(target, subject.previous, tokenizer)  # which refuses drafts that do not fit
+    draft = _load_previous(previous, target)
+    SpeculativeDecoder(target, draft, tokenizer)  # which refuses drafts that do not fit
+    subject = Subject(target, tokenizer, name, draft, previous_name)
     read_by = {"prefix": encoder.prefix, "field": field, "max_source_length": max_source_length}
-    with Stages() as stages:
-        try:
-            judgement = run_stages(subject, found, folder, options, stages, read_by=read_by)
-        except (KeyboardInterrupt, SystemExit, OSError):
-            note(f"what was done is kept in {RunFolder(folder).path}; the same command continues")
-            raise
+    with Stages() as stages, _kept(folder):
+        judgement = run_stages(subject, found, folder, options, stages, read_by=read_by)
     print(account(found, stages.labelled_prompts))
     print("\n".join(map(visible, judgement.summary())))
     if plot is not None:
         draw(json.loads((folder / "history.json").read_text(encoding="utf-8")), plot)
-    print(f"{folder}: {_size(folder) / 1e6:.1f} MB; to use it:")
-    found_by_name = find_folder(folder.name)
-    short = folder.name if found_by_name and found_by_name.samefile(folder) else str(folder)
     program = ctx.find_root().info_name or "speculative-t5"
-    print(f"  {program} --model {shlex.quote(model)} --draft-model {shlex.quote(short)} --prompt ...")
+    command = [*program.split(), "--model", model, "--draft-model", _short_name(folder)]
+    print(f"{folder}: {_size(folder) / 1e6:.1f} MB; to use it:\n  {shlex.join(command)}")
+
+
+def _options(ctx: typer.Context) -> DistillOptions:
+    """Return the options of the run, of the command line and of a file of options."""
+    names = [each.name for each in fields(DistillOptions) if each.name in ctx.params]
+    values = {name: ctx.params[name] for name in names}
+    sources = {name: ctx.get_parameter_source(name) for name in ("steps", "minutes")}
+    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    if len(typed) == 1:  # it replaces the other one in the file
+        values["minutes" if typed == ["steps"] else "steps"] = None
+    return DistillOptions(**values)
+
+
+def _load_previous(name: str | None, target: T5) -> LanguageModel | Literal["lookup"] | None:
+    """Load the draft to compare with."""
+    if name is None:
+        return None
+    return "lookup" if name == "lookup" else load(name, dtype=target.dtype, target=target)[0]
+
+
+@contextmanager
+def _kept(folder: Path) -> Iterator[None]:
+    """Say how to go on when a run is stopped."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, OSError):
+        place = RunFolder(folder).path
+        note(f"what was done is kept in {place}; give the same command again to go on with it")
+        raise
 
 
 def account(data: Data, labelled: dict[str, int]) -> str:
@@ -196,8 +216,8 @@ def _skipped(data: Data) -> str:
     return f"{total:,} skipped" + (f" ({reasons})" if reasons else "")
 
 
-def _plan(
-    target: T5, data: Data, options: DistillOptions, folder: Path, previous: str | None
+def plan(
+    target: T5, data: Data, options: DistillOptions, folder: Path, previous: str
 ) -> Iterator[str]:
     """Yield lines that say what a run would do."""
     usable = len(data.train) + len(data.valid)
@@ -208,28 +228,20 @@ def _plan(
     given = sum(each.completion is not None for each in data.train)
     if given:
         yield f"{given:,} have completions, and outputs are generated for {usable - given:,}"
-    count = own_parameters(new_draft(target, options))
+    draft = new_draft(target, options)
+    count = own_parameters(draft)
     yield (
         f"the draft: {options.layers} layer{'s' if options.layers > 1 else ''}, "
         f"{count / 1e6:,.1f} M parameters of its own, {2 * count / 1e6:,.1f} MB"
     )
-    length = f"{options.minutes:g} minutes" if options.minutes else f"{options.num_steps:,} steps"
-    yield f"training: {length} of {options.batch_tokens:,} tokens, loss {options.loss}"
-    memory = training_memory(target, options)
+    steps = f"{options.num_steps:,} steps" if options.num_steps else f"{options.minutes:g} minutes"
+    yield f"training: {steps} of {options.batch_tokens:,} tokens, loss {options.loss}"
+    length = sum(len(each.prompt) for each in data.train) / len(data.train)
+    memory = training_memory(draft, options, length)
     yield f"memory for training: about {memory / 1e9:.1f} GB, the target's weights included"
-    yield f"compared with: {Path(previous).name if previous else 'plain decoding alone'}"
+    yield f"compared with: plain decoding{f' and {previous}' if previous else ''}"
     begun = RunFolder(folder).path
     yield f"output: {folder}" + (f", going on in {begun}" if begun.exists() else "")
-
-
-def _prefer_typed(ctx: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
-    """Drop the steps of a file where minutes are typed, and the other way round."""
-    sources = {name: ctx.get_parameter_source(name) for name in ("steps", "minutes")}
-    typed = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-    if len(typed) == 1:
-        (other,) = {"steps", "minutes"} - typed
-        return values | {other: None}
-    return values
 
 
 def _target_name(model: str) -> str:
@@ -245,6 +257,12 @@ def _check_plot(path: Path) -> None:
         raise ValueError(f"the plot cannot be written to {path}: give a name that ends in .png")
     if not path.parent.is_dir():
         raise ValueError(f"the plot cannot be written to {path}: create the folder {path.parent}")
+
+
+def _short_name(folder: Path) -> str:
+    """Return the name by which a model folder is found, or else its path."""
+    found = find_folder(folder.name)
+    return folder.name if found and found.samefile(folder) else str(folder)
 
 
 def _size(folder: Path) -> int:

@@ -188,21 +188,22 @@ class _Run:
                 return time.perf_counter() - began > budget
             return sum(len(each.prompt) + len(each.tokens) for each in labels) >= wanted
 
+        temperature = 0.0 if split == "valid" else options.temperature
+
         def progress(done: int, tokens: int) -> None:
             self._observer.labelled(split, done, len(examples), tokens)
 
         return label(
             self._subject.target, examples, self._folder.path / f"{split}.jsonl",
-            max_tokens=options.max_tokens, temperature=0.0 if split == "valid" else options.temperature,
-            seed=options.seed, batch_size=options.label_batch, chunk=LABEL_CHUNK, enough=enough,
-            progress=progress,
+            max_tokens=options.max_tokens, temperature=temperature, seed=options.seed,
+            batch_size=options.label_batch, chunk=LABEL_CHUNK, enough=enough, progress=progress,
         )  # fmt: skip
 
     def train(
         self, labels: Sequence[Label], valid: Sequence[Label]
     ) -> tuple[SharingDraft, list[dict[str, Any]]]:
         """Train, and return the draft and the history of its loss and its tokens per pass."""
-        options, folder = self._options, self._folder
+        folder = self._folder
         steps = self._steps(labels)
         training = self._training(labels, steps)
         state = folder.path / "state.safetensors"
