@@ -60,9 +60,7 @@ def _read(path: Path) -> Mapping[Any, Any]:
         ".yml": ("YAML", _parse_yaml),
     }
     if path.suffix not in parsers:
-        raise ValueError(
-            f"the name of {path} must end in {', '.join(parsers)}, got {path.suffix!r}"
-        )
+        raise ValueError(f"{path} is a file of another kind, expected {', '.join(parsers)}")
     kind, parse = parsers[path.suffix]
     try:
         found = parse(path.read_bytes().decode("utf-8"))

@@ -26,6 +26,7 @@ from ..distill import (
     check_options,
     check_output,
     draw,
+    fastest,
     new_draft,
     own_parameters,
     read_data,
@@ -163,6 +164,8 @@ def distill(
         draw(json.loads((folder / "history.json").read_text(encoding="utf-8")), plot)
     program = ctx.find_root().info_name or "speculative-t5"
     command = [*program.split(), "--model", model, "--draft-model", _short_name(folder)]
+    if (best := fastest(judgement.speeds)) is not None:
+        command += best.option.split()
     print(f"{folder}: {_size(folder) / 1e6:.1f} MB; to use it:\n  {shlex.join(command)}")
 
 

@@ -11,7 +11,7 @@ what a run needs to go on. Imports `bench` and the rooms below it and, for plots
 from .agreement import Agreement
 from .data import Data, Example, read_data
 from .folder import RunFolder
-from .judgement import Judgement, Speed
+from .judgement import Judgement, Speed, fastest
 from .judging import judge
 from .labels import Label, LabelFile, label
 from .losses import LOSSES
