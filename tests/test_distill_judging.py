@@ -12,7 +12,7 @@ from speculative_t5.bench import Run
 from speculative_t5.decoding import calibration
 from speculative_t5.distill import Agreement, Judgement, Speed, draw, judge
 from speculative_t5.distill.judging import MOST, affordable, speed_of
-from speculative_t5.models import SharingConfig, SharingDraft
+from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
 from speculative_t5.models.t5.model import T5
 
 import pytest
@@ -93,6 +93,7 @@ def test_everything_is_measured(target: T5, quick: None, before: Any, kind: str)
     small: Any = tiny_draft(target)
     if kind == "sharing":
         small = SharingDraft(target, SharingConfig(1, target.config.d_ff))
+        copy_layers(small)
     previous = tiny_draft(target, noise=0.3) if before == "model" else before
     seen: list[tuple[int, int]] = []
     found = judge(
@@ -137,7 +138,7 @@ def test_without_prompts_it_says_so(target: T5) -> None:
 def test_outputs_of_one_token_leave_nothing_to_measure(target: T5) -> None:
     draft, known = tiny_draft(target), Agreement([[True]] * 3)
     found = judge(target, draft, None, PROMPTS, known, **NAMES, max_tokens=1)
-    assert not found.pays and found.speeds == ()
+    assert not found.pays and (found.prompts, found.speeds) == (0, ())
     assert "ends with its first token" in found.verdict
     assert "they come from 3 held-out outputs" in found.as_markdown()
 

@@ -97,7 +97,7 @@ class Judgement:
 
     @property
     def pays(self) -> bool:
-        """Whether decoding is faster with this draft than without one, beyond doubt."""
+        """Whether the draft makes decoding more than `WORTH` times as fast."""
         return any(speed.speedup > WORTH for speed in (self.best, self.auto) if speed)
 
     @property

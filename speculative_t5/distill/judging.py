@@ -91,7 +91,7 @@ def judge(
         by_place=tuple(agreement.by_place(MOST)),
         tokens_per_pass=tuple(agreement.tokens_per_pass(k) for k in range(1, MOST + 1)),
         unmeasured=reason,
-        prompts=len(prompts),
+        prompts=len(prompts) if measured else 0,
         turns=turns,
         max_tokens=max_tokens,
         plain=median(tokens_per_second(turn[PLAIN]) for turn in measured) if measured else 0.0,
