@@ -99,7 +99,7 @@ def go(
     model: T5 | None = None,
     **more: Any,
 ) -> Judgement:
-    subject = Subject(model or target(), None, "tiny")  # type: ignore[arg-type]
+    subject = Subject(model or target(), None, "tiny")
     short = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
     with mock.patch.multiple(stages, judge=partial(judge, turns=1, max_prompts=2), **short):
         return distill(subject, data, output, options, watch or Watch(), **more)

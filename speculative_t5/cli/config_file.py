@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from ..errors import first_line, not_utf8, printable, shown
+from ..errors import first_line, not_utf8, shown
 
 KINDS = {
     str: "a string",
@@ -42,7 +42,7 @@ def read_options(path: Path, command: Callable[..., None]) -> dict[str, Any]:
     for key, value in _read(path).items():
         name = key.replace("-", "_") if isinstance(key, str) else None
         if name not in kinds:
-            raise ValueError(f"{path}: {shown(key)} is not an option{_nearest(str(key), kinds)}")
+            raise ValueError(_unknown(path, key, kinds))
         if name in options:
             raise ValueError(f"{path}: {name} is there twice: leave one of them out")
         if not _fits(value, kinds[name]):
@@ -94,9 +94,8 @@ def _fits(value: Any, kind: str) -> bool:
     return isinstance(value, types.get(kind, ()))
 
 
-def _nearest(key: str, names: Mapping[str, str]) -> str:
-    """Say which option may have been meant."""
-    name = printable(key).replace("-", "_")
-    if near := difflib.get_close_matches(name, names, 1, 0.5):
-        return f": write {near[0].replace('_', '-')} if that is meant"
-    return f": leave it out; see --help for the {len(names)} options"
+def _unknown(path: Path, key: Any, names: Mapping[str, str]) -> str:
+    """Say that a key is none of the names, and which of them may have been meant."""
+    wrong = f"{path}: {shown(key)} is not an option"
+    near = difflib.get_close_matches(str(key).replace("-", "_"), names, 1)
+    return f"{wrong}: write {near[0]} if that is meant" if near else f"{wrong}: leave it out"

@@ -38,7 +38,7 @@ from ..generation import SpeculativeDecoder
 from ..models import T5
 from ..tokenizers import PromptEncoder
 from .config_file import read_options
-from .options import DraftModel, Dtype, MaxSource, Prefix, complete_model, draft_of, in_output
+from .options import Dtype, MaxSource, Prefix, complete_draft, complete_model, draft_of, in_output
 from .stages import Stages
 from .terminal import note, visible
 
@@ -107,7 +107,14 @@ def distill(
     ] = "prompt",
     max_source_length: MaxSource = None,
     dtype: Dtype = None,
-    draft_model: DraftModel = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft to compare with: a folder, a name, or lookup.",
+            show_default="the draft named in the target's config.json, if any",
+            autocompletion=complete_draft,
+        ),
+    ] = None,
     config: Annotated[
         str | None,
         typer.Option(
@@ -128,7 +135,7 @@ def distill(
     """Train a draft for a T5 from prompts alone.
 
     The target's own outputs are what the draft learns. A run that was stopped goes on when the same
-    command is given again. --draft-model is a draft to compare with.
+    command is given again.
     """
     options = _options(ctx)
     check_utf8("--prefix", prefix or "")
@@ -192,9 +199,10 @@ def _kept(folder: Path) -> Iterator[None]:
     """Say how to go on when a run is stopped."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, OSError):
+    except (KeyboardInterrupt, SystemExit, OSError, RuntimeError, MemoryError):
         place = RunFolder(folder).path
-        note(f"what was done is kept in {place}; give the same command again to go on with it")
+        if place.exists():
+            note(f"what was done is kept in {place}; give the same command again to go on with it")
         raise
 
 

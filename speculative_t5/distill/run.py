@@ -63,7 +63,7 @@ class Subject:
     """
 
     target: T5
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     name: str
     previous: LanguageModel | Literal["lookup"] | None = None
     previous_name: str = ""
