@@ -6,8 +6,8 @@ import re
 
 # What to do begins with one of these.
 IMPERATIVES = frozenset(
-    "accept check choose convert copy create delete download free give leave merge name put raise "
-    "run save see split use wait write".split()
+    "accept check choose convert copy create delete distill download free give install leave load "
+    "merge name put raise run save see split train use wait write".split()
 )
 
 

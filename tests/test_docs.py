@@ -41,6 +41,7 @@ CAUSAL = {  # repositories of the Hub, and what stands for them
 }
 LESS = {  # options added to commands that take minutes; "auto" may draft 16 tokens a round
     "doctor": "--only versions",
+    "distill": "--steps 2 --batch-tokens 200 --max-tokens 8",
     "bench": "--turns 1 --max-tokens 48 --num-draft 2",
     "bench --random": "--turns 1 --max-tokens 20 --num-draft 2 --source 16 --count 1",
 }
@@ -51,6 +52,7 @@ CHECKED = {  # why they are not run
     "python scripts/": "measure for minutes to hours, with data that is not here",
     "python -m speculative_t5 doctor --model": "the same, with other models",
     "python -m speculative_t5 doctor --only": "the same, for longer",
+    "python -m speculative_t5 distill --model M --data prompts.txt --minutes": "takes them",
     "python -m speculative_t5 bench --random opt": "makes half a billion weights; others are run",
     "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
     "python -m speculative_t5 bench --plot": "the same; test_benchmark.py draws plots",

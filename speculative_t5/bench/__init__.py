@@ -8,7 +8,7 @@ from .costs import Costs, Stepper, measure_costs
 from .estimate import speedup
 from .plot import draw, pyplot
 from .report import Report
-from .runs import PLAIN, Variant, plain_variant, variants_of
+from .runs import PLAIN, Run, Variant, plain_variant, record, variants_of
 from .synthetic import (
     check_shapes,
     context_of,

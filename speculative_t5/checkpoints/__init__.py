@@ -12,7 +12,14 @@ from .conversion import Observer, convert
 from .hub import find_cached
 from .inspection import Listed, as_lines, inspect, list_models
 from .loading import DTYPES, as_dtype, holds_causal, load
-from .places import convert_command, find_folder, model_folders, named_draft, weights_folders
+from .places import (
+    convert_command,
+    find_folder,
+    model_folders,
+    named_draft,
+    new_folder,
+    weights_folders,
+)
 from .sharing import holds_draft, inspect_draft, load_draft, save_draft, target_name
 from .t5 import open_checkpoint
 from .tensors import dtype_name

@@ -23,6 +23,7 @@ from ..errors import check_utf8, not_utf8
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .batch import batch
 from .bench import bench
+from .distill import distill
 from .doctor import doctor
 from .job import COUNTS
 from .models import models
@@ -234,6 +235,7 @@ def main() -> NoReturn:
         (batch, "Generate for each line of a file of prompts."),
         (models, "List the models on this machine, and which drafts fit them."),
         (convert_command, "Convert a Hugging Face checkpoint."),
+        (distill, "Train a draft for a T5 from prompts alone."),
         (bench, "Measure how fast decoding is on this machine."),
         (doctor, "Check on this machine that outputs are right."),
     ):

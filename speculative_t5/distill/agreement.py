@@ -17,12 +17,14 @@ class Agreement:
             it; EOS included.
 
     Attributes:
+        num_outputs: Outputs, those of no tokens left out.
         num_tokens: Tokens of all outputs.
         rate: The share of them that the draft has right; 0.0 if there are none.
     """
 
     def __init__(self, rows: Sequence[Sequence[bool]]) -> None:
         self._runs = [_runs(row) for row in rows]
+        self.num_outputs = sum(len(row) > 0 for row in rows)
         self.num_tokens = sum(len(row) for row in rows)
         right = sum(run > 0 for runs in self._runs for run in runs)
         self.rate = right / self.num_tokens if self.num_tokens else 0.0

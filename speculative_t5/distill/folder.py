@@ -51,9 +51,8 @@ class RunFolder:
             elif changed := [name for name, value in settings.items() if known.get(name) != value]:
                 name = changed[0]
                 raise ValueError(
-                    f"the run in {self.path} was begun with another {name} "
-                    f"({known.get(name)}, now {settings[name]}): go on with that, or delete the "
-                    "folder to begin anew"
+                    f"the run in {self.path} was begun with {name} {known.get(name)}, and this one "
+                    f"has {settings[name]}: use the same to continue it, or delete it to begin anew"
                 )
             yield
 

@@ -61,3 +61,8 @@ class DistillOptions:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
         if self.draft_vocab is not None:
             check_integer("draft_vocab", self.draft_vocab, 1)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Optimizer steps; None if there are minutes instead."""
+        return self.steps or (DEFAULT_STEPS if self.minutes is None else None)

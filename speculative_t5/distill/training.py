@@ -13,6 +13,7 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
+import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..decoding import argmax
@@ -71,14 +72,15 @@ class Training:
         """Train on the next batch, and return its loss per token."""
         batch = as_batch(self.draft.target, next(self._batches))
         self._optimizer.learning_rate = mx.array(self._rate())
+        weight = output_weight(self.draft)
         read = Reading(self.draft.target, batch, with_target=needs_target(self._options.loss))
 
         def surrogate(decoder: nn.Module) -> tuple[mx.array, mx.array]:
             """Return a scalar with the loss's gradient, and the loss."""
             hidden = last_hidden(self.draft, read, batch)
             value, gradient = head_loss(
-                self._options.loss, mx.stop_gradient(hidden), output_weight(self.draft),
-                batch.labels, read.target_logits,
+                self._options.loss, mx.array(np.array(hidden)), weight, batch.labels,
+                read.target_logits,
             )  # fmt: skip
             count = batch.labels.size
             return (hidden * mx.stop_gradient(gradient / count)).sum(), value / count

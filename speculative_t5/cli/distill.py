@@ -1,0 +1,280 @@
+"""The command `distill`: a draft for a target of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..bench import pyplot
+from ..checkpoints import as_dtype, find_folder, load, new_folder
+from ..decoding import LanguageModel
+from ..distill import (
+    DEFAULT_STEPS,
+    LOSSES,
+    Data,
+    DistillOptions,
+    RunFolder,
+    Subject,
+    check_options,
+    check_output,
+    draw,
+    fastest,
+    new_draft,
+    own_parameters,
+    read_data,
+    training_memory,
+)
+from ..distill import distill as run_stages
+from ..errors import check_utf8
+from ..generation import SpeculativeDecoder
+from ..models import T5
+from ..tokenizers import PromptEncoder
+from .config_file import read_options
+from .options import Dtype, MaxSource, Prefix, complete_draft, complete_model, draft_of, in_output
+from .stages import Stages
+from .terminal import note, visible
+
+DEFAULTS = DistillOptions()
+
+
+def _read_config(ctx: typer.Context, path: str | None) -> str | None:
+    """Let a file of options give the defaults of those that are not on the command line."""
+    if path is not None:
+        ctx.default_map = read_options(Path(path), distill)
+    return path
+
+
+def distill(
+    ctx: typer.Context,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Target: a folder, or the name of a T5 on this machine or the Hugging Face Hub.",
+            autocompletion=complete_model,
+        ),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Prompts: a text file with one a line; JSON Lines with prompt and perhaps "
+            "completion; or a folder with train and perhaps valid files."
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write.", show_default="<name of the target>-draft"),
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Decoder layers of the draft.")] = DEFAULTS.layers,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps to train.", show_default=f"{DEFAULT_STEPS} without --minutes"),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Time for all of it, instead of --steps.", show_default=False),
+    ] = None,
+    batch_tokens: Annotated[
+        int, typer.Option(help="Tokens of a step, of prompts and outputs.")
+    ] = DEFAULTS.batch_tokens,
+    learning_rate: Annotated[
+        float, typer.Option(help="The largest learning rate.")
+    ] = DEFAULTS.learning_rate,
+    loss: Annotated[str, typer.Option(help=f"One of {', '.join(LOSSES)}.")] = DEFAULTS.loss,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(help="Let the draft propose only the first N ids.", show_default="all"),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="0 trains on the target's greedy outputs, above 0 on samples.")
+    ] = DEFAULTS.temperature,
+    max_tokens: Annotated[
+        int, typer.Option(help="Upper bound on the tokens of an output, EOS included.")
+    ] = DEFAULTS.max_tokens,
+    seed: Annotated[
+        int, typer.Option(help="Seed for the order of prompts, and for samples.")
+    ] = DEFAULTS.seed,
+    prefix: Prefix = None,
+    field: Annotated[
+        str, typer.Option(help="Field of a JSON object that has the prompt.")
+    ] = "prompt",
+    max_source_length: MaxSource = None,
+    dtype: Dtype = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft to compare with: a folder, a name, or lookup.",
+            show_default="the draft named in the target's config.json, if any",
+            autocompletion=complete_draft,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="TOML, JSON or YAML file with any of these options; the command line wins.",
+            show_default=False,
+            is_eager=True,
+            callback=_read_config,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, in_output("--dry-run", help="Read the data and say what it takes; write nothing.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        in_output(help="PNG file to draw the loss and the tokens per pass to.", show_default=False),
+    ] = None,
+) -> None:
+    """Train a draft for a T5 from prompts alone.
+
+    The target's own outputs are what the draft learns. A run that was stopped goes on when the same
+    command is given again.
+    """
+    options = _options(ctx)
+    check_utf8("--prefix", prefix or "")
+    as_dtype(dtype)  # which refuses other types
+    os.stat(data)
+    name = _target_name(model)
+    folder = output or new_folder(f"{Path(name).name}-draft")
+    check_output(folder)
+    if plot is not None:
+        _check_plot(plot)
+    target, tokenizer = load(model, dtype=dtype)
+    if not isinstance(target, T5) or tokenizer is None:
+        raise ValueError(f"{model} is a decoder-only model, expected a T5")
+    check_options(target, options)
+    encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
+    found = read_data(
+        data, encoder, tokenizer, field=field, seed=options.seed, max_tokens=options.max_tokens
+    )
+    previous = draft_of(model, draft_model)
+    previous_name = Path(previous).name if previous else ""
+    if dry_run:
+        print("\n".join(plan(target, found, options, folder, previous_name)))
+        return
+    draft = _load_previous(previous, target)
+    SpeculativeDecoder(target, draft, tokenizer)  # which refuses drafts that do not fit
+    subject = Subject(target, tokenizer, name, draft, previous_name)
+    read_by = {"prefix": encoder.prefix, "field": field, "max_source_length": max_source_length}
+    with Stages() as stages, _kept(folder):
+        judgement = run_stages(subject, found, folder, options, stages, read_by=read_by)
+    print(account(found, stages.labelled_prompts))
+    print("\n".join(map(visible, judgement.summary())))
+    if plot is not None:
+        draw(json.loads((folder / "history.json").read_text(encoding="utf-8")), plot)
+    program = ctx.find_root().info_name or "speculative-t5"
+    command = [*program.split(), "--model", model, "--draft-model", _short_name(folder)]
+    if (best := fastest(judgement.speeds)) is not None:
+        command += best.option.split()
+    print(f"{folder}: {_size(folder) / 1e6:.1f} MB; to use it:\n  {shlex.join(command)}")
+
+
+def _options(ctx: typer.Context) -> DistillOptions:
+    """Return the options of the run, of the command line and of a file of options."""
+    names = [each.name for each in fields(DistillOptions) if each.name in ctx.params]
+    values = {name: ctx.params[name] for name in names}
+    sources = {name: ctx.get_parameter_source(name) for name in ("steps", "minutes")}
+    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    if len(typed) == 1:  # it replaces the other one in the file
+        values["minutes" if typed == ["steps"] else "steps"] = None
+    return DistillOptions(**values)
+
+
+def _load_previous(name: str | None, target: T5) -> LanguageModel | Literal["lookup"] | None:
+    """Load the draft to compare with."""
+    if name is None:
+        return None
+    return "lookup" if name == "lookup" else load(name, dtype=target.dtype, target=target)[0]
+
+
+@contextmanager
+def _kept(folder: Path) -> Iterator[None]:
+    """Say how to go on when a run is stopped."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, OSError, RuntimeError, MemoryError):
+        place = RunFolder(folder).path
+        if place.exists():
+            note(f"what was done is kept in {place}; give the same command again to go on with it")
+        raise
+
+
+def account(data: Data, labelled: dict[str, int]) -> str:
+    """Return a line that says what became of each line of the data."""
+    used = sum(labelled.values())
+    unused = len(data.train) + len(data.valid) - used
+    parts = [f"{used:,} labelled ({labelled['valid']:,} of them held out)"]
+    if unused:
+        parts.append(f"{unused:,} not needed")
+    parts.append(_skipped(data))
+    return f"read {_lines(data)}: {', '.join(parts)}"
+
+
+def _lines(data: Data) -> str:
+    return f"{data.read:,} line{'' if data.read == 1 else 's'}"
+
+
+def _skipped(data: Data) -> str:
+    total = sum(data.skipped.values())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in data.skipped.items() if count)
+    return f"{total:,} skipped" + (f" ({reasons})" if reasons else "")
+
+
+def plan(
+    target: T5, data: Data, options: DistillOptions, folder: Path, previous: str
+) -> Iterator[str]:
+    """Yield lines that say what a run would do."""
+    usable = len(data.train) + len(data.valid)
+    yield (
+        f"read {_lines(data)}: {usable:,} usable ({len(data.valid):,} of them held out), "
+        f"{_skipped(data)}"
+    )
+    given = sum(each.completion is not None for each in data.train)
+    if given:
+        yield f"{given:,} have completions, and outputs are generated for {usable - given:,}"
+    draft = new_draft(target, options)
+    count = own_parameters(draft)
+    yield (
+        f"the draft: {options.layers} layer{'s' if options.layers > 1 else ''}, "
+        f"{count / 1e6:,.1f} M parameters of its own, {2 * count / 1e6:,.1f} MB"
+    )
+    steps = f"{options.num_steps:,} steps" if options.num_steps else f"{options.minutes:g} minutes"
+    yield f"training: {steps} of {options.batch_tokens:,} tokens, loss {options.loss}"
+    length = sum(len(each.prompt) for each in data.train) / len(data.train)
+    memory = training_memory(draft, options, length)
+    yield f"memory for training: about {memory / 1e9:.1f} GB, the target's weights included"
+    yield f"compared with: plain decoding{f' and {previous}' if previous else ''}"
+    begun = RunFolder(folder).path
+    yield f"output: {folder}" + (f", going on in {begun}" if begun.exists() else "")
+
+
+def _target_name(model: str) -> str:
+    """Return a target's name as others know it: that of its folder, or that on the Hub."""
+    folder = find_folder(model)
+    return Path(os.path.abspath(folder)).name if folder else model
+
+
+def _check_plot(path: Path) -> None:
+    """Refuse before the run what could not be drawn after it."""
+    kinds = pyplot().figure().canvas.get_supported_filetypes()
+    if path.suffix[1:] not in kinds:
+        raise ValueError(f"the plot cannot be written to {path}: give a name that ends in .png")
+    if not path.parent.is_dir():
+        raise ValueError(f"the plot cannot be written to {path}: create the folder {path.parent}")
+
+
+def _short_name(folder: Path) -> str:
+    """Return the name by which a model folder is found, or else its path."""
+    found = find_folder(folder.name)
+    return folder.name if found and found.samefile(folder) else str(folder)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())

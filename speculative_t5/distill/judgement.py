@@ -1,0 +1,284 @@
+"""`Judgement`: what a draft gives on the machine that measured it, in numbers and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from ..generation import NumDraft
+
+WORTH = 1.05  # a smaller speed-up is none
+FEW = 8  # prompts; figures of fewer are rough
+
+PLAIN = "no draft"
+HEAD = ("K", "tokens per pass", "right at place K", "tokens/s", "speed-up", "same output")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One way to draft over all measured prompts; medians over the turns.
+
+    Attributes:
+        num_draft: K, or "auto".
+        tokens_per_second: Over the whole time that a user waits, encoding included.
+        speedup: Its tokens per second over those of the same turn without a draft.
+        tokens_per_pass: Emitted tokens, EOS included, over passes of the target.
+        same: Outputs that equal those without a draft.
+    """
+
+    num_draft: NumDraft
+    tokens_per_second: float
+    speedup: float
+    tokens_per_pass: float
+    same: int
+
+    @property
+    def option(self) -> str:
+        """How to ask for it on the command line."""
+        return f"--num-draft {self.num_draft}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a draft gives: agreement on held-out prompts, and speeds on this machine.
+
+    Attributes:
+        target: The target's name.
+        draft: The draft's name.
+        held_out: Held-out outputs of which the agreement is known.
+        held_out_tokens: Their tokens, EOS included.
+        agreement: The share of them that the draft has right.
+        by_place: Chances that the first, the second and further drafted tokens are right, given
+            that those before them are; up to the last place that a draft came to.
+        tokens_per_pass: Of the target, if 1, 2 and more tokens are drafted in each round.
+        unmeasured: Why speeds could not be measured; None if they were.
+        prompts: Prompts that speeds were measured on.
+        turns: How often each was decoded in each way.
+        max_tokens: Upper bound on tokens of each output.
+        plain: Tokens per second without a draft; 0.0 if not measured.
+        speeds: Of this draft, for each K and for "auto".
+        previous: The name of the draft in use before; None if there is none.
+        previous_speeds: Of that one, at its best K and at "auto".
+        machine: The device and the processor that speeds are of.
+        dtype: The target's.
+        made_by: Options that the draft was made with, by name.
+    """
+
+    target: str
+    draft: str
+    held_out: int
+    held_out_tokens: int
+    agreement: float
+    by_place: tuple[float, ...]
+    tokens_per_pass: tuple[float, ...]
+    unmeasured: str | None
+    prompts: int
+    turns: int
+    max_tokens: int
+    plain: float
+    speeds: tuple[Speed, ...]
+    previous: str | None
+    previous_speeds: tuple[Speed, ...]
+    machine: str
+    dtype: str
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Speed | None:
+        """The K with the most tokens per second; None if speeds were not measured."""
+        numbers = [speed for speed in self.speeds if speed.num_draft != "auto"]
+        return fastest(numbers)
+
+    @property
+    def auto(self) -> Speed | None:
+        """What "auto" gives; None if speeds were not measured."""
+        return next((speed for speed in self.speeds if speed.num_draft == "auto"), None)
+
+    @property
+    def pays(self) -> bool:
+        """Whether the draft makes decoding more than `WORTH` times as fast."""
+        return any(speed.speedup > WORTH for speed in (self.best, self.auto) if speed)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on whether the draft pays, and on what to do."""
+        best, auto = self.best, self.auto
+        if best is None or auto is None:
+            return f"What it gives could not be measured: {self.unmeasured}."
+        if not self.pays:
+            return (
+                f"It does not pay: decoding is {best.speedup:.2f} times as fast as without a draft "
+                f"with {best.option}, the best number, and {auto.speedup:.2f} times with "
+                f"{auto.option}; distill from more prompts or for more steps, or try "
+                "--draft-model lookup."
+            )
+        first, second = sorted((best, auto), key=lambda speed: speed.speedup, reverse=True)
+        return (
+            f"It pays: decoding is {first.speedup:.2f} times as fast as without a draft with "
+            f"{first.option}, and {second.speedup:.2f} times with {second.option}."
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the draft in use before, and on what limits these figures."""
+        notes = [self._against_previous()] if self.previous_speeds and self.speeds else []
+        if not self.held_out_tokens:
+            notes.append(
+                "Agreement could not be measured: there are no held-out outputs; give more prompts."
+            )
+        elif self.held_out < FEW:
+            notes.append(
+                f"The figures are rough: they come from {count(self.held_out, 'held-out output')}; "
+                f"give prompts enough to hold out at least {FEW}."
+            )
+        elif self.speeds and self.prompts < FEW:
+            notes.append(f"Speeds are rough: they come from {count(self.prompts, 'prompt')}.")
+        every = (*self.speeds, *self.previous_speeds)
+        if different := self.prompts - min((speed.same for speed in every), default=self.prompts):
+            notes.append(
+                f"Up to {different} of {count(self.prompts, 'output')} differ from those without a "
+                "draft, in near-ties that rounding decides; --steady prevents it."
+            )
+        return notes
+
+    def summary(self) -> list[str]:
+        """Return a few lines for a terminal."""
+        lines, figures = [], []
+        if self.held_out_tokens:
+            lines.append(f"{self.draft} has {self._agreement()} right")
+            figures.append(("tokens per pass", self.tokens_per_pass))
+        if self.speeds:
+            lines.append(f"measured here: {self._conditions()}")
+            fixed = tuple(s.speedup for s in self.speeds if s.num_draft != "auto")
+            figures.append(("speed-up", fixed))
+        if figures:
+            lines.append(f"{'K':15}" + "".join(f"{k:6}" for k in self._numbers()))
+        for name, values in figures:
+            lines.append(f"{name:15}" + "".join(f"{value:6.2f}" for value in values))
+        return [*lines, self.verdict, *self.notes]
+
+    def as_markdown(self) -> str:
+        """Return a short README for the draft's folder."""
+        parts = [
+            f"# {self.draft}, a draft for {self.target}",
+            f"It proposes tokens that {self.target} checks, several in one pass (speculative "
+            f"decoding). The output stays {self.target}'s own.",
+            f"**{self.verdict}**",
+            *self.notes,
+        ]
+        if self.held_out_tokens:
+            parts.append(f"Given the tokens before, it has {self._agreement()} right.")
+        if self.held_out_tokens or self.speeds:
+            parts += [_table([HEAD, *self._rows()]), LEGEND]
+        if self.speeds:
+            parts.append(
+                f"Speeds are of one machine, and other machines give others: {self._conditions()}. "
+                "`python -m speculative_t5 bench` measures yours."
+            )
+        if self.made_by:
+            made = [(f"`{name}`", str(value)) for name, value in self.made_by.items()]
+            parts += ["## How it was made", _table([("option", "value"), *made])]
+        return "\n\n".join(parts) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the attributes, and what follows from them, as JSON can hold them."""
+        best = self.best.num_draft if self.best else None
+        return asdict(self) | {"best": best, "pays": self.pays, "verdict": self.verdict}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Judgement:
+        """Return the judgement that `to_json` stored.
+
+        Raises:
+            ValueError: If it is not one.
+        """
+        try:
+            given = {each.name: stored[each.name] for each in fields(cls)}
+            for name in ("speeds", "previous_speeds"):
+                given[name] = tuple(Speed(**speed) for speed in given[name])
+            for name in ("by_place", "tokens_per_pass"):
+                given[name] = tuple(given[name])
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"this is not the judgement of a draft ({type(error).__name__}: {error}): "
+                "distill the draft again"
+            ) from error
+        return cls(**given)
+
+    def _against_previous(self) -> str:
+        own, other = fastest(self.speeds), fastest(self.previous_speeds)
+        assert own and other
+        ratio = own.speedup / other.speedup
+        if ratio < 1 / WORTH:
+            ending = "which is faster: keep it"
+        elif ratio > WORTH:
+            ending = f"which is slower: {self.draft} is {ratio:.2f} times as fast"
+        else:
+            ending = "which is about as fast"
+        return (
+            f"The draft in use before, {self.previous}, gives {other.speedup:.2f} times with "
+            f"{other.option}, {ending}."
+        )
+
+    def _agreement(self) -> str:
+        return (
+            f"{100 * self.agreement:.1f} % of {count(self.held_out_tokens, 'token')} in "
+            f"{count(self.held_out, 'held-out output')}"
+        )
+
+    def _conditions(self) -> str:
+        return (
+            f"{self.machine}, {self.dtype}, greedy, one prompt at a time, encoding included, "
+            f"medians of {count(self.turns, 'turn')} over {count(self.prompts, 'prompt')}, "
+            f"at most {count(self.max_tokens, 'token')} each"
+        )
+
+    def _numbers(self) -> range:
+        return range(1, len(self.tokens_per_pass) + 1)
+
+    def _rows(self) -> list[Sequence[str]]:
+        """Return rows for the table: without a draft, each K, "auto", the draft before."""
+        by_number = {speed.num_draft: speed for speed in self.speeds}
+        rows: list[Sequence[str]] = []
+        if self.speeds:
+            rows.append((PLAIN, "1.00", "", f"{self.plain:.0f}", "1.00", ""))
+        for k, tokens in zip(self._numbers(), self.tokens_per_pass, strict=True):
+            known = f"{tokens:.2f}" if self.held_out_tokens else ""
+            place = f"{100 * self.by_place[k - 1]:.1f} %" if k <= len(self.by_place) else ""
+            rows.append((str(k), known, place, *self._measured(by_number.get(k))))
+        others = [("auto", self.auto)] if self.auto else []
+        others += [(f"{self.previous}, {speed.num_draft}", speed) for speed in self.previous_speeds]
+        for name, speed in others:
+            rows.append((name, f"{speed.tokens_per_pass:.2f}", "", *self._measured(speed)))
+        return rows
+
+    def _measured(self, speed: Speed | None) -> tuple[str, str, str]:
+        if speed is None:
+            return "", "", ""
+        same = f"{speed.same}/{self.prompts}"
+        return f"{speed.tokens_per_second:.0f}", f"{speed.speedup:.2f}", same
+
+
+LEGEND = (
+    "K: tokens drafted for each pass of the target. Right at place K: the chance that the K-th "
+    "drafted token is right, given that those before it are. This and the tokens per pass of each "
+    "K follow from all held-out outputs; in rows with names, passes were counted in the measured "
+    "ones."
+)
+
+
+def fastest(speeds: Sequence[Speed]) -> Speed | None:
+    """Return the one with the most tokens per second; None if there are none."""
+    return max(speeds, key=lambda speed: speed.tokens_per_second, default=None)
+
+
+def count(number: int, thing: str) -> str:
+    """Return for example "1 prompt" or "2,000 prompts"."""
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown; the first row is its head."""
+    head, *body = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])

@@ -1,0 +1,299 @@
+"""The command `distill`: its account, its options from files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from speculative_t5.cli import stages
+from speculative_t5.decoding import calibration
+from speculative_t5.distill import judge
+from speculative_t5.distill import run as stages_of_run
+
+import mlx.core as mx
+import pytest
+from commands import Call, caller, in_a_shell, on_a_terminal
+from conftest import REPOSITORY, tiny_model
+from messages import check_message
+
+SENTENCES = (REPOSITORY / "tests" / "sentences.txt").read_text().splitlines()[:40]
+SHORT = ("--steps", "4", "--batch-tokens", "200", "--max-tokens", "6")
+
+
+@pytest.fixture
+def call(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Call]:
+    monkeypatch.setattr(stages_of_run, "judge", partial(judge, turns=1, max_prompts=2))
+    for name in ("BUDGET", "WARMUP"):
+        monkeypatch.setattr(calibration, name, 0.0)
+    before = {*place.rglob("*")}
+    yield caller(place, monkeypatch, capfd)
+    for path in {*place.rglob("*")} - before:  # other tests share the folder
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join([*SENTENCES, *SENTENCES[:3], "", "many words " * 300]) + "\n")
+    return path
+
+
+def distill(call: Call, prompts: Path, *more: str, model: str = "target") -> Any:
+    return call("distill", "--model", model, "--data", str(prompts), *more)
+
+
+def test_a_draft_is_made_judged_drawn_and_used(call: Call, place: Path, prompts: Path) -> None:
+    done = distill(call, prompts, *SHORT, "--plot", "loss.png")
+    assert done.code == 0, done.err
+    account, *judgement, where, usage = done.out.splitlines()
+    assert account == (
+        "read 45 lines: 40 labelled (2 of them held out), 5 skipped (3 repeated, 1 empty, "
+        "1 too long)"
+    )
+    assert any("held-out output" in line for line in judgement)
+    folder = place / "weights" / "target-draft"
+    assert where.startswith("weights/target-draft: ") and where.endswith(" MB; to use it:")
+    named = "  python -m speculative_t5 --model target --draft-model target-draft --num-draft "
+    assert usage.startswith(named)
+    assert (place / "loss.png").stat().st_size > 5000
+    assert any(re.match(r"training: step 4, loss [\d.]+, [\d.]+ tokens per", x) for x in done.err)
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["target"] == "target"
+    options = json.loads((folder / "judgement.json").read_text())["made_by"]
+    assert options["steps"] == 4 and options["batch_tokens"] == 200
+    used = call(*usage.split()[3:], "--prompt", SENTENCES[0], "--json")
+    plain = call("--model", "target", "--prompt", SENTENCES[0], "--json", "--regular-decode")
+    assert used.code == 0 and used.records[0]["tokens"] == plain.records[0]["tokens"]
+    again = distill(call, prompts, *SHORT)
+    assert again.code == 2 and "weights/target-draft exists" in again.err[-1]
+
+
+def test_the_account_adds_up_where_labelling_ends_early(
+    call: Call, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages_of_run, "LABEL_CHUNK", 8)
+    done = distill(call, prompts, "--steps", "1", "--batch-tokens", "90", "--output", "out")
+    assert done.out.startswith(
+        "read 45 lines: 10 labelled (2 of them held out), 30 not needed, 5 skipped (3 repeated"
+    )
+
+
+def test_a_dry_run_says_what_it_takes_and_writes_nothing(
+    call: Call, place: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "pairs.jsonl"
+    rows = [{"text": s, "completion": s} if i % 2 else {"text": s} for i, s in enumerate(SENTENCES)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = {*place.rglob("*")}
+    done = distill(
+        call, data, "--field", "text", "--layers", "2", "--draft-model", "lookup", "--dry-run"
+    )
+    assert done.code == 0 and {*place.rglob("*")} - before <= {place / "stdin"}
+    lines = done.out.splitlines()
+    assert lines[0] == "read 40 lines: 40 usable (2 of them held out), 0 skipped"
+    given, wanted = map(int, re.findall(r"\d+", lines[1]))
+    assert "have completions" in lines[1] and given + wanted == 40 and given > 10
+    assert lines[2:4] == [
+        "the draft: 2 layers, 0.0 M parameters of its own, 0.0 MB",
+        "training: 2,000 steps of 4,096 tokens, loss ce+kl",
+    ]
+    assert re.fullmatch(r"memory for training: about [\d.]+ GB, .*", lines[4])
+    assert lines[5:] == [
+        "compared with: plain decoding and lookup", "output: weights/target-draft"
+    ]  # fmt: skip
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_estimate_of_memory_is_near_the_peak(gated: bool) -> None:
+    from speculative_t5.distill import DistillOptions, Label, new_draft, training_memory
+    from speculative_t5.distill.training import Training, TrainingOptions
+
+    sizes = {"d_model": 512, "d_ff": 1024, "num_heads": 8, "d_kv": 64, "vocab_size": 16000}
+    model = tiny_model(**sizes, gated=gated, layers=2)
+    options = DistillOptions(layers=2, batch_tokens=4096)
+    labels = [Label(i, [5] * 32, [6] * 32) for i in range(64)]
+    chosen = TrainingOptions(1, options.batch_tokens, 1e-3, options.loss, 0)
+    training = Training(new_draft(model, options), labels, chosen)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    training.step()
+    ratio = training_memory(training.draft, options, 32) / mx.get_peak_memory()
+    assert 0.75 < ratio < 1.33
+
+
+CONFIGS = {
+    ".toml": 'steps = 7\n"batch-tokens" = 300\nlearning_rate = 1e-3\nloss = "kl"\n',
+    ".json": '{"steps": 7, "batch-tokens": 300, "learning_rate": 1e-3, "loss": "kl"}',
+    ".yaml": "steps: 7\nbatch-tokens: 300\nlearning_rate: 1e-3\nloss: kl\n",
+}
+
+
+@pytest.mark.parametrize("suffix", CONFIGS)
+def test_a_file_gives_options_and_the_command_line_wins(
+    suffix: str, call: Call, prompts: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / f"options{suffix}"
+    path.write_text(CONFIGS[suffix])
+    options = "--dry-run", "--config", str(path)
+    lines = distill(call, prompts, *options).out.splitlines()
+    assert "training: 7 steps of 300 tokens, loss kl" in lines
+    lines = distill(call, prompts, *options, "--loss", "tv", "--minutes", "3").out.splitlines()
+    assert "training: 3 minutes of 300 tokens, loss tv" in lines
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("a.toml", "step = 7", "a.toml: 'step' is not an option: write steps if"),
+        ("a.json", '{"zzz": 7}', "a.json: 'zzz' is not an option: leave it out"),
+        ("a.toml", "config = 'b.toml'", "'config' is not an option"),
+        ("a.toml", "data = 3", "data is 3, expected a string"),
+        ("a.toml", "steps = 'many'", "steps is 'many', expected an integer"),
+        ("a.toml", "steps = true", "steps is True, expected an integer"),
+        ("a.yaml", "loss: 3", "loss is 3, expected a string"),
+        ("a.yaml", "dry-run: 1", "dry-run is 1, expected true or false"),
+        ("a.json", '{"batch-tokens": 3, "batch_tokens": 3}', "batch_tokens is there twice"),
+        ("a.json", "[3]", "a.json is [3], expected names and values"),
+        ("a.json", "{", "a.json is not JSON"),
+        ("a.toml", "steps: 7", "a.toml is not TOML"),
+        ("a.yaml", "a: [", "a.yaml is not YAML"),
+        ("a.yaml", "!!python/object/apply:os.getcwd []", "a.yaml is not YAML"),
+        ("a.toml", b"\xff", "a.toml is not UTF-8"),
+        ("a.ini", "steps = 7", "is a file of another kind, expected .toml, .json"),
+        ("a.toml", "steps = 0", "steps must be an integer of at least 1, got 0"),
+    ],
+)
+def test_a_file_with_other_than_options_is_refused(
+    name: str, content: str | bytes, found: str, call: Call, prompts: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    done = distill(call, prompts, "--config", str(path))
+    assert done.code == 2 and len(done.err) == 1 and found in done.err[0]
+    check_message(done.err[0].removeprefix("error: "))
+
+
+BAD = {
+    ("--steps", "0"): "steps must be an integer of at least 1, got 0",
+    ("--minutes", "0"): "minutes must be above 0, got 0.0",
+    ("--steps", "3", "--minutes", "3"): "steps and minutes exclude each other",
+    ("--layers", "4"): "layers must be at most 3, the target's own decoder layers, got 4",
+    ("--layers", "0"): "layers must be an integer of at least 1",
+    ("--draft-vocab", "1"): "draft_vocab must be from 2 to 320, got 1",
+    ("--draft-vocab", "321"): "draft_vocab must be from 2 to 320, got 321",
+    ("--loss", "mse"): "loss must be one of ce, kl, ce+kl, tv, lk, got 'mse'",
+    ("--temperature", "-1"): "temperature must be at least 0",
+    ("--dtype", "int8"): "dtype must be float32",
+    ("--output", "weights/draft"): "weights/draft exists: choose another --output",
+    ("--data", "absent.txt"): "absent.txt: No such file or directory; check the path",
+    ("--data", "empty.txt"): "empty.txt has 0 usable prompts in 0 lines",
+    ("--data", "long.txt"): "long.txt has 0 usable prompts in 3 lines (3 too long)",
+    ("--model", "absent"): "is named 'absent'",
+    ("--model", "causal"): "causal is a decoder-only model, expected a T5",
+    ("--model", "made"): "made is a draft for target, whose encoder it shares",
+    ("--draft-model", "other"): "",
+    ("--config", "absent.toml"): "absent.toml: No such file or directory",
+    ("--plot", "loss.xyz"): "the plot cannot be written to loss.xyz",
+    ("--plot", "absent/loss.png"): "the plot cannot be written to absent/loss.png",
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(place: Path) -> Iterator[Path]:
+    """The folder of tests with things that a draft cannot be made of."""
+    from speculative_t5.checkpoints import load, save_draft
+    from speculative_t5.distill import DistillOptions, new_draft
+
+    from checkpoints import write_causal
+
+    (place / "empty.txt").write_text("")
+    (place / "long.txt").write_text("".join(f"{'many words ' * 300}{i}\n" for i in range(3)))
+    write_causal(place / "causal")
+    target, _ = load(place / "weights" / "target")
+    save_draft(place / "made", new_draft(target, DistillOptions()), "target")  # type: ignore[arg-type]
+    yield place
+    for name in ("empty.txt", "long.txt"):
+        (place / name).unlink()
+    for name in ("causal", "made"):
+        shutil.rmtree(place / name)
+
+
+@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+def test_bad_input_is_one_line(
+    arguments: tuple[str, ...], inputs: Path, call: Call, prompts: Path
+) -> None:
+    before = {*inputs.rglob("*")}
+    given = {"--model": "target", "--data": str(prompts), "--output": "new"}
+    pairs = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    done = call("distill", *(word for pair in (given | pairs).items() for word in pair))
+    assert done.code == 2, done.err
+    (line,) = done.err
+    assert BAD[arguments] in line and done.out == ""
+    check_message(line.removeprefix("error: "))
+    assert {*inputs.rglob("*")} - before <= {inputs / "stdin"}
+
+
+def test_a_stopped_run_goes_on_by_the_same_command(
+    call: Call, place: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert distill(call, prompts, *SHORT, "--output", "whole").code == 0
+
+    def interrupt(self: object, step: int, *_: object) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages_of_run, "SAVE_EVERY", 2)
+        patch.setattr(stages.Stages, "trained", interrupt)
+        stopped = distill(call, prompts, *SHORT, "--output", "out")
+    assert stopped.code == 130 and stopped.err[-2:] == [
+        "what was done is kept in out.distill; give the same command again to go on with it",
+        "error: interrupted",
+    ]
+    assert not (place / "out").exists()
+    other = distill(call, prompts, *SHORT, "--output", "out", "--seed", "3")
+    assert other.code == 2 and "seed 0, and this one has 3" in other.err[-1]
+    other = distill(call, prompts, *SHORT, "--output", "out", "--prefix", "fix: ")
+    assert other.code == 2 and "begun with prefix" in other.err[-1]
+    prompts.write_text(prompts.read_text() + "One more.\n")
+    other = distill(call, prompts, *SHORT, "--output", "out")
+    assert other.code == 2 and "begun with data" in other.err[-1]
+    prompts.write_text(prompts.read_text().removesuffix("One more.\n"))
+    done = distill(call, prompts, *SHORT, "--output", "out")
+    assert done.code == 0 and done.out.startswith("read 45 lines: 40 labelled (2 of them held out)")
+    weights = [(place / name / "weights.npz").read_bytes() for name in ("whole", "out")]
+    assert weights[0] == weights[1] and not (place / "out.distill").exists()
+
+
+@pytest.mark.parametrize("kilobytes", [1, 8, 40])
+def test_a_full_disk_is_one_line_and_leaves_nothing_that_loads(
+    kilobytes: int, call: Call, place: Path, prompts: Path
+) -> None:
+    """The limit on files' sizes stands for the disk: labels, states and weights do not fit."""
+    command = f"distill --model target --data {prompts} {' '.join(SHORT)} --output full"
+    done = in_a_shell(place, f"ulimit -f {kilobytes}; $P {command}")
+    assert done.returncode == 1, done.stderr
+    error = done.stderr.decode().splitlines()[-1]
+    assert error.startswith("error: ")
+    check_message(error.removeprefix("error: "))
+    assert not (place / "full").exists()
+    assert call(*command.split()).code == 0
+
+
+def test_a_terminal_shows_a_bar_for_each_stage(call: Call, place: Path, prompts: Path) -> None:
+    shown = on_a_terminal(
+        place, "-m", "speculative_t5", "distill", "--model", "target", "--data", str(prompts),
+        *SHORT, "--output", "shown",
+    )  # fmt: skip
+    bars = ["labelling held-out prompts", "labelling prompts", "training", "judging"]
+    positions = [shown.index(f"{bar}: 100%") for bar in bars]
+    assert positions == sorted(positions)
+    assert re.search(r"training: 100%.* 4/4 .*loss [\d.]+, [\d.]+ tokens per pass", shown)

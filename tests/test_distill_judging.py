@@ -1,0 +1,221 @@
+"""What is said of a draft: the arithmetic on made-up runs, and measuring on tiny models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.bench import Run
+from speculative_t5.decoding import calibration
+from speculative_t5.distill import Agreement, Judgement, Speed, draw, judge
+from speculative_t5.distill.judging import MOST, affordable, speed_of
+from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
+from speculative_t5.models.t5.model import T5
+
+import pytest
+from conftest import tiny_draft, tiny_model
+
+PROMPTS = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
+KNOWN = Agreement([[True, True, True, False, True]] * 10)
+NAMES = {"target_name": "big", "draft_name": "small"}
+
+
+@pytest.fixture(scope="module")
+def target() -> T5:
+    return tiny_model(vocab_size=20, layers=2, eos_token_id=19)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Calibrate only as long as it takes to have figures at all."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("BUDGET", "WARMUP"):
+        monkeypatch.setattr(calibration, name, 0.0)
+
+
+def run(seconds: float, *emitted: int, tokens: tuple[int, ...] = (7, 8)) -> Run:
+    return Run(seconds=seconds, emitted=list(emitted), tokens=list(tokens))
+
+
+def speeds(*ratios: float, same: int = 8) -> tuple[Speed, ...]:
+    """Return speeds for K = 1, 2, ... and, by the last ratio, for "auto"."""
+    numbers: list[Any] = [*range(1, len(ratios)), "auto"]
+    return tuple(Speed(k, 100 * r, r, 2.0, same) for k, r in zip(numbers, ratios, strict=True))
+
+
+def judgement(*ratios: float, **changes: Any) -> Judgement:
+    made: Any = {
+        "target": "big", "draft": "small", "held_out": 10, "held_out_tokens": 1200,
+        "agreement": 0.9, "by_place": (0.9, 0.8), "tokens_per_pass": (1.9, 2.6, 2.6),
+        "unmeasured": None, "prompts": 8, "turns": 3, "max_tokens": 64, "plain": 100.0,
+        "speeds": speeds(*ratios) if ratios else (), "previous": None, "previous_speeds": (),
+        "machine": "CPU", "dtype": "float32", "made_by": {"steps": 2000},
+    }  # fmt: skip
+    return Judgement(**made | changes)
+
+
+def test_a_speed_is_a_median_of_ratios_within_turns() -> None:
+    """The second turn is half as fast in everything, the third only without a draft."""
+    plain = [run(2.0, 1, 1, 1, 1), run(2.0, 1, 1)]  # 1.5 tokens a second
+    drafted = [run(0.5, 3, 1), run(1.0, 2)]  # 4 a second
+    turns = [
+        {"plain": plain, "new 3": drafted},
+        {
+            "plain": [replace(r, seconds=2 * r.seconds) for r in plain],
+            "new 3": [replace(r, seconds=2 * r.seconds) for r in drafted],
+        },
+        {"plain": [replace(r, seconds=4 * r.seconds) for r in plain], "new 3": drafted},
+    ]
+    found = speed_of(turns, "new 3")
+    assert (found.num_draft, found.tokens_per_second) == (3, 4.0)
+    assert found.speedup == pytest.approx(4 / 1.5)
+    assert found.tokens_per_pass == 6 / 3 and found.same == 2
+
+
+def test_an_output_counts_as_the_same_only_if_it_is_in_each_turn() -> None:
+    plain, other = [run(1, 2), run(1, 2)], [run(1, 2), run(1, 2, tokens=(7, 9))]
+    turns = [{"plain": plain, "new auto": other}, {"plain": plain, "new auto": plain}]
+    found = speed_of(turns, "new auto")
+    assert (found.num_draft, found.same) == ("auto", 1)
+
+
+@pytest.mark.parametrize(("most", "count"), [(0.5, 1), (3.0, 2), (3.5, 2), (6.0, 3), (9.0, 3)])
+def test_prompts_are_as_many_as_there_is_time_for(most: float, count: int) -> None:
+    assert affordable([1.0, 2.0, 3.0], most) == count
+
+
+@pytest.mark.parametrize("before", [None, "lookup", "model"])
+@pytest.mark.parametrize("kind", ["other", "sharing"])
+def test_everything_is_measured(target: T5, quick: None, before: Any, kind: str) -> None:
+    small: Any = tiny_draft(target)
+    if kind == "sharing":
+        small = SharingDraft(target, SharingConfig(1, target.config.d_ff))
+        copy_layers(small)
+    previous = tiny_draft(target, noise=0.3) if before == "model" else before
+    seen: list[tuple[int, int]] = []
+    found = judge(
+        target, small, None, PROMPTS, KNOWN, **NAMES, previous=previous, previous_name="old",
+        max_tokens=10, turns=2, max_prompts=2, made_by={"layers": 1},
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    total = 2 * (2 * (10 + 2 * bool(before)) + 9 * bool(before))
+    assert seen == [(done, total) for done in range(1, total + 1)]
+    assert [speed.num_draft for speed in found.speeds] == [*range(1, MOST + 1), "auto"]
+    assert found.prompts == 2 and {speed.same for speed in found.speeds} == {2}
+    decoder = SpeculativeDecoder(target, small, num_draft=3)
+    stats = [decoder.generate(prompt, max_tokens=10).stats for prompt in PROMPTS[:2]]
+    passes = sum(each.emitted for each in stats) / sum(each.rounds for each in stats)
+    assert found.speeds[2].tokens_per_pass == passes
+    assert found.plain > 0 and found.best and found.auto
+    if before:
+        assert found.previous == "old"
+        best, auto = found.previous_speeds
+        assert best.num_draft in range(1, MOST + 1) and auto.num_draft == "auto"
+        assert "The draft in use before, old, gives" in found.as_markdown()
+    else:
+        assert (found.previous, found.previous_speeds) == (None, ())
+
+
+def test_agreement_is_reported_for_each_number(target: T5) -> None:
+    found = judge(target, tiny_draft(target), None, [], KNOWN, **NAMES, max_tokens=10)
+    assert (found.held_out, found.held_out_tokens, found.agreement) == (10, 50, 0.8)
+    assert found.tokens_per_pass == tuple(KNOWN.tokens_per_pass(k) for k in range(1, 9))
+    assert found.by_place == (1.0, 1.0, 1.0, 0.0)  # no draft comes further
+
+
+def test_without_prompts_it_says_so(target: T5) -> None:
+    found = judge(target, tiny_draft(target), None, [], Agreement([]), **NAMES, max_tokens=10)
+    assert not found.pays and found.best is None
+    assert "no held-out prompts; give more prompts" in found.verdict
+    lines = found.summary()
+    assert lines[0] == found.verdict and "there are no held-out outputs" in lines[1]
+    assert "| K |" not in found.as_markdown()
+
+
+def test_outputs_of_one_token_leave_nothing_to_measure(target: T5) -> None:
+    draft, known = tiny_draft(target), Agreement([[True]] * 3)
+    found = judge(target, draft, None, PROMPTS, known, **NAMES, max_tokens=1)
+    assert not found.pays and (found.prompts, found.speeds) == (0, ())
+    assert "ends with its first token" in found.verdict
+    assert "they come from 3 held-out outputs" in found.as_markdown()
+
+
+def test_the_verdict_is_by_the_best_number_or_auto() -> None:
+    assert judgement(1.2, 1.6, 1.4, 1.5).verdict == (
+        "It pays: decoding is 1.60 times as fast as without a draft with --num-draft 2, "
+        "and 1.50 times with --num-draft auto."
+    )
+    assert judgement(0.8, 0.7, 1.06).verdict.startswith("It pays: decoding is 1.06")
+    assert judgement(1.06, 0.7, 0.9).pays
+
+
+def test_a_draft_that_does_not_pay_is_called_so() -> None:
+    found = judgement(1.05, 0.9, 1.0)
+    assert not found.pays
+    assert found.verdict == (
+        "It does not pay: decoding is 1.05 times as fast as without a draft with --num-draft 1, "
+        "the best number, and 1.00 times with --num-draft auto; distill from more prompts or for "
+        "more steps, or try --draft-model lookup."
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "said"),
+    [(1.5, 1.8, "which is faster: keep it"), (1.5, 1.5, "about as fast"), (1.5, 1.2, "1.25 times")],
+)
+def test_the_draft_in_use_before_is_compared(own: float, other: float, said: str) -> None:
+    before = (Speed(4, 100 * other, other, 2.0, 8), Speed("auto", 100.0, 1.0, 2.0, 8))
+    found = judgement(own, own, previous="old", previous_speeds=before)
+    assert f"old, gives {other:.2f} times with --num-draft 4" in found.notes[0]
+    assert said in found.notes[0]
+    assert "| old, 4 | 2.00 |" in found.as_markdown()
+
+
+def test_outputs_that_differ_are_counted() -> None:
+    assert judgement(1.5, 1.5).notes == []
+    (note,) = judgement(1.5, 1.5, speeds=speeds(1.5, 1.5, same=6)).notes
+    assert note.startswith("Up to 2 of 8 outputs differ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"held_out": 7}, "come from 7 held-out outputs"), ({"prompts": 1}, "come from 1 prompt.")],
+)
+def test_few_prompts_make_rough_figures(changes: dict[str, int], said: str) -> None:
+    made = judgement(1.5, 1.5, **changes, speeds=speeds(1.5, 1.5, same=changes.get("prompts", 8)))
+    (note,) = made.notes
+    assert said in note
+
+
+def test_the_readme_has_a_row_for_each_number() -> None:
+    text = judgement(1.5, 1.6, 1.4, 1.55).as_markdown()
+    assert "| 2 | 2.60 | 80.0 % | 160 | 1.60 | 8/8 |" in text
+    assert "| 3 | 2.60 |  | 140 | 1.40 | 8/8 |" in text
+    assert "| auto | 2.00 |  | 155 | 1.55 | 8/8 |" in text
+    assert "90.0 % of 1,200 tokens in 10 held-out outputs" in text
+    assert "| `steps` | 2000 |" in text and "other machines give others" in text
+
+
+def test_a_judgement_is_stored_whole() -> None:
+    found = judgement(1.5, 1.6, previous="old", previous_speeds=speeds(1.1, 1.2))
+    stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert stored["best"] == 1 and stored["pays"] is True
+    assert Judgement.from_json(stored) == found
+    with pytest.raises(ValueError, match="not the judgement of a draft .*: distill"):
+        Judgement.from_json({"target": "big"})
+
+
+def test_a_history_is_plotted(tmp_path: Path) -> None:
+    history = [{"step": 10, "loss": 1.0, "tokens_per_pass": None},
+               {"step": 20, "loss": 0.5, "tokens_per_pass": 2.5}]  # fmt: skip
+    for part in (history, history[:1]):
+        path = tmp_path / f"{len(part)}.png"
+        draw(part, path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="nothing to plot"):
+        draw([], tmp_path / "none.png")
+    with pytest.raises(ValueError, match="ends in .png"):
+        draw(history, tmp_path / "plot.unknown")
