@@ -12,6 +12,9 @@ from typing import Literal, get_args
 
 import mlx.core as mx
 
+from .. import device
+from ..cpu import softmax as fast_softmax
+
 LossName = Literal["ce", "kl", "ce+kl", "tv", "lk"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 LOGITS = 2**22  # that exist at a time, of draft and target each
@@ -72,13 +75,14 @@ def loss_and_gradient(
     if loss == "ce":
         return _cross_entropy(logits, q, log_sum, labels)
     assert target_logits is not None
-    p, _ = softmax(target_logits)
-    p = p[:, : logits.shape[-1]]
+    size = logits.shape[-1]
+    whole, target_log_sum = softmax(target_logits)
+    p, log_p = whole[:, :size], target_logits[:, :size] - target_log_sum
     if loss == "kl":
-        return _divergence(logits, q, log_sum, p)
+        return _divergence(logits, q, log_sum, p, log_p)
     if loss == "ce+kl":
         first = _cross_entropy(logits, q, log_sum, labels)
-        second = _divergence(logits, q, log_sum, p)
+        second = _divergence(logits, q, log_sum, p, log_p)
         return 0.8 * first[0] + second[0], 0.8 * first[1] + second[1]
     # Both are functions of the overlap, sum(min(p, q)), whose gradient by q is 1 where q < p.
     overlap = mx.minimum(p, q).sum(-1, keepdims=True)
@@ -102,17 +106,17 @@ def _cross_entropy(
 
 
 def _divergence(
-    logits: mx.array, q: mx.array, log_sum: mx.array, p: mx.array
+    logits: mx.array, q: mx.array, log_sum: mx.array, p: mx.array, log_p: mx.array
 ) -> tuple[mx.array, mx.array]:
-    mass = p.sum(-1, keepdims=True)
-    entropy = (p * mx.log(mx.maximum(p, 1e-30))).sum(-1, keepdims=True)
-    value = (entropy - (p * logits).sum(-1, keepdims=True) + mass * log_sum).sum()
-    return value, q * mass - p
+    value = (p * (log_p - logits + log_sum)).sum()
+    return value, q * p.sum(-1, keepdims=True) - p
 
 
 def softmax(logits: mx.array) -> tuple[mx.array, mx.array]:
     """Return the softmax over the last axis and log(sum(exp(logits))), (P, V) and (P, 1)."""
+    if device.on_cpu():
+        probs = fast_softmax(logits[None, None])[0, 0]
+    else:
+        probs = mx.softmax(logits, axis=-1, precise=True)
     largest = logits.max(-1, keepdims=True)
-    power = mx.exp(logits - largest)
-    total = power.sum(-1, keepdims=True)
-    return power / total, largest + mx.log(total)
+    return probs, largest - mx.log(probs.max(-1, keepdims=True))
