@@ -5,5 +5,4 @@ them everything works. Imports `device` and `models`, whose plain MLX layers are
 """
 
 from .accelerate import accelerate
-from .attention import softmax
 from .blocks import BUILT_FOR
