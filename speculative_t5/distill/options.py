@@ -36,7 +36,7 @@ class DistillOptions:
     minutes: float | None = None
     batch_tokens: int = 4096
     learning_rate: float = 1e-3
-    loss: LossName = "ce+kl"
+    loss: LossName = "ce"
     draft_vocab: int | None = None
     max_tokens: int = 256
     temperature: float = 0.0

@@ -68,10 +68,14 @@ class Training:
         self._optimizer.init(draft.decoder.trainable_parameters())
         self._batches = batches(labels, options.batch_tokens, options.seed)
 
-    def step(self) -> float:
-        """Train on the next batch, and return its loss per token."""
+    def step(self, done: float | None = None) -> float:
+        """Train on the next batch, and return its loss per token.
+
+        The learning rate follows from the share of the training that is done, by default of steps.
+        """
         batch = as_batch(self.draft.target, next(self._batches))
-        self._optimizer.learning_rate = mx.array(self._rate())
+        done = self.step_number / self._options.steps if done is None else done
+        self._optimizer.learning_rate = mx.array(self._rate(done))
         weight = output_weight(self.draft)
         read = Reading(self.draft.target, batch, with_target=needs_target(self._options.loss))
 
@@ -93,10 +97,10 @@ class Training:
         self.step_number += 1
         return float(loss.item())
 
-    def _rate(self) -> float:
-        step, options = self.step_number, self._options
-        warm = min(1.0, (step + 1) / min(WARM_UP, options.steps))
-        return options.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / options.steps))
+    def _rate(self, done: float) -> float:
+        options = self._options
+        warm = min(1.0, (self.step_number + 1) / min(WARM_UP, options.steps))
+        return options.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))
 
     def save(self, path: Path) -> None:
         """Write weights, the optimizer's state and the step to a safetensors file, atomically."""
