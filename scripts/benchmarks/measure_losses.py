@@ -16,13 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-import typer
-
 from speculative_t5 import load
 from speculative_t5.distill import DistillOptions, Label, label, new_draft, read_data
 from speculative_t5.distill.training import Training, TrainingOptions, agreement
 from speculative_t5.models import T5
 from speculative_t5.tokenizers import PromptEncoder
+
+import typer
 
 CHECKS = 3  # of each variant
 NEVER_ENDING = 10**9  # steps: the learning rate goes by the time instead
