@@ -102,7 +102,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
     assert "have completions" in lines[1] and given + wanted == 40 and given > 10
     assert lines[2:4] == [
         "the draft: 2 layers, 0.0 M parameters of its own, 0.0 MB",
-        "training: 2,000 steps of 4,096 tokens, loss ce",
+        "training: 2,000 steps of 2,048 tokens, loss ce",
     ]
     assert re.fullmatch(r"memory for training: about [\d.]+ GB, .*", lines[4])
     assert lines[5:] == [

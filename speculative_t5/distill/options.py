@@ -34,7 +34,7 @@ class DistillOptions:
     layers: int = 1
     steps: int | None = None
     minutes: float | None = None
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     learning_rate: float = 1e-3
     loss: LossName = "ce"
     draft_vocab: int | None = None
