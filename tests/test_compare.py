@@ -25,6 +25,7 @@ from conftest import tiny_draft, tiny_model
 from mlx.utils import tree_flatten, tree_map
 from programs import (
     ASSISTED,
+    COMBINED,
     PLAIN,
     SPECULATIVE,
     STEADY,
@@ -125,7 +126,7 @@ def test_a_draft_that_shares_its_targets_encoder_drafts_for_ours_alone(
     (tmp_path / "target").symlink_to(place / "target")
     checkpoints.write_draft(tiny_draft(model, sharing=True), tmp_path / "draft")
     spec = {"place": str(tmp_path), "num_draft": 3} | ON_CPU
-    for name in (SPECULATIVE, STEADY):
+    for name in (SPECULATIVE, COMBINED, STEADY):
         generate, _ = serving.load_program(name, spec)
         assert [generate(ids, MAX_TOKENS) for ids in PROMPTS] == regular_outputs(model)
     with pytest.raises(serving.CannotRun, match="it needs one that is a model"):

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from programs import ASSISTED, PLAIN, PROGRAMS
+from programs import ASSISTED, COMBINED, PLAIN, PROGRAMS
 from programs.checkpoints import as_ctranslate2, as_hugging_face, write_draft
 from programs.measuring import compare
 from programs.serving import serve
@@ -123,7 +123,8 @@ def shape(
     as_json: JsonOption = False,
 ) -> None:
     """Compare on random weights of published shapes, with a synthetic rate of acceptance."""
-    names = [name for name in chosen(only) if name != ASSISTED]
+    left_out = (ASSISTED, COMBINED)
+    names = [name for name in chosen(only) if name not in left_out]
     setting, kind = setting_of(dtype)
     from speculative_t5.bench.synthetic import SHAPES, random_model
 
@@ -132,8 +133,9 @@ def shape(
     for given in (name, draft_shape):
         if given not in SHAPES:
             raise typer.BadParameter(f"no shape {given!r}, expected one of: {', '.join(SHAPES)}")
-    if only and ASSISTED in only:
-        raise typer.BadParameter(f"{ASSISTED} is left out for random weights")
+    for name_given in only or ():
+        if name_given in left_out:
+            raise typer.BadParameter(f"{name_given} is left out for random weights")
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         place = Path(folder)
         as_hugging_face(random_model(name, dtype=kind, seed=0), place / "target")
@@ -149,7 +151,8 @@ def shape(
             f"{name} and {draft_shape}, random weights, {source} source tokens, {tokens} output "
             f"tokens, acceptance {acceptance:g}, num_draft {num_draft}, draft_vocab "
             f"{draft_vocab}, {count} prompts, {turns} turns\n"
-            f"{ASSISTED} is left out: of random weights it would accept everything or nothing"
+            f"{' and '.join(left_out)} are left out: of random weights they would accept "
+            "everything or nothing"
         )
         compare(title, workers, prompts, tokens, turns, exact_length=True, as_json=as_json)
 

@@ -5,9 +5,10 @@ checkpoint that all of them can read (`checkpoints`); `measuring` asks them in t
 """
 
 PLAIN, SPECULATIVE, STEADY = "ours plain", "ours speculative", "ours steady"
+COMBINED = "ours with lookups"  # behind the draft's tokens
 ASSISTED = "transformers assisted"
 PROGRAMS = (
-    PLAIN, SPECULATIVE, STEADY, "naive", "transformers", ASSISTED, "ctranslate2",
+    PLAIN, SPECULATIVE, COMBINED, STEADY, "naive", "transformers", ASSISTED, "ctranslate2",
     "ctranslate2 int8",
 )  # fmt: skip
-OURS = (PLAIN, SPECULATIVE, STEADY, "naive")
+OURS = (PLAIN, SPECULATIVE, COMBINED, STEADY, "naive")

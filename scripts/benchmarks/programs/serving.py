@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from programs import ASSISTED, OURS, PLAIN, STEADY
+from programs import ASSISTED, COMBINED, OURS, PLAIN, STEADY
 from programs.checkpoints import (
     dtype_of,
     is_whole,
@@ -116,6 +116,8 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     options = {key: spec[key] for key in ("num_draft", "draft_vocab") if key in spec and draft}
     if name == STEADY:
         options["steady"] = True
+    if name == COMBINED:
+        options["lookup"] = True
     decoder: Any = SpeculativeDecoder(model, draft, max_source_length=MAX_SOURCE_LENGTH, **options)
     if draft and "acceptance" in spec:
         decoder = SyntheticDecoder(decoder, spec["acceptance"])
