@@ -89,7 +89,7 @@ def read_data(
     check_integer("max_tokens", max_tokens, 1)
     if field == COMPLETION:
         raise ValueError(
-            f"field must name the prompts' field, got {field!r}, which names the outputs'"
+            f"field must name the prompts' field, got {field!r}, the field of the outputs"
         )
     train_path, valid_path = _find_files(Path(path))
     reader = _Reader(encoder, tokenizer, field, form, max_tokens, encoder.vocab_size)
