@@ -159,3 +159,12 @@ def test_another_models_draft_is_refused() -> None:
     with pytest.raises(ValueError) as raised:
         SpeculativeDecoder(make_target("plain"), draft)
     check_message(str(raised.value), "shares the encoder of another model")
+
+
+def test_a_draft_of_another_type_than_its_target_is_refused() -> None:
+    target = make_target("plain")
+    draft = tiny_sharing(target)
+    target.set_dtype(mx.bfloat16)
+    with pytest.raises(ValueError) as raised:
+        SpeculativeDecoder(target, draft)
+    check_message(str(raised.value), "the draft computes in float32, and its target in bfloat16")

@@ -28,7 +28,7 @@ from ..errors import check_integer
 from ..models import SharingDraft
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from .adaptive import Schedules
-from .drafting import check_draft_vocab, check_pair, make_drafter
+from .drafting import check_pair, make_drafter, with_draft_vocab
 from .options import (
     DecoderKeywords,
     DraftingOptions,
@@ -72,8 +72,8 @@ class SpeculativeDecoder:
         max_ngram: The longest match that a lookup prefers to a shorter one.
         draft_vocab: Let the draft model propose only the first `draft_vocab` ids, so that its
             output head costs less; None for all, or for those that the draft was trained to
-            propose. Tokenizers that put frequent pieces first lose
-            little acceptance, and the output stays the target's own.
+            propose. Tokenizers that put frequent pieces first lose little acceptance, and the
+            output stays the target's own.
         steady: Give every pass of the target the same width: `num_draft` + 1 positions, padding
             included, or the next number whose rows this device computes alike, which the first
             generation finds out. A token's probabilities then have the same bits whatever was
@@ -112,11 +112,9 @@ class SpeculativeDecoder:
             draft, self._drafting = None, replace(self._drafting, lookup=True)
         elif draft is not None and not hasattr(draft, "start"):
             raise ValueError(f"draft must be a loaded model, 'lookup' or None, got {draft!r}")
-        if isinstance(draft, SharingDraft) and self._drafting.draft_vocab is None:
-            self._drafting = replace(self._drafting, draft_vocab=draft.draft_vocab)
-        check_draft_vocab(model, self._drafting)
         if draft is not None:
             check_pair(model, draft)
+        self._drafting = with_draft_vocab(model, draft, self._drafting)
         self.model = model
         self.draft = draft
         self.tokenizer = tokenizer

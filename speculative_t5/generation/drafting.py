@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ..checkpoints import dtype_name
 from ..decoding import CombinedDrafter, Drafter, LanguageModel, LookupDrafter, ModelDrafter, Sampler
 from ..models import SharingDraft
 from .options import DraftingOptions
@@ -28,8 +31,16 @@ def make_drafter(
     return CombinedDrafter(by_model, lookup, model.eos_token_ids, shared=options.steady)
 
 
-def check_draft_vocab(model: LanguageModel, options: DraftingOptions) -> None:
-    """Refuse a draft vocabulary that leaves out the EOS of a T5."""
+def with_draft_vocab(
+    model: LanguageModel, draft: LanguageModel | None, options: DraftingOptions
+) -> DraftingOptions:
+    """Return the options with the draft's own vocabulary, if they have none.
+
+    Raises:
+        ValueError: If they leave out the EOS of a T5.
+    """
+    if isinstance(draft, SharingDraft) and options.draft_vocab is None:
+        options = replace(options, draft_vocab=draft.draft_vocab)
     # Where a decoder-only model's ids end with EOS, as GPT-2's do, a draft can do without it.
     least = 0 if model.is_decoder_only else model.eos_token_id
     if options.draft_vocab is not None and options.draft_vocab <= least:
@@ -37,6 +48,7 @@ def check_draft_vocab(model: LanguageModel, options: DraftingOptions) -> None:
             f"draft_vocab must be above {model.eos_token_id}, the id that ends outputs, "
             f"got {options.draft_vocab}"
         )
+    return options
 
 
 def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
@@ -45,6 +57,11 @@ def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
         raise ValueError(
             "the draft shares the encoder of another model that was loaded: give "
             "load(NAME, target=model) the model of this decoder"
+        )
+    if isinstance(draft, SharingDraft) and draft.dtype != draft.target.dtype:
+        raise ValueError(
+            f"the draft computes in {dtype_name(draft.dtype)}, and its target in "
+            f"{dtype_name(draft.target.dtype)}: load it again with target=model"
         )
     if model.is_decoder_only != draft.is_decoder_only:
         kinds = {True: "decoder-only", False: "an encoder-decoder"}
