@@ -53,8 +53,8 @@ class SpeculativeDecoder:
 
     Args:
         model: The target.
-        draft: A smaller model with the same tokenizer; "lookup" to draft without a model, by
-            copying from the source and the output so far; or None to decode with the target alone.
+        draft: A smaller model with the same tokenizer; "lookup" to copy from the source and the
+            output so far, without a model; or None to decode with the target alone.
         tokenizer: Needed for prompts and outputs as text. With None, prompts are ids and the texts
             of results are empty.
         num_draft: Tokens to draft for each pass of the target, at least 1; or "auto" to choose the
@@ -70,10 +70,9 @@ class SpeculativeDecoder:
             model's own.
         min_ngram: The fewest last tokens of the output that a lookup must find again, at least 1.
         max_ngram: The longest match that a lookup prefers to a shorter one.
-        draft_vocab: Let the draft model propose only the first `draft_vocab` ids, so that its
-            output head costs less; None for all, or for those that the draft was trained to
-            propose. Tokenizers that put frequent pieces first lose little acceptance, and the
-            output stays the target's own.
+        draft_vocab: Let the draft model propose only the first ids, so that its output head costs
+            less; None for all, or for those that it was trained to propose. Tokenizers that put
+            frequent pieces first lose little acceptance, and the output stays the target's own.
         steady: Give every pass of the target the same width: `num_draft` + 1 positions, padding
             included, or the next number whose rows this device computes alike, which the first
             generation finds out. A token's probabilities then have the same bits whatever was
