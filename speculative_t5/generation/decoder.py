@@ -28,7 +28,7 @@ from ..errors import check_integer
 from ..models import SharingDraft
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from .adaptive import Schedules
-from .drafting import check_pair, make_drafter, with_draft_vocab
+from .drafting import make_drafter, pair_up
 from .options import (
     DecoderKeywords,
     DraftingOptions,
@@ -106,16 +106,9 @@ class SpeculativeDecoder:
         **options: Unpack[DecoderKeywords],
     ) -> None:
         drafting, prompts = split_keywords(options)
-        self._drafting = DraftingOptions(num_draft, delta, verify, **drafting)
-        if isinstance(draft, str) and draft == "lookup":
-            draft, self._drafting = None, replace(self._drafting, lookup=True)
-        elif draft is not None and not hasattr(draft, "start"):
-            raise ValueError(f"draft must be a loaded model, 'lookup' or None, got {draft!r}")
-        if draft is not None:
-            check_pair(model, draft)
-        self._drafting = with_draft_vocab(model, draft, self._drafting)
+        chosen = DraftingOptions(num_draft, delta, verify, **drafting)
+        self.draft, self._drafting = pair_up(model, draft, chosen)
         self.model = model
-        self.draft = draft
         self.tokenizer = tokenizer
         self._prompts = PromptEncoder(model, tokenizer, **prompts)
         self._schedules = Schedules()

@@ -1,8 +1,9 @@
-"""From drafting options to a drafter; which drafts go with a target."""
+"""From a draft and drafting options to a drafter; which drafts go with a target."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from ..checkpoints import dtype_name
 from ..decoding import CombinedDrafter, Drafter, LanguageModel, LookupDrafter, ModelDrafter, Sampler
@@ -31,14 +32,23 @@ def make_drafter(
     return CombinedDrafter(by_model, lookup, model.eos_token_ids, shared=options.steady)
 
 
-def with_draft_vocab(
-    model: LanguageModel, draft: LanguageModel | None, options: DraftingOptions
-) -> DraftingOptions:
-    """Return the options with the draft's own vocabulary, if they have none.
+def pair_up(
+    model: LanguageModel,
+    draft: LanguageModel | Literal["lookup"] | None,
+    options: DraftingOptions,
+) -> tuple[LanguageModel | None, DraftingOptions]:
+    """Return the draft model, if there is one, and the options with what the draft implies.
 
     Raises:
-        ValueError: If they leave out the EOS of a T5.
+        ValueError: If the draft does not go with the target, or the draft vocabulary leaves out the
+            EOS of a T5.
     """
+    if isinstance(draft, str) and draft == "lookup":
+        draft, options = None, replace(options, lookup=True)
+    elif draft is not None and not hasattr(draft, "start"):
+        raise ValueError(f"draft must be a loaded model, 'lookup' or None, got {draft!r}")
+    if draft is not None:
+        _check_pair(model, draft)
     if isinstance(draft, SharingDraft) and options.draft_vocab is None:
         options = replace(options, draft_vocab=draft.draft_vocab)
     # Where a decoder-only model's ids end with EOS, as GPT-2's do, a draft can do without it.
@@ -48,10 +58,10 @@ def with_draft_vocab(
             f"draft_vocab must be above {model.eos_token_id}, the id that ends outputs, "
             f"got {options.draft_vocab}"
         )
-    return options
+    return draft, options
 
 
-def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
+def _check_pair(model: LanguageModel, draft: LanguageModel) -> None:
     """Refuse a target and a draft whose ids stand for different tokens, or another's draft."""
     if isinstance(draft, SharingDraft) and draft.target is not model:
         raise ValueError(
