@@ -31,7 +31,11 @@ def make_target(kind: str) -> T5:
     options: dict[str, Any] = {"vocab_size": 20, "layers": 3, "seed": 3}
     if kind == "tied":
         model = tiny_model(**options)
-        tied = T5(copy.copy(model.config).__class__(**vars(model.config) | {"own_head": False}))
+        tied = T5(
+            copy.copy(model.config).__class__(
+                **vars(model.config) | {"own_head": False, "scale_decoder_outputs": True}
+            )
+        )
         tied.load_weights(
             [pair for pair in tree_flatten(model.parameters()) if "lm_head" not in pair[0]]
         )
