@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 import threading
 import warnings
@@ -149,6 +150,11 @@ elif chosen not in ("", "gpu"):
 def default_dtype() -> mx.Dtype:
     """Return float32 on a CPU, whose BLAS has no other type, and bfloat16 on Metal and CUDA."""
     return mx.float32 if on_cpu() else mx.bfloat16
+
+
+def chip(of: mx.Device | mx.DeviceType = mx.cpu) -> str:
+    """Return the name of a device's chip, or else of the processor's kind."""
+    return str(mx.device_info(of).get("device_name") or platform.machine())
 
 
 def on_cpu() -> bool:

@@ -71,6 +71,11 @@ def refuse_pointer(path: Path) -> None:
             )
 
 
+def count(number: int, thing: str) -> str:
+    """Return for example "1 prompt" or "2,000 prompts"."""
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"
+
+
 def not_utf8(error: UnicodeDecodeError) -> str:
     """Say where bytes are not UTF-8, and what to do: the end of a message."""
     byte = error.object[error.start]

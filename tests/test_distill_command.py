@@ -12,7 +12,7 @@ from typing import Any
 
 from speculative_t5.cli import stages
 from speculative_t5.decoding import calibration
-from speculative_t5.distill import judge
+from speculative_t5.distill import Judgement, judge
 from speculative_t5.distill import run as stages_of_run
 
 import mlx.core as mx
@@ -49,7 +49,10 @@ def distill(call: Call, prompts: Path, *more: str, model: str = "target") -> Any
     return call("distill", "--model", model, "--data", str(prompts), *more)
 
 
-def test_a_draft_is_made_judged_drawn_and_used(call: Call, place: Path, prompts: Path) -> None:
+def test_a_draft_is_made_judged_drawn_and_used(
+    call: Call, place: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Judgement, "pays", True)
     done = distill(call, prompts, *SHORT, "--plot", "loss.png")
     assert done.code == 0, done.err
     account, *judgement, where, usage = done.out.splitlines()
@@ -67,12 +70,21 @@ def test_a_draft_is_made_judged_drawn_and_used(call: Call, place: Path, prompts:
     stored = json.loads((folder / "config.json").read_text())
     assert stored["target"] == "target"
     options = json.loads((folder / "judgement.json").read_text())["made_by"]
-    assert options["steps"] == 4 and options["batch_tokens"] == 200
+    made = {"steps": 4, "labels": 38, "held_out": 2, "batch_tokens": 200, "field": "prompt"}
+    assert options.items() >= made.items() and options["dtype"] == "float32"
     used = call(*usage.split()[3:], "--prompt", SENTENCES[0], "--json")
     plain = call("--model", "target", "--prompt", SENTENCES[0], "--json", "--regular-decode")
     assert used.code == 0 and used.records[0]["tokens"] == plain.records[0]["tokens"]
     again = distill(call, prompts, *SHORT)
     assert again.code == 2 and "weights/target-draft exists" in again.err[-1]
+
+
+def test_a_draft_that_does_not_pay_comes_without_a_command(
+    call: Call, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Judgement, "pays", False)
+    done = distill(call, prompts, *SHORT, "--output", "slow")
+    assert re.fullmatch(r"slow: \d+\.\d MB", done.out.splitlines()[-1])
 
 
 def test_the_account_adds_up_where_labelling_ends_early(
@@ -183,14 +195,14 @@ def test_a_file_with_other_than_options_is_refused(
 
 BAD = {
     ("--steps", "0"): "steps must be an integer of at least 1, got 0",
-    ("--minutes", "0"): "minutes must be above 0, got 0.0",
+    ("--minutes", "0"): "minutes must be above 0 and finite, got 0.0",
     ("--steps", "3", "--minutes", "3"): "steps and minutes exclude each other",
     ("--layers", "4"): "layers must be at most 3, the target's own decoder layers, got 4",
     ("--layers", "0"): "layers must be an integer of at least 1",
     ("--draft-vocab", "1"): "draft_vocab must be from 2 to 320, got 1",
     ("--draft-vocab", "321"): "draft_vocab must be from 2 to 320, got 321",
     ("--loss", "mse"): "loss must be one of ce, kl, ce+kl, tv, lk, got 'mse'",
-    ("--temperature", "-1"): "temperature must be at least 0",
+    ("--temperature", "-1"): "temperature must be 0 or at least 1e-05, got -1.0",
     ("--dtype", "int8"): "dtype must be float32",
     ("--output", "weights/draft"): "weights/draft exists: choose another --output",
     ("--data", "absent.txt"): "absent.txt: No such file or directory; check the path",
@@ -199,7 +211,15 @@ BAD = {
     ("--model", "absent"): "is named 'absent'",
     ("--model", "causal"): "causal is a decoder-only model, expected a T5",
     ("--model", "made"): "made is a draft for target, whose encoder it shares",
-    ("--draft-model", "other"): "",
+    (
+        "--draft-model",
+        "other",
+    ): "target and draft must share a tokenizer: the target's has 220 pieces",
+    ("--minutes", "nan"): "minutes must be above 0 and finite, got nan",
+    ("--minutes", "inf"): "minutes must be above 0 and finite, got inf",
+    ("--learning-rate", "nan"): "learning_rate must be above 0 and finite, got nan",
+    ("--temperature", "nan"): "temperature must be 0 or at least 1e-05, got nan",
+    ("--format", "csv"): "--format must be text or jsonl, got 'csv'",
     ("--config", "absent.toml"): "absent.toml: No such file or directory",
     ("--plot", "loss.xyz"): "the plot cannot be written to loss.xyz",
     ("--plot", "absent/loss.png"): "the plot cannot be written to absent/loss.png",
@@ -255,17 +275,17 @@ def test_a_stopped_run_goes_on_by_the_same_command(
         patch.setattr(stages.Stages, "trained", interrupt)
         stopped = distill(call, prompts, *SHORT, "--output", "out")
     assert stopped.code == 130 and stopped.err[-2:] == [
-        "what was done is kept in out.distill; give the same command again to go on with it",
+        "progress is kept in out.distill; run the same command again to resume",
         "error: interrupted",
     ]
     assert not (place / "out").exists()
     other = distill(call, prompts, *SHORT, "--output", "out", "--seed", "3")
-    assert other.code == 2 and "seed 0, and this one has 3" in other.err[-1]
+    assert other.code == 2 and "with --seed 0, and this one has --seed 3" in other.err[-1]
     other = distill(call, prompts, *SHORT, "--output", "out", "--prefix", "fix: ")
-    assert other.code == 2 and "begun with prefix" in other.err[-1]
+    assert other.code == 2 and "has --prefix 'fix: ':" in other.err[-1]
     prompts.write_text(prompts.read_text() + "One more.\n")
     other = distill(call, prompts, *SHORT, "--output", "out")
-    assert other.code == 2 and "begun with data" in other.err[-1]
+    assert other.code == 2 and "begun with other data" in other.err[-1]
     prompts.write_text(prompts.read_text().removesuffix("One more.\n"))
     done = distill(call, prompts, *SHORT, "--output", "out")
     assert done.code == 0 and done.out.startswith("read 45 lines: 40 labelled (2 of them held out)")

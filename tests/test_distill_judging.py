@@ -101,7 +101,8 @@ def test_everything_is_measured(target: T5, quick: None, before: Any, kind: str)
         max_tokens=10, turns=2, max_prompts=2, made_by={"layers": 1},
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
-    total = 2 * (2 * (10 + 2 * bool(before)) + 9 * bool(before))
+    ways = 10 + 9 * bool(before)
+    total = ways + 2 * (1 + 9 * bool(before) + 2 * (10 + 2 * bool(before)))
     assert seen == [(done, total) for done in range(1, total + 1)]
     assert [speed.num_draft for speed in found.speeds] == [*range(1, MOST + 1), "auto"]
     assert found.prompts == 2 and {speed.same for speed in found.speeds} == {2}

@@ -31,7 +31,11 @@ def make_target(kind: str) -> T5:
     options: dict[str, Any] = {"vocab_size": 20, "layers": 3, "seed": 3}
     if kind == "tied":
         model = tiny_model(**options)
-        tied = T5(copy.copy(model.config).__class__(**vars(model.config) | {"own_head": False}))
+        tied = T5(
+            copy.copy(model.config).__class__(
+                **vars(model.config) | {"own_head": False, "scale_decoder_outputs": True}
+            )
+        )
         tied.load_weights(
             [pair for pair in tree_flatten(model.parameters()) if "lm_head" not in pair[0]]
         )
@@ -159,3 +163,12 @@ def test_another_models_draft_is_refused() -> None:
     with pytest.raises(ValueError) as raised:
         SpeculativeDecoder(make_target("plain"), draft)
     check_message(str(raised.value), "shares the encoder of another model")
+
+
+def test_a_draft_of_another_type_than_its_target_is_refused() -> None:
+    target = make_target("plain")
+    draft = tiny_sharing(target)
+    target.set_dtype(mx.bfloat16)
+    with pytest.raises(ValueError) as raised:
+        SpeculativeDecoder(target, draft)
+    check_message(str(raised.value), "the draft computes in float32, and its target in bfloat16")

@@ -102,7 +102,18 @@ def save_draft(
         name: The target's, for people and messages.
         more: Further entries of config.json.
         files: Files to copy into the folder.
+
+    Raises:
+        ValueError: If a weight is not finite in float16.
+        OSError: If the folder cannot be written.
     """
+    weights = {key: weight.astype(mx.float16) for key, weight in _parameters(draft).items()}
+    for key, weight in weights.items():
+        if not mx.isfinite(weight).all().item():
+            raise ValueError(
+                f"{key} of the draft is not finite in float16: train it with a smaller "
+                "--learning-rate"
+            )
     config = {
         "model_type": DRAFT_TYPE,
         "target": name,
@@ -112,8 +123,8 @@ def save_draft(
         **(more or {}),
     }
     tensors = [
-        NewTensor(key, tuple(weight.shape), mx.float16, [as_numpy(weight.astype(mx.float16))])
-        for key, weight in _parameters(draft).items()
+        NewTensor(key, tuple(weight.shape), mx.float16, [as_numpy(weight)])
+        for key, weight in weights.items()
     ]
     write_folder(folder, config, tensors, files)
 

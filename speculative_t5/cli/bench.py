@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -297,7 +296,7 @@ def _machine() -> dict[str, Any]:
     threads = {n: v for n, v in sorted(os.environ.items()) if n.endswith("NUM_THREADS")}
     return {
         "device": str(mx.default_device()),
-        "processor": platform.processor() or platform.machine(),
+        "processor": device.chip(),
         "cores": os.cpu_count(),
         "threads": threads,
         "versions": {"speculative_t5": __version__, "mlx": version("mlx")},

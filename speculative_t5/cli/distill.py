@@ -7,9 +7,9 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -21,6 +21,7 @@ from ..distill import (
     LOSSES,
     Data,
     DistillOptions,
+    Judgement,
     RunFolder,
     Subject,
     check_options,
@@ -30,13 +31,14 @@ from ..distill import (
     new_draft,
     own_parameters,
     read_data,
+    reasons,
     training_memory,
 )
 from ..distill import distill as run_stages
-from ..errors import check_utf8
+from ..errors import check_utf8, count
 from ..generation import SpeculativeDecoder
 from ..models import T5
-from ..tokenizers import PromptEncoder
+from ..tokenizers import JSON_SUFFIXES, Format, PromptEncoder, Tokenizer
 from .config_file import read_options
 from .options import Dtype, MaxSource, Prefix, complete_draft, complete_model, draft_of, in_output
 from .stages import Stages
@@ -79,7 +81,7 @@ def distill(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Time for all of it, instead of --steps.", show_default=False),
+        typer.Option(help="Minutes for the whole run, instead of --steps.", show_default=False),
     ] = None,
     batch_tokens: Annotated[
         int, typer.Option(help="Tokens of a step, of prompts and outputs.")
@@ -105,6 +107,13 @@ def distill(
     field: Annotated[
         str, typer.Option(help="Field of a JSON object that has the prompt.")
     ] = "prompt",
+    format: Annotated[  # its name in files of options, too
+        str | None,
+        typer.Option(
+            help="Format of the data: text or jsonl.",
+            show_default=f"jsonl for names that end in {', '.join(JSON_SUFFIXES)}",
+        ),
+    ] = None,
     max_source_length: MaxSource = None,
     dtype: Dtype = None,
     draft_model: Annotated[
@@ -134,46 +143,89 @@ def distill(
 ) -> None:
     """Train a draft for a T5 from prompts alone.
 
-    The target's own outputs are what the draft learns. A run that was stopped goes on when the same
-    command is given again.
+    The draft learns the target's own outputs. A run that was stopped resumes when the same command
+    is run again.
     """
     options = _options(ctx)
-    check_utf8("--prefix", prefix or "")
+    if plot is not None:
+        _check_plot(plot)
+    reading = _Reading(prefix, field, format, max_source_length)
+    job = _prepare(model, data, output, dtype, options, reading)
+    previous = draft_of(model, draft_model)
+    if dry_run:
+        print("\n".join(_plan(job, _base(previous))))
+        return
+    draft = _load_previous(previous, job.target)
+    SpeculativeDecoder(job.target, draft, job.tokenizer)  # which refuses drafts that do not fit
+    subject = Subject(job.target, job.tokenizer, job.name, draft, _base(previous))
+    with Stages() as stages, _kept(job.folder):
+        judgement = run_stages(
+            subject, job.data, job.folder, options, stages, read_by=asdict(job.reading)
+        )
+    program = ctx.find_root().info_name or "speculative-t5"
+    print(_account(job.data, stages.labelled_prompts))
+    print("\n".join(map(visible, judgement.summary())))
+    print(_result(job.folder, judgement, [*program.split(), "--model", model]))
+    if plot is not None:
+        history = json.loads((job.folder / "history.json").read_text(encoding="utf-8"))
+        draw(history, plot)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How the data are read."""
+
+    prefix: str | None
+    field: str
+    format: str | None
+    max_source_length: int | None
+
+    def __post_init__(self) -> None:
+        check_utf8("--prefix", self.prefix or "")
+        if self.format not in (None, "text", "jsonl"):
+            raise ValueError(f"--format must be text or jsonl, got {self.format!r}")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A run that may begin: its inputs are loaded and checked."""
+
+    target: T5
+    tokenizer: Tokenizer
+    name: str
+    data: Data
+    folder: Path
+    options: DistillOptions
+    reading: _Reading
+
+
+def _prepare(
+    model: str,
+    data: Path,
+    output: Path | None,
+    dtype: str | None,
+    options: DistillOptions,
+    reading: _Reading,
+) -> _Job:
+    """Check what can be checked before a run, the cheap things first, and load its inputs."""
     as_dtype(dtype)  # which refuses other types
     os.stat(data)
     name = _target_name(model)
     folder = output or new_folder(f"{Path(name).name}-draft")
     check_output(folder)
-    if plot is not None:
-        _check_plot(plot)
     target, tokenizer = load(model, dtype=dtype)
     if not isinstance(target, T5) or tokenizer is None:
         raise ValueError(f"{model} is a decoder-only model, expected a T5")
     check_options(target, options)
-    encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
-    found = read_data(
-        data, encoder, tokenizer, field=field, seed=options.seed, max_tokens=options.max_tokens
+    encoder = PromptEncoder(
+        target, tokenizer, prefix=reading.prefix, max_source_length=reading.max_source_length
     )
-    previous = draft_of(model, draft_model)
-    previous_name = Path(previous).name if previous else ""
-    if dry_run:
-        print("\n".join(plan(target, found, options, folder, previous_name)))
-        return
-    draft = _load_previous(previous, target)
-    SpeculativeDecoder(target, draft, tokenizer)  # which refuses drafts that do not fit
-    subject = Subject(target, tokenizer, name, draft, previous_name)
-    read_by = {"prefix": encoder.prefix, "field": field, "max_source_length": max_source_length}
-    with Stages() as stages, _kept(folder):
-        judgement = run_stages(subject, found, folder, options, stages, read_by=read_by)
-    print(account(found, stages.labelled_prompts))
-    print("\n".join(map(visible, judgement.summary())))
-    if plot is not None:
-        draw(json.loads((folder / "history.json").read_text(encoding="utf-8")), plot)
-    program = ctx.find_root().info_name or "speculative-t5"
-    command = [*program.split(), "--model", model, "--draft-model", _short_name(folder)]
-    if (best := fastest(judgement.speeds)) is not None:
-        command += best.option.split()
-    print(f"{folder}: {_size(folder) / 1e6:.1f} MB; to use it:\n  {shlex.join(command)}")
+    found = read_data(
+        data, encoder, tokenizer, field=reading.field, form=cast(Format | None, reading.format),
+        seed=options.seed, max_tokens=options.max_tokens,
+    )  # fmt: skip
+    reading = replace(reading, prefix=encoder.prefix)
+    return _Job(target, tokenizer, name, found, folder, options, reading)
 
 
 def _options(ctx: typer.Context) -> DistillOptions:
@@ -187,6 +239,11 @@ def _options(ctx: typer.Context) -> DistillOptions:
     return DistillOptions(**values)
 
 
+def _base(previous: str | None) -> str:
+    """Return the name of the draft to compare with; "" if there is none."""
+    return Path(previous).name if previous else ""
+
+
 def _load_previous(name: str | None, target: T5) -> LanguageModel | Literal["lookup"] | None:
     """Load the draft to compare with."""
     if name is None:
@@ -196,17 +253,17 @@ def _load_previous(name: str | None, target: T5) -> LanguageModel | Literal["loo
 
 @contextmanager
 def _kept(folder: Path) -> Iterator[None]:
-    """Say how to go on when a run is stopped."""
+    """Say how to resume when a run is stopped."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, OSError, RuntimeError, MemoryError):
         place = RunFolder(folder).path
         if place.exists():
-            note(f"what was done is kept in {place}; give the same command again to go on with it")
+            note(f"progress is kept in {place}; run the same command again to resume")
         raise
 
 
-def account(data: Data, labelled: dict[str, int]) -> str:
+def _account(data: Data, labelled: dict[str, int]) -> str:
     """Return a line that says what became of each line of the data."""
     used = sum(labelled.values())
     unused = len(data.train) + len(data.valid) - used
@@ -214,36 +271,40 @@ def account(data: Data, labelled: dict[str, int]) -> str:
     if unused:
         parts.append(f"{unused:,} not needed")
     parts.append(_skipped(data))
-    return f"read {_lines(data)}: {', '.join(parts)}"
-
-
-def _lines(data: Data) -> str:
-    return f"{data.read:,} line{'' if data.read == 1 else 's'}"
+    return f"read {count(data.read, 'line')}: {', '.join(parts)}"
 
 
 def _skipped(data: Data) -> str:
-    total = sum(data.skipped.values())
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in data.skipped.items() if count)
-    return f"{total:,} skipped" + (f" ({reasons})" if reasons else "")
+    return f"{sum(data.skipped.values()):,} skipped{reasons(data.skipped)}"
 
 
-def plan(
-    target: T5, data: Data, options: DistillOptions, folder: Path, previous: str
-) -> Iterator[str]:
+def _result(folder: Path, judgement: Judgement, command: list[str]) -> str:
+    """Return lines that name the folder and, if the draft pays, the command that uses it."""
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    line = f"{folder}: {size / 1e6:.1f} MB"
+    best = fastest(judgement.speeds)
+    if best is None or not judgement.pays:
+        return line
+    command = [*command, "--draft-model", _short_name(folder), *best.option.split()]
+    return f"{line}; to use it:\n  {shlex.join(command)}"
+
+
+def _plan(job: _Job, previous: str) -> Iterator[str]:
     """Yield lines that say what a run would do."""
+    data, options = job.data, job.options
     usable = len(data.train) + len(data.valid)
     yield (
-        f"read {_lines(data)}: {usable:,} usable ({len(data.valid):,} of them held out), "
-        f"{_skipped(data)}"
+        f"read {count(data.read, 'line')}: {usable:,} usable ({len(data.valid):,} of them held "
+        f"out), {_skipped(data)}"
     )
     given = sum(each.completion is not None for each in data.train)
     if given:
         yield f"{given:,} have completions, and outputs are generated for {usable - given:,}"
-    draft = new_draft(target, options)
-    count = own_parameters(draft)
+    draft = new_draft(job.target, options)
+    own = own_parameters(draft)
     yield (
-        f"the draft: {options.layers} layer{'s' if options.layers > 1 else ''}, "
-        f"{count / 1e6:,.1f} M parameters of its own, {2 * count / 1e6:,.1f} MB"
+        f"the draft: {count(options.layers, 'layer')}, "
+        f"{own / 1e6:,.1f} M parameters of its own, {2 * own / 1e6:,.1f} MB"
     )
     steps = f"{options.num_steps:,} steps" if options.num_steps else f"{options.minutes:g} minutes"
     yield f"training: {steps} of {options.batch_tokens:,} tokens, loss {options.loss}"
@@ -251,8 +312,8 @@ def plan(
     memory = training_memory(draft, options, length)
     yield f"memory for training: about {memory / 1e9:.1f} GB, the target's weights included"
     yield f"compared with: plain decoding{f' and {previous}' if previous else ''}"
-    begun = RunFolder(folder).path
-    yield f"output: {folder}" + (f", going on in {begun}" if begun.exists() else "")
+    begun = RunFolder(job.folder).path
+    yield f"output: {job.folder}" + (f", resuming the run in {begun}" if begun.exists() else "")
 
 
 def _target_name(model: str) -> str:
@@ -274,7 +335,3 @@ def _short_name(folder: Path) -> str:
     """Return the name by which a model folder is found, or else its path."""
     found = find_folder(folder.name)
     return folder.name if found and found.samefile(folder) else str(folder)
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())

@@ -79,6 +79,7 @@ class Stages:
 
     def _show(self, done: int, total: int, more: str) -> None:
         if self._bar is not None:
+            self._bar.total = total
             self._bar.set_postfix_str(more, refresh=False)
             self._bar.update(done - self._bar.n)
         elif not self._bars and time.perf_counter() - self._last_line > EVERY:

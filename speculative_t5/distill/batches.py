@@ -24,7 +24,6 @@ class Batch:
         fed: What the decoder reads, the start token and then all labels but the last, (B, L) int32.
         places: Where `fed` is real, as indices of the flattened (B * L,) array, (P,) int32.
         labels: The token after each of these, (P,) int32.
-        num_padded: Tokens of sources and `fed`, padding included.
     """
 
     sources: mx.array
@@ -32,7 +31,6 @@ class Batch:
     fed: mx.array
     places: mx.array
     labels: mx.array
-    num_padded: int
 
 
 def make_batch(examples: Sequence[Label], start: int, pad: int) -> Batch:
@@ -47,7 +45,6 @@ def make_batch(examples: Sequence[Label], start: int, pad: int) -> Batch:
         mx.array([ids + [pad] * (length - len(ids)) for ids in fed], dtype=mx.int32),
         mx.array(places, dtype=mx.int32),
         mx.array([token for example in examples for token in example.tokens], dtype=mx.int32),
-        len(examples) * (width + length),
     )
 
 

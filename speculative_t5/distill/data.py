@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import check_integer
+from ..errors import check_integer, count
 from ..tokenizers import JSON_SUFFIXES, Format, PromptEncoder, Shard, Tokenizer, read_lines
 
 HELD_OUT, MOST_HELD_OUT = 20, 200  # one prompt in 20, and no more than 200
@@ -40,10 +40,11 @@ class Data:
 
     Attributes:
         train: Examples to train on, shuffled.
-        valid: Held-out examples, in the order of their file; none has a prompt of `train`.
+        valid: Held-out examples, in an order that is random but follows from their prompts alone;
+            none has a prompt of `train`.
         read: The number of lines read: all of `train`, `valid` and `skipped`.
-        skipped: Lines that are not used, counted by reason: "empty", "too long", "repeated" and
-            "completion too long".
+        skipped: Lines that are not used, counted by reason: "empty", "too long", "repeated",
+            "completion too long", "completion out of vocabulary" and "held out beyond 200".
         digest: Hexadecimal SHA-256 that depends on every byte of the files.
     """
 
@@ -67,9 +68,9 @@ def read_data(
     """Read the prompts of a file, or of the files train and valid of a folder.
 
     A file has a prompt a line, as text or, if its name ends in .jsonl, .ndjson or .json, as JSON
-    objects. A folder has train.jsonl or train.txt, and perhaps valid.jsonl or valid.txt; without
-    those, one usable prompt in 20 is held out, at least 1 and at most 200: those whose ids have
-    the smallest digests, whatever their order.
+    objects. A folder has train.jsonl or train.txt, and perhaps valid.jsonl or valid.txt, of which
+    200 prompts are used; without those, one usable prompt in 20 is held out, at least 1 and at most
+    200. Those whose ids have the smallest digests are chosen, whatever their order.
 
     Args:
         path: The file or folder.
@@ -88,15 +89,21 @@ def read_data(
     check_integer("max_tokens", max_tokens, 1)
     if field == COMPLETION:
         raise ValueError(
-            f"field must be the one of the prompts, got {field!r}, that of the outputs"
+            f"field must name the prompts' field, got {field!r}, the field of the outputs"
         )
     train_path, valid_path = _find_files(Path(path))
-    reader = _Reader(encoder, tokenizer, field, form, max_tokens)
+    reader = _Reader(encoder, tokenizer, field, form, max_tokens, encoder.vocab_size)
     # The valid file comes first, so that its prompts are the ones kept.
     valid = reader.read(valid_path, 1) if valid_path else []
     train = reader.read(train_path, 1 if valid_path else 2)
     if valid_path is None:
-        train, valid = _hold_out(train)
+        valid = _hold_out(train, min(max(len(train) // HELD_OUT, 1), MOST_HELD_OUT))
+        chosen = {example.line for example in valid}
+        train = [example for example in train if example.line not in chosen]
+    else:
+        if (beyond := len(valid) - MOST_HELD_OUT) > 0:
+            reader.skipped[f"held out beyond {MOST_HELD_OUT}"] = beyond
+        valid = _hold_out(valid, MOST_HELD_OUT)
     random.Random(seed).shuffle(train)
     digest = hashlib.sha256(b"".join(reader.digests)).hexdigest()
     return Data(train, valid, reader.lines, dict(reader.skipped), digest)
@@ -137,6 +144,7 @@ class _Reader:
     prompt_field: str
     form: Format | None
     max_tokens: int
+    vocab_size: int
     lines: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     seen: set[bytes] = field(default_factory=set)
@@ -167,8 +175,8 @@ class _Reader:
         self.skipped += skipped
         if len(examples) < least:
             raise ValueError(
-                f"{path} has {_count(len(examples), 'usable prompt')} in {_count(lines, 'line')}"
-                f"{_reasons(skipped)}: give at least {least} that the model can read and no other "
+                f"{path} has {count(len(examples), 'usable prompt')} in {count(lines, 'line')}"
+                f"{reasons(skipped)}: give at least {least} that the model can read and no other "
                 "line has"
             )
         return examples
@@ -189,34 +197,30 @@ class _Reader:
             target = target[: target.index(target[-1]) + 1]
             if len(target) > self.max_tokens:
                 return "completion too long"
+            if max(target) >= self.vocab_size:
+                return "completion out of vocabulary"
         self.seen.add(key)
         return Example(line, ids, target)
 
 
 def _form_of(path: Path) -> Format:
     """Return the format that a file's name stands for."""
-    if path.suffix in TABLES:
+    suffix = path.suffix.lower()
+    if suffix in TABLES:
         raise ValueError(f"{path} is a table, expected lines of text or JSON Lines")
-    return "jsonl" if path.suffix in JSON_SUFFIXES else "text"
+    return "jsonl" if suffix in JSON_SUFFIXES else "text"
 
 
-def _hold_out(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-    """Part examples into those to train on and those to hold out, each in their order."""
-    count = min(max(len(examples) // HELD_OUT, 1), MOST_HELD_OUT)
-    chosen = {e.line for e in sorted(examples, key=lambda e: _digest(e.prompt))[:count]}
-    train = [example for example in examples if example.line not in chosen]
-    return train, [example for example in examples if example.line in chosen]
+def _hold_out(examples: Sequence[Example], count: int) -> list[Example]:
+    """Return those whose prompts have the smallest digests, in their order."""
+    return sorted(examples, key=lambda example: _digest(example.prompt))[:count]
 
 
 def _digest(ids: Sequence[int]) -> bytes:
     return hashlib.sha256(np.array(ids, "<i4").tobytes()).digest()
 
 
-def _reasons(skipped: Mapping[str, int]) -> str:
-    """Return the counts by reason in brackets; nothing if there are none."""
+def reasons(skipped: Mapping[str, int]) -> str:
+    """Return counts by reason in brackets, a space before them; nothing if there are none."""
     listed = ", ".join(f"{number:,} {reason}" for reason, number in skipped.items())
     return f" ({listed})" if listed else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

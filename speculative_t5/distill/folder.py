@@ -1,10 +1,11 @@
-"""The working folder of a run: its options, labels, states and history, to go on after a kill."""
+"""The working folder of a run: its options, labels, states and history, to resume after a kill."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 SUFFIX = ".distill"
+SETTINGS, JUDGEMENT = "settings.json", "judgement.json"
+FIRST = ("lock", f"{SETTINGS}.new")  # what a run killed at its very start leaves
+INPUTS = {"data": "other data", "target": "another target"}  # settings that are digests
 
 
 class RunFolder:
@@ -26,35 +30,54 @@ class RunFolder:
 
     @contextmanager
     def begun(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Make the folder, or go on in it if its run has the same settings; lock it meanwhile.
+        """Make the folder, or resume its run if the settings are the same; lock it meanwhile.
 
         Raises:
-            ValueError: If its run has other settings, or another process is at work in it.
+            ValueError: If its run has other settings, another process is at work in it, or it is
+                not the folder of a run.
         """
-        new = not self.path.exists()
+        if self.path.exists() and self.read(SETTINGS) is None:
+            self._refuse_foreign()
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as lock:
+        with (self.path / "lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(
                     f"another process is at work in {self.path}: wait for it to end"
                 ) from None
-            known = self.read("settings.json")
+            known = self.read(SETTINGS)
             if known is None:
-                if not new and any(path.name != "lock" for path in self.path.iterdir()):
-                    raise ValueError(
-                        f"{self.path} exists and is not the working folder of a run: "
-                        "choose another --output"
-                    )
-                self.write("settings.json", settings)
-            elif changed := [name for name, value in settings.items() if known.get(name) != value]:
-                name = changed[0]
-                raise ValueError(
-                    f"the run in {self.path} was begun with {name} {known.get(name)}, and this one "
-                    f"has {settings[name]}: use the same to continue it, or delete it to begin anew"
-                )
+                self.write(SETTINGS, settings)
+            else:
+                self._refuse_others(known, settings)
             yield
+
+    def _refuse_foreign(self) -> None:
+        if any(path.name not in FIRST for path in self.path.iterdir()):
+            raise ValueError(
+                f"{self.path} exists and is not the working folder of a run: "
+                "choose another --output"
+            )
+
+    def _refuse_others(self, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        changed = [name for name, value in settings.items() if known.get(name) != value]
+        if not changed:
+            return
+        name = changed[0]
+        before = INPUTS.get(name) or _as_option(name, known.get(name))
+        now = "" if name in INPUTS else f", and this one has {_as_option(name, settings[name])}"
+        raise ValueError(
+            f"the run in {self.path} was begun with {before}{now}: "
+            "use the same to resume it, or delete the folder to begin anew"
+        )
+
+    def is_done(self, output: Path) -> bool:
+        """Whether the run has written its output, and was killed before it could end."""
+        judgements = [folder / JUDGEMENT for folder in (self.path, output)]
+        if not all(path.is_file() for path in judgements):
+            return False
+        return judgements[0].read_bytes() == judgements[1].read_bytes()
 
     def read(self, name: str) -> Any:
         """Return the contents of a JSON file; None if there is none."""
@@ -72,3 +95,9 @@ class RunFolder:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _as_option(name: str, value: Any) -> str:
+    """Return an option as it is typed."""
+    option = f"--{name.replace('_', '-')}"
+    return f"no {option}" if value is None else f"{option} {shlex.quote(str(value))}"

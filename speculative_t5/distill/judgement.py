@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ..errors import count
 from ..generation import NumDraft
 
 WORTH = 1.05  # a smaller speed-up is none
@@ -271,11 +272,6 @@ LEGEND = (
 def fastest(speeds: Sequence[Speed]) -> Speed | None:
     """Return the one with the most tokens per second; None if there are none."""
     return max(speeds, key=lambda speed: speed.tokens_per_second, default=None)
-
-
-def count(number: int, thing: str) -> str:
-    """Return for example "1 prompt" or "2,000 prompts"."""
-    return f"{number:,} {thing}{'s' if number != 1 else ''}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, count
+from itertools import accumulate
 from statistics import median
 from typing import Any, Literal
 
-import mlx.core as mx
-
+from .. import device
 from ..bench import PLAIN, Run, Variant, record, variants_of
 from ..checkpoints import dtype_name
 from ..decoding import LanguageModel
+from ..errors import count
 from ..generation import NumDraft, SpeculativeDecoder
 from ..models import T5
 from ..tokenizers import Tokenizer
@@ -54,7 +52,7 @@ def judge(
         target: The target.
         draft: The draft to judge.
         tokenizer: The target's.
-        prompts: Source ids of held-out prompts; the first `max_prompts` are used.
+        prompts: Source ids of held-out prompts in a random order; the first `max_prompts` are used.
         agreement: Of the draft with the target on all held-out prompts.
         target_name: For people.
         draft_name: For people.
@@ -65,7 +63,7 @@ def judge(
         max_prompts: The most prompts to measure on.
         max_seconds: Take fewer of them, at least one, where all would need more than about that.
         made_by: Options that the draft was made with, to report.
-        progress: Receives how many outputs are done, and how many there are in all.
+        progress: Receives how many outputs are done, and how many there are in all at most.
     """
     prompts = prompts[:max_prompts]
     before = previous_name or str(previous) if previous is not None else None
@@ -73,15 +71,13 @@ def judge(
     measured: list[Turn] = []
     if prompts:
         reason = "every output ends with its first token, which leaves nothing to speed up"
-        measuring = _Measuring(target, draft, previous, tokenizer, max_tokens)
-        rehearsed = measuring.rehearse(prompts)
+        measuring = _Measuring(target, draft, previous, tokenizer, max_tokens, turns, progress)
+        rehearsed = measuring.rehearse(prompts, max_seconds)
         if any(len(run.emitted) > 1 for run in rehearsed):
             reason = None
-            passes = measuring.passes(turns)
-            prompts = prompts[
-                : affordable([run.seconds * passes for run in rehearsed], max_seconds)
-            ]
-            measured = measuring.run(prompts, turns, progress)
+            needed = [run.seconds * measuring.passes for run in rehearsed]
+            prompts = prompts[: affordable(needed, max_seconds)]
+            measured = measuring.run(prompts)
     return Judgement(
         target=target_name,
         draft=draft_name,
@@ -135,9 +131,9 @@ def tokens_per_second(runs: Sequence[Run]) -> float:
 
 
 def machine() -> str:
-    """Return what speeds depend on: the device, the processor and its cores."""
-    device = "GPU" if mx.default_device().type == mx.DeviceType.gpu else "CPU"
-    return f"{device}, {platform.machine()}, {os.cpu_count()} cores"
+    """Return what speeds depend on: the device, the processor and its threads."""
+    kind = "CPU" if device.on_cpu() else "GPU"
+    return f"{kind}, {device.chip()}, {count(device.num_threads(), 'thread')}"
 
 
 def affordable(seconds: Sequence[float], most: float) -> int:
@@ -146,7 +142,11 @@ def affordable(seconds: Sequence[float], most: float) -> int:
 
 
 class _Measuring:
-    """Plain decoding and all ways to draft."""
+    """Plain decoding and all ways to draft.
+
+    Attributes:
+        passes: How often each prompt is decoded, at most.
+    """
 
     def __init__(
         self,
@@ -155,9 +155,14 @@ class _Measuring:
         previous: LanguageModel | Literal["lookup"] | None,
         tokenizer: Tokenizer | None,
         max_tokens: int,
+        turns: int,
+        progress: Callable[[int, int], None],
     ) -> None:
         self._target = target
+        self._turns = turns
+        self._progress = progress
         self._order = random.Random(0)
+        self._done = self._total = 0
         numbers: list[NumDraft] = [*range(1, MOST + 1), "auto"]
 
         def ways(name: str, small: LanguageModel | Literal["lookup"]) -> list[Variant]:
@@ -169,50 +174,47 @@ class _Measuring:
 
         self._plain, *self._own = ways(OWN, draft)
         self._before = ways(BEFORE, previous)[1:] if previous is not None else []
-
-    def rehearse(self, prompts: Sequence[list[int]]) -> Sequence[Run]:
-        """Decode each prompt without a draft."""
-        return self._turn(prompts, [self._plain])[PLAIN]
-
-    def passes(self, turns: int) -> int:
-        """Return how often each prompt is decoded, at most."""
+        self._all = [self._plain, *self._own, *self._before]
         chosen = 2 if self._before else 0
-        return len(self._before) + turns * (1 + len(self._own) + chosen)
+        # The rehearsal, the trial of the draft in use before, and the turns.
+        self.passes = 1 + len(self._before) + turns * (1 + len(self._own) + chosen)
 
-    def run(
-        self, prompts: Sequence[list[int]], turns: int, progress: Callable[[int, int], None]
-    ) -> list[Turn]:
-        """Measure everything `turns` times, in a new order each time."""
-        steps = count(1)
-        total = self.passes(turns) * len(prompts)
+    def rehearse(self, prompts: Sequence[list[int]], most: float) -> Sequence[Run]:
+        """Decode prompts without a draft, as many as all passes over will take `most` seconds."""
+        runs: list[Run] = []
+        self._total = self._needed(len(prompts))
+        for prompt in prompts:
+            runs += self._turn([prompt], [self._plain])[PLAIN]
+            if sum(run.seconds for run in runs) * self.passes > most:
+                break
+        return runs
 
-        def advance() -> None:
-            progress(next(steps), total)
-
+    def run(self, prompts: Sequence[list[int]]) -> list[Turn]:
+        """Measure everything in each turn, in a new order each time."""
+        rehearsed = self._done
+        self._total = rehearsed - len(prompts) + self._needed(len(prompts))
         # The first use of everything is slower, and "auto" calibrates.
-        self._turn(prompts[:1], [self._plain, *self._own, *self._before])
-        kept = [self._plain, *self._own, *self._best_before(prompts, advance)]
-        return [self._turn(prompts, kept, advance) for _ in range(turns)]
+        self._turn(prompts[:1], self._all)
+        kept = [self._plain, *self._own, *self._best_before(prompts)]
+        return [self._turn(prompts, kept) for _ in range(self._turns)]
 
-    def _best_before(
-        self, prompts: Sequence[list[int]], advance: Callable[[], None]
-    ) -> list[Variant]:
+    def _needed(self, prompts: int) -> int:
+        """Return the number of outputs to decode in all."""
+        return len(self._all) + self.passes * prompts
+
+    def _best_before(self, prompts: Sequence[list[int]]) -> list[Variant]:
         """Return the draft in use before at its best K, which a trial finds, and at "auto"."""
         if not self._before:
             return []
-        tried = self._turn(prompts, self._before, advance)
+        tried = self._turn(prompts, self._before)
         *fixed, auto = self._before
         return [max(fixed, key=lambda variant: tokens_per_second(tried[variant.name])), auto]
 
-    def _turn(
-        self,
-        prompts: Sequence[list[int]],
-        variants: Sequence[Variant],
-        advance: Callable[[], None] = lambda: None,
-    ) -> Turn:
+    def _turn(self, prompts: Sequence[list[int]], variants: Sequence[Variant]) -> Turn:
         runs: dict[str, list[Run]] = {variant.name: [] for variant in variants}
         for prompt in prompts:
             for variant in self._order.sample(variants, len(variants)):
                 runs[variant.name].append(record(self._target, prompt, variant.plan(prompt)))
-                advance()
+                self._done += 1
+                self._progress(self._done, self._total)
         return runs

@@ -28,6 +28,7 @@ def head_loss(
     weight: mx.array,
     labels: mx.array,
     target_logits: Callable[[int, int], mx.array] | None,
+    widest: int,
 ) -> tuple[mx.array, mx.array]:
     """Compute a loss, summed over positions, and its gradient.
 
@@ -39,11 +40,12 @@ def head_loss(
             losses with distributions only.
         target_logits: Called with the ends of a range of positions; returns the target's logits
             there, (range, all its ids). Not called for "ce".
+        widest: The most logits of a position, of `weight` or `target_logits`.
 
     Returns:
         The sum of the losses, a scalar, and its gradient by `hidden`, (P, d_model).
     """
-    rows = max(1, LOGITS // weight.shape[0])
+    rows = max(1, LOGITS // widest)
     total, gradients = mx.array(0.0), []
     for first in range(0, hidden.shape[0], rows):
         last = min(first + rows, hidden.shape[0])

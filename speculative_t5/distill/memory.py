@@ -34,6 +34,9 @@ def training_memory(draft: SharingDraft, options: DistillOptions, length: float)
     activations = options.batch_tokens / 2 * token
     heads = HEADS[needs_target(options.loss)] * LOGITS
     numbers = OWN * own_parameters(draft) + heads + activations
+    output = draft.target.output
+    if hasattr(output, "scales") or output.weight.dtype != mx.float32:
+        numbers += (draft.draft_vocab or draft.vocab_size) * config.d_model  # a copy in float32
     return sum(weight.nbytes for weight in _weights(draft.target)) + round(4 * numbers)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from ..decoding import Sampler
 from ..errors import check_integer, check_number
 from .losses import LOSSES, LossName
 
@@ -51,12 +53,11 @@ class DistillOptions:
             raise ValueError("steps and minutes exclude each other: give one of them")
         if self.steps is not None:
             check_integer("steps", self.steps, 1)
-        if self.minutes is not None and check_number("minutes", self.minutes) <= 0:
-            raise ValueError(f"minutes must be above 0, got {self.minutes}")
-        if check_number("learning_rate", self.learning_rate) <= 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
-        if check_number("temperature", self.temperature) < 0:
-            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        for name in ("minutes", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < check_number(name, value) < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, got {value}")
+        Sampler(self.temperature)  # which refuses other temperatures
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
         if self.draft_vocab is not None:

@@ -13,8 +13,8 @@ def draw(history: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Plot the loss and the tokens per pass on held-out prompts against steps.
 
     Args:
-        history: Records with a "step", its "loss" and, where they were measured,
-            "tokens_per_pass".
+        history: Records with a "step", its "loss" and "tokens_per_pass", which is 0.0 if there were
+            no held-out outputs.
         path: The file to write, whose name says its kind.
 
     Raises:
@@ -27,7 +27,7 @@ def draw(history: Sequence[Mapping[str, Any]], path: Path) -> None:
     right = left.twinx()
     steps = [record["step"] for record in history]
     losses = [record["loss"] for record in history]
-    checked = [record for record in history if record.get("tokens_per_pass")]  # 0.0: no outputs
+    checked = [record for record in history if record["tokens_per_pass"]]  # 0.0: no outputs
     dot = {"marker": "o", "markersize": 3}
     (loss,) = left.plot(steps, losses, color="C0", **dot)
     (tokens,) = right.plot(

@@ -1,37 +1,41 @@
-"""A whole run: label, train, judge; each stage goes on where a killed one has stopped."""
+"""A whole run: label, train, judge; each stage resumes where a killed one has stopped."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from ..checkpoints import load_draft, save_draft
+from ..checkpoints import dtype_name, load_draft, save_draft
 from ..decoding import LanguageModel
 from ..models import T5, SharingConfig, SharingDraft, copy_layers, sample_weights
 from ..tokenizers import Tokenizer
+from .agreement import Agreement
+from .budget import Budget, Enough, affordable_steps
 from .data import Data, Example
-from .folder import RunFolder
+from .folder import JUDGEMENT, SETTINGS, RunFolder
 from .judgement import Judgement
 from .judging import judge
 from .labels import Label, label
 from .options import DistillOptions
 from .training import Training, TrainingOptions, agreement
 
-LABEL_CHUNK = 256  # prompts that are labelled between two syncs with the disk
-LABEL_SHARE = 0.4  # of the minutes, at most
-JUDGE_SHARE = 0.1  # left for judging
-MAX_JUDGING = 900.0  # seconds, where there is no limit to the whole run
+LABEL_CHUNK = 256  # prompts that are labelled between two syncs with the disk, at most
+HELD_OUT_SHARE, LABEL_SHARE = 0.15, 0.4  # of the minutes, after which labels are enough
+JUDGE_SHARE = 0.1  # of the minutes, left for judging
+MAX_JUDGING = 900.0  # seconds
 SAVE_EVERY, SAVE_SECONDS = 100, 60.0  # steps or seconds between saved states
-CHECKS = 20  # how often tokens per pass are measured, in all
+CHECKS = 20  # times that tokens per pass are measured, at most
 CHECK_DRAFT = 5  # the number of drafted tokens they are measured at
+LABELLED = "labelled.json"  # how many prompts have labels, by split
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-DIGITS = 12  # of digests, which messages show
+DIGITS = 12  # of digests
 TRIAL = 4  # steps that are timed, after one that is not, to turn minutes into steps
 
 
@@ -39,7 +43,7 @@ class Observer(Protocol):
     """Watches a run."""
 
     def labelled(self, split: str, done: int, total: int, tokens: int) -> None:
-        """`done` of at most `total` prompts to train on or hold out have labels."""
+        """`done` prompts to train on or hold out have labels; in the end about `total` will."""
 
     def trained(self, step: int, steps: int, loss: float) -> None:
         """A step was done; `loss` is its loss per token."""
@@ -48,14 +52,16 @@ class Observer(Protocol):
         """The draft was compared with the target on the held-out prompts."""
 
     def judging(self, done: int, total: int) -> None:
-        """Part of the judgement is done."""
+        """`done` of at most `total` outputs are decoded; the total may become smaller."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a draft is made for.
+    """A target to distill a draft for, and the draft in use so far.
 
     Attributes:
+        target: The model that the draft is for.
+        tokenizer: Its tokenizer; None if there is none.
         name: The target's, which is written into the draft's folder.
         previous: The draft in use so far, to compare with: a model or "lookup"; None if there is
             none.
@@ -80,7 +86,7 @@ def distill(
 ) -> Judgement:
     """Train a draft for a target, and write its folder.
 
-    A run that was stopped goes on when it is called again; with `steps` rather than `minutes`, the
+    A run that was stopped resumes when it is called again; with `steps` rather than `minutes`, the
     weights are then the same, byte for byte, as without the stop, on the same machine.
 
     Args:
@@ -89,12 +95,12 @@ def distill(
         output: The folder to write. Meanwhile the run works in OUTPUT.distill beside it.
         options: How to train.
         observer: Watches.
-        read_by: Options that the data were read by, as values of JSON. A run goes on with the same
-            alone.
+        read_by: Options that the data were read by, as values of JSON. A run resumes only with the
+            same options.
 
     Raises:
-        ValueError: If the output exists, the options do not fit the target, or the run that was
-            stopped was another one.
+        ValueError: If the output exists, the options do not fit the target, the run that was
+            stopped was another one, or the training diverges.
         OSError: If something cannot be written.
     """
     check_output(output)
@@ -103,20 +109,22 @@ def distill(
     settings = {
         **asdict(replace(options, steps=options.num_steps)),
         **read_by,
-        "dtype": str(subject.target.dtype).removeprefix("mlx.core."),
+        "dtype": dtype_name(subject.target.dtype),
         "data": data.digest[:DIGITS],
         "target": sha256(sample_weights(subject.target).encode()).hexdigest()[:DIGITS],
     }
     with folder.begun(settings):
         run = _Run(subject, data, folder, options, observer)
+        if folder.is_done(output):  # it was killed before it could remove its folder
+            return run.finished()
         valid, train = run.label()
         draft, history = run.train(train, valid)
-        return run.judge(draft, valid, history, output)
+        return run.judge(draft, train, valid, history, output)
 
 
 def check_output(output: Path) -> None:
-    """Refuse an output that exists."""
-    if output.exists():
+    """Refuse an output that exists, unless its run has only to be ended."""
+    if output.exists() and not RunFolder(output).is_done(output):
         raise ValueError(f"{output} exists: choose another --output, or delete it")
 
 
@@ -154,57 +162,60 @@ class _Run:
         self._folder = folder
         self._options = options
         self._observer = observer
-        self._began = time.perf_counter()
+        self._budget = Budget(folder, options.minutes)
+
+    def finished(self) -> Judgement:
+        """End a run that has written its output."""
+        for split, number in (self._folder.read(LABELLED) or {}).items():
+            self._observer.labelled(split, number, number, 0)
+        judgement = Judgement.from_json(self._folder.read(JUDGEMENT))
+        self._folder.remove()
+        return judgement
 
     def label(self) -> tuple[list[Label], list[Label]]:
         """Label the prompts, those held out first; return held-out labels and others."""
+        options, known = self._options, self._folder.read(LABELLED) or {}
         # The draft will be judged by what the target says, whatever the file gives.
         held_out = [replace(example, completion=None) for example in self._data.valid]
-        valid = self._label("valid", held_out, None)
-        known = self._folder.read("labelled.json")
-        examples = self._data.train[: known["train"]] if known else self._data.train
-        train = self._label("train", examples, self._budget())
-        if known is None:
-            self._folder.write("labelled.json", {"train": len(train)})
-        return valid, train
+        tokens = None if options.num_steps is None else options.num_steps * options.batch_tokens
+        found = []
+        for split, examples, most, share in (
+            ("valid", held_out, None, HELD_OUT_SHARE),
+            ("train", self._data.train, tokens, LABEL_SHARE),
+        ):
+            found.append(self._label(split, examples[: known.get(split)], most, share))
+            if split not in known:
+                known[split] = len(found[-1])
+                self._folder.write(LABELLED, known)
+        return found[0], found[1]
 
-    def _budget(self) -> float | None:
-        """Return the seconds for labelling, if the whole run has a limit."""
-        minutes = self._options.minutes
-        return None if minutes is None else 60 * minutes * LABEL_SHARE
-
-    def _judging_seconds(self) -> float:
-        minutes = self._options.minutes
-        return MAX_JUDGING if minutes is None else 60 * minutes * JUDGE_SHARE
-
-    def _label(self, split: str, examples: Sequence[Example], budget: float | None) -> list[Label]:
-        options, began = self._options, time.perf_counter()
-        wanted = (options.num_steps or 0) * options.batch_tokens
-
-        def enough(labels: Sequence[Label]) -> bool:
-            if split == "valid":
-                return False
-            if budget is not None:
-                return time.perf_counter() - began > budget
-            return sum(len(each.prompt) + len(each.tokens) for each in labels) >= wanted
-
-        temperature = 0.0 if split == "valid" else options.temperature
+    def _label(
+        self, split: str, examples: Sequence[Example], most: int | None, share: float
+    ) -> list[Label]:
+        options, chunk = self._options, LABEL_CHUNK
+        if options.minutes is not None:  # the time is looked at after each chunk
+            chunk = min(chunk, 2 * options.label_batch)
+        enough = Enough(examples, chunk, most, self._budget, share)
 
         def progress(done: int, tokens: int) -> None:
-            self._observer.labelled(split, done, len(examples), tokens)
+            self._observer.labelled(split, done, enough.total(done, tokens), tokens)
 
-        return label(
+        labels = label(
             self._subject.target, examples, self._folder.path / f"{split}.jsonl",
-            max_tokens=options.max_tokens, temperature=temperature, seed=options.seed,
-            batch_size=options.label_batch, chunk=LABEL_CHUNK, enough=enough, progress=progress,
+            max_tokens=options.max_tokens, seed=options.seed, batch_size=options.label_batch,
+            temperature=0.0 if split == "valid" else options.temperature,
+            chunk=chunk, enough=enough, progress=progress,
         )  # fmt: skip
+        tokens = sum(len(each.tokens) for each in labels)
+        self._observer.labelled(split, len(labels), len(labels), tokens)
+        return labels
 
     def train(
         self, labels: Sequence[Label], valid: Sequence[Label]
     ) -> tuple[SharingDraft, list[dict[str, Any]]]:
         """Train, and return the draft and the history of its loss and its tokens per pass."""
         folder = self._folder
-        steps = self._steps(labels)
+        steps, checks = self._steps(labels, valid)
         training = self._training(labels, steps)
         state = folder.path / "state.safetensors"
         if state.exists():
@@ -212,29 +223,38 @@ class _Run:
         known = folder.read("progress.json") or {"losses": [], "history": []}
         losses: list[float] = known["losses"][: training.step_number]
         history = [each for each in known["history"] if each["step"] <= training.step_number]
-        every, saved = max(1, steps // CHECKS), time.perf_counter()
+        every, saved = -(-steps // checks), perf_counter()
         while (step := training.step_number + 1) <= steps:
             losses.append(training.step())
+            if not math.isfinite(losses[-1]):
+                raise ValueError(
+                    f"the loss is {losses[-1]} at step {step}: delete {folder.path} and use a "
+                    "smaller --learning-rate"
+                )
             self._observer.trained(step, steps, losses[-1])
             if step % every == 0 or step == steps:
                 since = losses[history[-1]["step"] if history else 0 :]
-                history.append(self._check(training.draft, valid, step, since))
-            late = time.perf_counter() - saved > SAVE_SECONDS
+                history.append(self._check(training, valid, step, since))
+            late = perf_counter() - saved > SAVE_SECONDS
             if step % SAVE_EVERY == 0 or step == steps or late:
                 folder.write("progress.json", {"losses": losses, "history": history})
                 training.save(state)
-                saved = time.perf_counter()
+                self._budget.save()
+                saved = perf_counter()
         return training.draft, history
 
     def _check(
-        self, draft: SharingDraft, valid: Sequence[Label], step: int, losses: Sequence[float]
+        self, training: Training, valid: Sequence[Label], step: int, losses: Sequence[float]
     ) -> dict[str, Any]:
         """Compare the draft with held-out labels; return a record of the history."""
-        found = agreement(draft, valid, self._options.batch_tokens)
+        found = self._agreement(training, valid)
         tokens = found.tokens_per_pass(CHECK_DRAFT)
         self._observer.checked(step, tokens, found.rate)
         loss = sum(losses) / len(losses)
         return {"step": step, "loss": loss, "tokens_per_pass": tokens, "agreement": found.rate}
+
+    def _agreement(self, training: Training, valid: Sequence[Label]) -> Agreement:
+        return agreement(training.draft, valid, self._options.batch_tokens, training.output_weight)
 
     def _training(self, labels: Sequence[Label], steps: int) -> Training:
         options = self._options
@@ -243,51 +263,68 @@ class _Run:
         )
         return Training(new_draft(self._subject.target, options), labels, chosen)
 
-    def _steps(self, labels: Sequence[Label]) -> int:
-        """Return the number of steps; where minutes are given, from the time of a few of them."""
-        options, folder = self._options, self._folder
+    def _steps(self, labels: Sequence[Label], valid: Sequence[Label]) -> tuple[int, int]:
+        """Return the numbers of steps and of checks; where minutes are given, by a trial."""
+        options, folder, limit = self._options, self._folder, self._budget.limit
         if options.num_steps is not None:
-            return options.num_steps
-        assert options.minutes is not None
+            return options.num_steps, CHECKS
+        assert limit is not None
         if (known := folder.read("steps.json")) is not None:
-            return int(known["steps"])
+            return known["steps"], known["checks"]
         trial = self._training(labels, 10**6)
-        seconds = []
-        for _ in range(TRIAL + 1):
-            began = time.perf_counter()
-            trial.step()
-            seconds.append(time.perf_counter() - began)
-        left = 60 * options.minutes * (1 - JUDGE_SHARE) - (time.perf_counter() - self._began)
-        steps = max(1, int(left / median(seconds[1:])))
-        folder.write("steps.json", {"steps": steps})
-        return steps
+        times = [_seconds(trial.step) for _ in range(TRIAL + 1)]
+        check = _seconds(lambda: self._agreement(trial, valid))
+        state = folder.path / "trial.safetensors"
+        step, save = median(times[1:]), _seconds(lambda: trial.save(state))
+        state.unlink()
+        steps, checks = affordable_steps(
+            # The draft is compared once more before it is judged.
+            self._budget.left(limit, JUDGE_SHARE) - check,
+            step, check, save * max(1 / SAVE_EVERY, step / SAVE_SECONDS), CHECKS,
+        )  # fmt: skip
+        folder.write("steps.json", {"steps": steps, "checks": checks})
+        return steps, checks
 
     def judge(
         self,
         trained: SharingDraft,
+        labels: Sequence[Label],
         valid: Sequence[Label],
         history: Sequence[Mapping[str, Any]],
         output: Path,
     ) -> Judgement:
         """Judge the draft as it will be loaded, and write its folder."""
-        subject, options, folder = self._subject, self._options, self._folder
+        subject, options, folder, limit = (
+            self._subject, self._options, self._folder, self._budget.limit
+        )  # fmt: skip
         target = subject.target
         draft_folder = folder.path / "draft"
         save_draft(draft_folder, trained, subject.name)
         draft = load_draft(draft_folder, target)
         found = agreement(draft, valid, options.batch_tokens)
-        made_by = {name: value for name, value in asdict(options).items() if value is not None}
+        made = {"steps": history[-1]["step"], "labels": len(labels), "held_out": len(valid)}
+        made_by = {k: v for k, v in (folder.read(SETTINGS) | made).items() if v is not None}
         judgement = judge(
             target, draft, subject.tokenizer, [each.prompt for each in valid], found,
             previous=subject.previous, target_name=subject.name, draft_name=output.name,
             previous_name=subject.previous_name, made_by=made_by, max_tokens=options.max_tokens,
-            max_seconds=self._judging_seconds(), progress=self._observer.judging,
+            max_seconds=MAX_JUDGING if limit is None else self._budget.left(limit),
+            progress=self._observer.judging,
         )  # fmt: skip
-        folder.write("judgement.json", judgement.to_json())
+        folder.write(JUDGEMENT, judgement.to_json())
         folder.write("history.json", history)
         readme = folder.path / "README.md"
         readme.write_text(judgement.as_markdown(), encoding="utf-8")
-        files = [readme, folder.path / "judgement.json", folder.path / "history.json"]
-        save_draft(output, draft, subject.name, files=files)
+        files = [readme, folder.path / JUDGEMENT, folder.path / "history.json"]
+        check_output(output)  # the name may have been taken meanwhile
+        # Not the loaded one, which was rounded to the target's type.
+        save_draft(output, trained, subject.name, files=files)
         folder.remove()
         return judgement
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    """Return the seconds that an action takes."""
+    began = perf_counter()
+    action()
+    return perf_counter() - began

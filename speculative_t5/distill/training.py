@@ -53,6 +53,7 @@ class Training:
 
     Attributes:
         draft: The draft.
+        output_weight: The target's output matrix for the draft's ids, (V, d_model) float32.
         step_number: How many steps were taken.
     """
 
@@ -64,6 +65,8 @@ class Training:
         self._labels = labels
         self._options = options
         draft.decoder.set_dtype(mx.float32)
+        self.output_weight = output_weight(draft)
+        mx.eval(self.output_weight)
         self._optimizer = optim.Adam(options.learning_rate, betas=[0.9, 0.99], bias_correction=True)
         self._optimizer.init(draft.decoder.trainable_parameters())
         self._batches = batches(labels, options.batch_tokens, options.seed)
@@ -76,15 +79,17 @@ class Training:
         batch = as_batch(self.draft.target, next(self._batches))
         done = self.step_number / self._options.steps if done is None else done
         self._optimizer.learning_rate = mx.array(self._rate(done))
-        weight = output_weight(self.draft)
-        read = Reading(self.draft.target, batch, with_target=needs_target(self._options.loss))
+        weight, with_target = self.output_weight, needs_target(self._options.loss)
+        read = Reading(self.draft.target, batch, with_target=with_target)
+        widest = self.draft.target.vocab_size if with_target else weight.shape[0]
 
         def surrogate(decoder: nn.Module) -> tuple[mx.array, mx.array]:
             """Return a scalar with the loss's gradient, and the loss."""
             hidden = last_hidden(self.draft, read, batch)
+            # Off the tape: whatever is traced keeps the logits of every chunk.
             value, gradient = head_loss(
                 self._options.loss, mx.array(np.array(hidden)), weight, batch.labels,
-                read.target_logits,
+                read.target_logits, widest,
             )  # fmt: skip
             count = batch.labels.size
             return (hidden * mx.stop_gradient(gradient / count)).sum(), value / count
@@ -124,7 +129,7 @@ class Training:
 
 
 class Reading:
-    """What the target makes of a batch, without gradients.
+    """Holds the target's encoding of a batch and, on request, its logits; without gradients.
 
     Attributes:
         embedded: The decoder's input, (B, L, d_model) float32.
@@ -174,10 +179,18 @@ def output_weight(draft: SharingDraft) -> mx.array:
     return weight
 
 
-def agreement(draft: SharingDraft, labels: Sequence[Label], batch_tokens: int) -> Agreement:
-    """Compare the draft's greedy choices with labels, which are the target's greedy outputs."""
+def agreement(
+    draft: SharingDraft,
+    labels: Sequence[Label],
+    batch_tokens: int,
+    weight: mx.array | None = None,
+) -> Agreement:
+    """Compare the draft's greedy choices with labels, which are the target's greedy outputs.
+
+    `weight` is its `output_weight`, if that is there already.
+    """
     rows: list[list[bool]] = []
-    weight = output_weight(draft)
+    weight = output_weight(draft) if weight is None else weight
     for examples in group(labels, batch_tokens):
         batch = as_batch(draft.target, examples)
         read = Reading(draft.target, batch, with_target=False)

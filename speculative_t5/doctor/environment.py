@@ -30,7 +30,7 @@ def versions(subject: Subject) -> Finding:
     mlx, lm = version("mlx"), _version("mlx-lm")
     details: dict[str, Any] = {
         "speculative_t5": __version__, "mlx": mlx, "mlx-lm": lm,
-        "python": platform.python_version(), "system": system(), "chip": _chip(mx.cpu),
+        "python": platform.python_version(), "system": system(), "chip": machine.chip(),
         "machine": platform.machine(), "parts": machine.parts,
     }  # fmt: skip
     parts = [
@@ -62,10 +62,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _chip(of: mx.Device | mx.DeviceType) -> str:
-    return str(mx.device_info(of).get("device_name") or platform.machine())
-
-
 def device(subject: Subject) -> Finding:
     """Report the device that MLX computes on, its memory and its limits."""
     machine.limit_memory()  # as loading a model does
@@ -78,9 +74,9 @@ def device(subject: Subject) -> Finding:
         "device": str(used), "info": info, "generation": chip, "memory": memory, **limits,
         "threads": machine.num_threads(), "default_dtype": dtype_name(machine.default_dtype()),
     }  # fmt: skip
-    named = f" ({chip})" if chip and chip not in _chip(used) else ""
+    named = f" ({chip})" if chip and chip not in machine.chip(used) else ""
     where = "the CPU" if machine.on_cpu() else "the GPU"
-    reason = f"MLX computes on {where}: {_chip(used)}{named}, {_size(memory)} of memory"
+    reason = f"MLX computes on {where}: {machine.chip(used)}{named}, {_size(memory)} of memory"
     if machine.on_cpu():
         reason += f", {details['threads']} threads"
     if choice:

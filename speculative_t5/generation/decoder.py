@@ -28,7 +28,7 @@ from ..errors import check_integer
 from ..models import SharingDraft
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from .adaptive import Schedules
-from .drafting import check_draft_vocab, check_pair, make_drafter
+from .drafting import make_drafter, pair_up
 from .options import (
     DecoderKeywords,
     DraftingOptions,
@@ -53,8 +53,8 @@ class SpeculativeDecoder:
 
     Args:
         model: The target.
-        draft: A smaller model with the same tokenizer; "lookup" to draft without a model, by
-            copying from the source and the output so far; or None to decode with the target alone.
+        draft: A smaller model with the same tokenizer; "lookup" to copy from the source and the
+            output so far, without a model; or None to decode with the target alone.
         tokenizer: Needed for prompts and outputs as text. With None, prompts are ids and the texts
             of results are empty.
         num_draft: Tokens to draft for each pass of the target, at least 1; or "auto" to choose the
@@ -70,10 +70,9 @@ class SpeculativeDecoder:
             model's own.
         min_ngram: The fewest last tokens of the output that a lookup must find again, at least 1.
         max_ngram: The longest match that a lookup prefers to a shorter one.
-        draft_vocab: Let the draft model propose only the first `draft_vocab` ids, so that its
-            output head costs less; None for all, or for those that the draft was trained to
-            propose. Tokenizers that put frequent pieces first lose
-            little acceptance, and the output stays the target's own.
+        draft_vocab: Let the draft model propose only the first ids, so that its output head costs
+            less; None for all, or for those that it was trained to propose. Tokenizers that put
+            frequent pieces first lose little acceptance, and the output stays the target's own.
         steady: Give every pass of the target the same width: `num_draft` + 1 positions, padding
             included, or the next number whose rows this device computes alike, which the first
             generation finds out. A token's probabilities then have the same bits whatever was
@@ -107,18 +106,9 @@ class SpeculativeDecoder:
         **options: Unpack[DecoderKeywords],
     ) -> None:
         drafting, prompts = split_keywords(options)
-        self._drafting = DraftingOptions(num_draft, delta, verify, **drafting)
-        if isinstance(draft, str) and draft == "lookup":
-            draft, self._drafting = None, replace(self._drafting, lookup=True)
-        elif draft is not None and not hasattr(draft, "start"):
-            raise ValueError(f"draft must be a loaded model, 'lookup' or None, got {draft!r}")
-        if isinstance(draft, SharingDraft) and self._drafting.draft_vocab is None:
-            self._drafting = replace(self._drafting, draft_vocab=draft.draft_vocab)
-        check_draft_vocab(model, self._drafting)
-        if draft is not None:
-            check_pair(model, draft)
+        chosen = DraftingOptions(num_draft, delta, verify, **drafting)
+        self.draft, self._drafting = pair_up(model, draft, chosen)
         self.model = model
-        self.draft = draft
         self.tokenizer = tokenizer
         self._prompts = PromptEncoder(model, tokenizer, **prompts)
         self._schedules = Schedules()

@@ -1,7 +1,11 @@
-"""From drafting options to a drafter; which drafts go with a target."""
+"""From a draft and drafting options to a drafter; which drafts go with a target."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
+from ..checkpoints import dtype_name
 from ..decoding import CombinedDrafter, Drafter, LanguageModel, LookupDrafter, ModelDrafter, Sampler
 from ..models import SharingDraft
 from .options import DraftingOptions
@@ -28,8 +32,25 @@ def make_drafter(
     return CombinedDrafter(by_model, lookup, model.eos_token_ids, shared=options.steady)
 
 
-def check_draft_vocab(model: LanguageModel, options: DraftingOptions) -> None:
-    """Refuse a draft vocabulary that leaves out the EOS of a T5."""
+def pair_up(
+    model: LanguageModel,
+    draft: LanguageModel | Literal["lookup"] | None,
+    options: DraftingOptions,
+) -> tuple[LanguageModel | None, DraftingOptions]:
+    """Return the draft model, if there is one, and the options with what the draft implies.
+
+    Raises:
+        ValueError: If the draft does not go with the target, or the draft vocabulary leaves out the
+            EOS of a T5.
+    """
+    if isinstance(draft, str) and draft == "lookup":
+        draft, options = None, replace(options, lookup=True)
+    elif draft is not None and not hasattr(draft, "start"):
+        raise ValueError(f"draft must be a loaded model, 'lookup' or None, got {draft!r}")
+    if draft is not None:
+        _check_pair(model, draft)
+    if isinstance(draft, SharingDraft) and options.draft_vocab is None:
+        options = replace(options, draft_vocab=draft.draft_vocab)
     # Where a decoder-only model's ids end with EOS, as GPT-2's do, a draft can do without it.
     least = 0 if model.is_decoder_only else model.eos_token_id
     if options.draft_vocab is not None and options.draft_vocab <= least:
@@ -37,14 +58,20 @@ def check_draft_vocab(model: LanguageModel, options: DraftingOptions) -> None:
             f"draft_vocab must be above {model.eos_token_id}, the id that ends outputs, "
             f"got {options.draft_vocab}"
         )
+    return draft, options
 
 
-def check_pair(model: LanguageModel, draft: LanguageModel) -> None:
+def _check_pair(model: LanguageModel, draft: LanguageModel) -> None:
     """Refuse a target and a draft whose ids stand for different tokens, or another's draft."""
     if isinstance(draft, SharingDraft) and draft.target is not model:
         raise ValueError(
             "the draft shares the encoder of another model that was loaded: give "
             "load(NAME, target=model) the model of this decoder"
+        )
+    if isinstance(draft, SharingDraft) and draft.dtype != draft.target.dtype:
+        raise ValueError(
+            f"the draft computes in {dtype_name(draft.dtype)}, and its target in "
+            f"{dtype_name(draft.target.dtype)}: load it again with target=model"
         )
     if model.is_decoder_only != draft.is_decoder_only:
         kinds = {True: "decoder-only", False: "an encoder-decoder"}

@@ -72,6 +72,11 @@ class PromptEncoder:
         if chat:
             self._chat_tokenizer()  # refused at once if there is none
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids that the model reads."""
+        return self._model.vocab_size
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length; for errors see `SpeculativeDecoder.encode`."""
         if isinstance(prompt, str):

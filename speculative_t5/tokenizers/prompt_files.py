@@ -92,7 +92,8 @@ def read_lines(
 ) -> Iterator[Line]:
     """Yield the lines of a stream that are in the shard; a bad line has an error.
 
-    The prompt of a JSON object is in `field`; `completion` names one that may have its output.
+    The prompt of a JSON object is in `field`; `completion` names one that may have its output, or
+    null.
     """
     for number in count(1):
         raw = stream.readline(MAX_LINE + 1)
@@ -145,12 +146,14 @@ def _read_json(number: int, text: str, field: str, completion: str | None) -> Li
         names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
         wrong = f"no field {field!r}, it has {names}: name the prompt's by --field"
         return Line(number, name, None, wrong)
-    for key in (field, completion):
-        if key is not None and key in record and (odd := _not_text(key, record[key])):
-            return Line(number, name, None, odd)
-    prompt = record[field]
+    prompt, output = record[field], record.get(completion)
+    odd = _not_text(field, prompt)
+    if odd is None and completion is not None and output is not None:
+        odd = _not_text(completion, output)
+    if odd is not None:
+        return Line(number, name, None, odd)
     empty = None if prompt.strip() else f"{field!r} is empty, expected a prompt"
-    return Line(number, name, prompt, empty, completion=record.get(completion))
+    return Line(number, name, prompt, empty, completion=output)
 
 
 def _not_text(field: str, value: object) -> str | None:

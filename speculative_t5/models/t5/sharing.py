@@ -21,7 +21,7 @@ from .session import SharingSession, T5Session
 
 @dataclass(frozen=True)
 class SharingConfig:
-    """What a sharing draft has of its own.
+    """The sizes of a sharing draft's own part, and the ids that it may propose.
 
     Attributes:
         num_decoder_layers: Depth of its decoder.

@@ -1,0 +1,116 @@
+"""Runs of `distill` on a tiny target, for tests: what they are given, and what watches them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from speculative_t5.decoding import calibration
+from speculative_t5.distill import (
+    Data,
+    DistillOptions,
+    Example,
+    Judgement,
+    Subject,
+    distill,
+    judge,
+)
+from speculative_t5.distill import run as stages
+from speculative_t5.models.t5.model import T5
+
+import pytest
+from conftest import EOS, tiny_model
+
+STEPS = 14
+SHORT = DistillOptions(steps=STEPS, batch_tokens=100, learning_rate=3e-3, max_tokens=8)
+
+
+def target(**changes: Any) -> T5:
+    """A target whose outputs vary, some ending and some cut."""
+    return tiny_model(**{"vocab_size": 20, "seed": 18, "layers": 2} | changes)
+
+
+def examples(count: int, seed: int) -> list[Example]:
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(2, 20) for _ in range(rng.randrange(1, 7))] for _ in range(count)]
+    return [Example(line, [*ids, EOS], None) for line, ids in enumerate(prompts, 1)]
+
+
+DATA = Data(examples(60, 1), examples(8, 2), 70, {"empty": 2}, "0123456789abcdef" * 4)
+
+
+class Watch:
+    """Keeps all that a run reports, and calls `act` at each report."""
+
+    def __init__(self, act: Callable[[str, Any], None] = lambda kind, at: None) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+        self._act = act
+
+    def labelled(self, split: str, done: int, total: int, tokens: int) -> None:
+        self._report(split, done, total, tokens)
+
+    def trained(self, step: int, steps: int, loss: float) -> None:
+        self._report("trained", step, steps, loss)
+
+    def checked(self, step: int, tokens_per_pass: float, agreement: float) -> None:
+        self._report("checked", step, tokens_per_pass, agreement)
+
+    def judging(self, done: int, total: int) -> None:
+        self._report("judging", done, total)
+
+    def _report(self, kind: str, *values: Any) -> None:
+        self.seen.append((kind, *values))
+        self._act(kind, values[0])
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [values for found, *values in self.seen if found == kind]  # type: ignore[misc]
+
+
+def go(
+    output: Path,
+    watch: Watch | None = None,
+    options: DistillOptions = SHORT,
+    data: Data = DATA,
+    model: T5 | None = None,
+    **more: Any,
+) -> Judgement:
+    subject = Subject(model or target(), None, "tiny")
+    short = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
+    with mock.patch.multiple(stages, judge=partial(judge, turns=1, max_prompts=2), **short):
+        return distill(subject, data, output, options, watch or Watch(), **more)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrations are not the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    for name in ("BUDGET", "WARMUP"):
+        monkeypatch.setattr(calibration, name, 0.0)
+
+
+class Stop(Exception):
+    """Ends a run at a report."""
+
+
+def labels_of(folder: Path, **changes: Any) -> tuple[list[Any], list[Any]]:
+    """The held-out labels and the others of a run with some options."""
+
+    def act(kind: str, _: object) -> None:
+        if kind == "trained":
+            raise Stop
+
+    output = folder / "draft"
+    with pytest.raises(Stop):
+        go(output, Watch(act), replace(SHORT, **changes.pop("options", {})), **changes)
+    found = [
+        [json.loads(line)["tokens"] for line in path.read_text().splitlines()]
+        for name in ("valid", "train")
+        if (path := folder / "draft.distill" / f"{name}.jsonl")
+    ]
+    return found[0], found[1]

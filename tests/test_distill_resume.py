@@ -1,0 +1,177 @@
+"""Runs of `distill` go on after a kill, and touch nothing that is not theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from speculative_t5.distill import Judgement
+
+import pytest
+from conftest import REPOSITORY
+from distilling import DATA, SHORT, STEPS, Stop, Watch, cache, go, labels_of, target
+from messages import check_message
+
+__all__ = ["cache"]
+pytestmark = pytest.mark.cpu  # weights are compared byte for byte
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run."""
+    output = tmp_path_factory.mktemp("whole") / "draft"
+    go(output)
+    return output
+
+
+# A call of the system may be the moment, too: before it, what it would write is not there.
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+import speculative_t5
+from distilling import Watch, go
+kind, at = sys.argv[2], sys.argv[3]
+def act(found, value):
+    if (found, str(value)) == (kind, at):
+        os.kill(os.getpid(), signal.SIGKILL)
+counts = {}
+def fatal(call):
+    whole = getattr(os, call)
+    def replaced(old, new):
+        name = f"{call} {Path(new).name}"
+        counts[name] = counts.get(name, 0) + 1
+        act(name, counts[name])
+        whole(old, new)
+    return replaced
+os.replace, os.rename = fatal("replace"), fatal("rename")
+rmtree = shutil.rmtree
+def removed(path, **options):
+    act("rmtree", Path(path).name)
+    rmtree(path, **options)
+shutil.rmtree = removed
+go(Path(sys.argv[1]), Watch(act))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kills", "first"),
+    [
+        # Before there are settings, in the first chunk, in the last one of the prompts to train on,
+        # and between the stages.
+        (
+            [
+                ("replace settings.json", 1),
+                ("valid", 5),
+                ("train", 50),
+                ("replace labelled.json", 1),
+            ],
+            1,
+        ),
+        # Before any state, between the history and the state of step 8, and after that of step 8.
+        ([("trained", 3), ("replace state.safetensors", 2), ("checked", 9)], 9),
+        ([("judging", 1), ("judging", 3), ("rename draft", 2)], None),
+        ([("rmtree", "draft.distill")], None),
+    ],
+    ids=["label", "train", "judge", "end"],
+)
+def test_a_killed_run_gives_the_same_bytes(
+    kills: list[tuple[str, int | str]], first: int | None, whole: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "draft"
+    places = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    for kind, at in kills:
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, str(output), kind, str(at)],
+            env=os.environ | {"PYTHONPATH": places}, capture_output=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        assert output.exists() == (kind == "rmtree")
+    watch = Watch()
+    judgement = go(output, watch)
+    stored = json.loads((output / "judgement.json").read_text())
+    assert Judgement.from_json(stored) == judgement
+    labelled = [watch.of(split)[-1][0] for split in ("valid", "train")]
+    assert labelled == [len(DATA.valid), len(DATA.train)]
+    steps = [step for step, *_ in watch.of("trained")]
+    assert steps == ([] if first is None else list(range(first, STEPS + 1))), "it went on"
+    for name in ("weights.npz", "history.json", "config.json"):
+        assert (output / name).read_bytes() == (whole / name).read_bytes(), name
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"], "nothing else is left"
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        (
+            {"options": replace(SHORT, learning_rate=0.01)},
+            "with --learning-rate 0.003, and this one has --learn",
+        ),
+        ({"options": replace(SHORT, steps=9)}, "with --steps 14, and this one has --steps 9"),
+        (
+            {"options": replace(SHORT, steps=None, minutes=1.0)},
+            "with --steps 14, and this one has no --steps",
+        ),
+        ({"data": replace(DATA, digest="f" * 64)}, "begun with other data"),
+        ({"model": target(seed=19)}, "begun with another target"),
+        (
+            {"read_by": {"prefix": "correct: "}},
+            "no --prefix, and this one has --prefix 'correct: '",
+        ),
+    ],
+    ids=["learning_rate", "steps", "minutes", "data", "target", "prefix"],
+)
+def test_a_resumed_run_must_be_the_same(
+    changes: dict[str, Any], found: str, tmp_path: Path
+) -> None:
+    labels_of(tmp_path)
+    with pytest.raises(ValueError) as caught:
+        go(tmp_path / "draft", **changes)
+    check_message(str(caught.value), found)
+    go(tmp_path / "draft", options=replace(SHORT))
+
+
+def test_one_process_at_a_time_works_on_a_draft(tmp_path: Path) -> None:
+    def act(kind: str, _: object) -> None:
+        if kind == "trained":
+            with pytest.raises(ValueError) as caught:
+                go(tmp_path / "draft")
+            check_message(str(caught.value), "another process is at work in")
+            raise Stop
+
+    with pytest.raises(Stop):
+        go(tmp_path / "draft", Watch(act))
+
+
+def test_another_folder_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "draft.distill"
+    folder.mkdir()
+    files = {"thesis.txt": "all of it", "lock": "a key", "settings.json.new": "{"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    with pytest.raises(ValueError) as caught:
+        go(tmp_path / "draft")
+    check_message(str(caught.value), "exists and is not the working folder of a run")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == files
+
+
+def test_an_output_that_appears_during_the_run_is_left_alone(tmp_path: Path) -> None:
+    output = tmp_path / "draft"
+
+    def act(kind: str, at: object) -> None:
+        if (kind, at) == ("judging", 1):
+            output.mkdir()
+            (output / "weights.npz").write_text("another model")
+
+    with pytest.raises(ValueError) as caught:
+        go(output, Watch(act))
+    check_message(str(caught.value), f"{output} exists")
+    assert [path.read_text() for path in output.iterdir()] == ["another model"]
+    shutil.rmtree(output)
+    assert go(output).draft == "draft"
