@@ -2,6 +2,7 @@
 
     python scripts/benchmarks/measure_drafting.py rules   --data deu.txt.xz
     python scripts/benchmarks/measure_drafting.py lookup  --data deu.txt.xz
+    python scripts/benchmarks/measure_drafting.py drafts  --data deu.txt.xz
     python scripts/benchmarks/measure_drafting.py lengths --data deu.txt.xz
 
 Everything is in float32. Needs the data that weights/README.md names.
@@ -75,6 +76,27 @@ def lookup(
             same = sum(o.tokens == r.tokens for o, r in zip(outputs, plain, strict=True))
             print(
                 f"num_draft {num_draft:2} {name:8} {tokens_per_round(outputs):.2f} tokens a round, "
+                f"{same} of {count} outputs equal plain ones",
+                flush=True,
+            )
+
+
+@app.command()
+def drafts(
+    data: DataOption,
+    count: CountOption = 300,
+    draft: Annotated[list[str] | None, typer.Option(help="A draft; repeatable.")] = None,
+) -> None:
+    """Compare drafts of the shipped target, greedy, on one to four held-out sentences a prompt."""
+    prompts = [source for source, _ in held_out_examples(data, count, single=False)]
+    plain = engine().generate_batch(prompts, batch_size=50, speculative=False)
+    for num_draft in (5, 8):
+        for name in draft or ["correct-small", "correct-draft"]:
+            decoder = engine(name, num_draft=num_draft)
+            outputs = decoder.generate_batch(prompts, batch_size=50)
+            same = sum(o.tokens == r.tokens for o, r in zip(outputs, plain, strict=True))
+            print(
+                f"num_draft {num_draft} {name:14} {tokens_per_round(outputs):.2f} tokens a round, "
                 f"{same} of {count} outputs equal plain ones",
                 flush=True,
             )

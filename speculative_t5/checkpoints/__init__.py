@@ -15,6 +15,7 @@ from .loading import DTYPES, as_dtype, holds_causal, load
 from .places import (
     convert_command,
     find_folder,
+    is_draft,
     model_folders,
     named_draft,
     new_folder,

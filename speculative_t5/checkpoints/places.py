@@ -9,6 +9,7 @@ from typing import Any
 
 from platformdirs import user_data_path
 
+from ..models import DRAFT_TYPE
 from .folder import find_weights, read_json
 
 VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names the folder that comes before all others
@@ -84,6 +85,11 @@ def named_draft(model: str | Path) -> Path | None:
         return None
     beside = folder.resolve().parent / name
     return beside if beside.is_dir() else find_folder(name)
+
+
+def is_draft(folder: Path) -> bool:
+    """Whether a folder holds a sharing draft, no model of its own; False if it cannot be read."""
+    return bool(_from_config(folder, "model_type") == DRAFT_TYPE)
 
 
 def draft_name(folder: Path) -> str | None:

@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ..checkpoints import DTYPES, model_folders, named_draft
+from ..checkpoints import DTYPES, is_draft, model_folders, named_draft
 from ..errors import check_utf8
 from ..generation import NumDraft, SpeculativeDecoder
 
@@ -24,14 +25,18 @@ in_models, in_drafting, in_sampling, in_output = (
 
 def complete_model(incomplete: str) -> Iterator[str]:
     """Yield the values of --model, for a shell that completes it."""
-    return (f.name for f in model_folders() if f.name.startswith(incomplete))
+    return (f.name for f in _starting(incomplete) if not is_draft(f))
 
 
 def complete_draft(incomplete: str) -> Iterator[str]:
     """Yield the values of --draft-model."""
-    yield from complete_model(incomplete)
+    yield from (folder.name for folder in _starting(incomplete))
     if "lookup".startswith(incomplete):
         yield "lookup"
+
+
+def _starting(incomplete: str) -> list[Path]:
+    return [folder for folder in model_folders() if folder.name.startswith(incomplete)]
 
 
 def complete_rule(incomplete: str) -> Iterator[str]:
