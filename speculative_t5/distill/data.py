@@ -89,7 +89,7 @@ def read_data(
     check_integer("max_tokens", max_tokens, 1)
     if field == COMPLETION:
         raise ValueError(
-            f"field must name the prompts' field, got {field!r}, the field of the outputs"
+            f"field is {field!r}, which has the outputs: give the name of the prompts' field"
         )
     train_path, valid_path = _find_files(Path(path))
     reader = _Reader(encoder, tokenizer, field, form, max_tokens, encoder.vocab_size)

@@ -194,7 +194,7 @@ class _Run:
     ) -> list[Label]:
         options, chunk = self._options, LABEL_CHUNK
         if options.minutes is not None:  # the time is looked at after each chunk
-            chunk = min(chunk, 2 * options.label_batch)
+            chunk = min(chunk, 8 * options.label_batch)
         enough = Enough(examples, chunk, most, self._budget, share)
 
         def progress(done: int, tokens: int) -> None:
