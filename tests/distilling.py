@@ -22,6 +22,7 @@ from speculative_t5.distill import (
     judge,
 )
 from speculative_t5.distill import run as stages
+from speculative_t5.models import SharingDraft
 from speculative_t5.models.t5.model import T5
 
 import pytest
@@ -78,9 +79,10 @@ def go(
     options: DistillOptions = SHORT,
     data: Data = DATA,
     model: T5 | None = None,
+    start: SharingDraft | None = None,
     **more: Any,
 ) -> Judgement:
-    subject = Subject(model or target(), None, "tiny")
+    subject = Subject(model or target(), None, "tiny", start=start)
     short = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
     with mock.patch.multiple(stages, judge=partial(judge, turns=1, max_prompts=2), **short):
         return distill(subject, data, output, options, watch or Watch(), **more)

@@ -196,5 +196,5 @@ def test_what_is_no_file_is_refused(read: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data" / "pipe")
     with pytest.raises(ValueError, match="pipe is a device or a pipe, expected"):
         read({}, "pipe")
-    with pytest.raises(ValueError, match="which has the outputs: give the name of the prompts' field"):
+    with pytest.raises(ValueError, match="has the outputs: give the name of the prompts' field"):
         read({"a.txt": "a\nb\n"}, "a.txt", field="completion")

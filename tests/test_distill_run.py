@@ -117,3 +117,18 @@ def test_a_draft_is_rounded_once_whatever_the_targets_type(tmp_path: Path) -> No
     assert all(weight.dtype == mx.float16 for weight in weights)
     coarser = [weight.astype(mx.bfloat16).astype(mx.float16) for weight in weights]
     assert not any(mx.array_equal(*pair) for pair in zip(weights, coarser, strict=True))
+
+
+def test_a_draft_is_trained_further(tmp_path: Path) -> None:
+    model = target()
+    go(tmp_path / "first", model=model)
+    start: Any = load(tmp_path / "first", target=model)[0]
+    with pytest.raises(ValueError, match="layers must be 1, as the draft to start from has, got 2"):
+        go(tmp_path / "second", options=replace(SHORT, layers=2), model=model, start=start)
+    options = replace(SHORT, steps=1, learning_rate=1e-9)  # changes nothing that float16 shows
+    go(tmp_path / "second", options=options, model=model, start=start)
+    go(tmp_path / "copies", options=options, model=model)
+    first, second, copies = (
+        (tmp_path / name / "weights.npz").read_bytes() for name in ("first", "second", "copies")
+    )
+    assert first == second != copies

@@ -13,7 +13,6 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from ..bench import pyplot
 from ..checkpoints import as_dtype, find_folder, load, new_folder
 from ..decoding import LanguageModel
 from ..distill import (
@@ -26,6 +25,7 @@ from ..distill import (
     Subject,
     check_options,
     check_output,
+    check_plot,
     draw,
     fastest,
     new_draft,
@@ -37,7 +37,7 @@ from ..distill import (
 from ..distill import distill as run_stages
 from ..errors import check_utf8, count
 from ..generation import SpeculativeDecoder
-from ..models import T5
+from ..models import T5, SharingDraft
 from ..tokenizers import JSON_SUFFIXES, Format, PromptEncoder, Tokenizer
 from .config_file import read_options
 from .options import Dtype, MaxSource, Prefix, complete_draft, complete_model, draft_of, in_output
@@ -124,6 +124,14 @@ def distill(
             autocompletion=complete_draft,
         ),
     ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft of this target to train further: a folder or a name.",
+            show_default="copies of the target's layers",
+            autocompletion=complete_draft,
+        ),
+    ] = None,
     config: Annotated[
         str | None,
         typer.Option(
@@ -148,7 +156,7 @@ def distill(
     """
     options = _options(ctx)
     if plot is not None:
-        _check_plot(plot)
+        check_plot(plot)
     reading = _Reading(prefix, field, format, max_source_length)
     job = _prepare(model, data, output, dtype, options, reading)
     previous = draft_of(model, draft_model)
@@ -157,7 +165,8 @@ def distill(
         return
     draft = _load_previous(previous, job.target)
     SpeculativeDecoder(job.target, draft, job.tokenizer)  # which refuses drafts that do not fit
-    subject = Subject(job.target, job.tokenizer, job.name, draft, _base(previous))
+    start = _load_start(start_from, job.target)
+    subject = Subject(job.target, job.tokenizer, job.name, draft, _base(previous), start)
     with Stages() as stages, _kept(job.folder):
         judgement = run_stages(
             subject, job.data, job.folder, options, stages, read_by=asdict(job.reading)
@@ -251,6 +260,16 @@ def _load_previous(name: str | None, target: T5) -> LanguageModel | Literal["loo
     return "lookup" if name == "lookup" else load(name, dtype=target.dtype, target=target)[0]
 
 
+def _load_start(name: str | None, target: T5) -> SharingDraft | None:
+    """Load the draft to train further."""
+    if name is None:
+        return None
+    draft = load(name, dtype=target.dtype, target=target)[0]
+    if not isinstance(draft, SharingDraft):
+        raise ValueError(f"{name} is a whole model, expected a draft that `distill` has made")
+    return draft
+
+
 @contextmanager
 def _kept(folder: Path) -> Iterator[None]:
     """Say how to resume when a run is stopped."""
@@ -320,15 +339,6 @@ def _target_name(model: str) -> str:
     """Return a target's name as others know it: that of its folder, or that on the Hub."""
     folder = find_folder(model)
     return Path(os.path.abspath(folder)).name if folder else model
-
-
-def _check_plot(path: Path) -> None:
-    """Refuse before the run what could not be drawn after it."""
-    kinds = pyplot().figure().canvas.get_supported_filetypes()
-    if path.suffix[1:] not in kinds:
-        raise ValueError(f"the plot cannot be written to {path}: give a name that ends in .png")
-    if not path.parent.is_dir():
-        raise ValueError(f"the plot cannot be written to {path}: create the folder {path.parent}")
 
 
 def _short_name(folder: Path) -> str:

@@ -66,6 +66,7 @@ class Subject:
         previous: The draft in use so far, to compare with: a model or "lookup"; None if there is
             none.
         previous_name: Its name.
+        start: A draft to train further; None to begin with copies of the target's layers.
     """
 
     target: T5
@@ -73,6 +74,7 @@ class Subject:
     name: str
     previous: LanguageModel | Literal["lookup"] | None = None
     previous_name: str = ""
+    start: SharingDraft | None = None
 
 
 def distill(
@@ -104,7 +106,7 @@ def distill(
         OSError: If something cannot be written.
     """
     check_output(output)
-    check_options(subject.target, options)
+    check_options(subject.target, options, subject.start)
     folder = RunFolder(output)
     settings = {
         **asdict(replace(options, steps=options.num_steps)),
@@ -112,6 +114,7 @@ def distill(
         "dtype": dtype_name(subject.target.dtype),
         "data": data.digest[:DIGITS],
         "target": sha256(sample_weights(subject.target).encode()).hexdigest()[:DIGITS],
+        "start_from": subject.start.fingerprint[:DIGITS] if subject.start else None,
     }
     with folder.begun(settings):
         run = _Run(subject, data, folder, options, observer)
@@ -128,8 +131,8 @@ def check_output(output: Path) -> None:
         raise ValueError(f"{output} exists: choose another --output, or delete it")
 
 
-def check_options(target: T5, options: DistillOptions) -> None:
-    """Refuse options that do not fit the target."""
+def check_options(target: T5, options: DistillOptions, start: SharingDraft | None = None) -> None:
+    """Refuse options that do not fit the target, or the draft to train further."""
     depth, size = target.config.num_decoder_layers, target.vocab_size
     if options.layers > depth:
         raise ValueError(
@@ -138,13 +141,23 @@ def check_options(target: T5, options: DistillOptions) -> None:
     vocab, least = options.draft_vocab, target.eos_token_id + 1
     if vocab is not None and not least <= vocab <= size:
         raise ValueError(f"draft_vocab must be from {least} to {size}, got {vocab}")
+    if start is not None and start.own.num_decoder_layers != options.layers:
+        raise ValueError(
+            f"layers must be {start.own.num_decoder_layers}, as the draft to start from has, "
+            f"got {options.layers}"
+        )
 
 
-def new_draft(target: T5, options: DistillOptions) -> SharingDraft:
-    """Return a draft with copies of the target's layers."""
+def new_draft(
+    target: T5, options: DistillOptions, start: SharingDraft | None = None
+) -> SharingDraft:
+    """Return a draft with copies of the target's layers, or of the draft to start from."""
     config = SharingConfig(options.layers, target.config.d_ff, options.draft_vocab)
     draft = SharingDraft(target, config)
-    copy_layers(draft)
+    if start is None:
+        copy_layers(draft)
+    else:
+        draft.update(start.parameters())
     return draft
 
 
@@ -261,7 +274,8 @@ class _Run:
         chosen = TrainingOptions(
             steps, options.batch_tokens, options.learning_rate, options.loss, options.seed
         )
-        return Training(new_draft(self._subject.target, options), labels, chosen)
+        draft = new_draft(self._subject.target, options, self._subject.start)
+        return Training(draft, labels, chosen)
 
     def _steps(self, labels: Sequence[Label], valid: Sequence[Label]) -> tuple[int, int]:
         """Return the numbers of steps and of checks; where minutes are given, by a trial."""
