@@ -211,10 +211,8 @@ BAD = {
     ("--model", "absent"): "is named 'absent'",
     ("--model", "causal"): "causal is a decoder-only model, expected a T5",
     ("--model", "made"): "made is a draft for target, whose encoder it shares",
-    (
-        "--draft-model",
-        "other",
-    ): "target and draft must share a tokenizer: the target's has 220 pieces",
+    ("--draft-model", "other"): "target and draft must share a tokenizer: the target's has 220",
+    ("--start-from", "other"): "other is a whole model, expected a draft that `distill` has made",
     ("--minutes", "nan"): "minutes must be above 0 and finite, got nan",
     ("--minutes", "inf"): "minutes must be above 0 and finite, got inf",
     ("--learning-rate", "nan"): "learning_rate must be above 0 and finite, got nan",
@@ -258,7 +256,9 @@ def test_bad_input_is_one_line(
     (line,) = done.err
     assert BAD[arguments] in line and done.out == ""
     check_message(line.removeprefix("error: "))
-    assert {*inputs.rglob("*")} - before <= {inputs / "stdin"}
+    cache = inputs / "cache"  # matplotlib's
+    left = {path for path in inputs.rglob("*") if cache not in (path, *path.parents)} - before
+    assert left <= {inputs / "stdin"}
 
 
 def test_a_stopped_run_goes_on_by_the_same_command(
