@@ -17,8 +17,10 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.checkpoints import convert, load, save_draft
+from speculative_t5.distill import DistillOptions, new_draft
 
 import pytest
 from checkpoints import write_causal
@@ -53,6 +55,7 @@ CHECKED = {  # why they are not run
     "python -m speculative_t5 doctor --model": "the same, with other models",
     "python -m speculative_t5 doctor --only": "the same, for longer",
     "python -m speculative_t5 distill --model M --data prompts.txt --minutes": "takes them",
+    "python -m speculative_t5 distill --model correct-base": "the same, and has to have the data",
     "python -m speculative_t5 bench --random opt": "makes half a billion weights; others are run",
     "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
     "python -m speculative_t5 bench --plot": "the same; test_benchmark.py draws plots",
@@ -158,7 +161,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Pat
         (folder / name).symlink_to(REPOSITORY / name)
     (folder / "weights").mkdir()
     (folder / "docs" / "images").mkdir(parents=True)
-    for name in ("correct-base", "correct-small"):
+    for name in ("correct-base", "correct-draft", "correct-small"):
         (folder / "weights" / name).symlink_to(REPOSITORY / "weights" / name)
     for name in ("flan-t5-large", "flan-t5-small", "M", "D"):
         convert(str(checkpoint), folder / "weights" / name)
@@ -212,6 +215,11 @@ def test_commands_run(command: str, workplace: Path, hub: Hub) -> None:
     first = re.split(r"[ |]", command)[0]
     assert first in ("python", "echo", "gunzip", "paste", "mlx.launch"), f"nothing runs {command!r}"
     (workplace / "out.jsonl").unlink(missing_ok=True)  # each line stands for itself
+    if " distill " in command:
+        shutil.rmtree(workplace / "weights" / "M-draft", ignore_errors=True)
+    elif "M-draft" in command:
+        model: Any = load(workplace / "weights" / "M")[0]
+        save_draft(workplace / "weights" / "M-draft", new_draft(model, DistillOptions()), "M")
     if written := re.match(r"python convert.py --model google/(\S+)$", command):
         shutil.rmtree(workplace / "weights" / written[1], ignore_errors=True)
     done = subprocess.run(
