@@ -105,7 +105,8 @@ def test_models_lists_what_can_be_loaded_and_what_cannot(call: Call, place: Path
     shutil.rmtree(torn)
     base, target = found["correct-base"], found["target"]
     assert target["family"] == "T5 v1.0" and target["stored"] == ["float32"]
-    assert base["drafts"] == ["correct-small"]
+    assert base["drafts"] == ["correct-draft", "correct-small"]
+    assert found["correct-draft"]["draft_for"] == "correct-base"
     assert target["error"] is None and found["torn"]["error"]
     assert any(line.startswith("correct-base") and "26.0 M" in line for line in lines)
     assert any(line.startswith("torn") and "cannot be loaded: " in line for line in lines)

@@ -155,9 +155,12 @@ def test_models_are_loaded_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) ->
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
     ]  # fmt: skip
-    with refused("no model here .found: correct-base, correct-small.*no such repo", "'someone/els"):
+    with refused(
+        "no model here .found: correct-base, correct-draft, correct-small.*no such repo",
+        "'someone/els",
+    ):
         load("someone/else")
-    with refused("no model here .found: correct-base, correct-small", "'../else'"):
+    with refused("no model here .found: correct-base, correct-draft, correct-small", "'../else'"):
         load("../else")
     hub.requests.clear()
     model, tokenizer = load("someone/tiny-qwen3")

@@ -11,7 +11,7 @@ from speculative_t5.checkpoints import places
 import pytest
 from conftest import REPOSITORY, edit_json
 
-SHIPPED = {"correct-base", "correct-small"}
+SHIPPED = {"correct-base", "correct-draft", "correct-small"}
 
 
 @pytest.fixture
