@@ -14,6 +14,7 @@ from corruption import PREFIX, Corruptor
 from families import TEXT
 
 WEIGHTS = REPOSITORY / "weights"
+PAIR = ("correct-base", "correct-small")
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +56,11 @@ def test_streams_equal_sampled_outputs(decoder: SpeculativeDecoder) -> None:
 
 
 def test_the_pair_is_small_and_holds_no_paths() -> None:
-    files = list(WEIGHTS.glob("correct-*/*"))
+    files = [path for name in PAIR for path in (WEIGHTS / name).iterdir()]
     assert sum(path.stat().st_size for path in files) < 60e6
-    stored = [path.read_bytes() for path in files if path.name == "spiece.model"]
-    assert len(stored) == 2
+    shared = list((WEIGHTS / "correct-draft").iterdir())
+    assert sum(path.stat().st_size for path in shared) < 6.3e6
+    kept = [*files, *shared]
+    stored = [path.read_bytes() for path in kept if path.suffix in (".model", ".json", ".md")]
+    assert len(stored) == 8
     assert not re.search(rb"/(home|root|tmp|Users)/|deu\.txt", b"".join(stored))

@@ -34,6 +34,8 @@ def near_ties(kind: str, dtype: mx.Dtype = mx.float32, kernels: type[Kernels] = 
     """Return a tiny random model with near-ties and other kernels, and a draft for it."""
     model, draft = tiny_pair(kind, vocab_size=SIZE, layers=2, seed=4)
     change(model, dtype, kernels)
+    if kind == "sharing":
+        draft.set_dtype(dtype)
     return model, draft
 
 

@@ -66,9 +66,9 @@ def test_prompts_encoded_in_groups_give_the_logits_of_single_ones(
     passes: list[tuple[int, ...]] = []
     encode = T5._encoded
 
-    def counted(self: T5, prompts: list[list[int]]) -> Any:
+    def counted(self: T5, prompts: list[list[int]], *more: Any) -> Any:
         passes.append((len(prompts), max(map(len, prompts))))
-        return encode(self, prompts)
+        return encode(self, prompts, *more)
 
     monkeypatch.setattr(T5, "_encoded", counted)
     monkeypatch.setattr("speculative_t5.models.t5.model.ENCODED_TOKENS", limit)
