@@ -37,6 +37,16 @@ def tokens_per_round(outputs: list[Generation]) -> float:
     return sum(o.stats.emitted for o in outputs) / sum(o.stats.rounds for o in outputs)
 
 
+def report(name: str, outputs: list[Generation], plain: list[Generation]) -> None:
+    """Print the tokens per round, and how many outputs equal those of plain decoding."""
+    same = sum(o.tokens == r.tokens for o, r in zip(outputs, plain, strict=True))
+    print(
+        f"{name} {tokens_per_round(outputs):.2f} tokens a round, "
+        f"{same} of {len(plain)} outputs equal plain ones",
+        flush=True,
+    )
+
+
 @app.command()
 def rules(
     data: DataOption, count: CountOption = 2000, draft: DraftOption = "correct-small"
@@ -73,12 +83,7 @@ def lookup(
         ):
             decoder = engine(given, num_draft=num_draft, lookup=with_lookup)
             outputs = decoder.generate_batch(prompts, batch_size=50)
-            same = sum(o.tokens == r.tokens for o, r in zip(outputs, plain, strict=True))
-            print(
-                f"num_draft {num_draft:2} {name:8} {tokens_per_round(outputs):.2f} tokens a round, "
-                f"{same} of {count} outputs equal plain ones",
-                flush=True,
-            )
+            report(f"num_draft {num_draft:2} {name:8}", outputs, plain)
 
 
 @app.command()
@@ -94,12 +99,7 @@ def drafts(
         for name in draft or ["correct-small", "correct-draft"]:
             decoder = engine(name, num_draft=num_draft)
             outputs = decoder.generate_batch(prompts, batch_size=50)
-            same = sum(o.tokens == r.tokens for o, r in zip(outputs, plain, strict=True))
-            print(
-                f"num_draft {num_draft} {name:14} {tokens_per_round(outputs):.2f} tokens a round, "
-                f"{same} of {count} outputs equal plain ones",
-                flush=True,
-            )
+            report(f"num_draft {num_draft} {name:14}", outputs, plain)
 
 
 @app.command()

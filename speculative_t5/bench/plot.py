@@ -34,13 +34,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     axes.set(xlabel="drafted tokens a round, K", ylabel=f"speed-up over {PLAIN} decoding",
              xticks=ks, ylim=(0, None))  # fmt: skip
     axes.legend()
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:  # matplotlib knows the kind of file by its name
-        raise ValueError(
-            f"the plot cannot be written to {path} ({error}): give a name that ends in .png"
-        ) from error
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def pyplot() -> Any:
@@ -55,3 +49,15 @@ def pyplot() -> Any:
     from matplotlib import pyplot as plt
 
     return plt
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure to a file, whose name says its kind, and close it."""
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:  # matplotlib knows the kind of file by its name
+        raise ValueError(
+            f"the plot cannot be written to {path} ({error}): give a name that ends in .png"
+        ) from error
+    finally:
+        pyplot().close(figure)

@@ -1,4 +1,4 @@
-"""Has the target label prompts, chunk by chunk, into a file that a killed run can go on with."""
+"""Has the target label prompts, chunk by chunk, into a file from which a killed run resumes."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..bench import pyplot
+from ..bench import pyplot, save_figure
 
 
 def draw(history: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -48,14 +48,7 @@ def draw(history: Sequence[Mapping[str, Any]], path: Path) -> None:
     left.locator_params(axis="x", integer=True)
     left.grid(axis="x", color="0.9")
     right.set_visible(bool(checked))
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:  # matplotlib knows the kind of file by its name
-        raise ValueError(
-            f"the plot cannot be written to {path} ({error}): give a name that ends in .png"
-        ) from error
-    finally:
-        plt.close(figure)
+    save_figure(figure, path)
 
 
 def check_plot(path: Path) -> None:
