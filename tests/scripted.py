@@ -21,6 +21,7 @@ from speculative_t5.decoding import verify
 from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.decoding.transform import History
 from speculative_t5.decoding.verify import Odds, Verdict, Verifier
 from speculative_t5.models import SharingDraft
 
@@ -131,10 +132,12 @@ def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
         else:
             session, contexts = target.start(prompts)
             drafter.start(prompts)
+        starts = [len(context) for context in contexts]
         for round_ in range(max(map(len, turns))):
             keys = mx.array(np.stack([round_keys(0, row, round_)[0] for row in range(len(paths))]))
             proposed = drafter.propose(contexts, num_draft, keys)
-            proposals = engine.verify(session, contexts, proposed, Verifier(SAMPLED), keys)
+            history = History(contexts, starts, proposed.tokens)
+            proposals = engine.verify(session, history, proposed, Verifier(SAMPLED), keys)
             for context, proposal in zip(contexts, proposals, strict=True):
                 context += [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
     p, q = defaultdict(list), defaultdict(list)

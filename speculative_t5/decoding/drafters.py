@@ -13,7 +13,8 @@ import mlx.core as mx
 from .draft import Draft, empty_draft
 from .lookup import Lookup, check_ngrams
 from .protocols import LanguageModel, Session
-from .sampling import Sampler, place_keys, sample
+from .sampling import Sampler, argmax, place_keys, sample
+from .transform import History
 from .waits import read
 
 
@@ -100,9 +101,6 @@ class ModelDrafter:
         if keys is None:
             return Draft(self._best(session, context, num_draft), lengths).limited(rooms)
         tokens, probs = self._sampled(session, context, place_keys(keys, num_draft))
-        missing = self._vocab_size - probs.shape[-1]
-        if missing:
-            probs = mx.pad(probs, [(0, 0), (0, 0), (0, missing)])
         return Draft(tokens, lengths, probs).limited(rooms)
 
     def _room(self, context: Sequence[int]) -> int:
@@ -112,6 +110,8 @@ class ModelDrafter:
 
     def _best(self, session: Session, context: list[list[int]], num_draft: int) -> mx.array:
         """Return the greedy continuation, (B, K) int32."""
+        if self._sampler.transform is not None:
+            return self._chosen(session, context, num_draft, lambda logits, _: argmax(logits))
         step = partial(session.step_argmax, vocab_size=self._width)
         tokens = [self._catch_up(session, context, step)]
         mx.async_eval(tokens)  # the device begins while the host builds the rest
@@ -123,17 +123,52 @@ class ModelDrafter:
         self, session: Session, context: list[list[int]], keys: mx.array
     ) -> tuple[mx.array, mx.array]:
         """Sample a continuation, (B, K) int32, and return it with q, (B, K, V) float32."""
-        tokens: list[mx.array] = []
         probs: list[mx.array] = []
+
+        def choose(logits: mx.array, place: int) -> mx.array:
+            probs.append(self._sampler.probs(logits))
+            return sample(probs[-1], keys[:, place])
+
+        tokens = self._chosen(session, context, keys.shape[1], choose)
+        q = mx.stack(probs, axis=1)
+        missing = self._vocab_size - q.shape[-1]
+        return tokens, mx.pad(q, [(0, 0), (0, 0), (0, missing)]) if missing else q
+
+    def _chosen(
+        self,
+        session: Session,
+        context: list[list[int]],
+        num_draft: int,
+        choose: Callable[[mx.array, int], mx.array],
+    ) -> mx.array:
+        """Return a continuation, (B, K) int32; `choose` takes logits (B, V) and the place."""
         step = partial(session.step, vocab_size=self._width)
         logits = self._catch_up(session, context, step)
-        for place in range(keys.shape[1]):
-            if tokens:
-                logits = step(tokens[-1])
-            probs.append(self._sampler.probs(logits[:, 0]))
-            tokens.append(sample(probs[-1], keys[:, place])[:, None])
-            mx.async_eval(tokens[-1])
-        return mx.concatenate(tokens, axis=1), mx.stack(probs, axis=1)
+        tokens = mx.zeros((len(context), 0), dtype=mx.int32)
+        for place in range(num_draft):
+            if place:
+                last = tokens[:, -1:]
+                if self._sampler.transform is not None:  # which may force what the draft lacks
+                    last = mx.minimum(last, self._model.vocab_size - 1)
+                logits = step(last)
+            token = choose(self._transformed(logits, context, tokens)[:, 0], place)
+            tokens = mx.concatenate([tokens, token[:, None]], axis=1)
+            mx.async_eval(tokens)
+        return tokens
+
+    def _transformed(
+        self, logits: mx.array, context: list[list[int]], drafted: mx.array
+    ) -> mx.array:
+        """Transform logits (B, 1, V) that follow contexts and drafted tokens."""
+        if self._sampler.transform is None:
+            return logits
+        missing = self._vocab_size - logits.shape[-1]
+        if missing:  # a transform is about the target's ids
+            logits = mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf)
+        starts = [len(p) if self._model.is_decoder_only else 1 for p in self._prompts]
+        found = self._sampler.transformed(logits, History(context, starts, drafted))
+        # Where the draft can propose nothing that is allowed, whatever it proposes is rejected.
+        return mx.where(mx.max(found, axis=-1, keepdims=True) == -mx.inf, logits, found)
 
     def _encoded(self) -> Session:
         """Return the session with all prompts encoded.

@@ -18,6 +18,7 @@ from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
+from .transform import History
 from .verify import Verifier, num_agreed
 from .waits import read
 
@@ -36,7 +37,7 @@ class Plan:
         max_tokens: Upper bound on each row's tokens, EOS included.
         seed: Samples depend on it, the prompt's index and the row's round, and on nothing else;
             None where nothing is sampled.
-        ahead: Nothing is drafted, and a single row's next pass begins before the last one's token
+        ahead: Nothing is drafted and no logits are transformed, and a single row's next pass begins before the last one's token
             is read, so that the device does not wait for the host. It is wasted after an EOS.
         width: Positions of every pass of the target, padding included; see `LanguageModel.start`.
         sharing: The draft model, if it shares the target's encoder.
@@ -125,7 +126,8 @@ class _Batch:
             if plan.timed:
                 read(draft.tokens)
             drafted = time.perf_counter()
-            proposals = verify(self._session, contexts, draft, plan.verifier, verify_keys)
+            history = History(contexts, [row.start for row in rows], draft.tokens)
+            proposals = verify(self._session, history, draft, plan.verifier, verify_keys)
         ended, now = time.perf_counter(), self.clock.read()
         whole = [row for row in rows if row.remaining > num_draft]  # had room for the whole draft
         eos_token_ids = self._model.eos_token_ids
@@ -155,7 +157,10 @@ class _Batch:
             return self._session.step_argmax(tokens)
         _, keys = self._keys(later)
         draft = empty_draft(len(self.rows))
-        return verifier.verdict(draft, self._session.step(tokens), keys).next_token[:, None]
+        history = History([], [], draft.tokens)  # nothing is transformed, see `Plan.ahead`
+        return verifier.verdict(draft, self._session.step(tokens), keys, history).next_token[
+            :, None
+        ]
 
     def refill(self, waiting: Iterator[Request], batch_size: int) -> None:
         """Give rows that have ended to waiting prompts; drop those that are left over."""
@@ -199,7 +204,7 @@ class _Batch:
         self, requests: Sequence[Request], contexts: Sequence[list[int]], began: float
     ) -> list[_Row]:
         return [
-            _Row(index, context, self._room(context), began)
+            _Row(index, context, len(context), self._room(context), began)
             for (index, _), context in zip(requests, contexts, strict=True)
         ]
 
@@ -243,21 +248,25 @@ class Proposal:
 
 def verify(
     session: Session,
-    contexts: list[list[int]],
+    history: History,
     draft: Draft,
     verifier: Verifier,
     keys: mx.array | None,
 ) -> list[Proposal]:
-    """Run the target over the last token and the draft, and read the verdict on each row."""
+    """Run the target over the last token and the draft, and read the verdict on each row.
+
+    `history` has the rows' contexts, and the draft's tokens.
+    """
+    contexts = history.contexts
     session.truncate([len(context) - 1 for context in contexts])
-    tokens = mx.array([context[-1:] for context in contexts], dtype=mx.int32)
+    tokens = mx.array([[context[-1]] for context in contexts], dtype=mx.int32)
     width = draft.tokens.shape[1]
     if width:
         tokens = mx.concatenate([tokens, draft.tokens], axis=1)
     if verifier.greedy:
-        verdicts = verifier.choices(draft, session, tokens)
+        verdicts = verifier.choices(draft, session, tokens, history)
     else:
-        verdict = verifier.verdict(draft, session.step(tokens), keys)
+        verdict = verifier.verdict(draft, session.step(tokens), keys, history)
         verdicts = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
     # The round's only wait: one array holds all that the host has to know.
     rows = read(mx.concatenate([draft.tokens, verdicts], axis=1))
@@ -279,6 +288,7 @@ class _Row:
 
     index: int
     context: list[int]
+    start: int  # tokens of the context that are not output
     remaining: int  # tokens that it may still emit
     began: float
     tally: Tally = field(default_factory=Tally)

@@ -9,13 +9,14 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import check_integer, check_number
+from .transform import History, LogitsTransform
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """The transform that target and draft share: temperature, then top-k, then top-p.
+    """What target and draft share: a transform, if any, then temperature, then top-k, then top-p.
 
     Temperature 0 is greedy decoding, as a one-hot distribution on the argmax: verification sees
     probabilities only and needs no second, greedy path.
@@ -25,11 +26,13 @@ class Sampler:
         top_k: Keep the k most probable tokens; 0 keeps all.
         top_p: Keep the fewest most probable tokens whose probabilities, after top-k, reach this sum
             (nucleus sampling, 1904.09751); 1 keeps all.
+        transform: Changes logits according to the tokens so far, also in greedy decoding.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    transform: LogitsTransform | None = None
 
     def __post_init__(self) -> None:
         temperature = check_number("temperature", self.temperature)
@@ -40,6 +43,10 @@ class Sampler:
         check_integer("top_k", self.top_k, 0)
         if not 0 < check_number("top_p", self.top_p) <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1 (1 is off), got {self.top_p}")
+
+    def transformed(self, logits: mx.array, history: History) -> mx.array:
+        """Transform logits (B, L, V) that follow the tokens of `history`; for `probs` or argmax."""
+        return logits if self.transform is None else self.transform(logits, history)
 
     def probs(self, logits: mx.array) -> mx.array:
         """Turn logits (..., V) of any float type into probabilities (..., V) float32."""

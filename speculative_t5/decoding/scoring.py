@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import cast
 
@@ -11,6 +12,7 @@ import mlx.core as mx
 from .. import device
 from .protocols import LanguageModel
 from .sampling import Sampler
+from .transform import History
 
 PASS = 32  # tokens per pass: bounds the memory for logits, and all passes have one shape
 
@@ -55,7 +57,7 @@ def token_probabilities(
     tokenizer, may choose among ids below `vocab_size`, if it has as many.
     """
     if sampler.temperature == 0:
-        sampler = Sampler(1.0)
+        sampler = replace(sampler, temperature=1.0)
     width, last = min(vocab_size, model.vocab_size), model.vocab_size - 1
     session, (context,) = model.start([[min(token, last) for token in source]])
     fed = [context[-1], *tokens]  # all before it is in the session's cache
@@ -65,7 +67,11 @@ def token_probabilities(
         # Each fed token gives the logits of the next one; padding of the last pass is ignored.
         feed = fed[start : start + PASS]
         padded = [[min(token, last) for token in feed] + [0] * (PASS - len(feed))]
-        probs = sampler.probs(session.step(mx.array(padded, dtype=mx.int32), width)[0])
+        logits = session.step(mx.array(padded, dtype=mx.int32), width)
+        drafted = mx.array([padded[0][1:]], dtype=mx.int32)
+        before = [*context, *tokens[:start]]
+        history = History([before], [len(context)], drafted)
+        probs = sampler.probs(sampler.transformed(logits, history)[0])
         known = mx.array([min(token, width - 1) for token in asked])[:, None]
         given = mx.take_along_axis(probs[: len(asked)], known, axis=-1)[:, 0].tolist()
         found += [

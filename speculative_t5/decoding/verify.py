@@ -11,6 +11,7 @@ import mlx.core as mx
 from .draft import Draft
 from .protocols import Session
 from .sampling import Sampler, argmax, final_keys, place_keys, sample, uniform
+from .transform import History
 
 
 @dataclass(frozen=True)
@@ -67,20 +68,25 @@ class Verifier:
         """Whether the target's `choices` decide and nothing is sampled."""
         return self.sampler.temperature == 0
 
-    def choices(self, draft: Draft, session: Session, tokens: mx.array) -> mx.array:
+    def choices(
+        self, draft: Draft, session: Session, tokens: mx.array, history: History
+    ) -> mx.array:
         """Return the target's greedy choice after each row's last token and its draft.
 
         Both are (B, K + 1) int32; `session`, the target's, is fed `tokens`. Drafted tokens stand as
         far as they agree with the choices, see `num_agreed`.
         """
-        if self.delta == 0:
+        if self.delta == 0 and self.sampler.transform is None:
             return session.step_argmax(tokens)
         # Lenience only changes which token counts as the argmax; the rule itself stays exact.
-        return lenient_argmax(draft, session.step(tokens), delta=self.delta)
+        logits = self.sampler.transformed(session.step(tokens), history)
+        return lenient_argmax(draft, logits, delta=self.delta)
 
-    def verdict(self, draft: Draft, logits: mx.array, keys: mx.array | None) -> Verdict:
+    def verdict(
+        self, draft: Draft, logits: mx.array, keys: mx.array | None, history: History
+    ) -> Verdict:
         """Judge a sampled draft by the target's logits (B, K + 1, V)."""
-        probs = self.sampler.probs(logits)
+        probs = self.sampler.probs(self.sampler.transformed(logits, history))
         if self.block:
             return verify_block(draft, probs, keys)
         return verify_tokens(draft, probs, keys, delta=self.delta)

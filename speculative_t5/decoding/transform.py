@@ -1,0 +1,259 @@
+"""Options that change the target's distribution according to the tokens so far.
+
+Target and draft go through the same transform of (logits, tokens so far), so that the output is
+distributed as the transformed target's own. Inside a draft, the tokens so far include the drafted
+ones before each place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import check_integer, check_number
+
+LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+MAX_BAD_WORDS, MAX_NGRAM = 10_000, 1_000
+NOTHING = -1  # in place of a token, where a row has fewer than others
+
+
+@dataclass(frozen=True)
+class History:
+    """The tokens that logits follow, row by row.
+
+    Attributes:
+        contexts: The tokens so far: a decoder-only model's prompt or a T5's start token, then the
+            output.
+        starts: How many of them come before the output.
+        drafted: (B, N) int32, tokens that are assumed to follow. Of logits (B, L, V) place i
+            follows all but the last L - 1 - i of them.
+    """
+
+    contexts: Sequence[Sequence[int]]
+    starts: Sequence[int]
+    drafted: mx.array
+
+    def tokens(self) -> mx.array:
+        """Return contexts and drafted tokens, (B, T + N) int32, `NOTHING` before short rows."""
+        longest = max(map(len, self.contexts))
+        rows = [[*[NOTHING] * (longest - len(c)), *c] for c in self.contexts]
+        return mx.concatenate([mx.array(rows, dtype=mx.int32), self.drafted], axis=1)
+
+    def places(self, length: int) -> mx.array:
+        """Return how many tokens of the output each of L places follows, (B, L) int32."""
+        emitted = [len(c) - n for c, n in zip(self.contexts, self.starts, strict=True)]
+        last = self.drafted.shape[1]
+        after = mx.arange(last - length + 1, last + 1, dtype=mx.int32)
+        return mx.array(emitted, dtype=mx.int32)[:, None] + after
+
+
+@dataclass(frozen=True)
+class LogitsTransform:
+    """Changes logits before temperature, top-k and top-p; the steps run in this order.
+
+    The meaning of each option, and the order, are those of transformers' `generate`.
+
+    Attributes:
+        logit_bias: Ids with what to add to their logits; -inf forbids one.
+        repetition_penalty: Divides positive logits of the tokens so far, and multiplies negative
+            ones (1909.05858, section 4.1): above 1 repetitions become less probable.
+        no_repeat_ngram_size: No sequence of this many tokens occurs twice; 0 is off.
+        bad_words: Sequences of ids that never occur.
+        min_tokens: `end_ids` are forbidden before the output has this many tokens.
+        end_ids: The ids that end an output.
+        suppress_tokens: Ids that never occur.
+        forced_tokens: The first tokens of every output.
+        processors: Called last, one after another, for each row and place: with the tokens so far,
+            (T,) int32, and the logits, (1, V) float32; return logits (1, V). mlx-lm's
+            `logits_processors` have the same form.
+
+    Raises:
+        ValueError: If an option is out of its range, or a forced token is forbidden.
+    """
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    end_ids: tuple[int, ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
+    forced_tokens: tuple[int, ...] = ()
+    processors: tuple[LogitsProcessor, ...] = ()
+
+    def __post_init__(self) -> None:
+        for token, bias in self.logit_bias:
+            check_integer("an id of logit_bias", token, 0)
+            if math.isnan(check_number("a bias of logit_bias", bias)) or bias == math.inf:
+                raise ValueError(f"a bias of logit_bias must be finite or -inf, got {bias}")
+        penalty = check_number("repetition_penalty", self.repetition_penalty)
+        if not 0 < penalty < math.inf:
+            raise ValueError(f"repetition_penalty must be above 0 (1 is off), got {penalty}")
+        check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NGRAM)
+        check_integer("min_tokens", self.min_tokens, 0)
+        for name in ("suppress_tokens", "forced_tokens", "end_ids"):
+            for token in getattr(self, name):
+                check_integer(f"an id of {name}", token, 0)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ValueError(
+                f"bad_words must be at most {MAX_BAD_WORDS:,}, got {len(self.bad_words):,}"
+            )
+        for word in self.bad_words:
+            if not word:
+                raise ValueError("bad_words has a sequence without tokens: leave it out")
+            for token in word:
+                check_integer("an id of bad_words", token, 0)
+        if both := set(self.forced_tokens).intersection(self.suppress_tokens):
+            raise ValueError(
+                f"the id {min(both)} is in forced_tokens and in suppress_tokens: leave out one"
+            )
+        for processor in self.processors:
+            if not callable(processor):
+                raise ValueError(
+                    f"a logits processor must be a function of tokens and logits, got {processor!r}"
+                )
+
+    def __bool__(self) -> bool:
+        """Whether it changes anything."""
+        return bool(
+            self.logit_bias
+            or self.repetition_penalty != 1
+            or self.no_repeat_ngram_size
+            or self.bad_words
+            or self.min_tokens
+            or self.suppress_tokens
+            or self.forced_tokens
+            or self.processors
+        )
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id that an option names; -1 without any."""
+        named = [token for token, _ in self.logit_bias]
+        named += [token for word in self.bad_words for token in word]
+        return max([*named, *self.suppress_tokens, *self.forced_tokens], default=-1)
+
+    def __call__(self, logits: mx.array, history: History) -> mx.array:
+        """Transform logits (B, L, V) of any float type; returns (B, L, V) float32."""
+        logits = logits.astype(mx.float32)
+        tokens, size = history.tokens(), logits.shape[-1]
+        if self.logit_bias:
+            logits = logits + _at_ids(self.logit_bias, size)
+        if self.repetition_penalty != 1:
+            seen, penalty = _seen(tokens, logits), self.repetition_penalty
+            penalized = mx.where(logits < 0, logits * penalty, logits / penalty)
+            logits = mx.where(seen, penalized, logits)
+        if self.no_repeat_ngram_size:
+            logits = mx.where(_repeating(tokens, self.no_repeat_ngram_size, logits), -mx.inf, logits)
+        for word in self.bad_words:
+            if len(word) > 1:
+                follows = _follows(tokens, word[:-1], logits.shape[1])[..., None]
+                logits = mx.where(follows & (mx.arange(size) == word[-1]), -mx.inf, logits)
+        if self.min_tokens:
+            early = (history.places(logits.shape[1]) < self.min_tokens)[..., None]
+            logits = mx.where(early, logits + _forbidden(self.end_ids, size), logits)
+        never = [*self.suppress_tokens, *(word[0] for word in self.bad_words if len(word) == 1)]
+        if never:
+            logits = logits + _forbidden(never, size)
+        if self.forced_tokens:
+            logits = self._forced(logits, history.places(logits.shape[1]))
+        for processor in self.processors:
+            logits = _processed(processor, logits, tokens, history)
+        return logits
+
+    def _forced(self, logits: mx.array, places: mx.array) -> mx.array:
+        """Leave the forced token alone at the places that have one; `places` is (B, L)."""
+        count = len(self.forced_tokens)
+        forced = mx.array([*self.forced_tokens, NOTHING], dtype=mx.int32)
+        token = forced[mx.minimum(places, count)][..., None]
+        only = mx.where(mx.arange(logits.shape[-1]) == token, 0.0, -mx.inf)
+        return mx.where(token == NOTHING, logits, only)
+
+
+def _at_ids(values: Sequence[tuple[int, float]], size: int) -> mx.array:
+    """Return (V,) float32 with these values at ids, 0 elsewhere."""
+    row = np.zeros(size, np.float32)
+    for token, value in values:
+        row[token] += value
+    return mx.array(row)
+
+
+def _forbidden(ids: Sequence[int], size: int) -> mx.array:
+    """Return (V,) float32, -inf at ids, 0 elsewhere."""
+    return _at_ids([(token, -math.inf) for token in ids], size)
+
+
+def _marked(ids: mx.array, size: int) -> mx.array:
+    """Return (B, L, V) bool, True at the ids (B, L, N) of each place; `NOTHING` marks nothing."""
+    batch, length, _ = ids.shape
+    where = mx.where(ids < 0, size, ids)  # one more column, for what marks nothing
+    empty = mx.zeros((batch, length, size + 1), dtype=mx.bool_)
+    return mx.put_along_axis(empty, where, mx.array(True), axis=-1)[..., :size]
+
+
+def _seen(tokens: mx.array, logits: mx.array) -> mx.array:
+    """Return (B, L, V) bool: the tokens before each place. `tokens` are those of a history."""
+    length, size = logits.shape[1:]
+    total = tokens.shape[1]
+    # Place i follows all but the last L - 1 - i of them.
+    before = mx.arange(total) < mx.arange(total - length + 1, total + 1)[:, None]
+    return _marked(mx.where(before, tokens[:, None], NOTHING), size)
+
+
+def _repeating(tokens: mx.array, ngram: int, logits: mx.array) -> mx.array:
+    """Return (B, L, V) bool: the tokens that would make an n-gram occur again at each place."""
+    (length, size), total = logits.shape[1:], tokens.shape[1]
+    if total < ngram:
+        return mx.zeros(logits.shape, dtype=mx.bool_)
+    # Occurrence j of an n-gram has its last token at j + n - 1: `same` compares the tokens before
+    # that one with the last n - 1 tokens before each place, at j + i and first + i.
+    count = total - ngram + 1
+    ends = mx.arange(total - length + 1, total + 1)  # tokens before each place, (L,)
+    same = mx.broadcast_to(mx.arange(count) + ngram - 1 < ends[:, None], (length, count))
+    for i in range(ngram - 1):
+        at = ends - (ngram - 1) + i
+        last = mx.where(at >= 0, tokens[:, mx.maximum(at, 0)], NOTHING)[..., None]
+        same = same & (tokens[:, None, i : i + count] == last) & (last != NOTHING)
+    followed = mx.where(same, tokens[:, None, ngram - 1 :], NOTHING)
+    return _marked(mx.broadcast_to(followed, (tokens.shape[0], length, count)), size)
+
+
+def _follows(tokens: mx.array, words: Sequence[int], length: int) -> mx.array:
+    """Return (B, L) bool: whether these ids are the last tokens before each place."""
+    total, found = tokens.shape[1], mx.ones((tokens.shape[0], length), dtype=mx.bool_)
+    if total - length + 1 < len(words):  # no place is known to have as many before it
+        tokens = mx.pad(tokens, [(0, 0), (len(words), 0)], constant_values=NOTHING)
+        total += len(words)
+    for i, word in enumerate(words):
+        first = total - length + 1 - len(words) + i
+        found = found & (tokens[:, first : first + length] == word)
+    return found
+
+
+def _processed(
+    processor: LogitsProcessor, logits: mx.array, tokens: mx.array, history: History
+) -> mx.array:
+    """Call a processor for each row and place."""
+    total, length = tokens.shape[1], logits.shape[1]
+    rows = []
+    for row, context in enumerate(history.contexts):
+        first = total - length + 1 - len(context)
+        places = []
+        for place in range(length):
+            before = tokens[row, first : total - length + 1 + place]
+            places.append(_checked(processor(before, logits[row, place][None]), logits.shape[-1]))
+        rows.append(mx.concatenate(places))
+    return mx.stack(rows)
+
+
+def _checked(found: mx.array, size: int) -> mx.array:
+    """Return a processor's result (1, V) as float32; refuse anything else."""
+    if not isinstance(found, mx.array) or found.shape != (1, size):
+        shape = getattr(found, "shape", None)
+        what = type(found).__name__ if shape is None else f"shape {tuple(shape)}"
+        raise ValueError(f"a logits processor must return logits of shape (1, {size}), got {what}")
+    return found.astype(mx.float32)
