@@ -29,6 +29,7 @@ import numpy as np
 import pytest
 from families import roughen, train_spiece
 from mlx.utils import tree_map, tree_map_with_path
+from reference import transformed_rows
 
 REPOSITORY = Path(__file__).parent.parent
 # Tests neither see nor change the models that the user of this machine has converted.
@@ -207,7 +208,11 @@ def output_distribution(
     masses: dict[tuple[int, ...], float] = {}
     open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     for length in range(max_tokens):
-        logits = next_logits(model, prompt, [prefix for prefix, _ in open_prefixes])
+        prefixes = [prefix for prefix, _ in open_prefixes]
+        logits = next_logits(model, prompt, prefixes)
+        if sampler.transform:
+            before = prompt if isinstance(model, CausalModel) else [0]
+            logits = transformed_rows(sampler.transform, logits, before, prefixes)
         probs = np.array(sampler.probs(logits), np.float64)
         extended = [
             ((*prefix, token), mass * p)

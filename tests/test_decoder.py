@@ -12,8 +12,9 @@ from functools import cache
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.loop import cut, decode
-from speculative_t5.decoding.sampling import round_keys
+from speculative_t5.decoding.loop import decode
+from speculative_t5.decoding.rows import cut
+from speculative_t5.decoding.sampling import Sampler, round_keys
 from speculative_t5.decoding.schedule import Outcome, Schedule
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models import SharingDraft
@@ -48,10 +49,14 @@ def models(kind: str, vocab_size: int) -> tuple[Any, Any]:
     return unrelated_pair(kind, vocab_size=vocab_size, seeds=(0, seed))
 
 
+def sampler_of(options: GenerationOptions) -> Sampler:
+    return Sampler(options.temperature, options.top_k, options.top_p)
+
+
 @cache
 def exact_distribution(kind: str, size: int, prompt: Any, options: GenerationOptions) -> Any:
     target, _ = models(kind, size)
-    return output_distribution(target, list(prompt), options.max_tokens, options.sampler)
+    return output_distribution(target, list(prompt), options.max_tokens, sampler_of(options))
 
 
 class FollowingCounts:
@@ -216,14 +221,14 @@ def test_a_seed_reproduces_an_output_and_another_does_not(target: Any, draft: An
 @pytest.mark.parametrize(
     ("tokens", "limit", "expected"),
     [
-        ([5, 9, EOS], 4, ([5, 9], "eos")),
+        ([5, 9, EOS], 4, ([5, 9], "stop")),
         ([5, 6, 7], 9, ([5, 6, 7], None)),
         ([5, 6, EOS], 3, ([5, 6, EOS], "eos")),
         ([5, 6, EOS], 2, ([5, 6], "length")),
     ],
 )
 def test_outputs_are_cut_at_eos_and_at_the_limit(tokens: Any, limit: int, expected: Any) -> None:
-    assert cut(tokens, frozenset({EOS, 9}), limit) == expected
+    assert cut(tokens, {EOS: "eos", 9: "stop"}, limit) == expected
 
 
 @pytest.mark.parametrize("max_tokens", [1, 7])

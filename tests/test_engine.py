@@ -26,7 +26,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": SAMPLED,
     "filtered": SAMPLED | {"top_k": 8, "top_p": 0.9},
+    "penalized": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_tokens": 4},
 }
+OPTIONS["penalized and sampled"] = SAMPLED | OPTIONS["penalized"]
 
 
 @cache
@@ -62,6 +64,8 @@ BATCHED = [("t5", "sampled", "token", drafter) for drafter in DRAFTERS]
 BATCHED += [("t5", "greedy", "auto", "both"), ("t5", "filtered", "block", "model")]
 BATCHED += [("qwen3", "filtered", "block", "none"), ("qwen3", "greedy", "auto", "both")]
 BATCHED += [("sharing", "greedy", "auto", "model"), ("sharing", "filtered", "block", "model")]
+BATCHED += [("t5", "penalized", "auto", "both"), ("qwen3", "penalized", "auto", "model")]
+BATCHED += [("sharing", "penalized and sampled", "block", "both")]
 # The other kinds share Qwen3's session: one case each.
 BATCHED += [(kind, "sampled", "block", "both") for kind in VARIED if kind not in KINDS]
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
 
 from speculative_t5.decoding.drafters import ModelDrafter
-from speculative_t5.decoding.loop import Plan, cut, decode
+from speculative_t5.decoding.loop import Plan, decode
+from speculative_t5.decoding.rows import cut
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.schedule import FixedSchedule
+from speculative_t5.decoding.transform import History
 from speculative_t5.decoding.verify import Verifier, residual
 from speculative_t5.models import SharingDraft, causal
 from speculative_t5.models.cache import KVCache
@@ -24,6 +27,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import EOS, PAIRS, VARIED, next_logits, output_distribution, unrelated_pair
+from reference import TRANSFORMS
 from scripted import PROMPT, SAMPLED, Notes, Turn, normal, scripted, walk
 from test_exact import distribution_of_accepted
 
@@ -65,7 +69,7 @@ def histories(num_draft: int, max_tokens: int, done: tuple[int, ...] = ()) -> It
     for drafted in product(range(SIZE), repeat=count):
         for accepted, token in product(range(count + 1), range(SIZE)):
             turn = Turn(drafted, accepted, token)
-            emitted = tuple(cut([*turn.emitted], frozenset({EOS}), room)[0])
+            emitted = tuple(cut([*turn.emitted], {EOS: "eos"}, room)[0])
             for rest in histories(num_draft, max_tokens, done + emitted):
                 yield [turn, *rest]
 
@@ -157,6 +161,16 @@ def test_filtered_loop_outputs_follow_the_filtered_distribution(
     assert gap(kind, sampler=sampler) < ROUNDING
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_transformed_loop_outputs_follow_the_transformed_distribution(
+    kind: str, name: str, rule: str
+) -> None:
+    """The reference transforms whole sequences; the loop has drafted tokens at each place."""
+    assert gap(kind, rule, sampler=Sampler(1.0, transform=TRANSFORMS[name])) < ROUNDING
+
+
 # Planted bugs.
 
 truncate, select, make_layer = KVCache.truncate, KVCache.select, causal._Layer.__init__
@@ -229,6 +243,20 @@ def test_planted_bugs_that_mix_rows_up_leave_a_gap(
 ) -> None:
     monkeypatch.setattr(KVCache, method, bug)
     assert gap(kind, num_draft=1, batch_size=200) > WRONG
+
+
+@pytest.mark.parametrize("name", [n for n in TRANSFORMS if n not in ("bias", "suppress")])
+def test_planted_transform_that_forgets_drafted_tokens_leaves_a_gap(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgetful(self: Sampler, logits: mx.array, history: History) -> mx.array:
+        assert self.transform
+        before = replace(history, drafted=history.drafted[:, :0])
+        each = [self.transform(logits[:, i : i + 1], before) for i in range(logits.shape[1])]
+        return mx.concatenate(each, axis=1)
+
+    monkeypatch.setattr(Sampler, "transformed", forgetful)
+    assert gap("t5", sampler=Sampler(1.0, transform=TRANSFORMS[name])) > WRONG
 
 
 @pytest.mark.parametrize("kind", PAIRS)

@@ -13,7 +13,11 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import Sampler, Verifier, calibration
 from speculative_t5.generation import DraftingOptions, GenerationOptions
-from speculative_t5.generation.options import DecoderKeywords
+from speculative_t5.generation.options import (
+    DecoderKeywords,
+    GenerationKeywords,
+    MoreKeywords,
+)
 from speculative_t5.tokenizers import PromptEncoder
 
 import pytest
@@ -26,10 +30,18 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in inspect.signature(function).parameters.values()}
 
 
+def test_keywords_of_generate_are_all_options() -> None:
+    given, options = parameters(SpeculativeDecoder.generate), asdict(GenerationOptions())
+    named = options.keys() - MoreKeywords.__optional_keys__
+    assert {name: given[name] for name in named} == {name: options[name] for name in named}
+    assert GenerationKeywords.__optional_keys__ == options.keys()
+
+
 @pytest.mark.parametrize("method", ["generate", "stream", "generate_batch", "iter_batch"])
-def test_defaults_of_methods_are_those_of_the_options(method: str) -> None:
-    given = parameters(getattr(SpeculativeDecoder, method))
-    assert asdict(GenerationOptions()).items() <= given.items()
+def test_an_unknown_option_is_a_type_error(method: str) -> None:
+    decoder = SpeculativeDecoder(tiny_model(vocab_size=20))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'top_q'"):
+        getattr(decoder, method)([], top_q=1)
 
 
 @pytest.mark.parametrize("function", [SpeculativeDecoder, SpeculativeDecoder.from_pretrained])

@@ -29,7 +29,7 @@ def test_the_origin_of_a_rounds_last_token(
     assert list(origins_of_round(drafted, accepted, emitted)) == expected
     stats = Stats((drafted,), (drafted,), (accepted,), emitted)
     assert Chunk("", [5] * emitted, accepted, stats).origins == expected
-    cut = Chunk("", [5] * (emitted - 1), accepted, stats, "eos")
+    cut = Chunk("", [5] * (emitted - 1), accepted, stats, "eos", end_id=1)
     assert cut.origins == expected[:-1], "EOS is among neither the tokens nor their origins"
     assert list(stats.origins()) == [(1, origin) for origin in expected]
 

@@ -17,6 +17,7 @@ from ..generation import Generation
 from ..tokenizers import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
 from .job import Earlier, Output, Record, Requests, process
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
+from .shaping import ShapingOptions
 from .terminal import (
     SOME_FAILED,
     Failure,
@@ -71,6 +72,7 @@ def batch(
     options: DecoderOptions,
     regular_decode: RegularDecode = False,
     sampling: SamplingOptions,
+    shaping: ShapingOptions,
 ) -> None:
     """Generate for each line of a file of prompts; write one JSON record a line, in order.
 
@@ -78,7 +80,7 @@ def batch(
     is 3. A record is written once it and all records before it are done. Sampling depends on the
     seed and the number of the line.
     """
-    part = Shard.parse(shard)
+    part, chosen = Shard.parse(shard), vars(sampling) | shaping.keywords()
     if resume and force:
         raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
     with open_input(source) as stream:
@@ -90,7 +92,7 @@ def batch(
         def generate(requests: Requests) -> Iterator[tuple[int, Generation]]:
             by_length = total is not None  # prompts from a pipe are decoded as they come
             return decoder.iter_batch(
-                requests, batch_size=batch_size, by_length=by_length, **vars(sampling)
+                requests, batch_size=batch_size, by_length=by_length, **chosen
             )
 
         generate([])  # checks the options before anything is written
@@ -142,12 +144,13 @@ class _Progress:
             self.failed += 1
             self._show(f"line {record.line.number}: {record.error}")
         else:
-            stats = record.done.stats
-            self._tokens += stats.emitted
-            self._rounds += stats.rounds
-            self._drafted += stats.drafted
-            self._accepted += stats.accepted
-            self._cut[stats.emitted] += record.done.finish_reason == "length"
+            for done in (record.done, *record.done.alternatives):
+                stats = done.stats
+                self._tokens += stats.emitted
+                self._rounds += stats.rounds
+                self._drafted += stats.drafted
+                self._accepted += stats.accepted
+            self._cut[record.done.stats.emitted] += record.done.finish_reason == "length"
             rate = self._tokens / (time.perf_counter() - self._began)
             self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
         self._lacking += bool(record.unknown)

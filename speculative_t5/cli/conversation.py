@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from statistics import median
@@ -81,6 +81,7 @@ class Conversation:
     # Makes a decoder with other settings, of models that are loaded already.
     remake: Callable[[Settings], SpeculativeDecoder]
     settings: Settings
+    shaping: Mapping[str, Any] = field(default_factory=dict)  # more keywords, which stay
     typed: bool = False  # by a person, who may leave out the slash of a few commands
     prompt: str | None = None  # the last one, without its prefix
     done: list[Stats] = field(default_factory=list)
@@ -120,7 +121,7 @@ class Conversation:
     def _checked(self, settings: Settings) -> SpeculativeDecoder:
         """Make a decoder, and check all settings before one of them is used."""
         decoder = self.remake(settings)
-        GenerationOptions(**settings.sampling())
+        GenerationOptions(**settings.sampling(), **self.shaping).check_stream()
         return decoder
 
     def _generate(self, prompt: str) -> None:
@@ -128,7 +129,7 @@ class Conversation:
         source = self.decoder.fit(prompt, s.max_tokens)
         note_unread(source)
         with note_if_slow() as watched:
-            chunks = self.decoder.stream(source.ids, **s.sampling())
+            chunks = self.decoder.stream(source.ids, **s.sampling(), **self.shaping)
             self.prompt = prompt
             last = show(watched(chunks), drafts=s.show_drafts and self.decoder.drafts)
         self.done.append(last.stats)
@@ -201,7 +202,7 @@ class Conversation:
         while spent < COMPARE_SECONDS and len(runs[True]) <= COMPARE_TURNS:
             for speculative, generations in runs.items():
                 done = self.decoder.generate(
-                    prompt, speculative=speculative, **self.settings.sampling()
+                    prompt, speculative=speculative, **self.settings.sampling(), **self.shaping
                 )
                 generations.append(done)
                 spent += done.stats.seconds

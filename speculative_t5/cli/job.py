@@ -48,10 +48,19 @@ class Record:
         else:
             stats = self.done.stats
             record |= {"text": self.done.text, "finish_reason": self.done.finish_reason}
+            record |= {} if self.done.score is None else {"score": self.done.score}
             record |= {"truncated": True} if self.truncated else {}
+            others = [_as_alternative(each) for each in self.done.alternatives]
+            record |= {"alternatives": others} if others else {}
             record["stats"] = {"tokens": stats.emitted}
             record["stats"] |= {name: getattr(stats, name) for name in COUNTS}
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def _as_alternative(done: Generation) -> dict[str, Any]:
+    """Return a further output of a line, for its record."""
+    score = {} if done.score is None else {"score": done.score}
+    return {"text": done.text, "finish_reason": done.finish_reason, **score}
 
 
 def process(

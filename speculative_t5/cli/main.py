@@ -37,6 +37,7 @@ from .options import (
     with_groups,
 )
 from .repl import repl
+from .shaping import ShapingOptions
 from .terminal import (
     footer,
     give_tips,
@@ -47,6 +48,7 @@ from .terminal import (
     note_unread,
     print_stream,
     run,
+    visible,
 )
 
 DEFAULT_PROMPT = (
@@ -84,6 +86,7 @@ def generate(
     options: DecoderOptions,
     regular_decode: RegularDecode = False,
     sampling: SamplingOptions,
+    shaping: ShapingOptions,
     show_drafts: Annotated[
         bool,
         in_output("--show-drafts", help="On a terminal, colour tokens by where they came from."),
@@ -120,25 +123,29 @@ def generate(
     check_utf8("--prompt", prompt)
     if not prompt.strip():
         raise ValueError("the prompt is empty: give some text by --prompt or on standard input")
+    chosen = vars(sampling) | shaping.keywords()
+    GenerationOptions(**chosen)  # checked before the models are loaded
     decoder = options.load(plain=regular_decode)
     source = decoder.fit(prompt, sampling.max_tokens)
     if example:
         note(f"prompt: {prompt}")
     note_unread(source)
     if as_json:
-        done = decoder.generate(source.ids, **vars(sampling))
+        done = decoder.generate(source.ids, **chosen)
         print(json.dumps(_as_dict(done), ensure_ascii=False))
+    elif shaping.scores or shaping.num_return_sequences > 1:
+        _print_finished(decoder.generate(source.ids, **chosen), sampling.max_tokens)
     else:
-        _stream(decoder, source.ids, sampling, show_drafts=show_drafts)
+        _stream(decoder, source.ids, GenerationOptions(**chosen), show_drafts=show_drafts)
     give_tips()
 
 
 def _stream(
-    decoder: SpeculativeDecoder, source: list[int], sampling: SamplingOptions, *, show_drafts: bool
+    decoder: SpeculativeDecoder, source: list[int], options: GenerationOptions, *, show_drafts: bool
 ) -> None:
     """Print an output as it comes, and a line of statistics below it."""
     with note_if_slow() as watched:
-        chunks = watched(decoder.stream(source, **vars(sampling)))
+        chunks = watched(decoder.stream(source, **vars(options)))
         if sys.stdout is not None and (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
             from .view import show  # rich takes time to import
 
@@ -147,9 +154,16 @@ def _stream(
             last = print_stream(chunks)
     estimated = None
     if last.stats.drafted and is_terminal(sys.stderr):  # the estimate takes time
-        options = GenerationOptions(**vars(sampling))
         estimated = speedup(decoder, source, last.stats, options)
-    note(footer(last.stats, last.finish_reason, sampling.max_tokens, estimated))
+    note(footer(last.stats, last.finish_reason, options.max_tokens, estimated))
+
+
+def _print_finished(done: Generation, max_tokens: int) -> None:
+    """Print outputs, each with its score if it has one, and a line of statistics for each."""
+    for each in (done, *done.alternatives):
+        score = "" if each.score is None else f"{each.score:.4f}\t"
+        print(score + visible(each.text))
+        note(footer(each.stats, each.finish_reason, max_tokens))
 
 
 def convert_command(
@@ -291,5 +305,12 @@ def _as_dict(done: Generation) -> dict[str, object]:
     own = [each.name for each in dataclasses.fields(done.stats)]
     names = [*COUNTS, *own, "acceptance_by_position", "tokens_per_second"]
     stats = {name: getattr(done.stats, name) for name in names}
-    output = {"text": done.text, "tokens": done.tokens, "finish_reason": done.finish_reason}
-    return output | {"stats": stats}
+    output: dict[str, object] = {
+        "text": done.text, "tokens": done.tokens, "finish_reason": done.finish_reason,
+    }  # fmt: skip
+    if done.score is not None:
+        output["score"] = done.score
+    output["stats"] = stats
+    if done.alternatives:
+        output["alternatives"] = [_as_dict(each) for each in done.alternatives]
+    return output

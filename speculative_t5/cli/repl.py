@@ -10,6 +10,7 @@ import typer
 
 from ..generation import SpeculativeDecoder
 from .options import DecoderOptions, SamplingOptions, draft_of, in_output, with_groups
+from .shaping import ShapingOptions
 from .terminal import SOME_FAILED, failure, is_terminal, note, one_line
 
 
@@ -18,6 +19,7 @@ def repl(
     *,
     options: DecoderOptions,
     sampling: SamplingOptions,
+    shaping: ShapingOptions,
     show_drafts: Annotated[
         bool, in_output(help="On a terminal, colour tokens by where they came from.")
     ] = True,
@@ -42,7 +44,7 @@ def repl(
         show_drafts=show_drafts, prefix=first.prefix,
     )  # fmt: skip
     typed, failed = is_terminal(sys.stdin), False
-    conversation = Conversation(remake, settings, typed=typed)
+    conversation = Conversation(remake, settings, shaping.keywords(), typed=typed)
     if typed:
         draft = draft_of(options.model, options.draft_model)
         note(f"{options.model}{f', {draft} drafts' if draft else ''}; prefix {first.prefix!r}; "

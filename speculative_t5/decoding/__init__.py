@@ -20,9 +20,10 @@ from .protocols import (
     fingerprint,
 )
 from .results import FinishReason, Origin, Round, Stats, origins_of_round
+from .rows import Stopper
 from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
-from .scoring import pair_probabilities
+from .scoring import log_probability, pair_probabilities
 from .transform import History, LogitsProcessor, LogitsTransform
 from .verify import Odds, Verifier, block_odds, residual, token_odds
 from .waits import Waits, count_waits, read

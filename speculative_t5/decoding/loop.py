@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import mlx.core as mx
@@ -15,7 +15,8 @@ from .. import device
 from .draft import Draft, empty_draft
 from .drafters import Drafter
 from .protocols import Encoded, LanguageModel, Session, SharingModel
-from .results import FinishReason, Round, Tally
+from .results import FinishReason, Round
+from .rows import Ends, Proposal, Row, Stopper
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
 from .transform import History
@@ -37,10 +38,13 @@ class Plan:
         max_tokens: Upper bound on each row's tokens, EOS included.
         seed: Samples depend on it, the prompt's index and the row's round, and on nothing else;
             None where nothing is sampled.
-        ahead: Nothing is drafted and no logits are transformed, and a single row's next pass begins before the last one's token
-            is read, so that the device does not wait for the host. It is wasted after an EOS.
+        ahead: Nothing is drafted and no logits are transformed, and a single row's next pass
+            begins before the last one's token is read, so that the device does not wait for the
+            host. It is wasted after an EOS.
         width: Positions of every pass of the target, padding included; see `LanguageModel.start`.
         sharing: The draft model, if it shares the target's encoder.
+        stop_ids: Ids that end an output, besides those of EOS.
+        stopper: Makes a `Stopper` for each output.
         timed: Wait for each draft, to tell its time from that of verifying. A round then has a
             second wait, and takes longer.
     """
@@ -53,6 +57,8 @@ class Plan:
     ahead: bool = False
     width: int | None = None
     sharing: SharingModel | None = None
+    stop_ids: frozenset[int] = frozenset()
+    stopper: Callable[[], Stopper] | None = None
     timed: bool = False
 
 
@@ -92,6 +98,9 @@ class _Batch:
         self.clock = _Clock()
         self._plan = plan
         self._model = model
+        # EOS prevails where an id is both.
+        stops: dict[int, FinishReason] = dict.fromkeys(plan.stop_ids, "stop")
+        self._ends: Ends = stops | dict.fromkeys(model.eos_token_ids, "eos")
         self._waiting: deque[tuple[Request, Encoded]] = deque()  # encoded, but without a row yet
         self._next_tokens: mx.array | None = None  # (B, 1) int32 of a pass that was begun early
         began = self.clock.read()
@@ -130,9 +139,8 @@ class _Batch:
             proposals = verify(self._session, history, draft, plan.verifier, verify_keys)
         ended, now = time.perf_counter(), self.clock.read()
         whole = [row for row in rows if row.remaining > num_draft]  # had room for the whole draft
-        eos_token_ids = self._model.eos_token_ids
         for row, proposal in zip(rows, proposals, strict=True):
-            row.take(proposal, num_draft, eos_token_ids, now)
+            row.take(proposal, num_draft, self._ends, now)
         counts = [row.num_drafted for row in whole], [row.num_accepted for row in whole]
         plan.schedule.observe(Outcome(num_draft, *counts, drafted - began, ended - drafted))
         return [row.round() for row in rows]
@@ -202,9 +210,10 @@ class _Batch:
 
     def _new_rows(
         self, requests: Sequence[Request], contexts: Sequence[list[int]], began: float
-    ) -> list[_Row]:
+    ) -> list[Row]:
+        make = self._plan.stopper
         return [
-            _Row(index, context, len(context), self._room(context), began)
+            Row(index, context, len(context), self._room(context), began, make and make())
             for (index, _), context in zip(requests, contexts, strict=True)
         ]
 
@@ -234,16 +243,6 @@ class _Clock:
 
     def skip(self, seconds: float) -> None:
         self._started += seconds
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """One row's draft and the verdict on it; `tokens` may be padded after `num_drafted`."""
-
-    tokens: list[int]
-    num_drafted: int
-    num_accepted: int
-    next_token: int
 
 
 def verify(
@@ -280,56 +279,3 @@ def verify(
             num_accepted, next_token = answer
         proposals.append(Proposal(drafted, length, num_accepted, next_token))
     return proposals
-
-
-@dataclass
-class _Row:
-    """One prompt: its tokens so far and what they cost."""
-
-    index: int
-    context: list[int]
-    start: int  # tokens of the context that are not output
-    remaining: int  # tokens that it may still emit
-    began: float
-    tally: Tally = field(default_factory=Tally)
-    seconds: float = 0.0  # until the end of the last round
-    finish_reason: FinishReason | None = None
-    # Of the last round:
-    emitted: list[int] = field(default_factory=list)
-    num_drafted: int = 0
-    num_accepted: int = 0
-
-    def take(
-        self, proposal: Proposal, num_draft: int, eos_token_ids: frozenset[int], now: float
-    ) -> None:
-        """Emit the tokens that stand; a cut may leave fewer than were accepted."""
-        asked = min(num_draft, self.remaining - 1)
-        tokens = [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
-        self.emitted, self.finish_reason = cut(tokens, eos_token_ids, self.remaining)
-        self.context += self.emitted
-        self.remaining -= len(self.emitted)
-        self.num_drafted = proposal.num_drafted
-        self.num_accepted = min(proposal.num_accepted, len(self.emitted))
-        self.tally.add(asked, self.num_drafted, self.num_accepted, len(self.emitted))
-        self.seconds = now - self.began
-
-    def round(self) -> Round:
-        """Return the last round as the caller sees it."""
-        final = self.finish_reason is not None
-        output = self.context[len(self.context) - self.tally.emitted :] if final else []
-        emitted = self.emitted
-        if self.finish_reason == "eos":
-            output, emitted = output[:-1], emitted[:-1]
-        stats = self.tally.stats(self.seconds, final=final)
-        return Round(self.index, emitted, self.num_accepted, stats, self.finish_reason, output)
-
-
-def cut(
-    tokens: list[int], eos_token_ids: frozenset[int], limit: int
-) -> tuple[list[int], FinishReason | None]:
-    """End `tokens` after the first EOS or after `limit` tokens, and return which, if either."""
-    tokens = tokens[:limit]
-    if not eos_token_ids.isdisjoint(tokens):
-        end = next(place for place, token in enumerate(tokens) if token in eos_token_ids)
-        return tokens[: end + 1], "eos"
-    return tokens, "length" if len(tokens) == limit else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any, Literal
 
-FinishReason = Literal["eos", "length"]
+FinishReason = Literal["eos", "length", "stop"]
 Origin = Literal["accepted", "recovered", "bonus", "regular"]
 
 
@@ -180,11 +180,12 @@ class Round:
     """What one pass of the target gave one row."""
 
     index: int  # of the prompt
-    tokens: list[int]  # emitted ids, without EOS
+    tokens: list[int]  # emitted ids, without the one that ended the output
     num_accepted: int  # of the emitted tokens, EOS included: those from the draft
     stats: Stats  # the row's totals so far, this round included
     finish_reason: FinishReason | None = None  # in the row's last round
-    output: list[int] = field(default_factory=list)  # then: all ids emitted, without EOS
+    output: list[int] = field(default_factory=list)  # then: all ids emitted, as in `tokens`
+    end_id: int | None = None  # then: the EOS or stop id that ended it, if one did
 
 
 def origins_of_round(num_drafted: int, num_accepted: int, emitted: int) -> list[Origin]:

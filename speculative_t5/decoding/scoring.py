@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import cast
@@ -39,7 +39,8 @@ def pair_probabilities(
     if limit is not None:  # the tokens before each scored one must fit
         asked = tokens[: max(0, limit - len(source) + 1)]
     with device.turn():
-        q = token_probabilities(draft, source, asked, sampler, min(size, draft_vocab or size))
+        width = min(size, draft_vocab or size)
+        q = token_probabilities(draft, source, asked, sampler, width, size)
     return tuple(zip_longest(p, q))
 
 
@@ -49,28 +50,22 @@ def token_probabilities(
     tokens: Sequence[int],
     sampler: Sampler,
     vocab_size: int,
+    num_ids: int | None = None,
 ) -> list[float]:
     """Return the probability of each token of an output, given all tokens before it.
 
     Up to rounding these are the probabilities of decoding. At temperature 0, where decoding has
     only 0 and 1, they are those of temperature 1. The model, a target or a draft with its
-    tokenizer, may choose among ids below `vocab_size`, if it has as many.
+    tokenizer, may choose among ids below `vocab_size`, if it has as many; the sampler's transform
+    is about the first `num_ids`, by default those.
     """
     if sampler.temperature == 0:
         sampler = replace(sampler, temperature=1.0)
-    width, last = min(vocab_size, model.vocab_size), model.vocab_size - 1
-    session, (context,) = model.start([[min(token, last) for token in source]])
-    fed = [context[-1], *tokens]  # all before it is in the session's cache
+    width = min(vocab_size, model.vocab_size)
     found: list[float] = []
-    for start in range(0, len(tokens), PASS):
-        asked = list(tokens[start : start + PASS])
-        # Each fed token gives the logits of the next one; padding of the last pass is ignored.
-        feed = fed[start : start + PASS]
-        padded = [[min(token, last) for token in feed] + [0] * (PASS - len(feed))]
-        logits = session.step(mx.array(padded, dtype=mx.int32), width)
-        drafted = mx.array([padded[0][1:]], dtype=mx.int32)
-        before = [*context, *tokens[:start]]
-        history = History([before], [len(context)], drafted)
+    for logits, asked, history in _passes(model, source, tokens, width):
+        if sampler.transform and (missing := max(vocab_size, num_ids or 0) - width):
+            logits = mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf)
         probs = sampler.probs(sampler.transformed(logits, history)[0])
         known = mx.array([min(token, width - 1) for token in asked])[:, None]
         given = mx.take_along_axis(probs[: len(asked)], known, axis=-1)[:, 0].tolist()
@@ -79,3 +74,37 @@ def token_probabilities(
             for p, token in zip(cast(list[float], given), asked, strict=True)
         ]
     return found
+
+
+def log_probability(model: LanguageModel, source: Sequence[int], tokens: Sequence[int]) -> float:
+    """Return the natural logarithm of a model's probability for an output, EOS included if given.
+
+    It is that of temperature 1, whatever the output was decoded with.
+    """
+    total = 0.0
+    with device.turn():
+        for logits, asked, _ in _passes(model, source, tokens, model.vocab_size):
+            rows = logits[0, : len(asked)].astype(mx.float32)
+            best = mx.take_along_axis(rows, mx.array(asked)[:, None], axis=-1)[:, 0]
+            total += float(mx.sum(best - mx.logsumexp(rows, axis=-1)))
+    return total
+
+
+def _passes(
+    model: LanguageModel, source: Sequence[int], tokens: Sequence[int], width: int
+) -> Iterator[tuple[mx.array, list[int], History]]:
+    """Yield the tokens of an output, some at a time, and logits before them, (1, `PASS`, V).
+
+    With them comes what the logits follow; logits beyond the tokens are of padding.
+    """
+    last = model.vocab_size - 1
+    session, (context,) = model.start([[min(token, last) for token in source]])
+    fed = [context[-1], *tokens]  # all before it is in the session's cache
+    for start in range(0, len(tokens), PASS):
+        # Each fed token gives the logits of the next one.
+        feed = fed[start : start + PASS]
+        padded = [*(min(token, last) for token in feed), *[0] * (PASS - len(feed))]
+        logits = session.step(mx.array([padded], dtype=mx.int32), width)
+        drafted = mx.array([feed[1:] + [0] * (PASS - len(feed))], dtype=mx.int32)
+        history = History([[*context, *tokens[:start]]], [len(context)], drafted)
+        yield logits, list(tokens[start : start + PASS]), history

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -131,6 +131,11 @@ class LogitsTransform:
         )
 
     @property
+    def summary(self) -> str:
+        """Describes it, but for its functions; for what is stored about a set of options."""
+        return repr(replace(self, processors=())) + f" and {len(self.processors)} functions"
+
+    @property
     def largest_id(self) -> int:
         """The largest id that an option names; -1 without any."""
         named = [token for token, _ in self.logit_bias]
@@ -148,7 +153,9 @@ class LogitsTransform:
             penalized = mx.where(logits < 0, logits * penalty, logits / penalty)
             logits = mx.where(seen, penalized, logits)
         if self.no_repeat_ngram_size:
-            logits = mx.where(_repeating(tokens, self.no_repeat_ngram_size, logits), -mx.inf, logits)
+            logits = mx.where(
+                _repeating(tokens, self.no_repeat_ngram_size, logits), -mx.inf, logits
+            )
         for word in self.bad_words:
             if len(word) > 1:
                 follows = _follows(tokens, word[:-1], logits.shape[1])[..., None]
@@ -255,5 +262,5 @@ def _checked(found: mx.array, size: int) -> mx.array:
     if not isinstance(found, mx.array) or found.shape != (1, size):
         shape = getattr(found, "shape", None)
         what = type(found).__name__ if shape is None else f"shape {tuple(shape)}"
-        raise ValueError(f"a logits processor must return logits of shape (1, {size}), got {what}")
+        raise ValueError(f"what a logits processor returns must be (1, {size}) logits, got {what}")
     return found.astype(mx.float32)

@@ -62,7 +62,9 @@ class Schedules:
         rule = (verifier.block, float(verifier.delta))
         lookups = (options.lookup, options.min_ngram, options.max_ngram)
         batch_size = 1 << (len(requests) - 1).bit_length()  # the next power of two
-        settings = (*sampling, *rule, *lookups, options.draft_vocab, batch_size)
+        # A transform takes time, and changes what is accepted.
+        transform = (sampler.transform.summary,) if sampler.transform else ()
+        settings = (*sampling, *rule, *lookups, options.draft_vocab, batch_size, *transform)
 
         def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
             timed = replace(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, Unpack
@@ -14,25 +15,24 @@ from ..checkpoints import load
 from ..decoding import (
     WINDOW,
     EmptyDrafter,
-    FixedSchedule,
     LanguageModel,
     Plan,
     Request,
     Round,
-    Verifier,
     decode,
     in_order_of_length,
     pair_probabilities,
 )
 from ..errors import check_integer
-from ..models import SharingDraft
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from .adaptive import Schedules
-from .drafting import make_drafter, pair_up
+from .drafting import make_plan, pair_up
 from .options import (
     DecoderKeywords,
     DraftingOptions,
+    GenerationKeywords,
     GenerationOptions,
+    MoreKeywords,
     NumDraft,
     VerifyRule,
     as_pair,
@@ -40,6 +40,8 @@ from .options import (
     split_keywords,
 )
 from .outputs import Chunk, Generation, as_chunks, as_generations, with_bar
+from .sequences import Sources, gathered, repeated
+from .shaping import Shaping
 from .steady import steady_width
 
 
@@ -157,6 +159,7 @@ class SpeculativeDecoder:
         speculative: bool = True,
         probabilities: bool = False,
         progress: bool = False,
+        **more: Unpack[MoreKeywords],
     ) -> Generation:
         """Generate the output for one prompt.
 
@@ -173,20 +176,23 @@ class SpeculativeDecoder:
             probabilities: Add each token's probability by the target and by the draft model, see
                 `Token`. This takes one more pass over the output by each of them.
             progress: Show a bar on standard error.
+            more: See `MoreKeywords`: penalties, forbidden and forced tokens, stops, several
+                outputs, scores. The output is distributed as the target's own with these options.
 
         Raises:
             ValueError: If the prompt is empty, too long or not a prompt, or an option is out of its
                 range.
+            TypeError: If there is no such option.
         """
-        options = GenerationOptions(max_tokens, temperature, top_k, top_p, seed, speculative)
-        source = self.fit(prompt, max_tokens).ids
-        rounds = self._rounds([(0, source)], options)
-        if progress:
-            rounds = with_bar(rounds, max_tokens)
-        ((_, done),) = as_generations(rounds, self.tokenizer)
+        options = GenerationOptions(
+            max_tokens, temperature, top_k, top_p, seed, speculative, **more
+        )
+        source = self.fit(prompt, options.max_tokens).ids
+        bar = partial(with_bar, max_tokens=options.max_tokens) if progress else None
+        ((_, done),) = self._generations([(0, source)], options, watch=bar)
         if not probabilities:
             return done
-        vocab, sampler = self._drafting.draft_vocab, options.sampler
+        vocab, sampler = self._drafting.draft_vocab, self._shaping(options).sampler
         found = pair_probabilities(self.model, self.draft, source, done.tokens, sampler, vocab)
         return replace(done, probabilities=found)
 
@@ -195,25 +201,20 @@ class SpeculativeDecoder:
         prompts: Sequence[Prompt],
         *,
         batch_size: int | None = None,
-        max_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        speculative: bool = True,
+        **options: Unpack[GenerationKeywords],
     ) -> list[Generation]:
         """Generate the outputs for many prompts, in the prompts' order.
 
-        Options and errors are those of `iter_batch`; all prompts are checked before the first is
+        Options and errors are those of `generate`; all prompts are checked before the first is
         decoded. At the same seed the first output is that of `generate`.
         """
         check_prompts(prompts)
         batch_size = self._drafting.rows(batch_size)
-        options = GenerationOptions(max_tokens, temperature, top_k, top_p, seed, speculative)
-        sources = [self.fit(prompt, max_tokens).ids for prompt in prompts]
+        chosen = GenerationOptions(**options)
+        sources = [self.fit(prompt, chosen.max_tokens).ids for prompt in prompts]
         # Rows of similar length pad less, and those that end last are short.
         requests = in_order_of_length(enumerate(sources), max(len(sources), 1))
-        done = dict(as_generations(self._rounds(requests, options, batch_size), self.tokenizer))
+        done = dict(self._generations(requests, chosen, batch_size))
         return [done[index] for index in range(len(sources))]
 
     def iter_batch(
@@ -222,12 +223,7 @@ class SpeculativeDecoder:
         *,
         batch_size: int | None = None,
         by_length: bool = True,
-        max_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        speculative: bool = True,
+        **options: Unpack[GenerationKeywords],
     ) -> Iterator[tuple[int, Generation]]:
         """Generate the outputs for any number of prompts; yield index and output as each ends.
 
@@ -241,34 +237,34 @@ class SpeculativeDecoder:
         `batch_size` is from 1 to 65,536; by default 16, or 1 if the decoder is steady. As many
         prompts are taken ahead. `by_length` takes `WINDOW` batches of prompts at a time and begins
         them in order of length, since rows of similar length pad less; without it they begin as
-        they come. The other options, and the errors, are those of `generate`.
+        they come. The other options, and the errors, are those of `generate`, except its last two.
         """
         check_prompts(prompts)
         batch_size = self._drafting.rows(batch_size)
-        options = GenerationOptions(max_tokens, temperature, top_k, top_p, seed, speculative)
+        chosen = GenerationOptions(**options)
         requests: Iterator[Request] = (
-            (check_integer("a prompt's index", index, 0), self.fit(prompt, max_tokens).ids)
+            (check_integer("a prompt's index", index, 0), self.fit(prompt, chosen.max_tokens).ids)
             for index, prompt in map(as_pair, prompts)
         )
         if by_length and batch_size > 1:
             requests = in_order_of_length(requests, WINDOW * batch_size)
-        return as_generations(self._rounds(requests, options, batch_size), self.tokenizer)
+        return self._generations(requests, chosen, batch_size)
 
     def stream(
         self,
         prompt: Prompt,
-        *,
-        max_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        speculative: bool = True,
+        **options: Unpack[GenerationKeywords],
     ) -> Iterator[Chunk]:
-        """Generate one output, a chunk for each pass of the target; otherwise as `generate`."""
-        options = GenerationOptions(max_tokens, temperature, top_k, top_p, seed, speculative)
-        source = self.fit(prompt, max_tokens).ids
-        return as_chunks(self._rounds([(0, source)], options), self.tokenizer)
+        """Generate one output, a chunk for each pass of the target; otherwise as `generate`.
+
+        `num_return_sequences` and `scores` are for finished outputs, and refused here.
+        """
+        chosen = GenerationOptions(**options)
+        chosen.check_stream()
+        source = self.fit(prompt, chosen.max_tokens).ids
+        shaping = self._shaping(chosen)
+        rounds = self._rounds([(0, source)], chosen)
+        return as_chunks(rounds, self.tokenizer, shaping.filter)
 
     @property
     def drafts(self) -> bool:
@@ -310,24 +306,32 @@ class SpeculativeDecoder:
             requests: The prompts to calibrate on if num_draft is "auto"; without any, nothing is
                 drafted then.
         """
-        model, draft, drafting, sampler = self.model, self.draft, self._drafting, options.sampler
-        drafter = make_drafter(model, draft, drafting, sampler) if options.speculative else None
-        num_draft = 0 if drafter is None else drafting.num_draft
-        plan = Plan(
-            drafter or EmptyDrafter(),
-            FixedSchedule(0 if num_draft == "auto" else num_draft),
-            Verifier(sampler, drafting.delta, drafting.by_block),
-            options.max_tokens,
-            options.seed if options.temperature else None,
-            # T5's passes are compiled, and leave the host little to do meanwhile.
-            ahead=drafter is None and self.model.is_decoder_only,
-            width=self._steady_width(),
-            sharing=draft if drafter and isinstance(draft, SharingDraft) else None,
-        )
-        if num_draft != "auto" or not requests:
+        model, draft, drafting = self.model, self.draft, self._drafting
+        shaping, width = self._shaping(options), self._steady_width()
+        plan = make_plan(model, draft, drafting, options, shaping, width)
+        if isinstance(plan.drafter, EmptyDrafter) or drafting.num_draft != "auto" or not requests:
             return plan
         schedule = self._schedules.calibrated(model, draft, drafting, plan, requests)
         return replace(plan, schedule=schedule)
+
+    def _generations(
+        self,
+        requests: Iterable[Request],
+        options: GenerationOptions,
+        batch_size: int = 1,
+        watch: Callable[[Iterator[Round]], Iterator[Round]] | None = None,
+    ) -> Iterator[tuple[int, Generation]]:
+        """Decode whole outputs; the options are checked at the call."""
+        shaping, count = self._shaping(options), options.num_return_sequences
+        sources = Sources(self.model, requests, count) if options.scores else None
+        rounds = self._rounds(repeated(sources or requests, count), options, batch_size)
+        if watch:
+            rounds = watch(rounds)
+        score = sources.score if sources else None
+        return gathered(as_generations(rounds, self.tokenizer, shaping.filter, score), count)
+
+    def _shaping(self, options: GenerationOptions) -> Shaping:
+        return Shaping(options, self.model, self.tokenizer)
 
     def _rounds(
         self, requests: Iterable[Request], options: GenerationOptions, batch_size: int = 1

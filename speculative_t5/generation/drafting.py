@@ -1,4 +1,4 @@
-"""From a draft and drafting options to a drafter; which drafts go with a target."""
+"""From options to a plan and its drafter; which drafts go with a target."""
 
 from __future__ import annotations
 
@@ -6,9 +6,51 @@ from dataclasses import replace
 from typing import Literal
 
 from ..checkpoints import dtype_name
-from ..decoding import CombinedDrafter, Drafter, LanguageModel, LookupDrafter, ModelDrafter, Sampler
+from ..decoding import (
+    CombinedDrafter,
+    Drafter,
+    EmptyDrafter,
+    FixedSchedule,
+    LanguageModel,
+    LookupDrafter,
+    ModelDrafter,
+    Plan,
+    Sampler,
+    Verifier,
+)
 from ..models import SharingDraft
-from .options import DraftingOptions
+from .options import DraftingOptions, GenerationOptions
+from .shaping import Shaping
+
+
+def make_plan(
+    model: LanguageModel,
+    draft: LanguageModel | None,
+    drafting: DraftingOptions,
+    options: GenerationOptions,
+    shaping: Shaping,
+    width: int | None,
+) -> Plan:
+    """Return the plan by which `decode` generates; nothing is drafted if num_draft is "auto".
+
+    `shaping` is that of `options` for the target; for `width` see `Plan`.
+    """
+    sampler = shaping.sampler
+    drafter = make_drafter(model, draft, drafting, sampler) if options.speculative else None
+    fixed = drafter is not None and drafting.num_draft != "auto"
+    return Plan(
+        drafter or EmptyDrafter(),
+        FixedSchedule(int(drafting.num_draft) if fixed else 0),
+        Verifier(sampler, drafting.delta, drafting.by_block),
+        options.max_tokens,
+        options.seed if options.temperature else None,
+        # T5's passes are compiled, and leave the host little to do meanwhile.
+        ahead=drafter is None and model.is_decoder_only and sampler.transform is None,
+        width=width,
+        sharing=draft if drafter and isinstance(draft, SharingDraft) else None,
+        stop_ids=shaping.stop_ids,
+        stopper=shaping.stopper if options.stop_strings else None,
+    )
 
 
 def make_drafter(

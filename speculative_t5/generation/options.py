@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, TypedDict, cast
 
-from ..decoding import Sampler, check_ngrams
+from ..decoding import LogitsProcessor, Sampler, check_ngrams
 from ..errors import check_integer, check_number
 from ..tokenizers import Prompt
 
 VerifyRule = Literal["auto", "token", "block"]
 NumDraft = int | Literal["auto"]
+Words = Sequence[str | Sequence[int]]
 
 BATCH, MAX_BATCH = 16, 2**16  # prompts side by side
 
@@ -26,16 +27,62 @@ class GenerationOptions:
     top_p: float = 1.0
     seed: int = 0
     speculative: bool = True
+    max_new_tokens: int | None = None
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    min_tokens: int = 0
+    suppress_tokens: Sequence[int] = ()
+    bad_words: Words = ()
+    logit_bias: Mapping[int, float] | None = None
+    forced_tokens: str | Sequence[int] = ()
+    logits_processors: Sequence[LogitsProcessor] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    num_return_sequences: int = 1
+    scores: bool = False
 
     def __post_init__(self) -> None:
-        _ = self.sampler  # which checks its own options
+        _ = Sampler(self.temperature, self.top_k, self.top_p)  # which checks its own options
         check_integer("seed", self.seed, 0, 2**63 - 1)
         check_integer("max_tokens", self.max_tokens, 1)
+        if self.max_new_tokens is not None:
+            check_integer("max_new_tokens", self.max_new_tokens, 1)
+            if self.max_tokens not in (GenerationOptions.max_tokens, self.max_new_tokens):
+                raise ValueError(
+                    f"max_tokens is {self.max_tokens} and max_new_tokens, another name for it, is "
+                    f"{self.max_new_tokens}: give one of them"
+                )
+            object.__setattr__(self, "max_tokens", self.max_new_tokens)
+            object.__setattr__(self, "max_new_tokens", None)
+        for token in self.stop_token_ids:
+            check_integer("an id of stop_token_ids", token, 0)
+        for string in self.stop_strings:
+            if not isinstance(string, str) or not string:
+                raise ValueError(f"a stop string must be text that is not empty, got {string!r}")
+        if check_integer("num_return_sequences", self.num_return_sequences, 1) > 1:
+            self._check_samples()
 
-    @cached_property
-    def sampler(self) -> Sampler:
-        """The transform from logits to probabilities."""
-        return Sampler(self.temperature, self.top_k, self.top_p)
+    def _check_samples(self) -> None:
+        """Refuse several outputs where all of them would be the same."""
+        if self.temperature == 0:
+            raise ValueError(
+                f"num_return_sequences is {self.num_return_sequences}, and greedy decoding has "
+                "only one output: give a temperature above 0"
+            )
+
+    def check_stream(self) -> None:
+        """Refuse what only finished outputs can have."""
+        if self.num_return_sequences > 1:
+            raise ValueError(
+                f"a stream has one output, got num_return_sequences {self.num_return_sequences}: "
+                "leave it out, or use generate"
+            )
+        if self.scores:
+            raise ValueError("a stream has no scores, which need finished outputs: use generate")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 @dataclass(frozen=True)
@@ -95,6 +142,57 @@ class DraftingOptions:
                 "leave out one of the two"
             )
         return batch_size
+
+
+class MoreKeywords(TypedDict, total=False):
+    """Keywords for `GenerationOptions`, less those that everybody uses.
+
+    max_new_tokens: Another name for `max_tokens`.
+    repetition_penalty: Above 1, tokens that have occurred in the output (of a decoder-only model
+        also in the prompt) become less probable: positive logits are divided by it, negative ones
+        multiplied.
+    no_repeat_ngram_size: No sequence of this many tokens occurs twice; 0 is off.
+    min_tokens: The output does not end before it has this many tokens.
+    suppress_tokens: Ids that never occur.
+    bad_words: Texts, or sequences of ids, that never occur. A text stands for the ids that the
+        tokenizer gives it, at the beginning of a word; other ids can spell it, too.
+    logit_bias: Adds to the logits of ids; -inf forbids one.
+    forced_tokens: What every output begins with: ids, or text.
+    logits_processors: Functions of (tokens so far (T,) int32, logits (1, V) float32) that return
+        logits (1, V), as mlx-lm's. They are called for each drafted token, too, and must depend
+        on their arguments alone.
+    stop: A text, or several, before which an output ends; they are not part of the text.
+    stop_token_ids: Ids that end an output as EOS does.
+    num_return_sequences: The number of outputs for each prompt, see `Generation.alternatives`.
+        Output j of prompt i samples as prompt `num_return_sequences` * i + j would.
+    scores: Add the logarithm of each output's probability, see `Generation.score`. This takes one
+        more pass over the output.
+    """
+
+    max_new_tokens: int | None
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    min_tokens: int
+    suppress_tokens: Sequence[int]
+    bad_words: Words
+    logit_bias: Mapping[int, float] | None
+    forced_tokens: str | Sequence[int]
+    logits_processors: Sequence[LogitsProcessor]
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    num_return_sequences: int
+    scores: bool
+
+
+class GenerationKeywords(MoreKeywords, total=False):
+    """Keywords for `GenerationOptions`; `SpeculativeDecoder.generate` describes them."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    speculative: bool
 
 
 class DraftingKeywords(TypedDict, total=False):

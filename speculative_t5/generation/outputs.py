@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from ..decoding import FinishReason, Origin, Round, Stats, origins_of_round
 from ..tokenizers import Detokenizer, Tokenizer, pieces
+from .stops import StopFilter, cut_pieces
 
 MEANINGS: dict[Origin, str] = {
     "accepted": "drafted",
@@ -54,13 +55,14 @@ class Chunk:
     stats: Stats
     finish_reason: FinishReason | None = None
     pieces: tuple[str, ...] = ()
+    end_id: int | None = None  # the EOS or stop id that ended the output, in the last chunk
 
     @property
     def origins(self) -> list[Origin]:
         """Where each of `tokens` came from."""
-        own = len(self.tokens) + (self.finish_reason == "eos")
+        emitted = len(self.tokens) + (self.end_id is not None)
         _, num_drafted, num_accepted = self.stats.last_round
-        return origins_of_round(num_drafted, num_accepted, own)[: len(self.tokens)]
+        return origins_of_round(num_drafted, num_accepted, emitted)[: len(self.tokens)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,12 +70,18 @@ class Generation:
     """A finished output; notebooks display it through `_repr_html_`.
 
     Attributes:
-        text: The output; empty without a tokenizer.
-        tokens: Its ids, without EOS.
-        finish_reason: "eos" or "length".
+        text: The output, up to a stop string; empty without a tokenizer.
+        tokens: Its ids, without EOS or the stop id; the last may complete a stop string.
+        finish_reason: "eos"; "length", at `max_tokens` or where the context ends; or "stop", at a
+            stop string or id.
         stats: Its rounds, drafted and accepted tokens, and seconds.
         pieces: The text of each token; joined, they are `text`. Without a tokenizer there are none.
         probabilities: p and q of each token if `probabilities` was set, see `Token`.
+        score: The natural logarithm of its probability if `scores` was set, EOS included, by the
+            target alone: at temperature 1, and without options that change the distribution. After
+            a beam search, what beams were ranked by.
+        alternatives: The other outputs if `num_return_sequences` is above 1: samples in their
+            order, beams from better to worse.
     """
 
     text: str
@@ -82,6 +90,8 @@ class Generation:
     stats: Stats
     pieces: tuple[str, ...] = ()
     probabilities: tuple[tuple[float, float | None], ...] | None = None
+    score: float | None = None
+    alternatives: tuple[Generation, ...] = ()
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
@@ -109,26 +119,39 @@ class Generation:
         return as_html(self.trace, rounds, stats.summary())
 
 
+Stops = Callable[[], StopFilter | None]  # makes a filter for each output, if there are stops
+
+
 def as_generations(
-    rounds: Iterator[Round], tokenizer: Tokenizer | None
+    rounds: Iterator[Round],
+    tokenizer: Tokenizer | None,
+    stops: Stops = lambda: None,
+    score: Callable[[Round], float] | None = None,
 ) -> Iterator[tuple[int, Generation]]:
     """Yield index and output of each prompt as it ends; without a tokenizer texts are empty."""
     for done in rounds:
         if done.finish_reason:
             parts = pieces(done.output, Detokenizer(tokenizer), end=True) if tokenizer else ()
-            text = "".join(parts)
-            yield done.index, Generation(text, done.output, done.finish_reason, done.stats, parts)
+            if found := stops():
+                parts = cut_pieces(parts, found, end=True)
+            made = Generation("".join(parts), done.output, done.finish_reason, done.stats, parts)
+            yield done.index, replace(made, score=score(done)) if score else made
 
 
-def as_chunks(rounds: Iterator[Round], tokenizer: Tokenizer | None) -> Iterator[Chunk]:
+def as_chunks(
+    rounds: Iterator[Round], tokenizer: Tokenizer | None, stops: Stops = lambda: None
+) -> Iterator[Chunk]:
     """Yield the rounds of one prompt with the text that each adds."""
-    detokenizer = Detokenizer(tokenizer) if tokenizer else None
+    detokenizer, made = Detokenizer(tokenizer) if tokenizer else None, stops()
     for done in rounds:
         ends = done.finish_reason is not None
         parts = pieces(done.tokens, detokenizer, end=ends) if detokenizer else ()
+        if made:
+            parts = cut_pieces(parts, made, end=ends)
         yield Chunk(
-            "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts
-        )
+            "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts,
+            done.end_id,
+        )  # fmt: skip
 
 
 def with_bar(rounds: Iterator[Round], max_tokens: int) -> Iterator[Round]:
@@ -139,6 +162,6 @@ def with_bar(rounds: Iterator[Round], max_tokens: int) -> Iterator[Round]:
         for done in rounds:
             bar.set_postfix_str(f"{done.stats.tokens_per_round:.1f} per round", refresh=False)
             bar.update(done.stats.emitted - bar.n)
-            if done.finish_reason == "eos":
+            if done.finish_reason in ("eos", "stop"):
                 bar.total = bar.n  # max_tokens is only an upper bound
             yield done

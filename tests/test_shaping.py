@@ -1,0 +1,237 @@
+"""Options that change the target's distribution, stops, several outputs and scores."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.models import T5
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import EOS, PAIRS, VARIED, next_logits, tiny_model, tiny_pair, tiny_sharing
+from messages import check_message
+from reference import transformed
+
+SIZE, COUNT, LENGTH = 20, 12, 24
+
+
+def later_is_less(tokens: mx.array, logits: mx.array) -> mx.array:
+    """A processor: the last token becomes less probable as the text grows."""
+    last = mx.arange(logits.shape[1]) == tokens[-1]
+    return logits - 0.2 * tokens.size * last
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.4},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "min_tokens": {"min_tokens": 8},
+    "suppress_tokens": {"suppress_tokens": [3, 7]},
+    "bad_words": {"bad_words": [[5], [4, 6], [8, 9, 8]]},
+    "logit_bias": {"logit_bias": {4: 2.0, 11: -np.inf}},
+    "forced_tokens": {"forced_tokens": [9, 2]},
+    "logits_processors": {"logits_processors": [later_is_less]},
+}
+OPTIONS["together"] = {
+    name: value for options in OPTIONS.values() for name, value in options.items()
+} | {"suppress_tokens": [3]}  # fmt: skip
+
+
+@cache
+def models(kind: str) -> tuple[Any, Any]:
+    return tiny_pair(kind, noise=0.2, vocab_size=SIZE, layers=2, seed=VARIED[kind])
+
+
+def prompts(count: int = COUNT) -> list[list[int]]:
+    rngs = map(np.random.default_rng, range(count))
+    return [[*rng.integers(2, SIZE, rng.integers(1, 12)).tolist(), EOS] for rng in rngs]
+
+
+def by_definition(model: Any, decoder: SpeculativeDecoder, prompt: list[int], options: Any) -> Any:
+    """Decode greedily by whole passes and the reference in plain Python."""
+    transform = decoder._shaping(_options(options)).sampler.transform
+    before, output = prompt if model.is_decoder_only else [0], list[int]()
+    while len(output) < LENGTH and EOS not in output:
+        logits = next_logits(model, prompt, [output])[0].tolist()
+        found = transformed(transform, logits, [*before, *output], len(before))  # type: ignore[arg-type, arg-type]
+        output.append(int(np.argmax(found)))
+    return output
+
+
+def _options(options: dict[str, Any]) -> Any:
+    from speculative_t5.generation import GenerationOptions
+
+    return GenerationOptions(**options)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_greedy_outputs_are_those_of_the_definition(kind: str, name: str) -> None:
+    """With a model, a lookup, both and none, alone and side by side."""
+    (target, draft), options = models(kind), OPTIONS[name]
+    plain = SpeculativeDecoder(target)
+    expected = [by_definition(target, plain, prompt, options) for prompt in prompts()]
+    if name != "forced_tokens":
+        without = [by_definition(target, plain, p, {"min_tokens": 1}) for p in prompts()]
+        assert without != expected, "the option should matter"
+    accepted = 0
+    for drafter, lookup in ((draft, False), ("lookup", False), (draft, True), (None, False)):
+        decoder = SpeculativeDecoder(target, drafter, num_draft=4, lookup=lookup)
+        for size in (1, 5):
+            found = decoder.generate_batch(prompts(), max_tokens=LENGTH, batch_size=size, **options)
+            ends = [[EOS] * (out.finish_reason == "eos") for out in found]
+            outputs = [out.tokens + end for out, end in zip(found, ends, strict=True)]
+            assert outputs == expected
+            accepted += sum(out.stats.accepted for out in found)
+    assert accepted > 50, "drafts should be accepted under the option, too"
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_smaller_vocabulary_of_the_draft_changes_no_output(name: str) -> None:
+    target, draft = models("t5")
+    whole = SpeculativeDecoder(target).generate_batch(prompts(), max_tokens=9, **OPTIONS[name])
+    decoder = SpeculativeDecoder(target, draft, draft_vocab=8)
+    found = decoder.generate_batch(prompts(), max_tokens=9, **OPTIONS[name])
+    assert [out.tokens for out in found] == [out.tokens for out in whole]
+    sampled = decoder.generate(prompts()[0], max_tokens=9, temperature=1.0, **OPTIONS[name])
+    assert sampled.stats.drafted
+
+
+HF_NAMES = {
+    "repetition_penalty": "repetition_penalty", "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "min_tokens": "min_new_tokens", "suppress_tokens": "suppress_tokens",
+    "bad_words": "bad_words_ids", "logit_bias": "sequence_bias",
+    "forced_tokens": "forced_bos_token_id",
+}  # fmt: skip
+HF_OPTIONS: dict[str, dict[str, Any]] = {
+    name: value for name, value in OPTIONS.items() if name in HF_NAMES
+} | {
+    "forced_tokens": {"forced_tokens": [9]},
+    "logit_bias": {"logit_bias": {4: 2.0, 11: -50.0}},
+}
+HF_OPTIONS["together"] = {
+    name: value for options in HF_OPTIONS.values() for name, value in options.items()
+}  # fmt: skip
+
+
+def for_transformers(options: dict[str, Any]) -> dict[str, Any]:
+    made = {HF_NAMES[name]: value for name, value in options.items()}
+    if "sequence_bias" in made:
+        made["sequence_bias"] = [[[i], b] for i, b in made["sequence_bias"].items()]
+    if "forced_bos_token_id" in made:
+        (made["forced_bos_token_id"],) = made["forced_bos_token_id"]
+    return made
+
+
+@pytest.mark.parametrize("name", HF_OPTIONS)
+def test_greedy_outputs_are_those_of_transformers(name: str, pair: tuple[Any, T5]) -> None:
+    """50 prompts, 25 for each of two families."""
+    import torch
+
+    reference, target = pair
+    draft = tiny_sharing(target, noise=0.05)
+    decoder = SpeculativeDecoder(target, draft, num_draft=4)
+    rng = np.random.default_rng(3)
+    sources = [[*rng.integers(3, 300, rng.integers(2, 14)).tolist(), 1] for _ in range(25)]
+    found = decoder.generate_batch(sources, max_tokens=LENGTH, **HF_OPTIONS[name])
+    assert sum(out.stats.accepted for out in found) > 25
+    for source, out in zip(sources, found, strict=True):
+        ids = reference.generate(
+            torch.tensor([source]), max_new_tokens=LENGTH, do_sample=False, num_beams=1,
+            use_cache=False,  # its cache has as many layers as the encoder
+            **for_transformers(HF_OPTIONS[name]),
+        )[0].tolist()  # fmt: skip
+        assert out.tokens + [1] * (out.finish_reason == "eos") == ids[1:]
+
+
+def test_probabilities_are_those_of_the_transformed_distribution() -> None:
+    target, draft = models("t5")
+    options: dict[str, Any] = {"suppress_tokens": [3], "forced_tokens": [9], "temperature": 1.0}
+    decoder = SpeculativeDecoder(target, draft, draft_vocab=8)
+    done = decoder.generate(prompts()[1], max_tokens=9, probabilities=True, **options)
+    assert done.probabilities is not None
+    first, *others = done.trace
+    assert (first.id, first.p) == (9, 1.0)
+    assert all(0 < token.p <= 1 for token in others if token.p is not None)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_scores_are_the_logarithms_of_the_models_probabilities(kind: str) -> None:
+    target, draft = models(kind)
+    decoder, found = SpeculativeDecoder(target, draft), []
+    for prompt in prompts(6):
+        done = decoder.generate(
+            prompt, max_tokens=LENGTH, temperature=0.7, top_k=5, scores=True, logit_bias={4: 1.0}
+        )
+        tokens, expected = done.tokens + [EOS] * (done.finish_reason == "eos"), 0.0
+        for i, token in enumerate(tokens):
+            logits = np.array(next_logits(target, prompt, [tokens[:i]])[0], np.float64)
+            expected += logits[token] - np.log(np.exp(logits).sum())
+        assert done.score == pytest.approx(expected, abs=1e-3)
+        found.append(done.finish_reason)
+    assert set(found) == {"eos", "length"}
+    assert decoder.generate(prompts()[0], max_tokens=5).score is None
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_several_outputs_are_those_of_several_prompts(scores: bool) -> None:
+    target, draft = models("t5")
+    decoder = SpeculativeDecoder(target, draft)
+    options: dict[str, Any] = {"max_tokens": 9, "temperature": 1.5, "seed": 3, "scores": scores}
+    found = decoder.generate_batch(prompts(4), num_return_sequences=3, batch_size=5, **options)
+    sources = [(3 * i + j, prompt) for i, prompt in enumerate(prompts(4)) for j in range(3)]
+    alone = dict(decoder.iter_batch(sources, batch_size=1, **options))
+    for i, out in enumerate(found):
+        several = [out, *out.alternatives]
+        assert [o.tokens for o in several] == [alone[3 * i + j].tokens for j in range(3)]
+        for j, one in enumerate(several):
+            expected = alone[3 * i + j].score
+            assert one.score == (pytest.approx(expected, abs=1e-4) if scores else None)
+    assert len({tuple(o.tokens) for o in found[0].alternatives}) > 1
+    first = decoder.generate(prompts()[0], **options)
+    assert found[0].tokens == first.tokens and not first.alternatives
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"num_return_sequences": 2}, "greedy decoding has only one output"),
+        ({"num_return_sequences": 0}, "got 0"),
+        ({"max_tokens": 5, "max_new_tokens": 6}, "max_new_tokens, another name for it, is 6"),
+        ({"max_new_tokens": 0}, "got 0"),
+        ({"stop": ""}, "got ''"),
+        ({"stop": ["a", 3]}, "got 3"),
+        ({"stop": "a"}, "stop strings need a tokenizer"),
+        ({"bad_words": ["a"]}, "'a'"),
+        ({"forced_tokens": "a"}, "'a'"),
+        ({"stop_token_ids": [20]}, "the id 20"),
+        ({"suppress_tokens": [25]}, "the id 25"),
+        ({"logit_bias": {-1: 2.0}}, "got -1"),
+        ({"repetition_penalty": 0.0}, "got 0.0"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_decoded(options: Any, found: str) -> None:
+    decoder = SpeculativeDecoder(tiny_model(vocab_size=SIZE))
+    calls = [decoder.generate, decoder.stream]
+    for call in calls:
+        with pytest.raises(ValueError) as error:
+            call([3, EOS], **options)
+        check_message(str(error.value))
+        assert found in str(error.value)
+
+
+@pytest.mark.parametrize("options", [{"scores": True}, {"num_return_sequences": 2}])
+def test_a_stream_has_one_output_without_a_score(options: Any) -> None:
+    decoder = SpeculativeDecoder(tiny_model(vocab_size=SIZE))
+    with pytest.raises(ValueError, match="a stream has") as error:
+        decoder.stream([3, EOS], temperature=1.0, **options)
+    check_message(str(error.value))
+
+
+def test_max_new_tokens_is_another_name() -> None:
+    decoder = SpeculativeDecoder(models("t5")[0])
+    one = decoder.generate([3, 5, EOS], max_tokens=3)
+    other = decoder.generate([3, 5, EOS], max_new_tokens=3)
+    assert one.tokens == other.tokens and one.stats.emitted == other.stats.emitted <= 3

@@ -1,0 +1,125 @@
+"""`LogitsTransform` against its definition in plain Python, and against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from speculative_t5.decoding import History, LogitsTransform
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from messages import check_message
+from reference import TRANSFORMS, transformed
+
+SIZE = 6
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bias": {"logit_bias": ((0, 2.5), (3, -np.inf), (0, -1.0))},
+    "penalty": {"repetition_penalty": 1.7},
+    "reward": {"repetition_penalty": 0.6},
+    **{f"{n}-grams": {"no_repeat_ngram_size": n} for n in (1, 2, 3, 5)},
+    "bad words": {"bad_words": ((4,), (2, 0), (2, 2, 3), (5, 4, 3, 2, 1, 0))},
+    "min_tokens": {"min_tokens": 3, "end_ids": (1, 4)},
+    "suppress": {"suppress_tokens": (0, 5)},
+    "forced": {"forced_tokens": (2, 5, 3)},
+}
+OPTIONS["together"] = {
+    name: value for options in OPTIONS.values() for name, value in options.items()
+} | {"forced_tokens": (2, 3), "no_repeat_ngram_size": 3}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_rows_and_places_are_transformed_as_sequences_are(options: dict[str, Any]) -> None:
+    """Rows of different lengths, L places after drafted tokens, and fewer places than those."""
+    transform, rng = LogitsTransform(**options), np.random.default_rng(0)
+    for case in range(30):
+        starts = rng.integers(1, 4, size=3).tolist()
+        contexts = [
+            rng.integers(SIZE, size=start + rng.integers(6)).tolist() for start in starts
+        ]  # fmt: skip
+        count = case % 5
+        drafted = rng.integers(SIZE, size=(3, count))
+        length = int(rng.integers(1, count + 2))
+        logits = rng.normal(size=(3, length, SIZE)).astype(np.float32) * 3
+        history = History(contexts, starts, mx.array(drafted, dtype=mx.int32))
+        found = np.array(transform(mx.array(logits), history))
+        for row, (context, start) in enumerate(zip(contexts, starts, strict=True)):
+            for place in range(length):
+                before = [*context, *drafted[row, : count - length + 1 + place].tolist()]
+                expected = transformed(transform, logits[row, place].tolist(), before, start)
+                np.testing.assert_allclose(found[row, place], expected, rtol=1e-5)
+
+
+def by_transformers(options: dict[str, Any], tokens: list[int], logits: np.ndarray) -> np.ndarray:
+    """Return logits (V,) after transformers' own processors, in the order of its `generate`."""
+    torch = pytest.importorskip("torch")
+    from transformers.generation import logits_process as hf
+
+    made = {
+        "logit_bias": lambda v: hf.SequenceBiasLogitsProcessor([[[i], b] for i, b in v]),
+        "repetition_penalty": lambda v: hf.RepetitionPenaltyLogitsProcessor(v),
+        "no_repeat_ngram_size": lambda v: hf.NoRepeatNGramLogitsProcessor(v),
+        "bad_words": lambda v: hf.NoBadWordsLogitsProcessor([list(w) for w in v], 1),
+        "min_tokens": lambda v: hf.MinNewTokensLengthLogitsProcessor(1, v, [1, 4], device="cpu"),
+        "suppress_tokens": lambda v: hf.SuppressTokensLogitsProcessor(list(v)),
+    }
+    scores = torch.tensor(logits)[None]
+    for name, make in made.items():
+        if name in options:
+            scores = make(options[name])(torch.tensor([tokens]), scores)
+    return np.asarray(scores[0].numpy())
+
+
+@pytest.mark.parametrize("name", [n for n in OPTIONS if n not in ("forced", "bias", "together")])
+def test_transforms_are_those_of_transformers(name: str) -> None:
+    transform, rng = LogitsTransform(**OPTIONS[name]), np.random.default_rng(1)
+    for _ in range(20):
+        tokens = [0, *rng.integers(SIZE, size=rng.integers(9)).tolist()]
+        logits = rng.normal(size=SIZE).astype(np.float32) * 3
+        history = History([tokens], [1], mx.zeros((1, 0), dtype=mx.int32))
+        found = np.array(transform(mx.array(logits)[None, None], history))[0, 0]
+        expected = by_transformers(OPTIONS[name], tokens, logits)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_transform_is_true_if_it_changes_anything() -> None:
+    assert not LogitsTransform()
+    assert not LogitsTransform(end_ids=(1,)), "only with min_tokens"
+    assert all(TRANSFORMS.values())
+    assert LogitsTransform(suppress_tokens=(4, 7), bad_words=((9, 2),)).largest_id == 9
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 0},
+        {"repetition_penalty": -1.5},
+        {"repetition_penalty": float("inf")},
+        {"repetition_penalty": "2"},
+        {"no_repeat_ngram_size": -1},
+        {"no_repeat_ngram_size": 2.5},
+        {"min_tokens": -1},
+        {"suppress_tokens": (-1,)},
+        {"bad_words": ((),)},
+        {"bad_words": ((2, -1),)},
+        {"bad_words": ((1,),) * 10_001},
+        {"logit_bias": ((2, float("nan")),)},
+        {"logit_bias": ((2, float("inf")),)},
+        {"logit_bias": ((-2, 1.0),)},
+        {"forced_tokens": (2, 3), "suppress_tokens": (3,)},
+        {"processors": ("penalty",)},
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as error:
+        LogitsTransform(**options)
+    check_message(str(error.value))
+
+
+@pytest.mark.parametrize("found", [None, mx.zeros((1, 3)), mx.zeros(SIZE)])
+def test_a_processor_with_another_result_is_refused(found: Any) -> None:
+    transform = LogitsTransform(processors=(lambda tokens, logits: found,))
+    history = History([[0]], [1], mx.zeros((1, 0), dtype=mx.int32))
+    with pytest.raises(ValueError, match=r"must be \(1, 6\) logits") as error:
+        transform(mx.zeros((1, 1, SIZE)), history)
+    check_message(str(error.value))
