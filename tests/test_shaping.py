@@ -77,9 +77,12 @@ def test_greedy_outputs_are_those_of_the_definition(kind: str, name: str) -> Non
         without = [by_definition(target, plain, p, {"min_tokens": 1}) for p in prompts()]
         assert without != expected, "the option should matter"
     accepted = 0
-    for drafter, lookup in ((draft, False), ("lookup", False), (draft, True), (None, False)):
-        decoder = SpeculativeDecoder(target, drafter, num_draft=4, lookup=lookup)
-        for size in (1, 5):
+    drafters: list[tuple[Any, dict[str, Any]]] = [
+        (draft, {}), ("lookup", {}), (draft, {"lookup": True}), (draft, {"steady": True}), (None, {})
+    ]  # fmt: skip
+    for drafter, how in drafters:
+        decoder = SpeculativeDecoder(target, drafter, num_draft=4, **how)
+        for size in (1,) if how.get("steady") else (1, 5):
             found = decoder.generate_batch(prompts(), max_tokens=LENGTH, batch_size=size, **options)
             ends = [[EOS] * (out.finish_reason == "eos") for out in found]
             outputs = [out.tokens + end for out, end in zip(found, ends, strict=True)]

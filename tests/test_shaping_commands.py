@@ -1,0 +1,115 @@
+"""Penalties, stops, several outputs and scores on the command line, with the shipped pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+
+import pytest
+from commands import Call, caller
+from conftest import REPOSITORY
+from messages import check_message
+
+pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
+TEXT = "He go home. She are happy, and they has a dog."
+OPTIONS: list[tuple[list[str], dict[str, Any]]] = [
+    (["--repetition-penalty", "3"], {"repetition_penalty": 3.0}),
+    (["--no-repeat-ngram-size", "1"], {"no_repeat_ngram_size": 1}),
+    (["--min-tokens", "30"], {"min_tokens": 30}),
+    (["--suppress-tokens", "3,5"], {"suppress_tokens": [3, 5]}),
+    (["--bad-words", "dog", "--bad-words", "home"], {"bad_words": ["dog", "home"]}),
+    (["--logit-bias", "31=-50.5", "--logit-bias", "7=-inf"],
+     {"logit_bias": {31: -50.5, 7: float("-inf")}}),
+    (["--forced-tokens", "83,65"], {"forced_tokens": [83, 65]}),
+    (["--stop", "and", "--stop", "is"], {"stop": ["and", "is"]}),
+    (["--stop-token-ids", "3"], {"stop_token_ids": [3]}),
+    (["-n", "3", "--temperature", "0.8", "--scores"],
+     {"num_return_sequences": 3, "temperature": 0.8, "scores": True}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the shipped pair."""
+    here = tmp_path_factory.mktemp("shaping")
+    (here / "weights").symlink_to(REPOSITORY / "weights")
+    (here / "in.txt").write_text(f"{TEXT}\nHe go home.\n")
+    return here
+
+
+@pytest.fixture
+def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(here, monkeypatch, capfd)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return SpeculativeDecoder.from_pretrained("correct-base", "correct-small")
+
+
+@pytest.mark.parametrize(("given", "options"), OPTIONS, ids=[given[0] for given, _ in OPTIONS])
+def test_options_reach_the_decoder(
+    given: list[str], options: dict[str, Any], call: Call, decoder: SpeculativeDecoder
+) -> None:
+    expected = decoder.generate(TEXT, **options)
+    (found,) = call("--prompt", TEXT, "--json", *given).records
+    assert (found["text"], found["finish_reason"]) == (expected.text, expected.finish_reason)
+    assert expected.text != decoder.generate(TEXT).text
+    assert found.get("score") == expected.score
+    others = [each["text"] for each in found.get("alternatives", [])]
+    assert others == [each.text for each in expected.alternatives]
+    records = call("batch", "in.txt", *given).records
+    assert records[0]["text"] == expected.text
+    assert records[0].get("score") == pytest.approx(expected.score, abs=1e-4)
+    assert len(records[1].get("alternatives", [])) == len(others)
+
+
+def test_an_output_stops_as_it_comes(call: Call) -> None:
+    done = call("--prompt", TEXT, "--stop", "happy")
+    assert done.out.endswith(" is \n") and "cut" not in done.err[-1]
+
+
+def test_outputs_are_printed_a_line_each(call: Call) -> None:
+    done = call("--prompt", "He go home.", "-n", "2", "--temperature", "1.0", "--scores")
+    scores = [float(line.split("\t")[0]) for line in done.out.splitlines()]
+    assert len(scores) == len(done.err) == 2 and max(scores) < 0
+    greedy = call("--prompt", "He go home.", "--scores").out
+    assert greedy.split("\t")[1] == "He will go home.\n"
+
+
+def test_the_repl_keeps_them(call: Call) -> None:
+    done = call("repl", "--stop", "home", stdin="He go home.\n/compare\n")
+    assert done.out.startswith("He will go \n") and "outputs are the same" in done.out
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["--suppress-tokens", "3,x"], "'3,x'"),
+        (["--stop-token-ids", ","], "','"),
+        (["--logit-bias", "3"], "'3'"),
+        (["--logit-bias", "x=2"], "'x=2'"),
+        (["--logit-bias", "3=nan"], "nan"),
+        (["--min-tokens", "-1"], "-1"),
+        (["--stop", ""], "''"),
+        (["--forced-tokens", "99999"], "99999"),
+        (["-n", "2"], "greedy decoding has only one output"),
+    ],
+)
+def test_bad_options_are_one_line(command: list[str], found: str, call: Call) -> None:
+    for way in (["--prompt", TEXT], ["batch", "in.txt"]):
+        done = call(*way, *command)
+        (line,) = done.err
+        assert done.code == 2
+        check_message(line.removeprefix("error: "))
+        assert found in line and not done.out
+
+
+@pytest.mark.parametrize("command", [["-n", "2", "--temperature", "1"], ["--scores"]])
+def test_the_repl_refuses_what_needs_finished_outputs(command: list[str], call: Call) -> None:
+    done = call("repl", *command, stdin="")
+    (line,) = done.err
+    assert done.code == 2
+    check_message(line.removeprefix("error: "))
