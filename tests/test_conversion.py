@@ -52,7 +52,8 @@ def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> N
     seen: list[tuple[int, int]] = []
     observer = Observer(lambda *counts: seen.append(counts))
     folder = convert(str(source), tmp_path / "out", observer=observer)
-    assert {p.name for p in folder.iterdir()} == {"config.json", "spiece.model", "weights.npz"}
+    own = {"config.json", "generation_config.json", "spiece.model", "weights.npz"}
+    assert {p.name for p in folder.iterdir()} == own
     assert seen[-1] == (seen[-1][1],) * 2 and sorted(seen) == seen
     assert seen[-1][1] == sum(t.nbytes for t in open_checkpoint(source).tensors.values())
     shutil.rmtree(source)

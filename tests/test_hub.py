@@ -59,7 +59,14 @@ def test_a_name_is_downloaded_once_and_converted_to_a_flat_folder(hub: Hub) -> N
     assert convert(NAME) == Path("weights/tiny-t5")
     shards = sorted(path.name for path in folder.glob("model-*.safetensors"))
     assert len(shards) > 1
-    wanted = ["config.json", "model.safetensors.index.json", "spiece.model", *shards]
+    wanted = ["config.json", "generation_config.json", "spiece.model", *shards]
+    wanted.append("model.safetensors.index.json")
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "spiece.model",
+        *shards,
+    ]
     assert hub.downloads() == sorted(wanted)
     made = json.loads(Path("weights/tiny-t5/config.json").read_text())["converted_from"]
     assert (made["repository"], made["commit"]) == (NAME, COMMIT)
@@ -118,7 +125,9 @@ def test_refused_weights_are_not_downloaded(hub: Hub, monkeypatch: pytest.Monkey
 def test_a_damaged_shard_is_named(hub: Hub) -> None:
     found = inspect(NAME)
     assert found.family.startswith("T5 v1.1") and not found.stored
-    assert hub.downloads() == ["config.json", "spiece.model"], "inspecting takes no weights"
+    assert hub.downloads() == ["config.json", "generation_config.json", "spiece.model"], (
+        "inspecting takes no weights"
+    )
     shard = sorted((hub.root / "someone" / "tiny-t5").glob("model-*"))[1].name
     hub.wrong_digest.add(shard)
     with refused(f"{shard} from the Hub is damaged: its SHA-256 is .*, expected 000000000000..."):

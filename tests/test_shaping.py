@@ -78,7 +78,8 @@ def test_greedy_outputs_are_those_of_the_definition(kind: str, name: str) -> Non
         assert without != expected, "the option should matter"
     accepted = 0
     drafters: list[tuple[Any, dict[str, Any]]] = [
-        (draft, {}), ("lookup", {}), (draft, {"lookup": True}), (draft, {"steady": True}), (None, {})
+        (draft, {}), ("lookup", {}), (draft, {"lookup": True}), (draft, {"steady": True}),
+        (None, {}),
     ]  # fmt: skip
     for drafter, how in drafters:
         decoder = SpeculativeDecoder(target, drafter, num_draft=4, **how)

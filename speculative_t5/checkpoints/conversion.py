@@ -13,7 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..models import Quantization, T5Config
-from ..tokenizers import TOKENIZER_FILES, load_tokenizer, read_prefix
+from ..tokenizers import GENERATION_CONFIG, TOKENIZER_FILES, load_tokenizer, read_prefix
+from .folder import TASKS, read_json
 from .hub import download, flat_name, look_up
 from .loading import as_dtype
 from .npz import NewTensor
@@ -117,7 +118,7 @@ def convert(
         output,
         config.to_dict() | _own_settings(source) | extra,
         conversion.tensors(),
-        [path for file in TOKENIZER_FILES if (path := source / file).is_file()],
+        [p for name in (*TOKENIZER_FILES, GENERATION_CONFIG) if (p := source / name).is_file()],
         num_bytes=conversion.num_bytes,
     )
     return output
@@ -156,8 +157,9 @@ def _open_whole(source: Path) -> Checkpoint:
 
 
 def _own_settings(source: Path) -> dict[str, Any]:
-    """Return the settings of ours that a config.json has beside the model's own."""
-    own = {"prefix": read_prefix(source), "draft": draft_name(source)}
+    """Return the settings that a config.json has beside the model's own: ours, and of tasks."""
+    tasks = read_json(source / "config.json").get(TASKS)
+    own = {"prefix": read_prefix(source), "draft": draft_name(source), TASKS: tasks}
     return {key: value for key, value in own.items() if value}
 
 

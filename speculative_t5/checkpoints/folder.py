@@ -13,6 +13,7 @@ from .tensors import Shape, StoredTensor, read_safetensors
 from .torch_bin import read_bin
 
 # Names of a Hugging Face checkpoint's weights, in order of preference.
+TASKS = "task_specific_params"  # of a config.json
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json",
            "pytorch_model.bin", "pytorch_model.bin.index.json")  # fmt: skip
 AGAIN = "download or convert the model again"

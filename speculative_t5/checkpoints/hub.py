@@ -15,12 +15,18 @@ from urllib.request import getproxies
 
 from ..errors import first_line
 from ..models import is_causal
-from ..tokenizers import TOKENIZER_FILES, has_tokenizer, has_vocabulary, load_tokenizer
+from ..tokenizers import (
+    GENERATION_CONFIG,
+    TOKENIZER_FILES,
+    has_tokenizer,
+    has_vocabulary,
+    load_tokenizer,
+)
 from .folder import WEIGHTS, find_weights, read_index, read_json, weight_files
 from .t5 import read_config
 
 # The files of a decoder-only model beside its weights.
-CAUSAL_FILES = (*TOKENIZER_FILES, "generation_config.json", "tokenizer.model",
+CAUSAL_FILES = (*TOKENIZER_FILES, GENERATION_CONFIG, "tokenizer.model",
                 "chat_template.jinja", "chat_template.json")  # fmt: skip
 TIMEOUT = 10.0  # seconds
 SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is informed
@@ -79,7 +85,7 @@ def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> 
         config = None if causal else read_config(folder)
         listed = None if offline else _list_files(name, folder.name)
         if listed is not None:
-            wanted = [*CAUSAL_FILES] if causal else _tokenizer_files(listed)
+            wanted = [*CAUSAL_FILES] if causal else _small_files(listed)
             snapshot_download(name, revision=folder.name, allow_patterns=["config.json", *wanted])
     if config:
         load_tokenizer(folder, config)
@@ -174,9 +180,9 @@ def _list_files(name: str, commit: str) -> list[str] | None:
     return [file.rfilename for file in siblings or []]
 
 
-def _tokenizer_files(files: Sequence[str]) -> list[str]:
-    """Return the files that a T5's tokenizer needs: tokenizer.json only repeats a spiece.model."""
-    wanted = [name for name in TOKENIZER_FILES if name in files]
+def _small_files(files: Sequence[str]) -> list[str]:
+    """Return the small files that a T5 needs: tokenizer.json only repeats a spiece.model."""
+    wanted = [name for name in (*TOKENIZER_FILES, GENERATION_CONFIG) if name in files]
     if "spiece.model" in wanted:
         return [name for name in wanted if name not in ("tokenizer.json", "vocab.json")]
     return wanted

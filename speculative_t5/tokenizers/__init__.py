@@ -11,7 +11,7 @@ from .byt5 import ByteTokenizer
 from .causal import CausalTokenizer, has_vocabulary
 from .detokenizer import Detokenizer, pieces
 from .encoding import Prompt, PromptEncoder, Source, check_prompts
-from .files import TOKENIZER_FILES, read_prefix
+from .files import GENERATION_CONFIG, TOKENIZER_FILES, read_prefix
 from .loading import has_tokenizer, load_tokenizer
 from .prompt_files import (
     JSON_SUFFIXES,

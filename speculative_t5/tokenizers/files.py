@@ -13,6 +13,7 @@ TOKENIZER_FILES = (
     "spiece.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt",
 )  # fmt: skip
+GENERATION_CONFIG = "generation_config.json"
 DOWNLOAD_AGAIN = "download or copy it again"  # ends the messages about damaged files
 SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")
 MAX_SENTINELS = 10_000  # more than any model has, and few enough to list

@@ -1,0 +1,99 @@
+"""Options of generation that a checkpoint comes with, for its tasks or for all prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import printable, shown
+from ..tokenizers import GENERATION_CONFIG
+from .folder import TASKS, read_json
+from .loading import locate
+
+ALL = "default"  # the task that stands for generation_config.json alone
+SAME = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "top_k", "top_p",
+        "repetition_penalty", "suppress_tokens", "num_return_sequences")  # fmt: skip
+RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
+           "bad_words_ids": "bad_words"}  # fmt: skip
+# These change outputs in ways that are not offered here, unless they have such a value.
+NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+    "num_beam_groups": (1,), "diversity_penalty": (0,), "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,), "exponential_decay_length_penalty": (), "min_p": (),
+    "forced_eos_token_id": (), "begin_suppress_tokens": (), "typical_p": (1,), "penalty_alpha": (),
+    "epsilon_cutoff": (0,), "eta_cutoff": (0,), "constraints": (), "guidance_scale": (1,),
+    "sequence_bias": (),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a checkpoint says about a task.
+
+    Attributes:
+        prefix: Text to put before each prompt; None if it names none.
+        options: Keywords for `SpeculativeDecoder.generate`.
+    """
+
+    prefix: str | None
+    options: dict[str, Any]
+
+
+def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
+    """Read the options for a task from a model's generation_config.json and config.json.
+
+    Those in `task_specific_params` come over those of generation_config.json, as in transformers.
+    Lengths that transformers counts with the start token are one less here.
+
+    Args:
+        name_or_path: As `load` takes it.
+        task: A name in `task_specific_params`, such as "summarization"; "default" stands for
+            generation_config.json alone.
+
+    Raises:
+        ValueError: If there is no such model or task, or it asks for an option that is not offered.
+        OSError: If a file cannot be read.
+    """
+    folder = locate(name_or_path)
+    config, path = read_json(folder / "config.json"), folder / GENERATION_CONFIG
+    known = config.get(TASKS)
+    tasks: Mapping[str, Any] = known if isinstance(known, dict) else {}
+    raw = read_json(path) if path.is_file() else {}
+    if task != ALL:
+        if not isinstance(tasks.get(task), dict):
+            names = ", ".join(map(printable, [*tasks, ALL]))
+            raise ValueError(
+                f"{name_or_path} has no options for the task {task!r}: choose from {names}"
+            )
+        raw |= tasks[task]
+    prefix = raw.get("prefix")
+    if not str(config.get("model_type")).endswith("t5"):  # lengths would include the prompt
+        raw = {key: value for key, value in raw.items() if key not in ("max_length", "min_length")}
+    return Task(prefix if isinstance(prefix, str) else None, _options(raw, task))
+
+
+def _options(raw: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """Return keywords for what transformers calls by its own names."""
+    for name, harmless in NOT_OFFERED.items():
+        value = raw.get(name)
+        if value is not None and value not in harmless and value is not False:
+            raise ValueError(
+                f"the task {task!r} asks for {name} {shown(value)}, which is not offered: "
+                "leave the task out, and give options one by one"
+            )
+    given = {name: value for name, value in raw.items() if value is not None}
+    found = {name: given[name] for name in SAME if name in given}
+    found |= {ours: given[name] for name, ours in RENAMED.items() if name in given}
+    for name, ours in (("max_length", "max_tokens"), ("min_length", "min_tokens")):
+        length = given.get(name)
+        if type(length) is int and ours not in found:
+            found[ours] = max(length - 1, 0)
+    if type(token := given.get("forced_bos_token_id")) is int:
+        found["forced_tokens"] = (token,)
+    if given.get("do_sample"):
+        found |= {"temperature": given.get("temperature", 1.0), "top_k": given.get("top_k", 50)}
+    else:
+        found.pop("top_k", None)
+        found.pop("top_p", None)
+    return found
