@@ -75,6 +75,9 @@ def distill(
         typer.Option(help="Folder to write.", show_default="<name of the target>-draft"),
     ] = None,
     layers: Annotated[int, typer.Option(help="Decoder layers of the draft.")] = DEFAULTS.layers,
+    d_ff: Annotated[
+        int | None, typer.Option(help="Width of its feed-forward.", show_default="the target's")
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(help="Steps to train.", show_default=f"{DEFAULT_STEPS} without --minutes"),

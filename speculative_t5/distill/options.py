@@ -18,6 +18,7 @@ class DistillOptions:
 
     Attributes:
         layers: Decoder layers of the draft.
+        d_ff: Width of the draft's feed-forward layers; None for the target's.
         steps: Optimizer steps; with neither steps nor minutes, `DEFAULT_STEPS`.
         minutes: Time for the whole run instead, of which labelling takes `LABEL_SHARE` at most.
         batch_tokens: Tokens of a step, sources and labels, padding included.
@@ -34,6 +35,7 @@ class DistillOptions:
     """
 
     layers: int = 1
+    d_ff: int | None = None
     steps: int | None = None
     minutes: float | None = None
     batch_tokens: int = 2048
@@ -60,8 +62,9 @@ class DistillOptions:
         Sampler(self.temperature)  # which refuses other temperatures
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
-        if self.draft_vocab is not None:
-            check_integer("draft_vocab", self.draft_vocab, 1)
+        for name in ("d_ff", "draft_vocab"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 1)
 
     @property
     def num_steps(self) -> int | None:

@@ -138,22 +138,29 @@ def check_options(target: T5, options: DistillOptions, start: SharingDraft | Non
         raise ValueError(
             f"layers must be at most {depth}, the target's own decoder layers, got {options.layers}"
         )
+    if options.d_ff is not None and options.d_ff > target.config.d_ff:
+        raise ValueError(
+            f"d_ff must be at most {target.config.d_ff}, the target's own, got {options.d_ff}"
+        )
     vocab, least = options.draft_vocab, target.eos_token_id + 1
     if vocab is not None and not least <= vocab <= size:
         raise ValueError(f"draft_vocab must be from {least} to {size}, got {vocab}")
-    if start is not None and start.own.num_decoder_layers != options.layers:
-        raise ValueError(
-            f"layers must be {start.own.num_decoder_layers}, as the draft to start from has, "
-            f"got {options.layers}"
-        )
+    if start is not None:
+        own, depth = start.own.d_ff, start.own.num_decoder_layers
+        pairs = {"layers": (options.layers, depth), "d_ff": (options.d_ff or own, own)}
+        for name, (asked, has) in pairs.items():
+            if asked != has:
+                raise ValueError(
+                    f"{name} must be {has}, as in the draft to start from, got {asked}"
+                )
 
 
 def new_draft(
     target: T5, options: DistillOptions, start: SharingDraft | None = None
 ) -> SharingDraft:
     """Return a draft with copies of the target's layers, or of the draft to start from."""
-    config = SharingConfig(options.layers, target.config.d_ff, options.draft_vocab)
-    draft = SharingDraft(target, config)
+    d_ff = start.own.d_ff if start else options.d_ff or target.config.d_ff
+    draft = SharingDraft(target, SharingConfig(options.layers, d_ff, options.draft_vocab))
     if start is None:
         copy_layers(draft)
     else:

@@ -181,20 +181,35 @@ class SharingDraft(nn.Module):
 def copy_layers(draft: SharingDraft) -> None:
     """Make the draft's layers copies of its target's, evenly spaced, the last among them.
 
-    A single layer is a copy of the target's last. Quantized matrices are dequantized. The draft's
-    feed-forward layers must have the target's width.
+    A single layer is a copy of the target's last. Quantized matrices are dequantized. Where the
+    draft's feed-forward layers are narrower, they keep the units with the largest weights.
     """
     target, depth = draft.target.decoder, draft.own.num_decoder_layers
+    config = draft.config
     last = len(target.layers) - 1
     chosen = [round(i * last / (depth - 1)) for i in range(depth)] if depth > 1 else [last]
     for layer, number in zip(draft.decoder.layers, chosen, strict=True):
-        layer.load_weights(_plain_weights(target.layers[number]))
+        weights = dict(_plain_weights(target.layers[number]))
+        layer.load_weights([*_narrowed(weights, config.d_ff, gated=config.gated).items()])
     draft.decoder.norm.weight = target.norm.weight
     bias = target.position_bias
     rows = bias.weight.reshape(-1, bias.num_buckets, bias.weight.shape[1])
     if len(rows) > 1:
         rows = rows[mx.array(chosen)]
     draft.decoder.position_bias.weight = rows.reshape(-1, rows.shape[2])
+
+
+def _narrowed(weights: dict[str, mx.array], d_ff: int, *, gated: bool) -> dict[str, mx.array]:
+    """Keep `d_ff` units of a layer's feed-forward part, those with the largest weights."""
+    inner, outer = (next(n for n in weights if n.endswith(f"{w}.weight")) for w in ("wi", "wo"))
+    wo = weights[outer].astype(mx.float32)
+    if d_ff == wo.shape[1]:
+        return weights
+    wi = weights[inner].reshape(1 + gated, wo.shape[1], -1)
+    sizes = mx.sum(mx.square(wi.astype(mx.float32)), axis=(0, 2)) * mx.sum(mx.square(wo), axis=0)
+    kept = mx.sort(mx.argsort(-sizes)[:d_ff])
+    narrow = {inner: wi[:, kept].reshape(-1, wi.shape[2]), outer: weights[outer][:, kept]}
+    return weights | narrow
 
 
 def _plain_weights(layer: nn.Module) -> list[tuple[str, mx.array]]:
