@@ -123,9 +123,9 @@ def test_a_draft_is_trained_further(tmp_path: Path) -> None:
     model = target()
     go(tmp_path / "first", model=model)
     start: Any = load(tmp_path / "first", target=model)[0]
-    with pytest.raises(ValueError, match="layers must be 1, as in the draft to start from, got 2"):
+    with pytest.raises(ValueError, match="layers must be 1, as the first draft has, got 2"):
         go(tmp_path / "second", options=replace(SHORT, layers=2), model=model, start=start)
-    with pytest.raises(ValueError, match="d_ff must be 16, as in the draft to start from, got 8"):
+    with pytest.raises(ValueError, match="d_ff must be 16, as the first draft has, got 8"):
         go(tmp_path / "second", options=replace(SHORT, d_ff=8), model=model, start=start)
     options = replace(SHORT, steps=1, learning_rate=1e-9)  # changes nothing that float16 shows
     go(tmp_path / "second", options=options, model=model, start=start)

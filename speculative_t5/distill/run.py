@@ -150,9 +150,7 @@ def check_options(target: T5, options: DistillOptions, start: SharingDraft | Non
         pairs = {"layers": (options.layers, depth), "d_ff": (options.d_ff or own, own)}
         for name, (asked, has) in pairs.items():
             if asked != has:
-                raise ValueError(
-                    f"{name} must be {has}, as in the draft to start from, got {asked}"
-                )
+                raise ValueError(f"{name} must be {has}, as the first draft has, got {asked}")
 
 
 def new_draft(
