@@ -144,11 +144,12 @@ def _decoder_layer(
         x, layer.self_norm.weight, own.qkv.weight, own.out.weight, table, *cache, offsets,
         layer.self_norm.eps,
     )  # fmt: skip
-    x = blocks.library.cross_attention(
-        x, layer.cross_norm.weight, cross.q.weight, cross.out.weight, *source, mask,
-        layer.cross_norm.eps,
+    # Rows with the same source are one row of several positions here.
+    grouped = blocks.library.cross_attention(
+        x.reshape(len(source[0]), -1, x.shape[2]), layer.cross_norm.weight, cross.q.weight,
+        cross.out.weight, *source, mask, layer.cross_norm.eps,
     )  # fmt: skip
-    return _feed_forward(layer, x), (keys, values)
+    return _feed_forward(layer, grouped.reshape(x.shape)), (keys, values)
 
 
 def _feed_forward(layer: EncoderLayer | DecoderLayer, x: mx.array) -> mx.array:

@@ -3,9 +3,18 @@
 `loop.decode` repeats rounds: a drafter proposes tokens, the target checks them in one pass, and a
 rule (`verify`) decides which of them stand, so that outputs are distributed as the target's own.
 The code handles arrays and ids, never models' insides or text: models take part through the
-protocols in `protocols`, drafters through `Drafter`. It imports `errors` and `device` only.
+protocols in `protocols`, drafters through `Drafter`. `beams` has beam search, which drafts
+nothing. The room imports `errors` and `device` only.
 """
 
+from .beams import (
+    BeamOptions,
+    BeamPlan,
+    BeamResult,
+    Hypothesis,
+    Transform,
+    beam_search,
+)
 from .calibration import Padded, cache_folder, calibrate
 from .draft import Draft
 from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Generic, TypeVar
 
 import mlx.core as mx
@@ -124,26 +125,29 @@ class KVCache:
             self.lengths[row] = 0
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, in this order."""
-        index = mx.array(list(rows), dtype=mx.int32)
-        self.layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self.layers]
-        self.lengths = [self.lengths[row] for row in rows]
+        """Keep these rows only, in this order; a row may be kept several times."""
+        if list(rows) != list(range(len(self.lengths))):
+            self.layers = taken(self.layers, rows)
+            self.lengths = [self.lengths[row] for row in rows]
 
 
 class SourceCache:
     """Cross-attention's keys and values of all layers, for sources of different lengths.
 
-    A new source is written over a row's old one, in place.
+    A new source is written over a row's old one, in place. Rows that lie side by side and have the
+    same source, as the beams of a prompt, share one copy of it if each source has as many.
 
     Attributes:
-        layers: Keys and values of each layer, the whole buffers, (B, H, C, D).
-        lengths: Positions of each row's source, at most T.
-        mask: Additive, (B, 1, 1, T), T being the width: -inf beyond a row's length. None if no row
+        layers: Keys and values of each layer, the whole buffers, (P, H, C, D).
+        lengths: Positions of each source, at most T.
+        mask: Additive, (P, 1, 1, T), T being the width: -inf beyond a source's length. None if none
             is shorter than T.
+        repeats: Number of rows that share a source, B / P.
     """
 
     def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
+        self.repeats = 1
         self._dtype = layers[0][0].dtype
         self.layers = [(resized(k, self.width), resized(v, self.width)) for k, v in layers]
         self.mask = padding_mask(self.lengths, self.width, self._dtype)
@@ -165,7 +169,7 @@ class SourceCache:
         return source_width(self.lengths)
 
     def view(self, part: slice) -> list[KeysValues]:
-        """Keys and values of each layer of a part, (B, H, T, D)."""
+        """Keys and values of each layer of a part, (P, H, T, D)."""
         width = self.width
         if width == self.capacity:
             return self.layers[part]
@@ -173,6 +177,9 @@ class SourceCache:
 
     def replace(self, rows: Sequence[int], new: SourceCache, new_rows: Sequence[int]) -> None:
         """Overwrite `rows[i]` with row `new_rows[i]` of another cache."""
+        if self.repeats > 1:  # a source would be overwritten for other rows, too
+            self._take([row // self.repeats for row in range(len(self.lengths) * self.repeats)])
+            self.repeats = 1
         lengths = [new.lengths[row] for row in new_rows]
         for row, length in zip(rows, lengths, strict=True):
             self.lengths[row] = length
@@ -183,10 +190,18 @@ class SourceCache:
         self.mask = padding_mask(self.lengths, self.width, self._dtype)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, in this order."""
-        index = mx.array(list(rows), dtype=mx.int32)
-        self.layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self.layers]
-        self.lengths = [self.lengths[row] for row in rows]
+        """Keep these rows only, in this order; a row may be kept several times."""
+        sources = [row // self.repeats for row in rows]
+        kept = [source for source, _ in groupby(sources)]
+        self.repeats, left = divmod(len(sources), len(kept))
+        if left or sources != [source for source in kept for _ in range(self.repeats)]:
+            kept, self.repeats = sources, 1
+        if kept != list(range(len(self.lengths))):
+            self._take(kept)
+
+    def _take(self, sources: Sequence[int]) -> None:
+        self.layers = taken(self.layers, sources)
+        self.lengths = [self.lengths[source] for source in sources]
         self.mask = padding_mask(self.lengths, self.width, self._dtype)
 
 
@@ -226,6 +241,12 @@ def overwrite(
     for pair, new_pair in zip(layers, new, strict=True):
         for buffer, new_buffer in zip(pair, new_pair, strict=True):
             buffer[to, :, :length] = new_buffer[taken, :, :length]
+
+
+def taken(layers: Sequence[KeysValues], rows: Sequence[int]) -> list[KeysValues]:
+    """Return these rows of buffers (B, H, C, D), in this order."""
+    index = mx.array(list(rows), dtype=mx.int32)
+    return [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in layers]
 
 
 def source_width(lengths: Sequence[int]) -> int:

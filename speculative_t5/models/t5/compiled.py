@@ -69,7 +69,8 @@ class CompiledDecoder:
             first `vocab_size` ids or all; and the cache with the new positions.
         """
         functions = self._functions.by_shape
-        widths = cache[0][0].shape[2], sources[0][0].shape[2]
+        keys = sources[0][0].shape
+        widths = cache[0][0].shape[2], keys[0], keys[2]
         # All that changes the graph: one offset is written as a slice, several by index.
         shape = output, vocab_size, tokens.shape, offsets.size, widths, mask is None
         function = functions.pop(shape, None)

@@ -94,8 +94,8 @@ class Decoder(nn.Module):
             offsets: Position of each row's first token, (B,) int32, or (1,) if all are the same.
             cache: Each layer's keys and values of earlier positions, (B, H, T, D), with room for L
                 more.
-            sources: What `read` returned.
-            mask: Additive padding mask of the sources, (B, 1, 1, T of the sources).
+            sources: What `read` returned, for the sources of B / P rows after each other each.
+            mask: Additive padding mask of the sources, (P, 1, 1, T of the sources).
             tables: `PositionBias.tables()` of this decoder.
 
         Returns:
@@ -195,10 +195,15 @@ class CrossAttention(nn.Module):
         return k, v
 
     def __call__(self, x: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
-        """Attend from (B, L, d_model) to keys and values (B, H, T, D), without a position bias."""
-        (q,) = split_heads(self.q(x), 1, self.num_heads)
+        """Attend from (B, L, d_model) to keys and values (P, H, T, D), without a position bias.
+
+        With fewer sources than rows, B / P rows after each other have the same one, and their
+        queries are those of one row.
+        """
+        grouped = x.reshape(len(source[0]), -1, x.shape[2])
+        (q,) = split_heads(self.q(grouped), 1, self.num_heads)
         out: mx.array = self.out(join_heads(self.attend(q, *source, mask)))
-        return out
+        return out.reshape(x.shape)
 
 
 class FeedForward(nn.Module):

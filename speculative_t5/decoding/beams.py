@@ -1,0 +1,316 @@
+"""Beam search over sessions: its outputs and scores are those of transformers.
+
+The device picks the best continuations of all beams, and the host, after the step's only wait,
+decides which of them are finished and which go on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+import mlx.core as mx
+import numpy as np
+
+from .. import device
+from ..errors import check_integer, check_number
+from .loop import Request
+from .protocols import LanguageModel
+from .results import FinishReason, Stats
+from .waits import read
+
+EarlyStopping = bool | Literal["never"]
+# Changes scores (B, L, V) of what follows each row's context and its first 0 to L - 1 drafted
+# tokens, (B, L - 1) int32; here L is 1. Returns (B, L, V) float32.
+Transform = Callable[[mx.array, Sequence[Sequence[int]], mx.array], mx.array]
+
+BLOCK = 64  # ids whose largest score is found first: sorting all of them would take much longer
+
+
+@dataclass(frozen=True)
+class BeamOptions:
+    """The options of a beam search, as transformers has them.
+
+    Args:
+        num_beams: Sequences that are extended side by side.
+        length_penalty: A finished sequence has the score sum / n**length_penalty, of its n tokens'
+            log-probabilities, EOS included. Above 0 it favors long outputs, below 0 short ones.
+        early_stopping: When to stop, once `num_beams` sequences are finished. True: at once. False:
+            when the best beam, if it ended now, would score no better than the worst of them.
+            "never": when it would not even at the length that favors it most.
+        num_return_sequences: Finished sequences to return, at most `num_beams`.
+
+    Raises:
+        ValueError: If one is not in its range.
+    """
+
+    num_beams: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    num_return_sequences: int = 1
+
+    def __post_init__(self) -> None:
+        check_integer("num_beams", self.num_beams, 1)
+        if not math.isfinite(check_number("length_penalty", self.length_penalty)):
+            raise ValueError(f"length_penalty must be finite, got {self.length_penalty}")
+        if self.early_stopping not in (False, True, "never"):
+            raise ValueError(
+                f"early_stopping must be True, False or 'never', got {self.early_stopping!r}"
+            )
+        check_integer("num_return_sequences", self.num_return_sequences, 1)
+        if self.num_return_sequences > self.num_beams:
+            raise ValueError(
+                f"num_return_sequences {self.num_return_sequences} is more than the "
+                f"{self.num_beams} of num_beams: raise num_beams"
+            )
+
+
+@dataclass(frozen=True)
+class BeamPlan:
+    """How to search.
+
+    Attributes:
+        options: Of the search.
+        max_tokens: Upper bound on each output's tokens, EOS included.
+        transform: Applied to log-probabilities (B, 1, V) float32, which need not sum to 1 then; it
+            receives each beam's context, the tokens that its session started with among them.
+    """
+
+    options: BeamOptions
+    max_tokens: int
+    transform: Transform | None = None
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished sequence."""
+
+    tokens: list[int]  # without EOS
+    finish_reason: FinishReason
+    score: float  # sum of the log-probabilities / length**length_penalty
+
+
+@dataclass(frozen=True)
+class BeamResult:
+    """What a search found for one prompt.
+
+    Attributes:
+        index: Of the prompt.
+        hypotheses: `num_return_sequences` of them, the best first; fewer only if there are no more
+            sequences that the vocabulary, `max_tokens` and the transform allow.
+        stats: Passes of the target as rounds, and the best hypothesis' tokens, EOS included.
+    """
+
+    index: int
+    hypotheses: list[Hypothesis]
+    stats: Stats
+
+
+def beam_search(
+    model: LanguageModel, requests: Iterable[Request], plan: BeamPlan, *, batch_size: int
+) -> Iterator[BeamResult]:
+    """Search for the most probable outputs of prompts, and yield each prompt's result as it ends.
+
+    Up to `batch_size` prompts are searched side by side, `num_beams` rows of a pass each; the next
+    ones begin when all of them have ended. Results do not depend on the prompts beside.
+    """
+    waiting = iter(requests)
+    while group := list(islice(waiting, batch_size)):
+        batch = _Batch(model, group, plan)
+        while batch.searches:
+            yield from batch.step()
+
+
+class _Batch:
+    """Searches side by side; rows i * num_beams and on of the session are those of search i."""
+
+    def __init__(self, model: LanguageModel, requests: Sequence[Request], plan: BeamPlan) -> None:
+        began = time.perf_counter()
+        self._plan = plan
+        self._eos_token_ids = model.eos_token_ids
+        width = plan.options.num_beams
+        with device.turn():
+            self._session, contexts = model.start([source for _, source in requests])
+            self._session.select([row for row in range(len(requests)) for _ in range(width)])
+        self.searches = [
+            _Search(index, context, self._room(model, context), plan.options)
+            for (index, _), context in zip(requests, contexts, strict=True)
+        ]
+        self._seconds = time.perf_counter() - began  # without the caller's time
+
+    def _room(self, model: LanguageModel, context: Sequence[int]) -> int:
+        """Return how many tokens an output may have; the last one is never fed to the model."""
+        asked, limit = self._plan.max_tokens, model.max_context
+        return asked if limit is None else min(asked, limit - len(context) + 1)
+
+    def step(self) -> list[BeamResult]:
+        """Run one pass, extend all beams, and return the results of searches that have ended."""
+        began, width = time.perf_counter(), self._plan.options.num_beams
+        with device.turn():  # a stream may have begun in another thread
+            found = self._continuations()
+            rows: list[int] = []
+            for i, (search, candidates) in enumerate(zip(self.searches, found, strict=True)):
+                parents = search.extend(candidates, self._eos_token_ids)
+                rows += [] if search.done else [i * width + parent for parent in parents]
+            if rows and rows != list(range(len(self.searches) * width)):
+                self._session.select(rows)
+        self._seconds += time.perf_counter() - began
+        ended = [search.result(self._seconds) for search in self.searches if search.done]
+        self.searches = [search for search in self.searches if not search.done]
+        return ended
+
+    def _continuations(self) -> list[list[Candidate]]:
+        """Run the target over each beam's last token; return each search's best continuations."""
+        plan, searches = self._plan, self.searches
+        rows = [(search, beam) for search in searches for beam in search.beams]
+        last = [(beam.tokens or search.context)[-1:] for search, beam in rows]
+        scores = mx.array([beam.score for _, beam in rows], dtype=mx.float32)
+        log_probs = log_softmax(self._session.step(mx.array(last, dtype=mx.int32)))
+        if plan.transform is not None:
+            contexts = [[*search.context, *beam.tokens] for search, beam in rows]
+            nothing = mx.zeros((len(rows), 0), dtype=mx.int32)
+            log_probs = plan.transform(log_probs, contexts, nothing)
+        # Of n beams at most n continuations end by each EOS: so many leave n that do not end.
+        count = max(2, 1 + len(self._eos_token_ids)) * plan.options.num_beams
+        totals = (scores[:, None] + log_probs[:, 0]).reshape(len(searches), -1, log_probs.shape[2])
+        return read_candidates(best_continuations(totals, count))
+
+
+Candidate = tuple[float, int, int]  # a continuation's score, its beam and its last token
+
+
+def log_softmax(logits: mx.array) -> mx.array:
+    """Turn logits (..., V) of any float type into log-probabilities (..., V) float32."""
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def best_continuations(totals: mx.array, count: int) -> mx.array:
+    """Find the best of all beams' continuations.
+
+    Args:
+        totals: Scores of each id after each of a prompt's N beams, (P, N, V) float32.
+        count: How many to find, K.
+
+    Returns:
+        (P, 3 K) int32: the bits of the K largest scores, the largest first; their beams; their ids.
+        Of equal scores the one of the first beam, and then of the first id, comes first. K is less
+        if there are fewer continuations; ids from V on stand for nothing, and have the score -inf.
+    """
+    prompts, _, size = totals.shape
+    padded = size + -size % BLOCK
+    totals = mx.pad(totals, [(0, 0), (0, 0), (0, padded - size)], constant_values=-mx.inf)
+    blocks = totals.reshape(prompts, -1, BLOCK)
+    # The K best are in the K blocks whose largest are the largest: any other is below K of these.
+    chosen = mx.argsort(-mx.max(blocks, axis=-1), axis=-1)[:, :count]
+    chosen = mx.sort(chosen, axis=-1)
+    pool = mx.take_along_axis(blocks, chosen[..., None], axis=1).reshape(prompts, -1)
+    order = mx.argsort(-pool, axis=-1)[:, :count]
+    scores = mx.take_along_axis(pool, order, axis=-1)
+    places = mx.take_along_axis(chosen, order // BLOCK, axis=-1) * BLOCK + order % BLOCK
+    found = [mx.view(scores, mx.int32), places // padded, places % padded]
+    return mx.concatenate([part.astype(mx.int32) for part in found], axis=-1)
+
+
+def read_candidates(found: mx.array) -> list[list[Candidate]]:
+    """Wait for what `best_continuations` found, (P, 3 K) int32."""
+    parts = np.array(read(found), dtype=np.int32).reshape(len(found), 3, -1)
+    return [
+        list(zip(bits.view(np.float32).tolist(), beams.tolist(), tokens.tolist(), strict=True))
+        for bits, beams, tokens in parts
+    ]
+
+
+@dataclass
+class _Beam:
+    """A sequence that is being extended; one with the score -inf only fills a row."""
+
+    tokens: list[int]
+    score: float = -math.inf  # sum of its tokens' log-probabilities
+
+
+@dataclass
+class _Search:
+    """One prompt: its beams, by row, and the best sequences that have ended."""
+
+    index: int
+    context: list[int]  # that the session started with
+    room: int  # tokens of an output
+    options: BeamOptions
+    num_tokens: int = 0  # of each beam
+    done: bool = False
+    beams: list[_Beam] = field(init=False)
+    finished: list[Hypothesis] = field(default_factory=list)  # at most num_beams, the best first
+
+    def __post_init__(self) -> None:
+        # All would have the same continuations: only the first one's count.
+        self.beams = [_Beam([], 0.0), *(_Beam([]) for _ in range(self.options.num_beams - 1))]
+
+    def extend(self, candidates: Sequence[Candidate], eos_token_ids: frozenset[int]) -> list[int]:
+        """Replace the beams by their best continuations, and return each row's former row.
+
+        A continuation that ends is kept if it is among the `num_beams` best of the candidates,
+        which come in order.
+        """
+        self.num_tokens += 1
+        going_on: list[tuple[int, _Beam]] = []
+        for rank, (score, row, token) in enumerate(candidates):
+            if score == -math.inf:
+                break
+            beam = _Beam([*self.beams[row].tokens, token], score)
+            if token in eos_token_ids or self.num_tokens == self.room:
+                if rank < self.options.num_beams:
+                    self._finish(beam, ended=token in eos_token_ids)
+            elif len(going_on) < self.options.num_beams:
+                going_on.append((row, beam))
+        self.done = not going_on or self._is_decided(going_on[0][1])
+        return [] if self.done else self._assign(going_on)
+
+    def _finish(self, beam: _Beam, *, ended: bool) -> None:
+        tokens = beam.tokens[:-1] if ended else beam.tokens
+        score = self._score(beam, self.num_tokens)
+        self.finished.append(Hypothesis(tokens, "eos" if ended else "length", score))
+        self.finished.sort(key=lambda hypothesis: hypothesis.score, reverse=True)  # stable
+        del self.finished[self.options.num_beams :]
+
+    def _score(self, beam: _Beam, length: int) -> float:
+        return beam.score / length**self.options.length_penalty
+
+    def _is_decided(self, best: _Beam) -> bool:
+        """Whether the search stops although the best beam could go on; see `BeamOptions`."""
+        options = self.options
+        if len(self.finished) < options.num_beams:
+            return False
+        if options.early_stopping is True:
+            return True
+        at_best = options.early_stopping == "never" and options.length_penalty > 0
+        length = self.room if at_best else self.num_tokens
+        return self._score(best, length) <= self.finished[-1].score
+
+    def _assign(self, going_on: Sequence[tuple[int, _Beam]]) -> list[int]:
+        """Give beams rows, their parent's if it is free: the fewest rows move.
+
+        Returns:
+            The row that each row continues.
+        """
+        parents = list(range(len(self.beams)))
+        free = [row for row in parents if all(row != parent for parent, _ in going_on)]
+        # What fills a row has to have as many tokens as the others.
+        beams = [_Beam(going_on[0][1].tokens) for _ in parents]
+        taken: set[int] = set()
+        for parent, beam in going_on:
+            row = free.pop(0) if parent in taken else parent
+            taken.add(row)
+            parents[row], beams[row] = parent, beam
+        self.beams = beams
+        return parents
+
+    def result(self, seconds: float) -> BeamResult:
+        found = self.finished[: self.options.num_return_sequences]
+        emitted = len(found[0].tokens) + (found[0].finish_reason == "eos") if found else 0
+        none = (0,) * self.num_tokens
+        return BeamResult(self.index, found, Stats(none, none, none, emitted, seconds))

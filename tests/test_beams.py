@@ -1,0 +1,188 @@
+"""Beam search gives the outputs and scores of transformers, and the best of all by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+from speculative_t5.decoding import BeamOptions, count_waits
+from speculative_t5.decoding.beams import best_continuations, read_candidates
+from speculative_t5.decoding.sampling import Sampler
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from beams import assert_same, load_both, random_prompts, reference_search, search
+from checkpoints import refused
+from conftest import EOS, output_distribution, output_logits, tiny
+
+FAMILIES = ("t5", "t5_v1_1", "umt5", "byt5", "gpt2", "qwen3")
+OPTIONS = [
+    BeamOptions(num_beams, length_penalty, early_stopping, num_beams)
+    for num_beams, early_stopping, length_penalty in itertools.product(
+        (2, 4, 8), (False, True, "never"), (0.0, 1.0, 2.0, -0.5)
+    )
+]
+MAX_TOKENS = 12
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def both(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """A family's random model, in transformers and here."""
+    return load_both(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.mark.cpu
+def test_hypotheses_are_those_of_transformers(both: tuple[Any, Any], request: Any) -> None:
+    reference, model = both
+    prompts = random_prompts(model, 3)
+    first = FAMILIES.index(request.node.callspec.params["both"])
+    reasons = set()
+    for options in OPTIONS[first :: len(FAMILIES)]:
+        found = search(model, prompts, options, MAX_TOKENS)
+        expected = reference_search(reference, prompts, options, MAX_TOKENS)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_same(ours.hypotheses, theirs)
+            reasons |= {hypothesis.finish_reason for hypothesis in theirs}
+    assert "eos" in reasons
+
+
+class NoRepeats:
+    """Rules out an output's last two tokens, and favors ids that its length divides."""
+
+    def scores(self, size: int, contexts: list[list[int]]) -> np.ndarray:
+        added = np.zeros((len(contexts), size), np.float32)
+        for row, context in enumerate(contexts):
+            added[row, :: len(context)] += 2
+            added[row, context[-2:]] = -math.inf
+        return added
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        import torch
+
+        return scores + torch.from_numpy(self.scores(scores.shape[1], ids.tolist()))
+
+    def transform(self, scores: mx.array, contexts: Any, drafted: mx.array) -> mx.array:
+        assert scores.dtype == mx.float32 and scores.shape[:2] == (len(contexts), 1)
+        assert drafted.dtype == mx.int32 and drafted.shape == (len(contexts), 0)
+        return scores + mx.array(self.scores(scores.shape[2], contexts))[:, None]
+
+
+@pytest.mark.cpu
+def test_a_transform_sees_what_a_logits_processor_sees(both: tuple[Any, Any]) -> None:
+    reference, model = both
+    rule = NoRepeats()
+    # Of the same length: transformers would show padding to the processor.
+    prompts = [prompt[:3] for prompt in random_prompts(model, 2)]
+    options = BeamOptions(3, num_return_sequences=2)
+    found = search(model, prompts, options, MAX_TOKENS, transform=rule.transform)
+    expected = reference_search(reference, prompts, options, MAX_TOKENS, [rule])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_same(ours.hypotheses, theirs)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+def test_results_do_not_depend_on_the_batch(both: tuple[Any, Any], early_stopping: Any) -> None:
+    model = both[1]
+    prompts = random_prompts(model, 7, seed=5)
+    options = BeamOptions(3, 0.5, early_stopping, 3)
+    alone = search(model, prompts, options, MAX_TOKENS, batch_size=1)
+    for batch_size in (2, 7):
+        together = search(model, prompts, options, MAX_TOKENS, batch_size=batch_size)
+        assert [result.index for result in together] == list(range(7))
+        for one, other in zip(together, alone, strict=True):
+            assert_same(one.hypotheses, other.hypotheses)
+            assert one.stats.rounds == other.stats.rounds
+            assert one.stats.emitted == other.stats.emitted
+
+
+@pytest.mark.parametrize("kind", ["t5", "qwen3"])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -0.5])
+def test_beams_for_all_outputs_find_the_best_of_all(kind: str, length_penalty: float) -> None:
+    model, prompt, length = tiny(kind, seed=2), [3, 2, 4, 1], 3
+    masses = output_distribution(model, prompt, length, Sampler(1.0))
+    expected = {output: math.log(p) / len(output) ** length_penalty for output, p in masses.items()}
+    count = model.vocab_size**length
+    options = BeamOptions(count, length_penalty, "never", count)
+    (found,) = search(model, [prompt], options, length)
+    assert len(found.hypotheses) == len(expected), "there are no others"
+    ends = [(EOS,) * (hypothesis.finish_reason == "eos") for hypothesis in found.hypotheses]
+    outputs = [(*h.tokens, *end) for h, end in zip(found.hypotheses, ends, strict=True)]
+    scores = [hypothesis.score for hypothesis in found.hypotheses]
+    assert scores == sorted(scores, reverse=True)
+    np.testing.assert_allclose(scores, [expected[output] for output in outputs], rtol=1e-4)
+    assert outputs[0] == max(expected, key=expected.__getitem__)
+
+
+@pytest.mark.parametrize("kind", ["t5", "qwen3"])
+def test_rows_are_repeated_and_reordered_with_their_caches(kind: str) -> None:
+    model = tiny(kind, vocab_size=20, layers=2, seed=3)
+    prompts, rng = [[5, 9, 7, 5, 1], [4, 4, 1]], np.random.default_rng(0)
+    session, contexts = model.start(prompts)
+    rows = [(prompt, context[-1:]) for prompt, context in zip(prompts, contexts, strict=True)]
+    tokens = [context[-1] for context in contexts]
+    for order in ([0, 0, 0, 1, 1, 1], [0, 2, 0, 5, 4, 3], [0, 1, 2], [2, 0, 2, 1]):
+        logits = session.step(mx.array(tokens)[:, None])
+        for (prompt, fed), found in zip(rows, logits[:, -1], strict=True):
+            expected = output_logits(model, prompt, [fed[1:]])[0, -1]
+            assert mx.allclose(found, expected, atol=1e-3)
+        session.select(order)
+        tokens = rng.integers(2, 20, len(order)).tolist()
+        rows = [(rows[i][0], [*rows[i][1], token]) for i, token in zip(order, tokens, strict=True)]
+    # Rows that shared a source get others.
+    session.select([0, 0, 3, 3])
+    session.truncate([0] * 4)
+    contexts = session.replace([1], session.encode([[8, 8, 2]]))
+    assert session.lengths[1] == len(contexts[0]) - 1
+    if kind == "t5":
+        logits = session.step(mx.zeros((4, 1), mx.int32))[:, -1]
+        for prompt, found in zip((rows[0][0], [8, 8, 2]), logits, strict=False):
+            assert mx.allclose(found, output_logits(model, prompt, [()])[0, -1], atol=1e-3)
+
+
+def test_a_step_waits_once() -> None:
+    model = tiny("t5", vocab_size=20, layers=2, seed=3)
+    with count_waits() as waits:
+        (found,) = search(model, [[5, 9, 1]], BeamOptions(3), 9)
+    assert waits.count == found.stats.rounds > 1
+
+
+def test_outputs_end_where_the_model_reads_no_further() -> None:
+    model = tiny("gpt2", vocab_size=20, layers=2, seed=26)
+    model.max_context = 12
+    prompts = [[5, 9, 7, 5, 4], [5, 9]]
+    found = search(model, prompts, BeamOptions(3, 5.0, "never"), 20)
+    assert [len(result.hypotheses[0].tokens) for result in found] == [8, 11]
+    assert {result.hypotheses[0].finish_reason for result in found} == {"length"}
+
+
+@pytest.mark.parametrize(("size", "count"), [(5, 4), (5, 40), (64, 6), (130, 6), (1000, 8)])
+def test_the_best_continuations_are_found(size: int, count: int) -> None:
+    rng = np.random.default_rng(size)
+    totals = rng.integers(-50, 0, (3, 2, size)).astype(np.float32)
+    totals[1, 1] = -np.inf
+    found = read_candidates(best_continuations(mx.array(totals), count))
+    for row, candidates in zip(totals, found, strict=True):
+        order = np.argsort(-row.reshape(-1), kind="stable")[:count]
+        real = [each for each in candidates if each[0] > -math.inf]
+        expected = [(row[i // size, i % size], i // size, i % size) for i in order.tolist()]
+        assert real == [each for each in expected if each[0] > -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("options", "match", "found"),
+    [
+        ({"num_beams": 0}, "num_beams", 0),
+        ({"num_beams": 2.5}, "num_beams", 2.5),
+        ({"num_beams": 2, "length_penalty": math.nan}, "length_penalty", "nan"),
+        ({"num_beams": 2, "length_penalty": "1"}, "length_penalty", "'1'"),
+        ({"num_beams": 2, "early_stopping": "always"}, "early_stopping", "'always'"),
+        ({"num_beams": 2, "num_return_sequences": 0}, "num_return_sequences", 0),
+        ({"num_beams": 2, "num_return_sequences": 3}, "raise num_beams", 3),
+    ],
+)
+def test_options_out_of_range_are_refused(options: Any, match: str, found: object) -> None:
+    with refused(match, found):
+        BeamOptions(**options)
