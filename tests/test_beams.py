@@ -6,7 +6,7 @@ import itertools
 import math
 from typing import Any
 
-from speculative_t5.decoding import BeamOptions, count_waits
+from speculative_t5.decoding import BeamOptions, LogitsTransform, count_waits
 from speculative_t5.decoding.beams import best_continuations, read_candidates
 from speculative_t5.decoding.sampling import Sampler
 
@@ -63,10 +63,10 @@ class NoRepeats:
 
         return scores + torch.from_numpy(self.scores(scores.shape[1], ids.tolist()))
 
-    def transform(self, scores: mx.array, contexts: Any, drafted: mx.array) -> mx.array:
-        assert scores.dtype == mx.float32 and scores.shape[:2] == (len(contexts), 1)
-        assert drafted.dtype == mx.int32 and drafted.shape == (len(contexts), 0)
-        return scores + mx.array(self.scores(scores.shape[2], contexts))[:, None]
+    def process(self, tokens: mx.array, scores: mx.array) -> mx.array:
+        assert scores.dtype == mx.float32 and scores.shape[0] == 1
+        context: Any = tokens.tolist()
+        return scores + mx.array(self.scores(scores.shape[1], [context]))
 
 
 @pytest.mark.cpu
@@ -76,7 +76,8 @@ def test_a_transform_sees_what_a_logits_processor_sees(both: tuple[Any, Any]) ->
     # Of the same length: transformers would show padding to the processor.
     prompts = [prompt[:3] for prompt in random_prompts(model, 2)]
     options = BeamOptions(3, num_return_sequences=2)
-    found = search(model, prompts, options, MAX_TOKENS, transform=rule.transform)
+    transform = LogitsTransform(processors=(rule.process,))
+    found = search(model, prompts, options, MAX_TOKENS, transform=transform)
     expected = reference_search(reference, prompts, options, MAX_TOKENS, [rule])
     for ours, theirs in zip(found, expected, strict=True):
         assert_same(ours.hypotheses, theirs)

@@ -116,8 +116,8 @@ def test_help_groups_options_and_shows_defaults(call: Call) -> None:
     text = call("--help").out
     assert call("-h").out == text
     assert "correct-base" in text and "[default: 256]" in text
-    groups = ["Models", "Drafting", "Sampling", "Shaping", "Output", "Options", "Commands"]
-    assert set(re.findall(r"─ (\w+) ─", text)) == set(groups)
+    groups = ["Models", "Drafting", "Sampling", "Shaping", "Beam search", "Output", "Options"]
+    assert set(re.findall(r"─ ([\w ]+) ─", text)) == {*groups, "Commands"}
     for command in ("repl", "batch", "models", "convert", "bench"):
         text = call(command, "-h").out
         assert f"Usage: python -m speculative_t5 {command} " in text and "--help" in text

@@ -199,7 +199,7 @@ BAD = {
     ("--steps", "3", "--minutes", "3"): "steps and minutes exclude each other",
     ("--layers", "4"): "layers must be at most 3, the target's own decoder layers, got 4",
     ("--d-ff", "0"): "d_ff must be an integer of at least 1",
-    ("--d-ff", "4000"): "d_ff must be at most 16, the target's own, got 4000",
+    ("--d-ff", "4000"): "d_ff must be at most 40, the target's own, got 4000",
     ("--layers", "0"): "layers must be an integer of at least 1",
     ("--draft-vocab", "1"): "draft_vocab must be from 2 to 320, got 1",
     ("--draft-vocab", "321"): "draft_vocab must be from 2 to 320, got 321",

@@ -52,6 +52,7 @@ CHECKED = {  # why they are not run
     "scripts/test.sh": "runs these tests",
     "scripts/gpu.sh": "measures for minutes; test_gpu_script.py has its parts",
     "python scripts/": "measure for minutes to hours, with data that is not here",
+    "python -m speculative_t5 --model google-t5/t5-small": "needs a checkpoint that has tasks",
     "python -m speculative_t5 doctor --model": "the same, with other models",
     "python -m speculative_t5 doctor --only": "the same, for longer",
     "python -m speculative_t5 distill --model M --data prompts.txt --minutes": "takes them",

@@ -51,7 +51,7 @@ def prompts(count: int = COUNT) -> list[list[int]]:
 
 def by_definition(model: Any, decoder: SpeculativeDecoder, prompt: list[int], options: Any) -> Any:
     """Decode greedily by whole passes and the reference in plain Python."""
-    transform = decoder._shaping(_options(options)).sampler.transform
+    transform = decoder.shaping(_options(options)).sampler.transform
     before, output = prompt if model.is_decoder_only else [0], list[int]()
     while len(output) < LENGTH and EOS not in output:
         logits = next_logits(model, prompt, [output])[0].tolist()

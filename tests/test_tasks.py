@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from speculative_t5 import SpeculativeDecoder
 from speculative_t5.checkpoints import read_task
 
 import pytest
+from commands import caller
+from conftest import REPOSITORY
 from messages import check_message
 
 # Those of t5-small, and one of our own.
@@ -52,6 +55,31 @@ def test_a_tasks_options_come_over_those_for_all_prompts(folder: Path) -> None:
     assert found.options == {
         "temperature": 0.7, "top_k": 9, "top_p": 0.9, "forced_tokens": (7,), "max_tokens": 40,
     }  # fmt: skip
+
+
+@pytest.mark.cpu
+def test_a_command_takes_a_tasks_options_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path in (REPOSITORY / "weights" / "correct-base").iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tasks = {"beams": {"num_beams": 3, "max_length": 8, "prefix": "correct: "}}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"task_specific_params": tasks}))
+    call = caller(tmp_path, monkeypatch, capfd)
+    text, model = "He go home, and she are at school.", str(tmp_path)
+    done = call("--model", model, "--task", "beams", "--prompt", text)
+    assert done.err[0] == "task beams: num_beams 3, max_tokens 7, prefix 'correct: '"
+    assert done.err[1].endswith("cut at --max-tokens 7")
+    expected = SpeculativeDecoder.from_pretrained(tmp_path).generate(
+        text, num_beams=3, max_tokens=7
+    )
+    assert done.out == f"{expected.text}\n"
+    done = call("--model", model, "--task", "beams", "--prompt", text, "--max-tokens", "256")
+    assert done.err[0] == "task beams: num_beams 3, prefix 'correct: '" and "cut" not in done.err[1]
+    done = call("--model", model, "--task", "beam", "--prompt", text)
+    check_message(done.err[0].removeprefix("error: "))
 
 
 @pytest.mark.parametrize(

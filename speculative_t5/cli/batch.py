@@ -17,7 +17,7 @@ from ..generation import Generation
 from ..tokenizers import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
 from .job import Earlier, Output, Record, Requests, process
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
-from .shaping import ShapingOptions
+from .shaping import ShapingOptions, choose, is_plain
 from .terminal import (
     SOME_FAILED,
     Failure,
@@ -34,6 +34,7 @@ MAX_ERRORS_SHOWN = 10  # on standard error
 
 @with_groups
 def batch(
+    ctx: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -80,19 +81,20 @@ def batch(
     is 3. A record is written once it and all records before it are done. Sampling depends on the
     seed and the number of the line.
     """
-    part, chosen = Shard.parse(shard), vars(sampling) | shaping.keywords()
+    part = Shard.parse(shard)
     if resume and force:
         raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
     with open_input(source) as stream:
         writer = Output(output, stream, resume=resume, force=force)
         lines = read_lines(stream, *_format(source, form, field), part)
         total = count_lines(stream)
-        decoder = options.load(plain=regular_decode)
+        chosen = choose(ctx, options, sampling, shaping)
+        decoder = chosen.models.load(plain=is_plain(chosen, regular_decode=regular_decode))
 
         def generate(requests: Requests) -> Iterator[tuple[int, Generation]]:
             by_length = total is not None  # prompts from a pipe are decoded as they come
             return decoder.iter_batch(
-                requests, batch_size=batch_size, by_length=by_length, **chosen
+                requests, batch_size=batch_size, by_length=by_length, **chosen.keywords
             )
 
         generate([])  # checks the options before anything is written
@@ -101,7 +103,7 @@ def batch(
             earlier = Earlier()
             if resume:
                 lines, earlier = writer.resume(lines)
-            most = sampling.max_tokens
+            most = chosen.keywords["max_tokens"]
             with _Progress(expected, earlier, most, resumable=writer.is_file) as progress:
 
                 def emit(record: Record) -> None:

@@ -37,7 +37,7 @@ from .options import (
     with_groups,
 )
 from .repl import repl
-from .shaping import ShapingOptions
+from .shaping import ShapingOptions, choose, is_given, is_plain
 from .terminal import (
     footer,
     give_tips,
@@ -123,20 +123,21 @@ def generate(
     check_utf8("--prompt", prompt)
     if not prompt.strip():
         raise ValueError("the prompt is empty: give some text by --prompt or on standard input")
-    chosen = vars(sampling) | shaping.keywords()
-    GenerationOptions(**chosen)  # checked before the models are loaded
-    decoder = options.load(plain=regular_decode)
-    source = decoder.fit(prompt, sampling.max_tokens)
+    chosen = choose(ctx, options, sampling, shaping)  # checked before the models are loaded
+    wanted = GenerationOptions(**chosen.keywords)
+    decoder = chosen.models.load(plain=is_plain(chosen, regular_decode=regular_decode))
+    source = decoder.fit(prompt, wanted.max_tokens)
     if example:
         note(f"prompt: {prompt}")
     note_unread(source)
     if as_json:
-        done = decoder.generate(source.ids, **chosen)
+        done = decoder.generate(source.ids, **chosen.keywords)
         print(json.dumps(_as_dict(done), ensure_ascii=False))
-    elif shaping.scores or shaping.num_return_sequences > 1:
-        _print_finished(decoder.generate(source.ids, **chosen), sampling.max_tokens)
+    elif wanted.can_stream:
+        _stream(decoder, source.ids, wanted, show_drafts=show_drafts)
     else:
-        _stream(decoder, source.ids, GenerationOptions(**chosen), show_drafts=show_drafts)
+        done = decoder.generate(source.ids, **chosen.keywords)
+        _print_finished(done, wanted.max_tokens, scores=wanted.scores)
     give_tips()
 
 
@@ -158,11 +159,10 @@ def _stream(
     note(footer(last.stats, last.finish_reason, options.max_tokens, estimated))
 
 
-def _print_finished(done: Generation, max_tokens: int) -> None:
-    """Print outputs, each with its score if it has one, and a line of statistics for each."""
+def _print_finished(done: Generation, max_tokens: int, *, scores: bool) -> None:
+    """Print outputs, perhaps with their scores, and a line of statistics for each."""
     for each in (done, *done.alternatives):
-        score = "" if each.score is None else f"{each.score:.4f}\t"
-        print(score + visible(each.text))
+        print((f"{each.score:.4f}\t" if scores else "") + visible(each.text))
         note(footer(each.stats, each.finish_reason, max_tokens))
 
 
@@ -275,8 +275,7 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
     """Refuse options before a command's name, which would have no effect."""
     commands = cast(Any, ctx.command).commands
     for name in ctx.params:
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if is_given(ctx, name):
             option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
             if name in {each.name for each in commands[command].params}:
                 raise ValueError(f"{option} comes before {command!r}: put it after that")

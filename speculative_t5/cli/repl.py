@@ -10,12 +10,13 @@ import typer
 
 from ..generation import SpeculativeDecoder
 from .options import DecoderOptions, SamplingOptions, draft_of, in_output, with_groups
-from .shaping import ShapingOptions
+from .shaping import ShapingOptions, choose
 from .terminal import SOME_FAILED, failure, is_terminal, note, one_line
 
 
 @with_groups
 def repl(
+    ctx: typer.Context,
     *,
     options: DecoderOptions,
     sampling: SamplingOptions,
@@ -31,6 +32,9 @@ def repl(
     """
     from .conversation import Conversation, Settings, typed_lines
 
+    chosen = choose(ctx, options, sampling, shaping)
+    options, keywords = chosen.models, chosen.keywords
+    own = {name: keywords.pop(name) for name in vars(sampling)}
     first = options.load()
 
     def remake(wanted: Settings) -> SpeculativeDecoder:
@@ -40,11 +44,11 @@ def repl(
         ).remake(first)  # fmt: skip
 
     settings = Settings(
-        options.num_draft, options.delta, options.verify, **vars(sampling),
+        options.num_draft, options.delta, options.verify, **own,
         show_drafts=show_drafts, prefix=first.prefix,
     )  # fmt: skip
     typed, failed = is_terminal(sys.stdin), False
-    conversation = Conversation(remake, settings, shaping.keywords(), typed=typed)
+    conversation = Conversation(remake, settings, keywords, typed=typed)
     if typed:
         draft = draft_of(options.model, options.draft_model)
         note(f"{options.model}{f', {draft} drafts' if draft else ''}; prefix {first.prefix!r}; "

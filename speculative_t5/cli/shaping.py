@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
+from ..checkpoints import read_task
+from ..decoding import EarlyStopping
 from ..errors import check_utf8
-from .options import in_output
+from ..generation import GenerationOptions
+from .options import DecoderOptions, SamplingOptions, in_models, in_output
+from .terminal import note, one_line
 
-in_shaping = partial(typer.Option, rich_help_panel="Shaping")
+in_shaping, in_beams = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Shaping", "Beam search")
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,25 @@ class ShapingOptions:
         in_output("--scores", help="Add the logarithm of each output's probability."),
     ] = False
 
+    task: Annotated[
+        str | None,
+        in_models(
+            help="Take the options that the checkpoint has for a task, such as summarization; "
+            "default for those that it has for all. Options given here come over them.",
+            show_default=False,
+        ),
+    ] = None
+    num_beams: Annotated[
+        int, in_beams(help="Sequences that a beam search extends side by side; 1 is no search.")
+    ] = 1
+    length_penalty: Annotated[
+        float, in_beams(help="Above 0 a search prefers long outputs, below 0 short ones.")
+    ] = 1.0
+    early_stopping: Annotated[
+        str,
+        in_beams(help="When a search ends, once it has as many outputs as beams: on, off, never."),
+    ] = "off"
+
     def keywords(self) -> dict[str, Any]:
         """Return keywords for `SpeculativeDecoder.generate`; refuse what cannot be parsed."""
         for name in ("bad_words", "stop"):
@@ -87,7 +112,68 @@ class ShapingOptions:
             "stop_token_ids": _ids("stop_token_ids", self.stop_token_ids),
             "num_return_sequences": self.num_return_sequences,
             "scores": self.scores,
+            "num_beams": self.num_beams,
+            "length_penalty": self.length_penalty,
+            "early_stopping": _early_stopping(self.early_stopping),
         }
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The options of a run, those of its task included.
+
+    Attributes:
+        models: Which models, and how to read prompts.
+        keywords: For `SpeculativeDecoder.generate`.
+    """
+
+    models: DecoderOptions
+    keywords: dict[str, Any]
+
+
+def choose(
+    ctx: typer.Context, options: DecoderOptions, sampling: SamplingOptions, shaping: ShapingOptions
+) -> Chosen:
+    """Return the options of a run, checked; say which of them come from the checkpoint's task."""
+    keywords = vars(sampling) | shaping.keywords()
+    if shaping.task is not None:
+        task = read_task(options.model, shaping.task)
+        taken = {name: v for name, v in task.options.items() if not is_given(ctx, name)}
+        keywords |= taken
+        if task.prefix is not None and options.prefix is None:
+            options = replace(options, prefix=task.prefix)
+            taken["prefix"] = task.prefix
+        shown = ", ".join(f"{name} {value!r}" for name, value in taken.items())
+        note(f"task {shaping.task}: {one_line(shown) or 'no options'}")
+    GenerationOptions(**keywords)
+    return Chosen(options, keywords)
+
+
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def is_plain(chosen: Chosen, *, regular_decode: bool) -> bool:
+    """Whether the target decodes alone, as a beam search does; refuse a draft for that."""
+    num_beams = chosen.keywords["num_beams"]
+    if num_beams == 1 or regular_decode:
+        return regular_decode
+    if chosen.models.draft_model is not None or chosen.models.lookup:
+        raise ValueError(
+            f"num_beams is {num_beams}, and a beam search does not go with a draft: leave "
+            "out --draft-model and --lookup"
+        )
+    return True
+
+
+def _early_stopping(text: str) -> EarlyStopping:
+    """Parse when a beam search ends."""
+    meanings: dict[str, EarlyStopping] = {"on": True, "off": False, "never": "never"}
+    if text not in meanings:
+        raise ValueError(f"early_stopping must be on, off or never, got {text!r}")
+    return meanings[text]
 
 
 def _ids(name: str, text: str | None) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from .beams import (
     BeamOptions,
     BeamPlan,
     BeamResult,
+    EarlyStopping,
     Hypothesis,
-    Transform,
     beam_search,
 )
 from .calibration import Padded, cache_folder, calibrate

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
@@ -21,13 +21,11 @@ from ..errors import check_integer, check_number
 from .loop import Request
 from .protocols import LanguageModel
 from .results import FinishReason, Stats
+from .rows import Ends
+from .transform import History, LogitsTransform
 from .waits import read
 
 EarlyStopping = bool | Literal["never"]
-# Changes scores (B, L, V) of what follows each row's context and its first 0 to L - 1 drafted
-# tokens, (B, L - 1) int32; here L is 1. Returns (B, L, V) float32.
-Transform = Callable[[mx.array, Sequence[Sequence[int]], mx.array], mx.array]
-
 BLOCK = 64  # ids whose largest score is found first: sorting all of them would take much longer
 
 
@@ -76,13 +74,14 @@ class BeamPlan:
     Attributes:
         options: Of the search.
         max_tokens: Upper bound on each output's tokens, EOS included.
-        transform: Applied to log-probabilities (B, 1, V) float32, which need not sum to 1 then; it
-            receives each beam's context, the tokens that its session started with among them.
+        transform: Applied to log-probabilities, whose exponentials need not sum to 1 then.
+        stop_ids: Ids that end an output, besides those of EOS.
     """
 
     options: BeamOptions
     max_tokens: int
-    transform: Transform | None = None
+    transform: LogitsTransform | None = None
+    stop_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,11 @@ class Hypothesis:
     tokens: list[int]  # without EOS
     finish_reason: FinishReason
     score: float  # sum of the log-probabilities / length**length_penalty
+
+    @property
+    def emitted(self) -> int:
+        """Number of its tokens, the one that ended it included."""
+        return len(self.tokens) + (self.finish_reason != "length")
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,9 @@ class _Batch:
     def __init__(self, model: LanguageModel, requests: Sequence[Request], plan: BeamPlan) -> None:
         began = time.perf_counter()
         self._plan = plan
-        self._eos_token_ids = model.eos_token_ids
+        # EOS prevails where an id is both.
+        stops: dict[int, FinishReason] = dict.fromkeys(plan.stop_ids, "stop")
+        self._ends: Ends = stops | dict.fromkeys(model.eos_token_ids, "eos")
         width = plan.options.num_beams
         with device.turn():
             self._session, contexts = model.start([source for _, source in requests])
@@ -154,7 +160,7 @@ class _Batch:
             found = self._continuations()
             rows: list[int] = []
             for i, (search, candidates) in enumerate(zip(self.searches, found, strict=True)):
-                parents = search.extend(candidates, self._eos_token_ids)
+                parents = search.extend(candidates, self._ends)
                 rows += [] if search.done else [i * width + parent for parent in parents]
             if rows and rows != list(range(len(self.searches) * width)):
                 self._session.select(rows)
@@ -172,10 +178,11 @@ class _Batch:
         log_probs = log_softmax(self._session.step(mx.array(last, dtype=mx.int32)))
         if plan.transform is not None:
             contexts = [[*search.context, *beam.tokens] for search, beam in rows]
+            starts = [len(search.context) for search, _ in rows]
             nothing = mx.zeros((len(rows), 0), dtype=mx.int32)
-            log_probs = plan.transform(log_probs, contexts, nothing)
-        # Of n beams at most n continuations end by each EOS: so many leave n that do not end.
-        count = max(2, 1 + len(self._eos_token_ids)) * plan.options.num_beams
+            log_probs = plan.transform(log_probs, History(contexts, starts, nothing))
+        # Of n beams at most n continuations end by each id: so many leave n that do not end.
+        count = max(2, 1 + len(self._ends)) * plan.options.num_beams
         totals = (scores[:, None] + log_probs[:, 0]).reshape(len(searches), -1, log_probs.shape[2])
         return read_candidates(best_continuations(totals, count))
 
@@ -250,7 +257,7 @@ class _Search:
         # All would have the same continuations: only the first one's count.
         self.beams = [_Beam([], 0.0), *(_Beam([]) for _ in range(self.options.num_beams - 1))]
 
-    def extend(self, candidates: Sequence[Candidate], eos_token_ids: frozenset[int]) -> list[int]:
+    def extend(self, candidates: Sequence[Candidate], ends: Ends) -> list[int]:
         """Replace the beams by their best continuations, and return each row's former row.
 
         A continuation that ends is kept if it is among the `num_beams` best of the candidates,
@@ -262,23 +269,22 @@ class _Search:
             if score == -math.inf:
                 break
             beam = _Beam([*self.beams[row].tokens, token], score)
-            if token in eos_token_ids or self.num_tokens == self.room:
+            if token in ends or self.num_tokens == self.room:
                 if rank < self.options.num_beams:
-                    self._finish(beam, ended=token in eos_token_ids)
+                    self._finish(beam, ends.get(token, "length"))
             elif len(going_on) < self.options.num_beams:
                 going_on.append((row, beam))
         self.done = not going_on or self._is_decided(going_on[0][1])
         return [] if self.done else self._assign(going_on)
 
-    def _finish(self, beam: _Beam, *, ended: bool) -> None:
-        tokens = beam.tokens[:-1] if ended else beam.tokens
-        score = self._score(beam, self.num_tokens)
-        self.finished.append(Hypothesis(tokens, "eos" if ended else "length", score))
+    def _finish(self, beam: _Beam, reason: FinishReason) -> None:
+        tokens = beam.tokens if reason == "length" else beam.tokens[:-1]
+        self.finished.append(Hypothesis(tokens, reason, self._score(beam, self.num_tokens)))
         self.finished.sort(key=lambda hypothesis: hypothesis.score, reverse=True)  # stable
         del self.finished[self.options.num_beams :]
 
     def _score(self, beam: _Beam, length: int) -> float:
-        return beam.score / length**self.options.length_penalty
+        return beam.score / float(length**self.options.length_penalty)
 
     def _is_decided(self, best: _Beam) -> bool:
         """Whether the search stops although the best beam could go on; see `BeamOptions`."""
@@ -311,6 +317,6 @@ class _Search:
 
     def result(self, seconds: float) -> BeamResult:
         found = self.finished[: self.options.num_return_sequences]
-        emitted = len(found[0].tokens) + (found[0].finish_reason == "eos") if found else 0
+        emitted = found[0].emitted if found else 0
         none = (0,) * self.num_tokens
         return BeamResult(self.index, found, Stats(none, none, none, emitted, seconds))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -14,19 +13,15 @@ import mlx.core as mx
 from ..checkpoints import load
 from ..decoding import (
     WINDOW,
-    EmptyDrafter,
     LanguageModel,
-    Plan,
     Request,
-    Round,
-    decode,
     in_order_of_length,
     pair_probabilities,
 )
 from ..errors import check_integer
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
-from .adaptive import Schedules
-from .drafting import make_plan, pair_up
+from .drafting import pair_up
+from .engine import Engine
 from .options import (
     DecoderKeywords,
     DraftingOptions,
@@ -39,13 +34,10 @@ from .options import (
     check_keywords,
     split_keywords,
 )
-from .outputs import Chunk, Generation, as_chunks, as_generations, with_bar
-from .sequences import Sources, gathered, repeated
-from .shaping import Shaping
-from .steady import steady_width
+from .outputs import Chunk, Generation, as_chunks, with_bar
 
 
-class SpeculativeDecoder:
+class SpeculativeDecoder(Engine):
     """Generates with a target that verifies what a draft proposes.
 
     The output is distributed exactly as the target's own unless `delta` is above 0; at temperature
@@ -109,15 +101,8 @@ class SpeculativeDecoder:
     ) -> None:
         drafting, prompts = split_keywords(options)
         chosen = DraftingOptions(num_draft, delta, verify, **drafting)
-        self.draft, self._drafting = pair_up(model, draft, chosen)
-        self.model = model
-        self.tokenizer = tokenizer
+        super().__init__(model, *pair_up(model, draft, chosen), tokenizer)
         self._prompts = PromptEncoder(model, tokenizer, **prompts)
-        self._schedules = Schedules()
-        self._width: int | None = None  # of steady passes, once it is known
-
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_width": None}  # another device may need another one
 
     @classmethod
     def from_pretrained(
@@ -189,10 +174,10 @@ class SpeculativeDecoder:
         )
         source = self.fit(prompt, options.max_tokens).ids
         bar = partial(with_bar, max_tokens=options.max_tokens) if progress else None
-        ((_, done),) = self._generations([(0, source)], options, watch=bar)
+        ((_, done),) = self.generations([(0, source)], options, watch=bar)
         if not probabilities:
             return done
-        vocab, sampler = self._drafting.draft_vocab, self._shaping(options).sampler
+        vocab, sampler = self._drafting.draft_vocab, self.shaping(options).sampler
         found = pair_probabilities(self.model, self.draft, source, done.tokens, sampler, vocab)
         return replace(done, probabilities=found)
 
@@ -214,7 +199,7 @@ class SpeculativeDecoder:
         sources = [self.fit(prompt, chosen.max_tokens).ids for prompt in prompts]
         # Rows of similar length pad less, and those that end last are short.
         requests = in_order_of_length(enumerate(sources), max(len(sources), 1))
-        done = dict(self._generations(requests, chosen, batch_size))
+        done = dict(self.generations(requests, chosen, batch_size))
         return [done[index] for index in range(len(sources))]
 
     def iter_batch(
@@ -248,7 +233,7 @@ class SpeculativeDecoder:
         )
         if by_length and batch_size > 1:
             requests = in_order_of_length(requests, WINDOW * batch_size)
-        return self._generations(requests, chosen, batch_size)
+        return self.generations(requests, chosen, batch_size)
 
     def stream(
         self,
@@ -262,14 +247,9 @@ class SpeculativeDecoder:
         chosen = GenerationOptions(**options)
         chosen.check_stream()
         source = self.fit(prompt, chosen.max_tokens).ids
-        shaping = self._shaping(chosen)
-        rounds = self._rounds([(0, source)], chosen)
+        shaping = self.shaping(chosen)
+        rounds = self.rounds([(0, source)], chosen)
         return as_chunks(rounds, self.tokenizer, shaping.filter)
-
-    @property
-    def drafts(self) -> bool:
-        """Whether anything is drafted, by a model or by lookup."""
-        return self.draft is not None or self._drafting.lookup
 
     @property
     def draft_vocab(self) -> int | None:
@@ -297,54 +277,3 @@ class SpeculativeDecoder:
             ValueError: See `encode`; and if the prompt is too long and `truncate` is not set.
         """
         return self._prompts.fit(prompt, max_tokens)
-
-    def plan(self, options: GenerationOptions, requests: Sequence[Request] = ()) -> Plan:
-        """Return the plan by which `decode` generates.
-
-        Args:
-            options: See `generate`.
-            requests: The prompts to calibrate on if num_draft is "auto"; without any, nothing is
-                drafted then.
-        """
-        model, draft, drafting = self.model, self.draft, self._drafting
-        shaping, width = self._shaping(options), self._steady_width()
-        plan = make_plan(model, draft, drafting, options, shaping, width)
-        if isinstance(plan.drafter, EmptyDrafter) or drafting.num_draft != "auto" or not requests:
-            return plan
-        schedule = self._schedules.calibrated(model, draft, drafting, plan, requests)
-        return replace(plan, schedule=schedule)
-
-    def _generations(
-        self,
-        requests: Iterable[Request],
-        options: GenerationOptions,
-        batch_size: int = 1,
-        watch: Callable[[Iterator[Round]], Iterator[Round]] | None = None,
-    ) -> Iterator[tuple[int, Generation]]:
-        """Decode whole outputs; the options are checked at the call."""
-        shaping, count = self._shaping(options), options.num_return_sequences
-        sources = Sources(self.model, requests, count) if options.scores else None
-        rounds = self._rounds(repeated(sources or requests, count), options, batch_size)
-        if watch:
-            rounds = watch(rounds)
-        score = sources.score if sources else None
-        return gathered(as_generations(rounds, self.tokenizer, shaping.filter, score), count)
-
-    def _shaping(self, options: GenerationOptions) -> Shaping:
-        return Shaping(options, self.model, self.tokenizer)
-
-    def _rounds(
-        self, requests: Iterable[Request], options: GenerationOptions, batch_size: int = 1
-    ) -> Iterator[Round]:
-        """Decode; the options are checked at the call, not at the first round."""
-        requests = iter(requests)
-        first = list(islice(requests, batch_size)) if self._drafting.num_draft == "auto" else []
-        plan = self.plan(options, first)
-        return decode(self.model, chain(first, requests), plan, batch_size=batch_size)
-
-    def _steady_width(self) -> int | None:
-        """Return the width of all passes of the target; None if they need not be steady."""
-        drafting = self._drafting
-        if self._width is None and drafting.steady and drafting.num_draft != "auto":
-            self._width = steady_width(self.model, drafting.num_draft + 1)
-        return self._width

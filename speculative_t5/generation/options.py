@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, cast
 
-from ..decoding import LogitsProcessor, Sampler, check_ngrams
+from ..decoding import BeamOptions, EarlyStopping, LogitsProcessor, Sampler, check_ngrams
 from ..errors import check_integer, check_number
 from ..tokenizers import Prompt
 
@@ -40,6 +40,9 @@ class GenerationOptions:
     stop_token_ids: Sequence[int] = ()
     num_return_sequences: int = 1
     scores: bool = False
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
         _ = Sampler(self.temperature, self.top_k, self.top_p)  # which checks its own options
@@ -59,16 +62,42 @@ class GenerationOptions:
         for string in self.stop_strings:
             if not isinstance(string, str) or not string:
                 raise ValueError(f"a stop string must be text that is not empty, got {string!r}")
-        if check_integer("num_return_sequences", self.num_return_sequences, 1) > 1:
-            self._check_samples()
-
-    def _check_samples(self) -> None:
-        """Refuse several outputs where all of them would be the same."""
-        if self.temperature == 0:
+        count = check_integer("num_return_sequences", self.num_return_sequences, 1)
+        if self.num_beams != 1:
+            self._check_beams()
+        elif count > 1 and self.temperature == 0:
             raise ValueError(
-                f"num_return_sequences is {self.num_return_sequences}, and greedy decoding has "
-                "only one output: give a temperature above 0"
+                f"num_return_sequences is {count}, and greedy decoding has only one output: give a "
+                "temperature above 0, or num_beams"
             )
+
+    def _check_beams(self) -> None:
+        """Refuse what a beam search does not go with."""
+        _ = self.beams  # which checks its own options
+        if self.temperature != 0:
+            raise ValueError(
+                f"num_beams is {self.num_beams} and temperature {self.temperature}, and a beam "
+                "search does not sample: leave out one of them"
+            )
+        if self.stop_strings:
+            raise ValueError(
+                f"num_beams is {self.num_beams}, and a beam search has no stop strings: leave out "
+                "one of them"
+            )
+
+    @property
+    def beams(self) -> BeamOptions | None:
+        """The options of a beam search; None for greedy decoding and sampling."""
+        if self.num_beams == 1:
+            return None
+        return BeamOptions(
+            self.num_beams, self.length_penalty, self.early_stopping, self.num_return_sequences
+        )
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether tokens can be shown as they are chosen."""
+        return self.num_return_sequences == self.num_beams == 1 and not self.scores
 
     def check_stream(self) -> None:
         """Refuse what only finished outputs can have."""
@@ -76,6 +105,11 @@ class GenerationOptions:
             raise ValueError(
                 f"a stream has one output, got num_return_sequences {self.num_return_sequences}: "
                 "leave it out, or use generate"
+            )
+        if self.num_beams != 1:
+            raise ValueError(
+                f"a stream shows tokens as they are chosen, and a beam search chooses at the end, "
+                f"got num_beams {self.num_beams}: use generate"
             )
         if self.scores:
             raise ValueError("a stream has no scores, which need finished outputs: use generate")
@@ -167,6 +201,13 @@ class MoreKeywords(TypedDict, total=False):
         Output j of prompt i samples as prompt `num_return_sequences` * i + j would.
     scores: Add the logarithm of each output's probability, see `Generation.score`. This takes one
         more pass over the output.
+    num_beams: Above 1, the best output that a beam search over so many sequences finds, by the
+        target alone. Samples, drafts, stop strings and streams do not go with it.
+    length_penalty: Of a beam search: an output's score is the sum of its tokens' log-probabilities
+        divided by its length in tokens, EOS included, to this power.
+    early_stopping: Of a beam search, once it has as many outputs as beams: True ends it, False
+        goes on while the best sequence, if it ended now, would be better than the worst of them,
+        "never" while it could be at any length.
     """
 
     max_new_tokens: int | None
@@ -182,6 +223,9 @@ class MoreKeywords(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     num_return_sequences: int
     scores: bool
+    num_beams: int
+    length_penalty: float
+    early_stopping: EarlyStopping
 
 
 class GenerationKeywords(MoreKeywords, total=False):

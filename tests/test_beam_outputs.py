@@ -1,0 +1,134 @@
+"""Beam search through `SpeculativeDecoder` and the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.models import T5
+
+import numpy as np
+import pytest
+from commands import caller
+from conftest import EOS, REPOSITORY, tiny_draft, tiny_model
+from messages import check_message
+from test_shaping import HF_OPTIONS, for_transformers
+
+pytestmark = pytest.mark.cpu
+PROMPTS = [[6, 2, 3, EOS], [4, 4, 8, 9, EOS], [2, EOS], [9, 13, 5, EOS], [7, 3, 3, 11, 2, EOS]]
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return SpeculativeDecoder(tiny_model(vocab_size=20, layers=2, seed=3))
+
+
+@pytest.mark.parametrize("name", HF_OPTIONS)
+def test_beams_under_every_option_are_those_of_transformers(
+    name: str, pair: tuple[Any, T5]
+) -> None:
+    """50 prompts, 25 for each of two families; outputs and scores of 3 of 4 beams."""
+    import torch
+
+    reference, target = pair
+    rng, decoder = np.random.default_rng(4), SpeculativeDecoder(target)
+    options: dict[str, Any] = HF_OPTIONS[name] | {"num_beams": 4, "num_return_sequences": 3}
+    sources = [[*rng.integers(3, 300, rng.integers(2, 14)).tolist(), 1] for _ in range(25)]
+    found = decoder.generate_batch(sources, max_tokens=12, length_penalty=0.7, **options)
+    for source, best in zip(sources, found, strict=True):
+        expected = reference.generate(
+            torch.tensor([source]), max_new_tokens=12, do_sample=False, num_beams=4,
+            num_return_sequences=3, length_penalty=0.7, use_cache=False, output_scores=True,
+            return_dict_in_generate=True, **for_transformers(HF_OPTIONS[name]),
+        )  # fmt: skip
+        several = [best, *best.alternatives]
+        for out, ids, score in zip(
+            several, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=True
+        ):
+            tokens = out.tokens + [1] * (out.finish_reason == "eos")
+            assert tokens == ids[1 : len(tokens) + 1] and {*ids[len(tokens) + 1 :]} <= {0, 1}
+            assert out.score == pytest.approx(score, abs=1e-4)
+
+
+def test_outputs_do_not_depend_on_the_batch(decoder: SpeculativeDecoder) -> None:
+    options: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 2, "max_tokens": 15}
+    found = decoder.generate_batch(PROMPTS, **options)
+    for prompt, together in zip(PROMPTS, found, strict=True):
+        alone = decoder.generate(prompt, **options)
+        assert alone.tokens == together.tokens and len(alone.alternatives) == 1
+        assert alone.score == pytest.approx(together.score, abs=1e-4)
+        assert alone.score is not None and alone.alternatives[0].score is not None
+        assert alone.score >= alone.alternatives[0].score
+        assert alone.stats.rounds >= alone.stats.emitted and not alone.stats.drafted
+    indices = dict(decoder.iter_batch(enumerate(PROMPTS), batch_size=7, **options))
+    assert [indices[i].tokens for i in range(5)] == [out.tokens for out in found]
+
+
+def test_stop_ids_end_beams_as_eos_does(decoder: SpeculativeDecoder) -> None:
+    whole = decoder.generate(PROMPTS[0], num_beams=3, max_tokens=15)
+    out = decoder.generate(PROMPTS[0], num_beams=3, max_tokens=15, stop_token_ids=[whole.tokens[2]])
+    assert out.finish_reason in ("stop", "eos") and whole.tokens[2] not in out.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"num_beams": 0}, "got 0"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences 3"),
+        ({"num_beams": 2, "temperature": 0.5}, "temperature 0.5"),
+        ({"num_beams": 2, "stop": "a"}, "stop strings"),
+        ({"num_beams": 2, "length_penalty": float("nan")}, "got nan"),
+        ({"num_beams": 2, "early_stopping": "soon"}, "got 'soon'"),
+    ],
+)
+def test_bad_options_are_refused(
+    options: dict[str, Any], found: str, decoder: SpeculativeDecoder
+) -> None:
+    with pytest.raises(ValueError) as error:
+        decoder.generate(PROMPTS[0], **options)
+    check_message(str(error.value))
+    assert found in str(error.value)
+
+
+def test_beams_do_not_go_with_drafts_steady_passes_and_streams(
+    decoder: SpeculativeDecoder,
+) -> None:
+    target: Any = decoder.model
+    for other in (
+        SpeculativeDecoder(target, tiny_draft(target)),
+        SpeculativeDecoder(target, "lookup"),
+        SpeculativeDecoder(target, steady=True),
+    ):
+        with pytest.raises(ValueError, match="does not go with") as error:
+            other.generate(PROMPTS[0], num_beams=2)
+        check_message(str(error.value))
+    plain = SpeculativeDecoder(target, "lookup").generate(
+        PROMPTS[0], num_beams=2, speculative=False
+    )
+    assert plain.tokens == decoder.generate(PROMPTS[0], num_beams=2).tokens
+    with pytest.raises(ValueError, match="chooses at the end") as error:
+        decoder.stream(PROMPTS[0], num_beams=2)
+    check_message(str(error.value))
+
+
+def test_commands_search_without_the_default_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "weights").symlink_to(REPOSITORY / "weights")
+    (tmp_path / "in.txt").write_text("He go home.\n")
+    call = caller(tmp_path, monkeypatch, capfd)
+    decoder = SpeculativeDecoder.from_pretrained("correct-base")
+    best = decoder.generate("He go home.", num_beams=3, num_return_sequences=2, length_penalty=2.0)
+    given = ("--num-beams", "3", "-n", "2", "--length-penalty", "2")
+    (found,) = call("--prompt", "He go home.", "--json", *given).records
+    assert (found["text"], found["score"]) == (best.text, best.score)
+    assert found["alternatives"][0]["text"] == best.alternatives[0].text
+    (record,) = call("batch", "in.txt", *given).records
+    assert (record["text"], record["score"]) == (best.text, pytest.approx(best.score, abs=1e-4))
+    shown = call("--prompt", "He go home.", "--num-beams", "3").out
+    assert shown == f"{best.text}\n"
+    for draft in (["--draft-model", "correct-small"], ["--lookup"]):
+        (line,) = call("--prompt", "He go home.", *given, *draft).err
+        check_message(line.removeprefix("error: "))
+        assert "does not go with a draft" in line
