@@ -66,9 +66,18 @@ def test_outputs_do_not_depend_on_the_batch(decoder: SpeculativeDecoder) -> None
 
 
 def test_stop_ids_end_beams_as_eos_does(decoder: SpeculativeDecoder) -> None:
-    whole = decoder.generate(PROMPTS[0], num_beams=3, max_tokens=15)
-    out = decoder.generate(PROMPTS[0], num_beams=3, max_tokens=15, stop_token_ids=[whole.tokens[2]])
-    assert out.finish_reason in ("stop", "eos") and whole.tokens[2] not in out.tokens
+    reasons = set()
+    for prompt in PROMPTS:
+        whole = decoder.generate(prompt, num_beams=3, max_tokens=15)
+        ids = [whole.tokens[2], whole.tokens[4]]
+        best = decoder.generate(
+            prompt, num_beams=3, num_return_sequences=3, max_tokens=15, stop_token_ids=ids
+        )
+        for out in (best, *best.alternatives):
+            assert not {*ids}.intersection(out.tokens)
+            assert out.stats.emitted == len(out.tokens) + (out.finish_reason != "length")
+            reasons.add(out.finish_reason)
+    assert "stop" in reasons
 
 
 @pytest.mark.parametrize(
