@@ -19,7 +19,7 @@ from .protocols import (
     Vocabulary,
     fingerprint,
 )
-from .results import FinishReason, Origin, Round, Stats, origins_of_round
+from .results import FinishReason, Origin, Round, Stats, origins_of_round, total
 from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
 from .scoring import pair_probabilities

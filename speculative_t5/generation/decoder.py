@@ -40,6 +40,7 @@ from .options import (
     split_keywords,
 )
 from .outputs import Chunk, Generation, as_chunks, as_generations, with_bar
+from .rewriting import rewrite
 from .steady import steady_width
 
 
@@ -269,6 +270,8 @@ class SpeculativeDecoder:
         options = GenerationOptions(max_tokens, temperature, top_k, top_p, seed, speculative)
         source = self.fit(prompt, max_tokens).ids
         return as_chunks(self._rounds([(0, source)], options), self.tokenizer)
+
+    rewrite = rewrite  # texts of any length, piece by piece
 
     @property
     def drafts(self) -> bool:
