@@ -173,6 +173,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Pat
     lines = "The old man.\nThe new man.\nHe walks.\n"
     for name in ("prompts.txt", "in.txt"):
         (folder / name).write_text(lines)
+    (folder / "report.md").write_text("# Report\n\nShe have a apple.\n")
     (folder / "prompts.gz").write_bytes(gzip.compress(lines.encode()))
     (folder / "articles.jsonl").write_text('{"body": "The old man."}\n{"body": "A text."}\n')
     return folder
@@ -214,8 +215,11 @@ def test_commands_run(command: str, workplace: Path, hub: Hub) -> None:
         check_names(command)
         return
     first = re.split(r"[ |]", command)[0]
-    assert first in ("python", "echo", "gunzip", "paste", "mlx.launch"), f"nothing runs {command!r}"
-    (workplace / "out.jsonl").unlink(missing_ok=True)  # each line stands for itself
+    assert first in ("python", "echo", "cat", "gunzip", "paste", "mlx.launch"), (
+        f"nothing runs {command!r}"
+    )
+    for name in ("out.jsonl", "corrected.md"):  # each line stands for itself
+        (workplace / name).unlink(missing_ok=True)
     if " distill " in command:
         shutil.rmtree(workplace / "weights" / "M-draft", ignore_errors=True)
     elif "M-draft" in command:

@@ -96,7 +96,8 @@ def test_a_prompt_that_is_too_long_is_an_error(call: Call, command: tuple[str, .
     assert (done.code, done.out) == (2, "")
     (line,) = done.err
     found = r"the prompt has \d+ tokens, more than the 512 that the model is made for: use "
-    assert re.match(f"error: {found}", line) and "(--truncate)" in line
+    assert re.match(f"error: {found}", line)
+    assert "(--truncate)" in line and "(the command document)" in line
     check_message(line.removeprefix("error: "))
 
 

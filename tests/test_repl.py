@@ -136,7 +136,9 @@ def test_compare_decodes_the_last_prompt_both_ways(screen: Screen) -> None:
     screen.say(PROMPT)
     plain, text, speculative, again, verdict = screen.say("/compare")
     assert text == again == screen.repl.decoder.generate(PROMPT, max_tokens=12).text
-    assert re.fullmatch("plain: .*- no draft", plain)
+    assert re.fullmatch("plain: .*- no draft( - cut at --max-tokens 12)?", plain)
+    ended = screen.repl.decoder.generate(PROMPT, max_tokens=12).finish_reason == "eos"
+    assert ["cut at" in line for line in (plain, speculative)] == [not ended] * 2
     assert re.match("speculative: .*of drafts accepted", speculative)
     assert re.fullmatch(r"speculative is [0-9.]+x plain; the outputs are the same", verdict)
     assert len(screen.repl.done) == 1, "a comparison does not count as an output"

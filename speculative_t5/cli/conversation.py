@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from statistics import median
 from typing import Any
 
-from ..decoding import Stats, cache_folder
+from ..decoding import Stats, cache_folder, total
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .terminal import footer, note, note_if_slow, note_unread
 from .view import console, legend, shaded, show
@@ -179,7 +178,9 @@ class Conversation:
             last = generations[-1]
             seconds = median(run.stats.seconds for run in generations)
             name = "speculative" if speculative else "plain"
-            out.print(f"{name}: {replace(last.stats, seconds=seconds).summary()}", markup=False)
+            stats = replace(last.stats, seconds=seconds)
+            line = footer(stats, last.finish_reason, self.settings.max_tokens)
+            out.print(f"{name}: {line}", markup=False)
             out.print(shaded(last))
         speedup = median(
             one.stats.seconds / other.stats.seconds
@@ -212,17 +213,6 @@ class Conversation:
         for usage, meaning in COMMANDS.items():
             console().print(f"{usage:17} {meaning}", markup=False)
         console().print(legend())
-
-
-def total(done: Sequence[Stats]) -> Stats:
-    """Return the statistics of several outputs as if they were one."""
-    return Stats(
-        tuple(chain.from_iterable(stats.num_draft for stats in done)),
-        tuple(chain.from_iterable(stats.num_drafted for stats in done)),
-        tuple(chain.from_iterable(stats.num_accepted for stats in done)),
-        sum(stats.emitted for stats in done),
-        sum(stats.seconds for stats in done),
-    )
 
 
 def typed_lines() -> Iterator[str]:

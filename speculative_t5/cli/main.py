@@ -25,6 +25,7 @@ from .batch import batch
 from .bench import bench
 from .distill import distill
 from .doctor import doctor
+from .document import document
 from .job import COUNTS
 from .models import models
 from .options import (
@@ -247,6 +248,7 @@ def main() -> NoReturn:
     for command, short in (
         (repl, "Try prompts and options one after another."),
         (batch, "Generate for each line of a file of prompts."),
+        (document, "Rewrite a text of any length, sentence by sentence."),
         (models, "List the models on this machine, and which drafts fit them."),
         (convert_command, "Convert a Hugging Face checkpoint."),
         (distill, "Train a draft for a T5 from prompts alone."),

@@ -28,7 +28,7 @@ from .protocols import (
     Vocabulary,
     fingerprint,
 )
-from .results import FinishReason, Origin, Round, Stats, origins_of_round
+from .results import FinishReason, Origin, Round, Stats, origins_of_round, total
 from .rows import Stopper
 from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, Literal
 
 FinishReason = Literal["eos", "length", "stop"]
@@ -107,6 +107,17 @@ class Stats:
             left -= emitted
             for origin in origins_of_round(drafted, accepted, emitted):
                 yield number, origin
+
+
+def total(done: Sequence[Stats]) -> Stats:
+    """Return the statistics of several outputs as if they were one."""
+    return Stats(
+        tuple(chain.from_iterable(stats.num_draft for stats in done)),
+        tuple(chain.from_iterable(stats.num_drafted for stats in done)),
+        tuple(chain.from_iterable(stats.num_accepted for stats in done)),
+        sum(stats.emitted for stats in done),
+        sum(stats.seconds for stats in done),
+    )
 
 
 class PerRound(Sequence[int]):

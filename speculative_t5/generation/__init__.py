@@ -4,7 +4,9 @@
 well. Imports `checkpoints`, `tokenizers`, `decoding`, `errors` and `device`.
 """
 
+from .comparison import changes, lines
 from .decoder import SpeculativeDecoder
 from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule
 from .outputs import MEANINGS, Chunk, Generation
+from .rewriting import By, Document, Piece, RewriteOptions, Rewritten
 from .steady import rows_are_alike, steady_width

@@ -35,6 +35,7 @@ from .options import (
     split_keywords,
 )
 from .outputs import Chunk, Generation, as_chunks, with_bar
+from .rewriting import rewrite
 
 
 class SpeculativeDecoder(Engine):
@@ -242,7 +243,7 @@ class SpeculativeDecoder(Engine):
     ) -> Iterator[Chunk]:
         """Generate one output, a chunk for each pass of the target; otherwise as `generate`.
 
-        `num_return_sequences` and `scores` are for finished outputs, and refused here.
+        What needs finished outputs is refused here: `num_return_sequences`, `scores`, `num_beams`.
         """
         chosen = GenerationOptions(**options)
         chosen.check_stream()
@@ -250,6 +251,8 @@ class SpeculativeDecoder(Engine):
         shaping = self.shaping(chosen)
         rounds = self.rounds([(0, source)], chosen)
         return as_chunks(rounds, self.tokenizer, shaping.filter)
+
+    rewrite = rewrite  # texts of any length, piece by piece
 
     @property
     def draft_vocab(self) -> int | None:

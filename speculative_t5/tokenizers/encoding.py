@@ -110,10 +110,16 @@ class PromptEncoder:
             return Source(self._shortened(ids, limit), len(ids) - limit, unknown)
         own = self._max_source_length is None
         allowed = "the model is made for" if own else "max_source_length allows"
-        more = "max_source_length=N (--max-source-length N) to allow more"
-        rest = "split it" if self._model.is_decoder_only else more
-        cut = f"use truncate=True (--truncate) to cut it, or {rest}"
-        advice = "split it" if chat else cut
+        cut = "truncate=True (--truncate) to cut it, or"
+        if chat:
+            advice = "split it"
+        elif self._model.is_decoder_only:
+            advice = f"use {cut} split it"
+        else:
+            advice = (
+                f"use rewrite (the command document) to split it, {cut} max_source_length=N "
+                "(--max-source-length N) to allow more"
+            )
         raise ValueError(
             f"the prompt has {len(ids)} tokens, more than the {limit} that {allowed}: {advice}"
         )

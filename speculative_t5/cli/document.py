@@ -1,0 +1,245 @@
+"""The command `document`: a whole text, sentence by sentence, with its layout kept."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import Annotated, Any, BinaryIO, cast
+
+import typer
+from rich.text import Text
+from tqdm import tqdm
+
+from ..errors import not_utf8
+from ..generation import (
+    By,
+    Document,
+    Piece,
+    RewriteOptions,
+    Rewritten,
+    SpeculativeDecoder,
+    changes,
+    lines,
+)
+from .options import DecoderOptions, RegularDecode, in_output, with_groups
+from .terminal import give_tips, note, one_line, visible
+from .view import console
+from .whole_file import Header, PartialFile, check_target, write_whole
+
+SHOWN = 40  # characters of a piece that was kept
+
+
+@with_groups
+def document(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="Text in UTF-8; - is standard input.", show_default=False
+        ),
+    ],
+    *,
+    output: Annotated[
+        str | None, in_output(help="File to write.", show_default="standard output")
+    ] = None,
+    by: Annotated[
+        str, typer.Option(help="What to decode at a time: sentence, paragraph or tokens.")
+    ] = "sentence",
+    language: Annotated[
+        str, typer.Option(help="Language whose rules split the text into sentences, as a code.")
+    ] = "en",
+    piece_tokens: Annotated[
+        int, typer.Option(help="With --by tokens: most tokens of the sentences decoded at a time.")
+    ] = RewriteOptions.piece_tokens,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Upper bound on the tokens of each piece's output, EOS included.",
+            show_default="at least twice the piece's, and 16",
+        ),
+    ] = None,
+    min_similarity: Annotated[
+        float,
+        typer.Option(
+            help="Least similarity of a piece and its output, from 0 to 1; above 0, their numbers "
+            "and addresses must be the same, too."
+        ),
+    ] = RewriteOptions.min_similarity,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Pieces to decode side by side.", show_default="16, or 1 with --steady"),
+    ] = None,
+    diff: Annotated[
+        str | None,
+        in_output(
+            help="Also show what changed: html writes a page, terminal prints lines.",
+            show_default=False,
+        ),
+    ] = None,
+    diff_output: Annotated[
+        str | None,
+        in_output(
+            help="Page to write with --diff html.", show_default="the output's name and .diff.html"
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        in_output("--resume", help="Go on with the pieces that a stopped run has left."),
+    ] = False,
+    force: Annotated[
+        bool,
+        in_output(
+            "--force",
+            help="Replace OUTPUT and the page; without --resume, drop what a stopped run has left.",
+        ),
+    ] = False,
+    options: DecoderOptions,
+    regular_decode: RegularDecode = False,
+) -> None:
+    """Rewrite a text of any length, for example to correct it; only its sentences change.
+
+    Blank lines, indentation, line ends, headings, list markers, tables and code stay as they are.
+    So do sentences that the model cannot read or whose outputs lost something; they are listed at
+    the end.
+    """
+    output = None if output == "-" else output
+    wanted = RewriteOptions(cast(By, by), language, piece_tokens, max_tokens, min_similarity)
+    page = _page(output, diff, diff_output)
+    if resume and output is None:
+        raise ValueError("--resume goes on with a file: give its name by --output")
+    if options.truncate:
+        raise ValueError("--truncate would lose a part of the text: leave it out")
+    if output is None and sys.stdout is None:
+        raise ValueError("the text was to go to standard output, which is closed: give an --output")
+    if source == "-" and sys.stdin is None:
+        raise ValueError("the text was to come from standard input, which is closed: give a file")
+    with open(0 if source == "-" else source, "rb", closefd=source != "-") as stream:
+        for name in filter(None, (output, page)):
+            check_target(name, stream, force=force)
+        text = _read(stream, "standard input" if source == "-" else source)
+    decoder = options.load(plain=regular_decode)
+    whole = Document(decoder, text, wanted)
+    partial = None
+    if output is not None:
+        header = _header(decoder, text, wanted, options)
+        partial = PartialFile(output, header, resume=resume, force=force)
+    done = _rewritten(whole, partial, batch_size, output)
+    if page is not None:
+        title = f"Changes in {source if source != '-' else 'the text'}"
+        write_whole(page, done.to_html(title).encode())
+    if diff == "terminal":
+        _print_changes(done, stderr=output is None)
+    for piece in done.kept:
+        note(_kept(piece))
+    note(f"[{_summary(done)}]")
+    give_tips()
+
+
+def _page(output: str | None, diff: str | None, diff_output: str | None) -> str | None:
+    """Return the name of the page to write, if any."""
+    if diff not in (None, "html", "terminal"):
+        raise ValueError(f"--diff is {diff!r}, expected html or terminal")
+    if diff != "html":
+        if diff_output is not None:
+            raise ValueError("--diff-output names a page: use it with --diff html")
+        return None
+    if diff_output is None and output is None:
+        raise ValueError("--diff html writes a page: give its name by --diff-output")
+    if diff_output is not None and diff_output == output:
+        raise ValueError(f"--diff-output {output} is the output itself: give another name")
+    return diff_output if diff_output is not None else f"{output}.diff.html"
+
+
+def _read(stream: BinaryIO, name: str) -> str:
+    data = stream.read()
+    if not data:
+        raise ValueError(f"{name} is empty: give some text")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is {not_utf8(error)}") from error
+
+
+def _header(
+    decoder: SpeculativeDecoder, text: str, wanted: RewriteOptions, options: DecoderOptions
+) -> Header:
+    """Return what the outputs depend on, for a resumed run to compare."""
+    models = [decoder.model.fingerprint, decoder.draft and decoder.draft.fingerprint]
+    given = {name: value for name, value in vars(options).items() if "model" not in name}
+    return {
+        "text": hashlib.sha256(text.encode()).hexdigest(),
+        "model": models,
+        "set of options": asdict(wanted) | given | {"prefix": decoder.prefix},
+    }
+
+
+def _rewritten(
+    whole: Document, partial: PartialFile | None, batch_size: int | None, output: str | None
+) -> Rewritten:
+    """Decode all pieces that are left, and write the text."""
+    found = whole.rewrite(batch_size=batch_size, skip=())  # checks the options
+    pieces: dict[int, Piece] = {}
+    with partial or nullcontext():
+        if partial is not None:
+            pieces = {
+                number: whole.restored(number, piece["output"], piece["reason"])
+                for number, piece in partial.earlier.items()
+                if number in range(len(whole))
+            }
+            found = whole.rewrite(batch_size=batch_size, skip=pieces)
+        began = time.perf_counter()
+        with tqdm(total=len(whole), initial=len(pieces), unit=" pieces", disable=None) as bar:
+            for number, piece in found:
+                pieces[number] = piece
+                if partial is not None:
+                    record = {"piece": number, "output": piece.output, "reason": piece.reason}
+                    partial.append(record)
+                bar.update()
+        done = whole.result(pieces, time.perf_counter() - began)
+        _write(done.text, output)
+    return done
+
+
+def _write(text: str, output: str | None) -> None:
+    if output is not None:
+        write_whole(output, text.encode())
+        return
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
+
+
+def _print_changes(done: Rewritten, *, stderr: bool) -> None:
+    """Print the lines that changed, with what went in red and what came in green."""
+    out = console(stderr=stderr)
+    pairs = zip(lines(done.source), lines(done.text), strict=True)
+    for number, (before, after) in enumerate(pairs, 1):
+        if before == after:
+            continue
+        for sign, side, style in (("-", 0, "bold red"), ("+", 1, "bold green")):
+            line = Text(f"{number:5} {sign} ", style="dim")
+            for change in changes(before, after):
+                same = change[0] == change[1]
+                line.append(visible(change[side]), "not dim" if same else f"not dim {style}")
+            out.print(line)
+
+
+def _kept(piece: Piece) -> str:
+    """Return the line about a piece that was kept as it was."""
+    start = one_line(piece.source)
+    start = start if len(start) <= SHOWN else start[: SHOWN - 3] + "..."
+    return f"line {piece.line} kept, {one_line(piece.reason or '')}: {start}"
+
+
+def _summary(done: Rewritten) -> str:
+    stats: Any = done.stats
+    parts = [done.summary()]
+    if stats.rounds:
+        parts += [
+            f"{stats.emitted:,} tokens in {stats.seconds:.1f} s",
+            f"{stats.tokens_per_second:,.0f} tokens/s",
+            f"acceptance {stats.acceptance_rate:.0%}" if stats.drafted else "no draft",
+            f"{stats.tokens_per_round:.1f} tokens per round",
+        ]
+    return ", ".join(parts)

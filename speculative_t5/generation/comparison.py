@@ -1,0 +1,96 @@
+"""Two texts of equally many lines side by side: HTML without scripts, nothing loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .rewriting import Rewritten
+
+# Half-transparent for light and dark pages; strokes and lines tell changes apart without colour.
+SHEET = (
+    ".st5-changes{border-collapse:collapse;width:100%;table-layout:fixed;line-height:1.5}"
+    ".st5-changes td,.st5-changes th{vertical-align:top;text-align:left;padding:1px 8px;"
+    "white-space:pre-wrap;overflow-wrap:anywhere}"
+    ".st5-changes .n{width:4em;text-align:right;opacity:.6;user-select:none}"
+    ".st5-changes tr.changed td{background:rgba(128,128,128,.10)}"
+    ".st5-changes tr.kept td{background:rgba(219,109,40,.14)}"
+    ".st5-changes del{background:rgba(248,81,73,.32)}"
+    ".st5-changes ins{background:rgba(46,160,67,.32);text-decoration:underline}"
+    ".st5-changes .why{font-size:.85em;font-style:italic;opacity:.85}"
+    ".st5-changes .far td{text-align:center;opacity:.6}"
+)
+PAGE = (
+    ":root{color-scheme:light dark}"
+    "body{font-family:system-ui,sans-serif;max-width:90em;margin:1.5em auto;padding:0 1em}"
+    "h1{font-size:1.2em}"
+)
+CONTEXT = 2  # lines shown before and after those with changes
+_WORD = re.compile(r"\s+|[^\W_]+|\W|_")
+
+Change = tuple[str, str]  # of a line: a stretch of the text before and of that after
+
+
+def changes(before: str, after: str) -> Iterator[Change]:
+    """Yield the stretches of two lines in order; equal ones are equal, others are the changes."""
+    a, b = _WORD.findall(before), _WORD.findall(after)
+    for _, i1, i2, j1, j2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        yield "".join(a[i1:i2]), "".join(b[j1:j2])
+
+
+def lines(text: str) -> list[str]:
+    """Return the lines of a text, without their ends."""
+    return re.split(r"\r\n|\r|\n", text)
+
+
+def as_page(done: Rewritten, title: str) -> str:
+    """Return a whole page of HTML."""
+    name = escape(title)
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{name}</title><style>{PAGE}</style></head>"
+        f"<body><h1>{name}</h1>{as_table(done)}</body></html>\n"
+    )
+
+
+def as_table(done: Rewritten) -> str:
+    """Return a table of the lines that changed or were kept for a reason, and those around."""
+    pairs = list(zip(lines(done.source), lines(done.text), strict=True))
+    reasons: dict[int, list[str]] = {}
+    for piece in done.kept:
+        reasons.setdefault(piece.line, []).append(piece.reason or "")
+    marked = [i for i, (old, new) in enumerate(pairs, 1) if old != new or i in reasons]
+    near = {i + away for i in marked for away in range(-CONTEXT, CONTEXT + 1)}
+    rows = []
+    for shown, numbers in groupby(range(1, len(pairs) + 1), key=near.__contains__):
+        if shown:
+            rows += [_row(i, *pairs[i - 1], reasons.get(i, [])) for i in numbers]
+        else:
+            rows.append(f'<tr class="far"><td colspan="4">{_same(len(list(numbers)))}</td></tr>')
+    return (
+        f"<style>{SHEET}</style><p>{escape(done.summary())}</p>"
+        '<table class="st5-changes"><thead><tr><th class="n"></th><th>before</th>'
+        f'<th class="n"></th><th>after</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    )
+
+
+def _same(number: int) -> str:
+    return f"{number:,} line{'s' if number != 1 else ''} without changes"
+
+
+def _row(number: int, before: str, after: str, reasons: list[str]) -> str:
+    left, right = [], []
+    for old, new in changes(before, after):
+        same = old == new
+        left.append(escape(old) if same or not old else f"<del>{escape(old)}</del>")
+        right.append(escape(new) if same or not new else f"<ins>{escape(new)}</ins>")
+    kind = ' class="kept"' if reasons else ' class="changed"' if before != after else ""
+    why = "".join(f'<div class="why">kept: {escape(reason)}</div>' for reason in reasons)
+    cell = f'<td class="n">{number}</td>'
+    return f"<tr{kind}>{cell}<td>{''.join(left)}</td>{cell}<td>{''.join(right)}{why}</td></tr>"

@@ -1,0 +1,88 @@
+"""Puts the words of an output where the words of its source were, and compares the two."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+_BREAK = re.compile(r"[\r\n]")
+# Numbers, e-mail addresses and links, without the punctuation behind them.
+_FACTS = re.compile(r"\d(?:[\d.,:/]*\d)?|[^\s<>()\"]+@[^\s<>()\"]+\w|(?:https?://|www\.)\S*\w")
+
+
+def arranged(words: Sequence[str], gaps: Sequence[str], output: Sequence[str]) -> str | None:
+    r"""Join the words of an output by what stands between the words of its source.
+
+    Words are matched by difflib, without their case and punctuation; those in between are mapped in
+    proportion. Each line break comes before the word that its next line's first word became, and
+    at least one word is left for each line. Other gaps than single spaces are kept where both their
+    words have neighbours in the output.
+
+    Example: for the words of "He go to\n> school" and "He goes to school now." the result is "He
+    goes to\n> school now."
+
+    Args:
+        words: The words of the source.
+        gaps: What stands between them, one fewer than words.
+        output: The words of the output.
+
+    Returns:
+        The text, or None if the output has fewer words than the source has lines.
+    """
+    places = _places(words, output)
+    joints = [" "] * (len(output) - 1)
+    breaks = [i for i, gap in enumerate(gaps, 1) if _BREAK.search(gap)]
+    placed = _spread([places[i] for i in breaks], len(output))
+    if placed is None:
+        return None
+    for i, gap in enumerate(gaps, 1):
+        if gap != " " and i not in breaks and 1 <= places[i] == places[i - 1] + 1:
+            joints[places[i] - 1] = gap
+    for i, place in zip(breaks, placed, strict=True):
+        joints[place - 1] = gaps[i - 1]
+    parts = list(output[:1])
+    for joint, word in zip(joints, output[1:], strict=True):
+        parts += [joint, word]
+    return "".join(parts)
+
+
+def _places(words: Sequence[str], output: Sequence[str]) -> list[int]:
+    """Return for each word of the source its place in the output, or that of what replaced it."""
+    places = [0] * len(words)
+    a, b = (list(map(_bare, each)) for each in (words, output))
+    matcher = SequenceMatcher(None, a, b, autojunk=False)
+    for _, i1, i2, j1, j2 in matcher.get_opcodes():
+        for i in range(i1, i2):
+            places[i] = min(j1 + (i - i1) * (j2 - j1) // (i2 - i1), len(output) - 1)
+    return places
+
+
+def _bare(word: str) -> str:
+    return re.sub(r"\W", "", word.casefold()) or word
+
+
+def _spread(wanted: Sequence[int], count: int) -> list[int] | None:
+    """Move places apart, so that they increase from 1 to at most `count` - 1."""
+    if len(wanted) >= max(count, 1):
+        return None
+    found: list[int] = []
+    for place in wanted:
+        found.append(max(place, found[-1] + 1 if found else 1))
+    most = count - 1
+    for i in reversed(range(len(found))):
+        found[i] = min(found[i], most)
+        most = found[i] - 1
+    return found
+
+
+def similarity(source: str, output: str) -> float:
+    """Return difflib's ratio of the letters and digits of two texts, from 0 to 1 for the same."""
+    a, b = ([c for c in text.casefold() if c.isalnum()] for text in (source, output))
+    return 1.0 if a == b else SequenceMatcher(None, a, b, autojunk=False).ratio()
+
+
+def same_facts(source: str, output: str) -> bool:
+    """Whether two texts hold the same numbers, e-mail addresses and links, as often."""
+    return Counter(_FACTS.findall(source)) == Counter(_FACTS.findall(output))

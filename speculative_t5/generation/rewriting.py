@@ -1,0 +1,320 @@
+"""Rewrites texts of any length: sentences go through the model, everything else stays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal, get_args
+
+from ..decoding import Stats, total
+from ..errors import check_integer, check_number, check_utf8, count
+from .layout import arranged, same_facts, similarity
+from .splitting import Passage, check_language, is_label, paragraphs, sentences
+
+if TYPE_CHECKING:
+    from .decoder import SpeculativeDecoder
+    from .outputs import Generation
+
+By = Literal["sentence", "paragraph", "tokens"]
+PIECE_TOKENS = 128
+MIN_SIMILARITY = 0.75
+
+
+@dataclass(frozen=True)
+class RewriteOptions:
+    """How a text is rewritten; `rewrite` describes the options and their ranges."""
+
+    by: By = "sentence"
+    language: str = "en"
+    piece_tokens: int = PIECE_TOKENS
+    max_tokens: int | None = None
+    min_similarity: float = MIN_SIMILARITY
+
+    def __post_init__(self) -> None:
+        if self.by not in get_args(By):
+            names = ", ".join(map(repr, get_args(By)))
+            raise ValueError(f"by is {self.by!r}, expected one of {names}")
+        check_language(self.language)
+        check_integer("piece_tokens", self.piece_tokens, 2)
+        if self.max_tokens is not None:
+            check_integer("max_tokens", self.max_tokens, 1)
+        if not 0 <= check_number("min_similarity", self.min_similarity) <= 1:
+            raise ValueError(f"min_similarity must be between 0 and 1, got {self.min_similarity}")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a text, and what stands in its place.
+
+    Attributes:
+        line: The number of the line where it begins, from 1.
+        source: The part as it was, line breaks included.
+        output: What stands there now; `source` if nothing was changed.
+        reason: Why the model's output is not used, or none was made; None if it is used.
+        stats: What decoding it cost; None if it was not decoded in this run.
+    """
+
+    line: int
+    source: str
+    output: str
+    reason: str | None = None
+    stats: Stats | None = None
+
+    @property
+    def status(self) -> Literal["changed", "same", "kept"]:
+        """What became of it; "kept" is for what has a reason."""
+        if self.reason is not None:
+            return "kept"
+        return "same" if self.output == self.source else "changed"
+
+
+@dataclass(frozen=True, repr=False)
+class Rewritten:
+    """A text that was rewritten; notebooks show both texts side by side.
+
+    Attributes:
+        text: The text, with as many lines as `source`.
+        source: The text as it was.
+        pieces: The parts that the model read or should have read, in order.
+        stats: Rounds, drafted and accepted tokens of all pieces; `seconds` is the wall-clock time
+            of decoding them.
+    """
+
+    text: str
+    source: str
+    pieces: tuple[Piece, ...]
+    stats: Stats
+
+    def __repr__(self) -> str:
+        return f"Rewritten({self.summary()})"
+
+    @property
+    def kept(self) -> list[Piece]:
+        """The pieces that stayed as they were although the model should have rewritten them."""
+        return [piece for piece in self.pieces if piece.status == "kept"]
+
+    def summary(self) -> str:
+        """Say how many pieces there are, and what became of them."""
+        changed = sum(piece.status == "changed" for piece in self.pieces)
+        parts = [f"{changed:,} of {count(len(self.pieces), 'piece')} changed"]
+        if self.kept:
+            parts.append(f"{len(self.kept):,} kept as they were")
+        return ", ".join(parts)
+
+    def to_html(self, title: str = "Changes") -> str:
+        """Return a page of HTML with both texts side by side and their differences marked."""
+        from .comparison import as_page
+
+        return as_page(self, title)
+
+    def _repr_html_(self) -> str:
+        from .comparison import as_table
+
+        return as_table(self)
+
+
+def rewrite(
+    decoder: SpeculativeDecoder,
+    text: str,
+    *,
+    by: By = "sentence",
+    language: str = "en",
+    piece_tokens: int = PIECE_TOKENS,
+    batch_size: int | None = None,
+    max_tokens: int | None = None,
+    min_similarity: float = MIN_SIMILARITY,
+    speculative: bool = True,
+    progress: bool = False,
+) -> Rewritten:
+    r"""Rewrite a text of any length, and keep its lines and all that is not a sentence.
+
+    Blank lines, indentation, line ends, list markers, quotation marks (>), headings, tables, code
+    and labels stay as they are, see `paragraphs`. Sentences are decoded greedily, each with the
+    decoder's prefix. One that spans several lines is read as one; in its output line breaks stand
+    before the words that the first words of the lines became, see `arranged`.
+
+    A piece stays as it was, and has a reason, if the vocabulary lacks one of its characters; if it
+    is longer than the model reads; if its output did not end within `max_tokens`, is empty, has
+    fewer words than the piece has lines, or is too different, see `min_similarity`.
+
+    Args:
+        decoder: Decodes the pieces.
+        text: The text, with any line ends.
+        by: "sentence" decodes each by itself; "paragraph" whole paragraphs, or as many of their
+            sentences as the model reads; "tokens" as many sentences of a paragraph as have
+            `piece_tokens` tokens together.
+        language: The code of the language whose rules split the text into sentences.
+        piece_tokens: The most tokens of a piece that is packed by "tokens", the prefix included.
+        batch_size: Pieces to decode side by side, see `SpeculativeDecoder.iter_batch`.
+        max_tokens: Upper bound on the tokens of each output, EOS included; None for twice those of
+            its piece and 16 more, rounded up to a power of 2, so that pieces of like length are
+            decoded together.
+        min_similarity: The least similarity of a piece and its output: difflib's ratio of their
+            letters and digits, from 0 to 1. Above 0, their numbers, e-mail addresses and links
+            must be the same, too. Set it to 0 for a model that does something else than correct.
+        speculative: False decodes with the target alone.
+        progress: Show a bar on standard error.
+
+    Raises:
+        ValueError: If the decoder has no tokenizer, the text is not a string or an option is out
+            of its range.
+    """
+    options = RewriteOptions(by, language, piece_tokens, max_tokens, min_similarity)
+    document = Document(decoder, text, options)
+    began = time.perf_counter()
+    done = document.rewrite(batch_size=batch_size, speculative=speculative)
+    if progress:
+        from tqdm import tqdm  # only where a bar is wanted
+
+        done = tqdm(done, total=len(document), unit="piece", desc="rewriting")
+    pieces = dict(done)
+    return document.result(pieces, time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the text to rewrite."""
+
+    passage: Passage
+    ids: list[int]  # what the model reads, if it can
+    reason: str | None = None  # why it cannot
+
+
+class Document:
+    """A text split into the pieces to rewrite.
+
+    Raises:
+        ValueError: See `rewrite`.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, text: str, options: RewriteOptions) -> None:
+        if not isinstance(text, str):
+            raise ValueError(f"text must be a string, got {type(text).__name__}")
+        check_utf8("the text", text)
+        if decoder.tokenizer is None:
+            raise ValueError("a text needs a tokenizer, and this decoder has none: give it one")
+        self.text, self.options, self._decoder = text, options, decoder
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @cached_property
+    def _parts(self) -> list[_Part]:
+        text, options = self.text, self.options
+        parts: list[_Part] = []
+        for paragraph in paragraphs(text):
+            found = sentences(text, paragraph, options.language)
+            read = (self._read(each) for each in found if not is_label(each.flat(text)))
+            for readable, group in groupby(read, key=lambda part: part.reason is None):
+                several = list(group)
+                pack = readable and options.by != "sentence"
+                parts += self._packed(several) if pack else several
+        return parts
+
+    def _read(self, passage: Passage) -> _Part:
+        """Encode a passage, and find out whether the model can read it."""
+        prompt = self._decoder.prefix + passage.flat(self.text)
+        ids = self._decoder.encode(prompt)
+        tokens = f"it has {len(ids):,} tokens, more than the model reads"
+        try:
+            source = self._decoder.fit(prompt, self._limit(ids))
+        except ValueError:  # encoding has succeeded, so it is too long
+            return _Part(passage, ids, tokens)
+        if source.cut:
+            return _Part(passage, ids, tokens)
+        if source.unknown:
+            characters = " ".join(source.unknown)
+            return _Part(passage, ids, f"the model's vocabulary lacks {characters}")
+        return _Part(passage, ids)
+
+    def _packed(self, parts: Iterable[_Part]) -> Iterator[_Part]:
+        """Join sentences of one paragraph to parts as long as may be."""
+        pack: _Part | None = None
+        for part in parts:
+            joined = None
+            if pack is not None:
+                spans = pack.passage.spans + part.passage.spans
+                joined = self._read(Passage(spans, pack.passage.line))
+                most = self.options.piece_tokens if self.options.by == "tokens" else None
+                if joined.reason or (most is not None and len(joined.ids) > most):
+                    yield pack
+                    joined = None
+            pack = joined or part
+        if pack is not None:
+            yield pack
+
+    def _limit(self, ids: Sequence[int]) -> int:
+        """Return the most tokens of the output for a part."""
+        return self.options.max_tokens or 1 << (2 * len(ids) + 15).bit_length()
+
+    def rewrite(
+        self,
+        *,
+        batch_size: int | None = None,
+        speculative: bool = True,
+        skip: Collection[int] = (),
+    ) -> Iterator[tuple[int, Piece]]:
+        """Yield the number and the piece of each part as it is done, in any order.
+
+        The options are checked at the call. Parts whose numbers are in `skip` are left out.
+        """
+        decoder = self._decoder
+        left = [(i, part) for i, part in enumerate(self._parts) if i not in skip]
+        readable = [(i, part) for i, part in left if part.reason is None]
+        readable.sort(key=lambda each: self._limit(each[1].ids))
+        decoder.iter_batch([], batch_size=batch_size, speculative=speculative)
+
+        def pieces() -> Iterator[tuple[int, Piece]]:
+            for i, part in left:
+                if part.reason is not None:
+                    yield i, self._piece(part, None, part.reason)
+            for limit, group in groupby(readable, key=lambda each: self._limit(each[1].ids)):
+                requests = [(i, part.ids) for i, part in group]
+                for i, done in decoder.iter_batch(
+                    requests, batch_size=batch_size, max_tokens=limit, speculative=speculative
+                ):
+                    yield i, self._judged(self._parts[i], done)
+
+        return pieces()
+
+    def _piece(self, part: _Part, output: str | None, reason: str | None) -> Piece:
+        passage = part.passage
+        source = self.text[passage.start : passage.end]
+        return Piece(passage.line, source, source if output is None else output, reason)
+
+    def _judged(self, part: _Part, done: Generation) -> Piece:
+        """Return a piece with its output in the layout of its source, if the output is good."""
+        words, gaps = part.passage.words(self.text)
+        source, output = " ".join(words), done.text.split()
+        laid_out, reason = arranged(words, gaps, output) if output else None, None
+        found, least = similarity(source, done.text), self.options.min_similarity
+        if done.finish_reason == "length":
+            reason = f"its output did not end within {count(done.stats.emitted, 'token')}"
+        elif not output:
+            reason = "its output is empty"
+        elif found < least:
+            reason = f"its output is too different, with a similarity of {found:.2f}"
+        elif least and not same_facts(source, done.text):
+            reason = "its output has other numbers or addresses"
+        elif laid_out is None:
+            reason = "its output has fewer words than it has lines"
+        piece = self._piece(part, None if reason else laid_out, reason)
+        return replace(piece, stats=done.stats)
+
+    def restored(self, number: int, output: str, reason: str | None) -> Piece:
+        """Return the piece of a part that an earlier run has finished."""
+        return self._piece(self._parts[number], output, reason)
+
+    def result(self, pieces: Mapping[int, Piece], seconds: float = 0.0) -> Rewritten:
+        """Put the pieces of all parts in their places; `seconds` is for the statistics."""
+        ordered = tuple(pieces[i] for i in range(len(self)))
+        parts, at = [], 0
+        for part, piece in zip(self._parts, ordered, strict=True):
+            parts += [self.text[at : part.passage.start], piece.output]
+            at = part.passage.end
+        stats = total([piece.stats for piece in ordered if piece.stats is not None])
+        text = "".join([*parts, self.text[at:]])
+        return Rewritten(text, self.text, ordered, replace(stats, seconds=seconds))

@@ -1,0 +1,203 @@
+"""Splits a text into the sentences that a model may read, and leaves everything else out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+# Those that sentencex has rules for.
+LANGUAGES = (
+    "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk"
+).split()
+WRAPPED = range(40, 121)  # characters of a line that was broken because it was full
+INDENT = 4  # columns before code
+LABEL = 4  # words of a label, at most
+
+_LINE = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
+_QUOTE = re.compile(r"[ \t]{0,3}>(?:[ \t]?>)*[ \t]?")
+_MARKER = re.compile(r"(?:[-*+•◦‣·–—]|\(?\d{1,3}[.)]|\(?[A-Za-z]\))[ \t]+(?:\[[ xX]\][ \t]+)?")
+_FENCE = re.compile(r"(`{3,}|~{3,})")
+_HEADING = re.compile(r"#{1,6}(?:[ \t]|$)")
+_UNDERLINE = re.compile(r"(=+|-{3,})[ \t]*$")
+_ROW = re.compile(r"\||.*\|.*\||.*\S(?:\t| {4,})[ \t]*\S")
+_END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
+_BLANK = re.compile(r"\s*$")
+_OPENING = "\"'“‘„‚«‹([*_¿¡"
+
+Span = tuple[int, int]  # where a word begins and ends in the text
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Words of a text that belong together: a paragraph, or some sentences of it.
+
+    Attributes:
+        spans: Where each word begins and ends in the text. Between two of them stands what keeps
+            words apart: spaces, a line break and what the next line begins with, or nothing.
+        line: The number of the line where it begins, from 1.
+    """
+
+    spans: tuple[Span, ...]
+    line: int
+
+    @property
+    def start(self) -> int:
+        return self.spans[0][0]
+
+    @property
+    def end(self) -> int:
+        return self.spans[-1][1]
+
+    def flat(self, text: str) -> str:
+        """Return the passage on one line, with single spaces."""
+        parts = [text[slice(*self.spans[0])]]
+        for (_, before), (start, end) in pairwise(self.spans):
+            parts += [" " if before < start else "", text[start:end]]
+        return "".join(parts)
+
+    def words(self, text: str) -> tuple[list[str], list[str]]:
+        """Return the words of `flat`, and what stands between them in the text."""
+        words, gaps = [text[slice(*self.spans[0])]], []
+        for (_, before), (start, end) in pairwise(self.spans):
+            if before == start:  # a sentence that follows without a space
+                words[-1] += text[start:end]
+            else:
+                words.append(text[start:end])
+                gaps.append(text[before:start])
+        return words, gaps
+
+
+def check_language(language: object) -> None:
+    """Refuse a language whose sentences cannot be told apart."""
+    if language not in LANGUAGES:
+        raise ValueError(
+            f"there are no rules for the sentences of {language!r}: choose one of "
+            f"{', '.join(LANGUAGES)}"
+        )
+
+
+def sentences(text: str, passage: Passage, language: str) -> list[Passage]:
+    """Split a paragraph into sentences, by the rules of sentencex."""
+    from sentencex import segment  # only where text is split
+
+    flat = passage.flat(text)
+    borders = list(accumulate(map(len, segment(language, flat))))
+    if not borders or borders[-1] != len(flat):
+        return [passage]
+    parts: list[list[Span]] = [[]]
+    at = 0  # in flat, where the span begins
+    for place, (start, end) in enumerate(passage.spans):
+        if place and passage.spans[place - 1][1] < start:
+            at += 1
+        while borders and borders[0] <= at:
+            del borders[0]
+            parts += [[]] if parts[-1] else []
+        while borders and borders[0] < at + end - start:  # within the word
+            border = start + borders.pop(0) - at
+            parts[-1].append((start, border))
+            parts.append([])
+            at, start = at + border - start, border
+        parts[-1].append((start, end))
+        at += end - start
+    found, line, at = [], passage.line, passage.start
+    for part in filter(None, parts):
+        start = part[0][0]
+        line += len(re.findall(r"\r\n|\r|\n", text[at:start]))
+        at = start
+        found.append(Passage(tuple(part), line))
+    return found
+
+
+@dataclass
+class _Paragraph:
+    """A paragraph whose lines are still being read."""
+
+    line: int
+    depth: int  # of quotation marks
+    code: bool  # indented as code is
+    spans: list[Span] = field(default_factory=list)
+    last: str = ""  # its last line
+
+
+def paragraphs(text: str) -> Iterator[Passage]:
+    """Yield the paragraphs of plain or Markdown text that hold sentences.
+
+    Blank lines, indentation, quotation marks (>), list markers and line ends are never part of
+    one. These are left out as a whole: headings (#, or underlined), rows of tables (with bars, tabs
+    or wide gaps), fenced code, code indented by four columns (but for a paragraph that begins with
+    a capital and ends as a sentence does), and labels, see `is_label`.
+
+    A line break is within a paragraph if the next line begins with a small letter, or if its line
+    is full: 40 to 120 characters long. Any other line break ends the paragraph.
+    """
+    open_: _Paragraph | None = None
+    fence = ""
+    in_list = False
+    for number, found in enumerate(_LINE.finditer(text), 1):
+        start, end = found.span(1)
+        start += text.startswith("\ufeff") and start == 0
+        quote = _QUOTE.match(text, start, end)
+        depth = quote[0].count(">") if quote else 0
+        start = quote.end() if quote else start
+        line = text[start:end].lstrip(" \t")
+        indent = len(text[start:end].expandtabs(INDENT)) - len(line.expandtabs(INDENT))
+        start = end - len(line)
+        fences = _FENCE.match(line)
+        if fence or fences:
+            yield from _finished(text, open_)
+            open_ = None
+            if not fence:
+                fence = fences[0] if fences else ""
+            elif fences and fences[0].startswith(fence) and not line.strip("`~ \t"):
+                fence = ""
+            continue
+        if _UNDERLINE.match(line) and open_ and not _END.search(open_.last.rstrip()):
+            open_ = None
+        if _BLANK.match(line) or _HEADING.match(line) or _ROW.match(line):
+            yield from _finished(text, open_)
+            open_ = None
+            continue
+        marker = _MARKER.match(line)
+        if marker:
+            in_list, start, line = True, start + marker.end(), line[marker.end() :]
+        elif indent == 0 and open_ is None:
+            in_list = False
+        if marker or open_ is None or depth != open_.depth or not _goes_on(open_.last, line):
+            yield from _finished(text, open_)
+            open_ = _Paragraph(number, depth, indent >= INDENT and not in_list)
+        open_.spans += [
+            (start + word.start(), start + word.end()) for word in re.finditer(r"\S+", line)
+        ]
+        open_.last = line
+    yield from _finished(text, open_)
+
+
+def _goes_on(line: str, following: str) -> bool:
+    """Whether the following line continues the sentence of this one."""
+    return following[:1].islower() or len(line.rstrip()) in WRAPPED
+
+
+def _finished(text: str, paragraph: _Paragraph | None) -> Iterator[Passage]:
+    """Yield a paragraph if it holds sentences."""
+    if paragraph is None or not paragraph.spans:
+        return
+    passage = Passage(tuple(paragraph.spans), paragraph.line)
+    flat = passage.flat(text)
+    prose = _END.search(flat) and flat.lstrip(_OPENING)[:1].isupper()
+    if not is_label(flat) and (prose or not paragraph.code):
+        yield passage
+
+
+def is_label(flat: str) -> bool:
+    """Whether a text is no sentence.
+
+    That is one without letters; and one without a full stop or the like at its end if it has at
+    most four words, if most of its words have capitals, or if it ends in a comma, a semicolon or a
+    colon.
+    """
+    words = [word for word in flat.split() if any(map(str.isalpha, word))]
+    capitals = sum(word.lstrip(_OPENING)[:1].isupper() for word in words)
+    short = len(words) <= LABEL or 2 * capitals > len(words)
+    return not words or (not _END.search(flat) and (short or flat.endswith((",", ";", ":"))))

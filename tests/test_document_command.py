@@ -1,0 +1,277 @@
+"""`document` as a user runs it: files, streams, resuming, differences."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from speculative_t5.cli.whole_file import PartialFile
+
+import pytest
+from commands import Call, caller, in_a_shell, on_a_terminal, start
+from conftest import REPOSITORY
+from messages import check_message
+
+pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
+DOCUMENT = ("document", "in.txt", "--output", "out.txt")
+TEXT = (
+    "# Top\r\n\r\n- She have a apple.\r\n  \u2603 She have gone.\r\n\r\n"
+    "> I thinks that this is\n> a good idea.  She have a apple.\n"
+)
+MANY = 40  # sentences: a run must not end before it is stopped
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with the shipped models and a text."""
+    (tmp_path / "weights").symlink_to(REPOSITORY / "weights")
+    (tmp_path / "in.txt").write_bytes(TEXT.encode())
+    return tmp_path
+
+
+@pytest.fixture
+def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(here, monkeypatch, capfd)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"weights", "stdin", "cache"}
+
+
+def frame(text: str) -> list[str]:
+    """The ends of a text's lines and what stands before their first letter."""
+    return re.findall(r"^[^\w\u2603\r\n]*|\r\n|\r|\n", text, re.MULTILINE)
+
+
+def test_a_file_is_rewritten_in_its_layout(call: Call, here: Path) -> None:
+    done = call(*DOCUMENT)
+    assert (done.code, done.out) == (0, "")
+    written = (here / "out.txt").read_bytes().decode()
+    assert frame(written) == frame(TEXT)
+    assert "- She has an apple.\r\n  \u2603 She have gone.\r\n" in written
+    assert "> I think that this is\n> a good idea.  She has an apple.\n" in written
+    *_, kept, summary = done.err
+    assert kept == "line 4 kept, the model's vocabulary lacks \u2603: \u2603 She have gone."
+    assert re.match(r"\[3 of 4 pieces changed, 1 kept as they were, \d+ tokens in ", summary)
+    assert names(here) == {"in.txt", "out.txt"}
+
+
+def test_text_goes_through_standard_streams(here: Path) -> None:
+    command = "$P document -"
+    done = in_a_shell(here, f"{command} < in.txt > out.txt && {command} --output - < in.txt")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (here / "out.txt").read_bytes()
+    assert frame(done.stdout.decode()) == frame(TEXT) and b"She has" in done.stdout
+    assert names(here) == {"in.txt", "out.txt"}
+
+
+def test_outputs_that_are_cut_are_not_used(call: Call, here: Path) -> None:
+    done = call(*DOCUMENT, "--max-tokens", "3")
+    assert (here / "out.txt").read_bytes() == TEXT.encode()
+    assert sum("its output did not end within 3 tokens" in line for line in done.err) == 3
+
+
+@pytest.mark.parametrize("way", ["sentence", "paragraph", "tokens"])
+def test_drafts_do_not_change_the_text(call: Call, here: Path, way: str) -> None:
+    texts = [
+        call("document", "in.txt", "--by", way, *more).out for more in ((), ("--regular-decode",))
+    ]
+    assert texts[0] == texts[1] != TEXT
+
+
+def many(folder: Path) -> None:
+    lines = (f"{i}. He have {i} old books and she have {i + 1} of them.\r\n" for i in range(MANY))
+    (folder / "in.txt").write_bytes("".join(lines).encode())
+
+
+def stopped(folder: Path, number: int) -> list[bytes]:
+    """Stop a run by a signal once some pieces are done; return what it has left."""
+    partial = folder / "out.txt.partial.jsonl"
+    process = start(folder, *DOCUMENT, "--batch-size", "2")
+    until = time.monotonic() + 200
+    while not partial.exists() or partial.read_bytes().count(b"\n") < 5:
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert not (folder / "out.txt").exists()
+    return partial.read_bytes().splitlines(keepends=True)
+
+
+def test_a_killed_run_goes_on_where_it_was(call: Call, here: Path) -> None:
+    many(here)
+    assert call(*DOCUMENT).code == 0
+    whole = (here / "out.txt").read_bytes()
+    (here / "out.txt").unlink()
+    left = stopped(here, signal.SIGKILL)
+    assert 5 <= len(left) <= MANY and names(here) == {"in.txt", "out.txt.partial.jsonl"}
+    refused = call(*DOCUMENT)
+    assert refused.code == 2 and "--resume" in refused.err[0]
+    partial = here / "out.txt.partial.jsonl"
+    partial.write_bytes(b"".join(left) + b'{"piece": 3, "outp')
+    done = call(*DOCUMENT, "--resume")
+    assert done.code == 0, done.err
+    assert (here / "out.txt").read_bytes() == whole
+    assert names(here) == {"in.txt", "out.txt"}
+
+
+def test_a_signal_keeps_what_is_done(here: Path) -> None:
+    many(here)
+    lines = stopped(here, signal.SIGTERM)
+    assert all(line.endswith(b"\n") for line in lines)
+    assert [json.loads(line).keys() for line in lines[1:2]] == [{"piece", "output", "reason"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (("--by", "paragraph"), "another set of options"),
+        (("--prefix", "The "), "another set of options"),
+        (("--draft-model", "lookup"), "another model"),
+        ((), "another text"),
+    ],
+)
+def test_what_another_run_left_is_refused(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, ...], found: str
+) -> None:
+    append = PartialFile.append
+
+    def stop(self: PartialFile, piece: object) -> None:
+        append(self, piece)  # type: ignore[arg-type]
+        raise OSError(28, "No space left on device", "out.txt")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartialFile, "append", stop)
+        done = call(*DOCUMENT)
+    assert done.code == 1
+    assert done.err[0] == "the 1 piece done so far are kept; --resume goes on with them"
+    if not change:
+        (here / "in.txt").write_bytes(TEXT.replace("apple", "pear").encode())
+    before = (here / "out.txt.partial.jsonl").read_bytes()
+    done = call(*DOCUMENT, "--resume", *change)
+    assert done.code == 2 and found in done.err[0]
+    check_message(done.err[0].removeprefix("error: "), found)
+    assert (here / "out.txt.partial.jsonl").read_bytes() == before
+    assert call(*DOCUMENT, "--force", *change).code == 0
+    assert names(here) == {"in.txt", "out.txt"}
+
+
+def test_two_runs_do_not_write_to_one_file(call: Call, here: Path) -> None:
+    with PartialFile(str(here / "out.txt"), {}, resume=False, force=False):
+        done = call(*DOCUMENT)
+    assert done.code == 2 and "another process is writing" in done.err[0]
+    assert names(here) == {"in.txt"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("absent.txt",), "absent.txt"),
+        (("empty.txt",), "empty.txt is empty"),
+        (("latin.txt",), "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
+        ((".",), "."),
+        (("in.txt", "--output", "in.txt"), "is the input itself"),
+        (("in.txt", "--output", "in.txt", "--force"), "is the input itself"),
+        (("in.txt", "--output", "link", "--force"), "is the input itself"),
+        (("in.txt", "--output", "latin.txt"), "latin.txt exists"),
+        (("in.txt", "--output", "nowhere/out.txt"), "nowhere"),
+        (("in.txt", "--output", "."), ". is a folder"),
+        (("in.txt", "--output", "out.txt", "--diff", "html", "--diff-output", "in.txt"), "itself"),
+        (("in.txt", "--output", "o", "--diff", "html", "--diff-output", "o"), "the output itself"),
+        (("in.txt", "--diff", "html"), "--diff html"),
+        (("in.txt", "--diff", "pdf"), "'pdf'"),
+        (("in.txt", "--diff-output", "x"), "--diff-output"),
+        (("in.txt", "--language", "xx"), "'xx'"),
+        (("in.txt", "--by", "word"), "'word'"),
+        (("in.txt", "--min-similarity", "2"), "2"),
+        (("in.txt", "--resume"), "--resume"),
+        (("in.txt", "--truncate"), "--truncate"),
+    ],
+)
+def test_bad_input_is_one_line(
+    call: Call, here: Path, arguments: tuple[str, ...], found: str
+) -> None:
+    (here / "empty.txt").touch()
+    (here / "latin.txt").write_bytes(b"caf\xe9")
+    os.link(here / "in.txt", here / "link")
+    before = names(here)
+    done = call("document", *arguments)
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err
+    assert found in line
+    check_message(line.removeprefix("error: "))
+    assert names(here) == before and (here / "in.txt").read_bytes() == TEXT.encode()
+
+
+def test_force_replaces_a_file_and_keeps_its_mode(call: Call, here: Path) -> None:
+    (here / "out.txt").write_text("before")
+    (here / "out.txt").chmod(0o640)
+    assert call(*DOCUMENT, "--force").code == 0
+    assert (here / "out.txt").read_text() != "before"
+    assert (here / "out.txt").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_full_disk_leaves_nothing_half_written(here: Path) -> None:
+    """A limit on file sizes stands in for it: the partial file fits, the output does not."""
+    (here / "in.txt").write_text("She have a apple.\n" + "# heading\n" * 200_000)
+    done = in_a_shell(here, f"ulimit -f 1024; $P {' '.join(DOCUMENT)}")
+    assert done.returncode == 1
+    kept, error = done.stderr.decode().splitlines()
+    assert "kept; --resume" in kept and error.startswith("error: out.txt: File too large; ")
+    assert names(here) == {"in.txt", "out.txt.partial.jsonl"}
+
+
+def test_a_page_shows_the_differences(call: Call, here: Path) -> None:
+    assert call(*DOCUMENT, "--diff", "html").code == 0
+    page = (here / "out.txt.diff.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and "Changes in in.txt" in page and "<ins>" in page
+    options = ("--diff", "html", "--diff-output", "page.html")
+    assert call("document", "in.txt", *options).code == 0
+    assert (here / "page.html").read_text() == page
+
+
+def test_a_terminal_shows_the_differences(call: Call, here: Path) -> None:
+    done = call(*DOCUMENT, "--diff", "terminal")
+    text = (here / "out.txt").read_bytes().decode()
+    pairs = zip(re.split("\r?\n", TEXT), re.split("\r?\n", text), strict=True)
+    expected = [
+        f"{number:5} {sign} {line}"
+        for number, pair in enumerate(pairs, 1)
+        for sign, line in zip("-+", pair, strict=True)
+        if pair[0] != pair[1]
+    ]
+    assert done.out.splitlines() == expected
+    shown = on_a_terminal(
+        here, "-m", "speculative_t5", *DOCUMENT[:3], "colours.txt", "--diff", "terminal"
+    )
+    assert "\x1b[1;31m" in shown and "\x1b[1;32m" in shown
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_text_of_three_pages_keeps_all_but_words(call: Call, here: Path, end: str) -> None:
+    text = (REPOSITORY / "tests" / "document.txt").read_text(encoding="utf-8").replace("\n", end)
+    (here / "in.txt").write_bytes(text.encode())
+    done = call("document", "in.txt", "--output", "out.txt")
+    assert done.code == 0
+    output = (here / "out.txt").read_bytes().decode()
+    before, after = text.split(end), output.split(end)
+    assert len(before) == len(after) and output.endswith(end)
+    assert frame(text) == frame(output)
+    for old, new in zip(before, after, strict=True):
+        assert re.findall(r"\s{2,}", old) == re.findall(r"\s{2,}", new)
+        assert re.findall(r"\d[\d.,:]*\d", old) == re.findall(r"\d[\d.,:]*\d", new)
+        if re.match(r"#|\||    \w|```|---|wget|.*\t\d|\d+\) music|With best|Anna|- apples", old):
+            assert old == new
+    for wrong, right in (
+        ("It were\ncold", "It was\ncold"), ("you has to repair", "you have to repair"),
+        ("He have\n> > learned", "He has\n> > learned"), ("She have learned", "She has learned"),
+    ):  # fmt: skip
+        assert wrong.replace("\n", end) in text and right.replace("\n", end) in output
+    kept = [line for line in done.err if " kept, " in line]
+    assert any("office@valley-school" in line and "lacks @" in line for line in kept)
+    assert "office@valley-school.example" in output
+    assert "https://news.example.org/2019/school?id=7" in output

@@ -1,0 +1,159 @@
+"""What becomes of a text whose sentences are rewritten, with outputs that are set."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.generation import Document, RewriteOptions
+from speculative_t5.generation.rewriting import Rewritten, rewrite
+
+import pytest
+from conftest import tiny_model
+from messages import check_message
+from pieces import STATS, Scripted
+
+TEXT = (
+    "# Top\r\n\r\n> He go to school now.\u00a0It  are late,\r\n> so he run. \n"
+    "  1. I has it there.\r\rEnd it.\n\n"
+)
+
+
+def corrected(text: str) -> str:
+    for wrong, right in (("go", "goes"), ("are", "is"), ("run", "runs"), ("has", "have")):
+        text = re.sub(rf"\b{wrong}\b", right, text)
+    return text
+
+
+def fixed(text: str, decoder: Scripted | None = None, **options: Any) -> Rewritten:
+    return rewrite(decoder or Scripted(corrected), text, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("by", ["sentence", "paragraph", "tokens"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_only_words_change(by: Any, end: str) -> None:
+    text = TEXT.replace("\n", end).replace("\r\r", "\r")
+    done = fixed(text, by=by)
+    assert done.text == (
+        text.replace("go ", "goes ")
+        .replace("are", "is")
+        .replace("run", "runs")
+        .replace("has", "have")
+    )
+    assert done.source == text and not done.kept
+    assert fixed(text, Scripted(str), by=by).text == text
+
+
+def test_pieces_are_sentences_or_as_many_as_fit() -> None:
+    text = "One two. Three four. Five six. Seven eight nine.\n\nTen."
+    sentence, paragraph, tokens = (
+        Scripted(corrected, limit=9), Scripted(corrected, limit=9), Scripted(corrected)
+    )  # fmt: skip
+    fixed(text, sentence)
+    assert sorted(sentence.read) == [
+        "Five six.",
+        "One two.",
+        "Seven eight nine.",
+        "Ten.",
+        "Three four.",
+    ]
+    fixed(text, paragraph, by="paragraph")
+    assert sorted(paragraph.read) == ["One two. Three four. Five six.", "Seven eight nine.", "Ten."]
+    fixed(text, tokens, by="tokens", piece_tokens=6)
+    assert sorted(tokens.read) == ["Five six. Seven eight nine.", "One two. Three four.", "Ten."]
+
+
+def test_pieces_that_cannot_be_read_do_not_go_through_the_model() -> None:
+    decoder = Scripted(corrected, limit=9)
+    text = "He go home. He\u2603 go home.\nThen he go and go and go and go and go home. He go out."
+    done = fixed(text, decoder, by="paragraph")
+    assert done.text == text.replace("He go", "He goes")
+    assert [(p.line, p.status, p.reason) for p in done.pieces] == [
+        (1, "changed", None), (1, "kept", "the model's vocabulary lacks \u2603"),
+        (2, "kept", "it has 13 tokens, more than the model reads"), (2, "changed", None),
+    ]  # fmt: skip
+    assert sorted(decoder.read) == ["He go home.", "He go out."]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("", "its output is empty"),
+        ("He is.", "its output is too different, with a similarity of"),
+        ("He goes to\nschool at 10 and we all go to it as well, and to it, and to it.",
+         "its output is too different, with a similarity of"),
+        ("He goes to school at 11.", "its output has other numbers or addresses"),
+        ("Hegotoschoolat 10.", None),
+        ("Hegotoschoolat-10.", "its output has fewer words than it has lines"),
+    ],
+)  # fmt: skip
+def test_bad_outputs_are_not_used(answer: str, reason: str | None) -> None:
+    text = "- He go to\n  school at 10.\n"
+    done = fixed(text, Scripted(lambda _: answer))
+    (piece,) = done.pieces
+    assert re.sub(r"( of) 0\.\d\d", r"\1", piece.reason or "") == (reason or "")
+    assert (done.text == text) == (reason is not None)
+    free = fixed(text, Scripted(lambda _: answer), min_similarity=0)
+    layout = len(answer.split()) < 2
+    assert (free.text == text) == layout
+
+
+def test_an_output_that_did_not_end_is_not_used() -> None:
+    decoder = Scripted(corrected, cut=lambda text: "school" in text)
+    done = fixed("He go to school. He go home.", decoder)
+    assert done.text == "He go to school. He goes home."
+    assert done.kept[0].reason == "its output did not end within 2 tokens"
+    assert done.summary() == "1 of 2 pieces changed, 1 kept as they were"
+
+
+def test_outputs_may_be_twice_as_long_as_their_pieces() -> None:
+    decoder = Scripted(corrected, limit=99)
+    fixed("He go. She go. " + "He " * 20 + "go.", decoder)
+    assert decoder.limits == [32, 64], "powers of two"
+    for limit, size in zip(decoder.limits, (3, 22), strict=True):
+        assert limit / 2 < 2 * size + 16 <= limit
+    fixed("He go.", decoder, max_tokens=7)
+    assert decoder.limits[-1] == 7
+
+
+def test_parts_that_are_done_are_left_out() -> None:
+    decoder: Any = Scripted(corrected)
+    document = Document(decoder, TEXT, RewriteOptions())
+    pieces = dict(document.rewrite())
+    whole = document.result(pieces)
+    for skipped in ({0}, {1, 2}, set(range(len(document)))):
+        kept = {n: document.restored(n, pieces[n].output, pieces[n].reason) for n in skipped}
+        rest = dict(document.rewrite(skip=kept))
+        assert not rest.keys() & kept.keys()
+        assert document.result(kept | rest).text == whole.text
+    assert whole.stats.emitted == len(document) * STATS.emitted
+    assert whole.stats.rounds == len(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "found"),
+    [
+        ("x", {"by": "word"}, "'word'"),
+        ("x", {"language": "xx"}, "'xx'"),
+        ("x", {"language": None}, "None"),
+        ("x", {"max_tokens": 0}, "got 0"),
+        ("x", {"piece_tokens": 1}, "got 1"),
+        ("x", {"min_similarity": 1.5}, "1.5"),
+        ("x", {"min_similarity": "a"}, "'a'"),
+        ("x", {"batch_size": 0}, "got 0"),
+        (b"x", {}, "bytes"),
+        ("\udcff", {}, "0xff"),
+    ],
+)
+def test_bad_options_are_refused(text: Any, options: Any, found: str) -> None:
+    decoder = SpeculativeDecoder(tiny_model(), None, Scripted(str))  # type: ignore[arg-type]
+    with pytest.raises(ValueError) as raised:
+        decoder.rewrite(text, **options)
+    check_message(str(raised.value), found)
+
+
+def test_a_text_needs_a_tokenizer() -> None:
+    with pytest.raises(ValueError) as raised:
+        SpeculativeDecoder(tiny_model()).rewrite("He go.")
+    check_message(str(raised.value), "has none")

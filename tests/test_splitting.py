@@ -1,0 +1,92 @@
+"""Which parts of a text are sentences, and where they stand."""
+
+from __future__ import annotations
+
+from speculative_t5.generation.splitting import LANGUAGES, paragraphs, sentences
+
+import pytest
+
+FULL = "These are eight words of a line that is full"  # 40 characters or more
+
+
+def found(text: str, language: str = "en") -> list[tuple[int, str]]:
+    """Line and words of each sentence."""
+    return [
+        (part.line, part.flat(text))
+        for passage in paragraphs(text)
+        for part in sentences(text, passage, language)
+    ]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_sentences_have_the_numbers_of_their_lines(end: str) -> None:
+    text = end.join(["One is here. Two goes", "on. Three ends.", "", "", "> Four is", "> a quote."])
+    assert found(text) == [
+        (1, "One is here."), (1, "Two goes on."), (2, "Three ends."), (5, "Four is a quote."),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["# A heading. It is one.", "###### Six", "| He go. | She go. |", "He go. | She go. | It.",
+     "He go.\tShe have.", "He go.     She have.", "    he.go(home)\n    return home and stay there",
+     "\tx = 3 and so on for long", "```\nHe go.\n```", "~~~ text\nHe go.\n```\n~~~~",
+     "A heading of more than four words\n=====", "Another of more than four words\n---",
+     "3. 4. 5.", "* * *", "milk and eggs", "- three apples", "Chapter 3: The Old House",
+     "Dear Sir,", "What we should bring the next time:", "> ", "\ufeff# Top"],
+)  # fmt: skip
+def test_what_is_no_sentence_is_left_out(line: str) -> None:
+    assert found(line) == []
+    assert found(f"Before it.\n\n{line}\n\nAfter it.") == [
+        (1, "Before it."), (4 + line.count("\n") + 1, "After it."),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "marks",
+    ["- ", "* ", "+ ", "\u2022 ", "1. ", "12) ", "(3) ", "a) ", "- [ ] ", "1. [x] ", "> ", "> > ",
+     ">> - ", "  ", "> 1. ", "\ufeff"],
+)  # fmt: skip
+def test_marks_before_a_sentence_are_no_part_of_it(marks: str) -> None:
+    assert found(f"{marks}He go home.") == [(1, "He go home.")]
+
+
+def test_a_line_break_is_within_a_sentence_if_the_line_is_full_or_the_next_begins_small() -> None:
+    assert found(f"{FULL}\nAnd more of it.") == [(1, f"{FULL} And more of it.")]
+    assert found("He go\nhome now.") == [(1, "He go home now.")]
+    assert found("He go to school now\nShe go to school now") == [
+        (1, "He go to school now"), (2, "She go to school now"),
+    ]  # fmt: skip
+    long = f"{FULL} {FULL} {FULL}"
+    assert found(f"{long}\nAnd more of it.") == [(1, long), (2, "And more of it.")]
+    assert found(f"> {FULL}\n>> And more of it.") == [(1, FULL), (2, "And more of it.")]
+    assert found(f"- {FULL}\n- And more of it.") == [(1, FULL), (2, "And more of it.")]
+    assert found(f"- {FULL}\n  And more of it.") == [(1, f"{FULL} And more of it.")]
+
+
+def test_indented_prose_and_items_are_no_code() -> None:
+    assert found(f"    {FULL},\n    and he go home.") == [(1, f"{FULL}, and he go home.")]
+    assert found("- He go home.\n\n    he stay there too") == [
+        (1, "He go home."), (3, "he stay there too"),
+    ][:1]  # fmt: skip
+    assert found("- He go home.\n\n    And he stay there.")[1] == (3, "And he stay there.")
+
+
+def test_spans_lead_back_to_the_text() -> None:
+    text = f"\ufeff> {FULL}\r\n>   and  more. He\u2003go\u00a0home.\n\nLast one."
+    assert [line for line, _ in found(text)] == [1, 2, 4]
+    for passage in paragraphs(text):
+        for part in sentences(text, passage, "en"):
+            words, gaps = part.words(text)
+            joined = "".join(a + b for a, b in zip(words, [*gaps, ""], strict=True))
+            assert text[part.start : part.end] == joined
+            assert part.flat(text) == " ".join(words)
+
+
+def test_rules_are_those_of_the_language() -> None:
+    german = "Am 3. Mai kam Dr. Meier. Er blieb."
+    assert found(german, "de") == [(1, "Am 3. Mai kam Dr. Meier."), (1, "Er blieb.")]
+    text = "\u3053\u308c\u306f\u6587\u3067\u3059\u3002\u4e8c\u3064\u76ee\u3067\u3059\u3002"
+    assert [part for _, part in found(text, "ja")] == [text[:7], text[7:]], "without a space"
+    for language in LANGUAGES:
+        assert len(found("He is here! He is there!", language)) in (1, 2)
