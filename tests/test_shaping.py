@@ -214,6 +214,13 @@ def test_several_outputs_are_those_of_several_prompts(scores: bool) -> None:
         ({"suppress_tokens": [25]}, "the id 25"),
         ({"logit_bias": {-1: 2.0}}, "got -1"),
         ({"repetition_penalty": 0.0}, "got 0.0"),
+        ({"suppress_tokens": 3}, "got 3"),
+        ({"stop_token_ids": 3}, "got 3"),
+        ({"stop": 3}, "got 3"),
+        ({"bad_words": [3]}, "got 3"),
+        ({"forced_tokens": 3}, "got 3"),
+        ({"logits_processors": len}, "got <built-in function len>"),
+        ({"logit_bias": [3]}, "got [3]"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_decoded(options: Any, found: str) -> None:

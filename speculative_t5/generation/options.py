@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from ..decoding import BeamOptions, EarlyStopping, LogitsProcessor, Sampler, check_ngrams
 from ..errors import check_integer, check_number
@@ -57,7 +57,7 @@ class GenerationOptions:
                 )
             object.__setattr__(self, "max_tokens", self.max_new_tokens)
             object.__setattr__(self, "max_new_tokens", None)
-        for token in self.stop_token_ids:
+        for token in as_items("stop_token_ids", self.stop_token_ids):
             check_integer("an id of stop_token_ids", token, 0)
         for string in self.stop_strings:
             if not isinstance(string, str) or not string:
@@ -116,7 +116,7 @@ class GenerationOptions:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return as_items("stop", self.stop)
 
 
 @dataclass(frozen=True)
@@ -260,6 +260,15 @@ class PromptKeywords(TypedDict, total=False):
 
 class DecoderKeywords(DraftingKeywords, PromptKeywords, total=False):
     """Keywords of `SpeculativeDecoder` besides those in its signature."""
+
+
+def as_items(name: str, value: object) -> tuple[Any, ...]:
+    """Return an option's items, of which a text is one; refuse what has none."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a list, got {value!r}")
+    return tuple(value)
 
 
 def check_keywords(keywords: DecoderKeywords) -> None:

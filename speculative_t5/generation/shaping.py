@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..decoding import LanguageModel, LogitsTransform, Sampler, Stopper
 from ..tokenizers import Tokenizer
-from .options import GenerationOptions
+from .options import GenerationOptions, as_items
 from .stops import StopFilter, StopSearch
 
 
@@ -29,16 +29,21 @@ class Shaping:
         self._tokenizer = tokenizer
         self._special = model.special_tokens
         self.stop_ids = frozenset(options.stop_token_ids)
+        bias = {} if options.logit_bias is None else options.logit_bias
+        if not isinstance(bias, Mapping):
+            raise ValueError(f"logit_bias must be a dict of ids and biases, got {bias!r}")
         transform = LogitsTransform(
-            logit_bias=tuple((options.logit_bias or {}).items()),
+            logit_bias=tuple(bias.items()),
             repetition_penalty=options.repetition_penalty,
             no_repeat_ngram_size=options.no_repeat_ngram_size,
-            bad_words=tuple(self._ids("bad_words", word) for word in options.bad_words),
+            bad_words=tuple(
+                self._ids("bad_words", word) for word in as_items("bad_words", options.bad_words)
+            ),
             min_tokens=options.min_tokens,
             end_ids=tuple(sorted(model.eos_token_ids | self.stop_ids)),
-            suppress_tokens=tuple(options.suppress_tokens),
+            suppress_tokens=as_items("suppress_tokens", options.suppress_tokens),
             forced_tokens=self._ids("forced_tokens", options.forced_tokens),
-            processors=tuple(options.logits_processors),
+            processors=as_items("logits_processors", options.logits_processors),
         )
         largest = max(transform.largest_id, *self.stop_ids, -1)
         if largest >= model.vocab_size:
@@ -54,7 +59,7 @@ class Shaping:
     def _ids(self, name: str, value: str | Sequence[int]) -> tuple[int, ...]:
         """Return ids, those of a text without EOS and other control tokens."""
         if not isinstance(value, str):
-            return tuple(value)
+            return as_items(name, value)
         if self._tokenizer is None:
             raise ValueError(f"{name} has the text {value!r}: give ids, or a tokenizer")
         ids = self._tokenizer.encode(value)
