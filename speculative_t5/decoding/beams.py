@@ -278,7 +278,7 @@ class _Search:
         del self.finished[self.options.num_beams :]
 
     def _score(self, beam: _Beam, length: int) -> float:
-        return beam.score / length**self.options.length_penalty
+        return beam.score / float(length**self.options.length_penalty)
 
     def _is_decided(self, best: _Beam) -> bool:
         """Whether the search stops although the best beam could go on; see `BeamOptions`."""
