@@ -120,6 +120,20 @@ def test_other_programs_give_the_same_tokens(model: T5, place: Path, name: str, 
     assert (about["device"], about["dtype"]) == ("cpu", "float32")
 
 
+def test_programs_search_with_beams(model: T5, place: Path) -> None:
+    spec = {"place": str(place), "num_beams": 3} | ON_CPU
+    found = {}
+    for name in (PLAIN, "transformers"):
+        generate, _ = serving.load_program(name, spec)
+        found[name] = [generate(ids, MAX_TOKENS) for ids in PROMPTS]
+    assert found[PLAIN] == found["transformers"] != regular_outputs(model)
+    names, search, unlike = compare.chosen_for(3, None)
+    assert names == [PLAIN, "transformers", "ctranslate2", "ctranslate2 int8"]
+    assert search == {"num_beams": 3} and unlike == ("ctranslate2",)
+    with pytest.raises(typer.BadParameter, match="naive is left out"):
+        compare.chosen_for(3, ["naive"])
+
+
 def test_a_draft_that_shares_its_targets_encoder_drafts_for_ours_alone(
     model: T5, place: Path, tmp_path: Path
 ) -> None:

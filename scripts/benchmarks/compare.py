@@ -11,7 +11,9 @@ CTranslate2's int8. What cannot run so is left out, in one line that says why.
 Each program has a process of its own, since a BLAS loaded for one changes another. Only one runs at
 a time: they take turns prompt by prompt, in a random order for each turn. A first pass over all
 prompts warms up and compares the outputs; it is not timed. CTranslate2 runs with the best of a few
-settings, the others with their defaults. The other programs need `pip install ".[compare]"`.
+settings, the others with their defaults. `--num-beams 4` compares beam search instead, without
+drafts; CTranslate2 ends it by other rules, and may give other outputs. The other programs need
+`pip install ".[compare]"`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from programs import ASSISTED, COMBINED, PLAIN, PROGRAMS
+from programs import ASSISTED, COMBINED, PLAIN, PROGRAMS, WITH_BEAMS
 from programs.checkpoints import as_ctranslate2, as_hugging_face, write_draft
 from programs.measuring import compare
 from programs.serving import serve
@@ -39,6 +41,10 @@ TurnsOption = Annotated[int, typer.Option(min=1, help="How often everything is m
 NumDraftOption = Annotated[int, typer.Option(min=1, help="Tokens to draft for each target pass.")]
 OnlyOption = Annotated[
     list[str] | None, typer.Option(help="A program to measure beside ours plain; repeatable.")
+]
+NumBeamsOption = Annotated[
+    int | None,
+    typer.Option(min=2, help="Compare beam search with this many.", show_default="greedy decoding"),
 ]
 DtypeOption = Annotated[
     str | None,
@@ -62,12 +68,13 @@ def pair(
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 24,
     turns: TurnsOption = 5,
     num_draft: NumDraftOption = 5,
+    num_beams: NumBeamsOption = None,
     only: OnlyOption = None,
     dtype: DtypeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare on a trained pair and held-out text: outputs of 20 to 60 tokens."""
-    names = chosen(only)
+    names, search, unlike = chosen_for(num_beams, only)
     setting, kind = setting_of(dtype)
     from speculative_t5 import load
 
@@ -81,11 +88,13 @@ def pair(
         del target
         texts = [source for source, _ in held_out_examples(data, 10 * count + 20, single=False)]
         candidates = list(map(tokenizer.encode, texts))
-        options = setting | {"num_draft": num_draft}
+        options = setting | search | {"num_draft": num_draft}
         workers = start(names, options, place, candidates[:4], LIMIT, stack)
         prompts = choose_prompts(workers[PLAIN], candidates, count)
         title = f"{model} and {draft}, num_draft {num_draft}, {count} prompts, {turns} turns"
-        compare(title, workers, prompts, LIMIT, turns, as_json=as_json)
+        if num_beams:
+            title = f"{model}, num_beams {num_beams}, {count} prompts, {turns} turns"
+        compare(title, workers, prompts, LIMIT, turns, unlike=unlike, as_json=as_json)
 
 
 def choose_prompts(plain: Worker, candidates: Sequence[list[int]], count: int) -> list[list[int]]:
@@ -118,13 +127,15 @@ def shape(
     ] = None,
     turns: TurnsOption = 3,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 3,
+    num_beams: NumBeamsOption = None,
     only: OnlyOption = None,
     dtype: DtypeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare on random weights of published shapes, with a synthetic rate of acceptance."""
     left_out = (ASSISTED, COMBINED)
-    names = [name for name in chosen(only) if name not in left_out]
+    names, search, unlike = chosen_for(num_beams, only)
+    names = [name for name in names if name not in left_out]
     setting, kind = setting_of(dtype)
     from speculative_t5.bench.synthetic import SHAPES, random_model
 
@@ -143,7 +154,7 @@ def shape(
         mx.clear_cache()  # or this process would keep the memory of both
         rng, ids = random.Random(0), range(2, SHAPES[name].vocab_size)
         prompts = [[*rng.choices(ids, k=source - 1), 1] for _ in range(count)]
-        options = setting | {
+        options = setting | search | {
             "num_draft": num_draft, "acceptance": acceptance, "draft_vocab": draft_vocab
         }  # fmt: skip
         workers = start(names, options, place, prompts[:1], tokens, stack)
@@ -154,7 +165,15 @@ def shape(
             f"{' and '.join(left_out)} are left out: of random weights they would accept "
             "everything or nothing"
         )
-        compare(title, workers, prompts, tokens, turns, exact_length=True, as_json=as_json)
+        if num_beams:
+            title = (
+                f"{name}, random weights, {source} source tokens, {tokens} output tokens, "
+                f"num_beams {num_beams}, {count} prompts, {turns} turns"
+            )
+        compare(
+            title, workers, prompts, tokens, turns, exact_length=True, unlike=unlike,
+            as_json=as_json,
+        )  # fmt: skip
 
 
 def chosen(only: Sequence[str] | None) -> list[str]:
@@ -163,6 +182,20 @@ def chosen(only: Sequence[str] | None) -> list[str]:
         if name not in PROGRAMS:
             raise typer.BadParameter(f"no program {name!r}, expected one of: {', '.join(PROGRAMS)}")
     return [name for name in PROGRAMS if not only or name in only or name == PLAIN]
+
+
+def chosen_for(
+    num_beams: int | None, only: Sequence[str] | None
+) -> tuple[list[str], dict[str, int], tuple[str, ...]]:
+    """Return the programs to run, what they are to know of beams, and which may be unlike ours."""
+    names = chosen(only)
+    if num_beams is None:
+        return names, {}, ()
+    for name in only or ():
+        if name not in WITH_BEAMS:
+            raise typer.BadParameter(f"{name} is left out with num_beams")
+    names = [name for name in names if name in WITH_BEAMS]
+    return names, {"num_beams": num_beams}, ("ctranslate2",)
 
 
 def setting_of(dtype: str | None) -> tuple[dict[str, str], Any]:

@@ -11,4 +11,5 @@ PROGRAMS = (
     PLAIN, SPECULATIVE, COMBINED, STEADY, "naive", "transformers", ASSISTED, "ctranslate2",
     "ctranslate2 int8",
 )  # fmt: skip
+WITH_BEAMS = (PLAIN, "transformers", "ctranslate2", "ctranslate2 int8")  # that have beam search
 OURS = (PLAIN, SPECULATIVE, COMBINED, STEADY, "naive")

@@ -113,6 +113,8 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     for loaded in (model, draft):
         if loaded:
             accelerate(loaded)
+    if "num_beams" in spec:
+        return beam_search_of(model, spec["num_beams"]), about
     options = {key: spec[key] for key in ("num_draft", "draft_vocab") if key in spec and draft}
     if name == STEADY:
         options["steady"] = True
@@ -128,6 +130,20 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
         return [*output.tokens, model.eos_token_id] if ended else output.tokens
 
     return generate, about
+
+
+def beam_search_of(model: Any, num_beams: int) -> Generate:
+    """Return our beam search."""
+    from speculative_t5.decoding import BeamOptions, BeamPlan, beam_search
+
+    def generate(ids: list[int], max_tokens: int) -> list[int]:
+        plan = BeamPlan(BeamOptions(num_beams), max_tokens)
+        (found,) = beam_search(model, [(0, ids)], plan, batch_size=1)
+        best = found.hypotheses[0]
+        ended = best.finish_reason == "eos"
+        return [*best.tokens, model.eos_token_id] if ended else best.tokens
+
+    return generate
 
 
 def load_transformers(
@@ -147,7 +163,7 @@ def load_transformers(
         return model.eval().to(device)
 
     model = load("target")
-    options: dict[str, Any] = {"do_sample": False, "num_beams": 1}
+    options: dict[str, Any] = {"do_sample": False, "num_beams": spec.get("num_beams", 1)}
     about = {
         "versions": versions("transformers", "torch"),
         "device": model.device.type,
@@ -210,7 +226,8 @@ def load_ctranslate2(
 
     def generate(ids: list[int], max_tokens: int) -> list[int]:
         (result,) = translator.translate_batch(
-            [list(map(word, ids))], beam_size=1, max_decoding_length=max_tokens,
+            [list(map(word, ids))], beam_size=spec.get("num_beams", 1),
+            max_decoding_length=max_tokens,
             min_decoding_length=0, max_input_length=0, return_end_token=True,
         )  # fmt: skip
         return [int(found[1:-1]) for found in result.hypotheses[0]]
