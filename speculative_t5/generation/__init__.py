@@ -2,8 +2,8 @@
 
 `options` are values, made once from keyword arguments and passed on whole; `outputs` are values as
 well. `rewriting` sends whole texts through a decoder: `splitting` finds their sentences, `layout`
-puts outputs in their places, `comparison` shows what changed. Imports `checkpoints`, `tokenizers`, `decoding`,
-`errors` and `device`.
+puts outputs in their places, `comparison` shows what changed. Imports `checkpoints`, `tokenizers`,
+`decoding`, `errors` and `device`.
 """
 
 from .comparison import changes, lines
