@@ -1,7 +1,9 @@
 """`SpeculativeDecoder`: from prompts to rounds of ids, and from rounds to texts.
 
 `options` are values, made once from keyword arguments and passed on whole; `outputs` are values as
-well. Imports `checkpoints`, `tokenizers`, `decoding`, `errors` and `device`.
+well. `rewriting` sends whole texts through a decoder: `splitting` finds their sentences, `layout`
+puts outputs in their places, `comparison` shows what changed. Imports `checkpoints`, `tokenizers`,
+`decoding`, `errors` and `device`.
 """
 
 from .comparison import changes, lines
