@@ -15,11 +15,11 @@ from itertools import product
 from typing import Any
 from unittest.mock import patch
 
-from speculative_t5.decoding import drafters as drafting
 from speculative_t5.decoding import loop as engine
+from speculative_t5.decoding import model_drafter as drafting
 from speculative_t5.decoding import verify
 from speculative_t5.decoding.draft import Draft
-from speculative_t5.decoding.drafters import ModelDrafter
+from speculative_t5.decoding.model_drafter import ModelDrafter
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.transform import History
 from speculative_t5.decoding.verify import Odds, Verdict, Verifier

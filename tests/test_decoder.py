@@ -122,7 +122,7 @@ def test_sampled_outputs_follow_the_targets_distribution(
     assert sampled_distance(kind, drafter, **options) < TOLERANCE
 
 
-@pytest.mark.parametrize("where", ["drafters", "verify"])
+@pytest.mark.parametrize("where", ["model_drafter", "verify"])
 def test_planted_bug_of_keys_shared_by_places_changes_the_distribution(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

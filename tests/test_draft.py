@@ -7,8 +7,9 @@ from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.draft import Draft
-from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter, ModelDrafter
+from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter
 from speculative_t5.decoding.lookup import Lookup
+from speculative_t5.decoding.model_drafter import ModelDrafter
 from speculative_t5.decoding.sampling import Sampler
 
 import mlx.core as mx

@@ -11,8 +11,8 @@ from typing import Any
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.decoding import loop
 from speculative_t5.decoding.draft import Draft
-from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.loop import Plan, decode, in_order_of_length
+from speculative_t5.decoding.model_drafter import ModelDrafter
 from speculative_t5.decoding.sampling import Sampler, round_keys
 from speculative_t5.decoding.schedule import FixedSchedule, Outcome
 from speculative_t5.decoding.verify import Verifier

@@ -13,8 +13,8 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.loop import Plan, decode
+from speculative_t5.decoding.model_drafter import ModelDrafter
 from speculative_t5.decoding.rows import cut
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.schedule import FixedSchedule

@@ -22,7 +22,7 @@ from speculative_t5.bench.synthetic import (
 )
 from speculative_t5.cli.bench import bench
 from speculative_t5.decoding import Sampler, decode
-from speculative_t5.decoding.drafters import ModelDrafter
+from speculative_t5.decoding.model_drafter import ModelDrafter
 from speculative_t5.models import T5, CausalModel, T5Config, build
 
 import mlx.core as mx

@@ -17,9 +17,10 @@ from .beams import (
 )
 from .calibration import Padded, cache_folder, calibrate
 from .draft import Draft
-from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
+from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter
 from .lookup import check_ngrams
 from .loop import WINDOW, Plan, Request, decode, in_order_of_length
+from .model_drafter import ModelDrafter
 from .protocols import (
     Encoded,
     LanguageModel,
