@@ -25,3 +25,4 @@ from .sharing import holds_draft, inspect_draft, load_draft, save_draft, target_
 from .t5 import open_checkpoint
 from .tasks import Task, read_task
 from .tensors import dtype_name
+from .writing import lock

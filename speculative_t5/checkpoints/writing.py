@@ -108,13 +108,23 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of that file; the system releases it when the process ends, even if killed."""
+    """Hold the lock of that file."""
+    busy = "another conversion is at work on it: wait for its end, or choose another --output"
     with path.open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            busy = (
-                "another conversion is at work on it: wait for its end, or choose another --output"
-            )
-            raise OSError(error.errno, busy) from error
+            lock(file.fileno(), busy)
+        except ValueError as error:
+            raise OSError(errno.EAGAIN, busy) from error
         yield
+
+
+def lock(file: int, busy: str) -> None:
+    """Take the lock of an open file; the system releases it when the process ends, even if killed.
+
+    Raises:
+        ValueError: If another process holds it; `busy` is the message.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(busy) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import stat
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, BinaryIO
 
+from ..checkpoints import lock
 from ..generation import Generation
 from ..tokenizers import MAX_LINE, Line, Source
 
@@ -203,13 +203,11 @@ class Output:
         self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with ExitStack() as undo:
             undo.callback(os.close, self._file)
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"another process is writing to {self._name}: "
-                    "wait for it to end, or give another --output"
-                ) from None
+            lock(
+                self._file,
+                f"another process is writing to {self._name}: wait for it to end, or give another "
+                "--output",
+            )
             self._check_size(os.fstat(self._file).st_size)  # another run may have written to it
             if not self._keep:
                 os.truncate(self._file, 0)

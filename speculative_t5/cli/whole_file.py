@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -11,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..checkpoints import lock
 from ..errors import count
 from .terminal import note, signals_held
 
@@ -95,16 +95,13 @@ class PartialFile:
         return self
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ended = not os.fstat(self._file).st_nlink  # another run has just removed it
-        except BlockingIOError:
-            ended = True
-        if ended:
-            raise ValueError(
-                f"another process is writing to {self.path}: wait for it to end, or give another "
-                "--output"
-            )
+        busy = (
+            f"another process is writing to {self.path}: wait for it to end, or give another "
+            "--output"
+        )
+        lock(self._file, busy)
+        if not os.fstat(self._file).st_nlink:  # another run has just removed it
+            raise ValueError(busy)
 
     def _begin(self) -> None:
         """Take over the pieces of an earlier run, or write the first line."""

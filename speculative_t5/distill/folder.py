@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shlex
@@ -11,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from ..checkpoints import lock
 
 SUFFIX = ".distill"
 SETTINGS, JUDGEMENT = "settings.json", "judgement.json"
@@ -39,13 +40,8 @@ class RunFolder:
         if self.path.exists() and self.read(SETTINGS) is None:
             self._refuse_foreign()
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"another process is at work in {self.path}: wait for it to end"
-                ) from None
+        with (self.path / "lock").open("a") as file:
+            lock(file.fileno(), f"another process is at work in {self.path}: wait for it to end")
             known = self.read(SETTINGS)
             if known is None:
                 self.write(SETTINGS, settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ..checkpoints import lock
 from ..decoding import LanguageModel, Request, in_order_of_length
 from ..errors import check_integer
 from ..generation import Generation, SpeculativeDecoder
@@ -68,12 +68,7 @@ class LabelFile:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with ExitStack() as undo:
             undo.callback(os.close, self._file)
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"another process is writing to {self._path}: wait for it to end"
-                ) from None
+            lock(self._file, f"another process is writing to {self._path}: wait for it to end")
             self.labels, end = self._read()
             os.truncate(self._file, end)
             os.lseek(self._file, end, os.SEEK_SET)

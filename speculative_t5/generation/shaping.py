@@ -27,11 +27,12 @@ class Shaping:
     ) -> None:
         self._options = options
         self._tokenizer = tokenizer
-        self._special = model.special_tokens
+        self._model = model
         self.stop_ids = frozenset(options.stop_token_ids)
         bias = {} if options.logit_bias is None else options.logit_bias
         if not isinstance(bias, Mapping):
             raise ValueError(f"logit_bias must be a dict of ids and biases, got {bias!r}")
+        ends = tuple(model.eos_token_ids | self.stop_ids) if options.min_tokens else ()
         transform = LogitsTransform(
             logit_bias=tuple(bias.items()),
             repetition_penalty=options.repetition_penalty,
@@ -40,7 +41,7 @@ class Shaping:
                 self._ids("bad_words", word) for word in as_items("bad_words", options.bad_words)
             ),
             min_tokens=options.min_tokens,
-            end_ids=tuple(sorted(model.eos_token_ids | self.stop_ids)),
+            end_ids=ends,
             suppress_tokens=as_items("suppress_tokens", options.suppress_tokens),
             forced_tokens=self._ids("forced_tokens", options.forced_tokens),
             processors=as_items("logits_processors", options.logits_processors),
@@ -62,8 +63,8 @@ class Shaping:
             return as_items(name, value)
         if self._tokenizer is None:
             raise ValueError(f"{name} has the text {value!r}: give ids, or a tokenizer")
-        ids = self._tokenizer.encode(value)
-        return tuple(token for token in ids if token not in self._special)
+        ids, special = self._tokenizer.encode(value), self._model.special_tokens
+        return tuple(token for token in ids if token not in special)
 
     def filter(self) -> StopFilter | None:
         """Return a new filter for one output's text; None without stop strings."""
