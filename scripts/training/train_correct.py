@@ -9,6 +9,7 @@ The steps, in order. Each can be stopped and run again; training resumes at its 
     python scripts/training/train_correct.py distill    --data deu.txt.xz --work runs
 
 `runs/correct-base` and `runs/correct-small` are then checkpoints for convert.py. Needs torch.
+train_learners.py goes on from a converted correct-base.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def pad(rows: list[list[int]], value: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batches(
-    examples: Iterator[Example], seed: int
+    examples: Iterator[Example], seed: int, *, forever: bool = True
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yield batches of similar lengths and at most `TOKENS` padded tokens: (ids, mask, labels)."""
     rng = random.Random(seed)
@@ -191,6 +192,8 @@ def batches(
             ids, mask = pad([source for source, _ in group], 0)
             labels, _ = pad([answer for _, answer in group], -100)
             yield ids, mask, labels
+        if not forever:
+            return
 
 
 def train(
@@ -258,10 +261,15 @@ def new_model(shape: Mapping[str, Any]) -> T5ForConditionalGeneration:
 
 
 def save_checkpoint(
-    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int
+    path: Path,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    *,
+    seconds: float = 0.0,
 ) -> None:
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-    torch.save(state, path.with_suffix(".part"))
+    torch.save(state | {"seconds": seconds}, path.with_suffix(".part"))
     os.replace(path.with_suffix(".part"), path)
 
 

@@ -1,0 +1,216 @@
+"""Train correct-base further: on learners' errors, and on text with any character.
+
+    python scripts/training/train_learners.py --data deu.txt.xz --work runs/learners
+
+Starts from a converted folder (`--start-from`), whose vocabulary gets bytes and common characters
+if it has none, and trains for a number of minutes; a run that was stopped resumes. The rate is
+constant, then goes down to 0 in the last quarter. `WORK/correct-base` is then a checkpoint for
+convert.py, and what that writes can be trained further in the same way, with `--work` new. The loss
+on held-out examples, of `corruption`'s kind and of learners', is printed at every checkpoint. Needs
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from speculative_t5 import load
+
+import mlx.core as mx
+import sentencepiece as spm
+import torch
+import typer
+from byte_pieces import add_pieces
+from corruption import Corruptor, DataOption, held_out_examples, read_sentences
+from learner_errors import Learner, learner_examples, read_german
+from train_correct import Example, batches, load_tokenizer, save_checkpoint
+from transformers import T5ForConditionalGeneration
+from transformers.optimization import Adafactor
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+from programs.checkpoints import as_hugging_face
+
+NAME = "correct-base"
+SENTINELS = 100  # ids that T5's tokenizers keep after the pieces
+OLD_KIND = 0.25  # share of examples that `corruption` alone damages
+WARM_UP = 100  # steps
+HELD_OUT = 400  # examples of each kind
+
+
+def main(
+    data: DataOption,
+    work: Annotated[Path, typer.Option(help="Folder for checkpoints and results.")] = Path(
+        "runs", "learners"
+    ),
+    start_from: Annotated[Path, typer.Option(help="Converted folder to start from.")] = Path(
+        "weights", NAME
+    ),
+    minutes: Annotated[float, typer.Option(help="Minutes to train, in all.")] = 60.0,
+    rate: Annotated[float, typer.Option(help="Adafactor's relative rate.")] = 8e-3,
+    every: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 10.0,
+    autocast: Annotated[bool, typer.Option(help="Multiply in bfloat16.")] = True,
+) -> None:
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / "spiece.model").exists():
+        (work / "spiece.model").write_bytes(with_bytes((start_from / "spiece.model").read_bytes()))
+    checkpoint = work / f"{NAME}.pt"
+    state = torch.load(checkpoint) if checkpoint.exists() else None
+    tokenizer = load_tokenizer(work)
+    model = start(start_from, tokenizer.get_piece_size())
+    run = Run(model, rate=rate, minutes=minutes, autocast=autocast, state=state)
+    sentences, unseen = read_sentences(data)
+    learner, corruptor = Learner(sentences, read_german(data)), Corruptor(sentences)
+    kinds = {
+        "old": held_out_examples(data, HELD_OUT, single=False, seed=1),
+        "new": list(islice(learner_examples(learner, unseen, seed=1), HELD_OUT)),
+    }
+    judged = {kind: [encode(tokenizer, pair) for pair in pairs] for kind, pairs in kinds.items()}
+
+    def examples() -> Iterator[Example]:
+        rng = random.Random(run.step + 7)
+        while True:
+            old = rng.random() < OLD_KIND
+            yield encode(tokenizer, (corruptor if old else learner).example(sentences, rng))
+
+    run.train(examples, judged, checkpoint, every)
+    model.generation_config.max_length = None
+    model.save_pretrained(work / NAME)
+    shutil.copy(work / "spiece.model", work / NAME / "spiece.model")
+    add_prefix(work / NAME / "config.json", start_from / "config.json")
+
+
+def with_bytes(stored: bytes) -> bytes:
+    """Extend a spiece.model by bytes, unless it has them."""
+    has_bytes = spm.SentencePieceProcessor(model_proto=stored).piece_to_id("<0x00>") != 2
+    return stored if has_bytes else add_pieces(stored)
+
+
+def start(folder: Path, pieces: int) -> T5ForConditionalGeneration:
+    """Load a converted folder into transformers, its vocabulary extended to so many pieces.
+
+    New rows are random about the mean of the present ones.
+    """
+    converted, _ = load(folder, dtype=mx.float32)
+    with tempfile.TemporaryDirectory() as checkpoint:
+        as_hugging_face(converted, Path(checkpoint))
+        model = T5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+    size = -(-(pieces + SENTINELS) // 64) * 64
+    old = model.get_input_embeddings().weight.detach().clone()
+    if size > len(old):
+        generator = torch.Generator().manual_seed(0)
+        used = old[3:3000]
+        model.resize_token_embeddings(size, mean_resizing=False)
+        rows = torch.randn(size - 3000, old.shape[1], generator=generator)
+        model.get_input_embeddings().weight.data[3000:] = used.mean(0) + 0.5 * used.std(0) * rows
+    model.config.decoder_start_token_id = 0
+    return model
+
+
+def encode(tokenizer: spm.SentencePieceProcessor, pair: tuple[str, str]) -> Example:
+    source, target = (tokenizer.encode(text, add_eos=True) for text in pair)
+    return source, target
+
+
+class Run:
+    """A training run that ends by the clock, and can be stopped and resumed."""
+
+    def __init__(
+        self,
+        model: T5ForConditionalGeneration,
+        *,
+        rate: float,
+        minutes: float,
+        autocast: bool,
+        state: dict[str, Any] | None,
+    ) -> None:
+        torch.manual_seed(0)
+        self._model, self._rate, self._seconds = model.train(), rate, minutes * 60
+        self._autocast = autocast
+        self._optimizer = Adafactor(
+            model.parameters(), lr=rate, scale_parameter=True, relative_step=False,
+            warmup_init=False,
+        )  # fmt: skip
+        self.step, self._trained = 0, 0.0
+        if state:
+            model.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self.step, self._trained = state["step"], state["seconds"]
+
+    def rate_at(self, seconds: float) -> float:
+        """Return the rate: constant, then down to 0 over the last quarter of the time."""
+        left = max(0.0, 1 - seconds / self._seconds)
+        return self._rate * min(1.0, 4 * left, (self.step + 1) / WARM_UP)
+
+    def train(
+        self,
+        examples: Callable[[], Iterator[Example]],
+        judged: dict[str, list[Example]],
+        checkpoint: Path,
+        every: float,
+    ) -> None:
+        """Train until the time is over, with a checkpoint and held-out losses now and then."""
+        source, began = batches(examples(), seed=self.step), time.perf_counter() - self._trained
+        saved, tokens, losses = self._trained, 0, []
+        while (now := time.perf_counter() - began) < self._seconds:
+            ids, mask, labels = next(source)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.rate_at(now)
+            loss = self._loss(ids, mask, labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            self.step += 1
+            tokens += ids.numel() + labels.numel()
+            losses.append(loss.item())
+            if self.step % 25 == 0:
+                mean, speed = sum(losses) / len(losses), tokens / (time.perf_counter() - began)
+                print(f"{now / 60:5.1f} min  step {self.step}  loss {mean:.4f}  "
+                      f"{speed:.0f} tokens/s", flush=True)  # fmt: skip
+                losses = []
+            if now - saved > every * 60:
+                saved = now
+                self._save(checkpoint, now, judged)
+        self._save(checkpoint, self._seconds, judged)
+
+    def _save(self, path: Path, seconds: float, judged: dict[str, list[Example]]) -> None:
+        save_checkpoint(path, self._model, self._optimizer, self.step, seconds=seconds)
+        found = [f"{kind} {self._held_out(examples):.4f}" for kind, examples in judged.items()]
+        print(f"{seconds / 60:5.1f} min  held-out loss: {', '.join(found)}", flush=True)
+
+    @torch.no_grad()
+    def _held_out(self, examples: list[Example]) -> float:
+        """Return the loss a token, padding left out, over groups of similar length."""
+        total = count = 0.0
+        parts = batches(iter(examples), seed=0, forever=False)
+        for ids, mask, labels in parts:
+            kept = int((labels != -100).sum())
+            total += self._loss(ids, mask, labels).item() * kept
+            count += kept
+        return total / count
+
+    def _loss(self, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
+            output = self._model(input_ids=ids, attention_mask=mask, labels=labels)
+        return output.loss
+
+
+def add_prefix(path: Path, source: Path) -> None:
+    """Copy the prefix that prompts get from one config.json to another."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["prefix"] = json.loads(source.read_text(encoding="utf-8")).get("prefix", "")
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
