@@ -5,6 +5,6 @@
 and `mixing` makes examples out of all of them.
 """
 
-from .mixing import Learner, learner_examples, read_german
+from .mixing import Learner, held_out_texts, learner_examples, read_german
 
-__all__ = ["Learner", "learner_examples", "read_german"]
+__all__ = ["Learner", "held_out_texts", "learner_examples", "read_german"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import lzma
 import random
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from corruption import PREFIX, Corruptor, held_out
+from corruption import PREFIX, Corruptor, held_out, read_sentences
 
 from . import nouns, phrases, spelling, verbs
 from .surroundings import Pair, inserted, rename, surround
@@ -96,3 +97,10 @@ def learner_examples(learner: Learner, sentences: list[str], seed: int) -> Itera
     rng = random.Random(seed)
     while True:
         yield learner.example(sentences, rng)
+
+
+def held_out_texts(path: Path, count: int, seed: int = 0) -> list[Pair]:
+    """Return `count` examples made of held-out sentences."""
+    sentences, unseen = read_sentences(path)
+    learner = Learner(sentences, read_german(path))
+    return list(islice(learner_examples(learner, unseen, seed), count))

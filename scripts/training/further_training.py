@@ -1,13 +1,10 @@
-"""Train correct-base further: on learners' errors, and on text with any character.
+"""Training correct-base further: on learners' errors, and on text with any character.
 
-    python scripts/training/train_learners.py --data deu.txt.xz --work runs/learners
-
-Starts from a converted folder (`--start-from`), whose vocabulary gets bytes and common characters
-if it has none, and trains for a number of minutes; a run that was stopped resumes. The rate is
-constant, then goes down to 0 in the last quarter. `WORK/correct-base` is then a checkpoint for
-convert.py, and what that writes can be trained further in the same way, with `--work` new. The loss
-on held-out examples, of `corruption`'s kind and of learners', is printed at every checkpoint. Needs
-torch.
+`python scripts/training/train_correct.py learners` runs it. It starts from a converted folder, the
+vocabulary of which gets bytes and common characters if it has none, and trains for a number of
+minutes; a run that was stopped resumes. The rate is constant, then goes down to 0 in the last
+quarter. The loss on held-out examples, of `corruption`'s kind and of learners', is printed at every
+checkpoint.
 """
 
 from __future__ import annotations
@@ -19,19 +16,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from speculative_t5 import load
 
 import mlx.core as mx
 import sentencepiece as spm
 import torch
-import typer
 from byte_pieces import add_pieces
-from corruption import Corruptor, DataOption, held_out_examples, read_sentences
-from learner_errors import Learner, learner_examples, read_german
+from corruption import Corruptor, read_sentences
+from learner_errors import Learner, read_german
 from train_correct import Example, batches, load_tokenizer, save_checkpoint
 from transformers import T5ForConditionalGeneration
 from transformers.optimization import Adafactor
@@ -42,24 +37,34 @@ from programs.checkpoints import as_hugging_face
 
 NAME = "correct-base"
 SENTINELS = 100  # ids that T5's tokenizers keep after the pieces
-OLD_KIND = 0.25  # share of examples that `corruption` alone damages
+OLD_KIND = 0.15  # share of examples that `corruption` alone damages
 WARM_UP = 100  # steps
-HELD_OUT = 400  # examples of each kind
+HELD_OUT = 150  # examples of each kind
 
 
-def main(
-    data: DataOption,
-    work: Annotated[Path, typer.Option(help="Folder for checkpoints and results.")] = Path(
-        "runs", "learners"
-    ),
-    start_from: Annotated[Path, typer.Option(help="Converted folder to start from.")] = Path(
-        "weights", NAME
-    ),
-    minutes: Annotated[float, typer.Option(help="Minutes to train, in all.")] = 60.0,
-    rate: Annotated[float, typer.Option(help="Adafactor's relative rate.")] = 8e-3,
-    every: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 10.0,
-    autocast: Annotated[bool, typer.Option(help="Multiply in bfloat16.")] = True,
+def train_further(
+    data: Path,
+    work: Path,
+    start_from: Path,
+    *,
+    minutes: float,
+    rate: float,
+    every: float,
+    tokens: int,
+    autocast: bool,
 ) -> None:
+    """Train a converted folder further; write `work`/correct-base, a checkpoint for convert.py.
+
+    Args:
+        data: The pairs file.
+        work: Folder for the vocabulary, the checkpoint to resume from, and the result.
+        start_from: A converted folder. The runs that resume in `work` no longer read its weights.
+        minutes: Time to train, in all runs.
+        rate: Adafactor's rate, relative to the size of the weights.
+        every: Minutes between checkpoints.
+        tokens: Tokens of a step, padding included.
+        autocast: Whether to multiply in bfloat16; very slow on a CPU without instructions for it.
+    """
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "spiece.model").exists():
         (work / "spiece.model").write_bytes(with_bytes((start_from / "spiece.model").read_bytes()))
@@ -70,19 +75,19 @@ def main(
     run = Run(model, rate=rate, minutes=minutes, autocast=autocast, state=state)
     sentences, unseen = read_sentences(data)
     learner, corruptor = Learner(sentences, read_german(data)), Corruptor(sentences)
-    kinds = {
-        "old": held_out_examples(data, HELD_OUT, single=False, seed=1),
-        "new": list(islice(learner_examples(learner, unseen, seed=1), HELD_OUT)),
+    held_out = random.Random(1)
+    judged = {
+        kind: [encode(tokenizer, damager.example(unseen, held_out)) for _ in range(HELD_OUT)]
+        for kind, damager in (("old", corruptor), ("new", learner))
     }
-    judged = {kind: [encode(tokenizer, pair) for pair in pairs] for kind, pairs in kinds.items()}
 
     def examples() -> Iterator[Example]:
         rng = random.Random(run.step + 7)
         while True:
-            old = rng.random() < OLD_KIND
-            yield encode(tokenizer, (corruptor if old else learner).example(sentences, rng))
+            damager = corruptor if rng.random() < OLD_KIND else learner
+            yield encode(tokenizer, damager.example(sentences, rng))
 
-    run.train(examples, judged, checkpoint, every)
+    run.train(examples, judged, checkpoint, every=every, batch=tokens)
     model.generation_config.max_length = None
     model.save_pretrained(work / NAME)
     shutil.copy(work / "spiece.model", work / NAME / "spiece.model")
@@ -106,12 +111,12 @@ def start(folder: Path, pieces: int) -> T5ForConditionalGeneration:
         model = T5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
     size = -(-(pieces + SENTINELS) // 64) * 64
     old = model.get_input_embeddings().weight.detach().clone()
-    if size > len(old):
-        generator = torch.Generator().manual_seed(0)
-        used = old[3:3000]
-        model.resize_token_embeddings(size, mean_resizing=False)
-        rows = torch.randn(size - 3000, old.shape[1], generator=generator)
-        model.get_input_embeddings().weight.data[3000:] = used.mean(0) + 0.5 * used.std(0) * rows
+    own = load_tokenizer(folder).get_piece_size()
+    if pieces > own:
+        model.resize_token_embeddings(max(size, len(old)), mean_resizing=False)
+        table, used = model.get_input_embeddings().weight.data, old[3:own]
+        noise = torch.randn(len(table) - own, old.shape[1], generator=torch.manual_seed(0))
+        table[own:] = used.mean(0) + 0.5 * used.std(0) * noise
     model.config.decoder_start_token_id = 0
     return model
 
@@ -156,10 +161,13 @@ class Run:
         examples: Callable[[], Iterator[Example]],
         judged: dict[str, list[Example]],
         checkpoint: Path,
+        *,
         every: float,
+        batch: int,
     ) -> None:
         """Train until the time is over, with a checkpoint and held-out losses now and then."""
-        source, began = batches(examples(), seed=self.step), time.perf_counter() - self._trained
+        source = batches(examples(), self.step, tokens=batch)
+        began = time.perf_counter() - self._trained
         saved, tokens, losses = self._trained, 0, []
         while (now := time.perf_counter() - began) < self._seconds:
             ids, mask, labels = next(source)
@@ -210,7 +218,3 @@ def add_prefix(path: Path, source: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     config["prefix"] = json.loads(source.read_text(encoding="utf-8")).get("prefix", "")
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    typer.run(main)
