@@ -11,6 +11,7 @@ from speculative_t5.tokenizers import Detokenizer, load_tokenizer, pieces
 
 import numpy as np
 import pytest
+from byte_pieces import add_pieces
 from checkpoints import refused
 from conftest import edit_json
 from families import TEXT, write_tokenizer
@@ -18,6 +19,10 @@ from families import TEXT, write_tokenizer
 TEXTS = [
     *TEXT[:20], "naïve café ☃", " lead", "trail ", "a  b\tc", "tab\tand\nline",
     "fill <extra_id_0> in <extra_id_9>!", "a \t<extra_id_1>  <extra_id_2>",
+]  # fmt: skip
+ODD = [
+    "a ☃", "“Hi” … ﬁ ＡＢ", "e\u0301 x\u00a0y", "line\n\n- a\nb\tc", "あ🎵🎵 a", "👩\u200d🚀",
+    "<0x0A> b", "\ufffd c",
 ]  # fmt: skip
 
 
@@ -188,3 +193,45 @@ def test_malformed_added_tokens_are_ignored(folder: Path, copy: Path, odd: Any) 
     edit_json(copy / "tokenizer_config.json", added_tokens_decoder=odd)
     (copy / "added_tokens.json").write_text('{"<extra_id_0>": -5, "": 131, "<x>": "132"}')
     assert load_tokenizer(copy).vocabulary == load_tokenizer(folder).vocabulary
+
+
+def test_byte_pieces_let_every_text_through(tmp_path: Path, spiece: bytes) -> None:
+    """Ids as `tokenizers` gives them; transformers' own T5Tokenizer ignores byte fallback."""
+    from sentencepiece import SentencePieceProcessor
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    (tmp_path / "spiece.model").write_bytes(add_pieces(spiece, "“”"))
+    ours = load_tokenizer(tmp_path)
+    pieces_of = SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    size = pieces_of.get_piece_size()
+    vocab = [(pieces_of.id_to_piece(i), pieces_of.get_score(i)) for i in range(size)]
+    reference = Tokenizer(models.Unigram(vocab, unk_id=2, byte_fallback=True))
+    reference.pre_tokenizer = pre_tokenizers.Metaspace()
+    steps = [decoders.ByteFallback(), decoders.Metaspace()]
+    reference.decoder = decoders.Sequence(steps)
+    for text in ODD:
+        ids = ours.encode(text)
+        assert 2 not in ids and 1 not in ids[:-1]
+        if "<0x" not in text:  # `tokenizers` takes the name of a byte for the byte
+            assert ids[:-1] == reference.encode(text).ids, text
+        assert ours.decode(ids) == reference.decode(ids[:-1]) == text
+        parts = pieces(ids, Detokenizer(ours), end=True)
+        assert "".join(parts) == text
+        shown = "".join(parts[:-1])
+        assert text.count("\N{REPLACEMENT CHARACTER}") == shown.count("\N{REPLACEMENT CHARACTER}")
+    rng = np.random.default_rng(0)
+    for ids in rng.integers(0, size, (300, 12)).tolist():
+        assert "".join(pieces(ids, Detokenizer(ours), end=True)) == ours.decode(ids), ids
+
+
+def test_byte_pieces_leave_present_ids_alone(spiece: bytes) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    old = SentencePieceProcessor(model_proto=spiece)
+    new = SentencePieceProcessor(model_proto=add_pieces(spiece, "“”"))
+    size = old.get_piece_size()
+    assert [new.id_to_piece(i) for i in range(size)] == [old.id_to_piece(i) for i in range(size)]
+    known = [text for text in TEXT if 2 not in old.encode(text)]
+    assert len(known) > 10
+    assert [new.encode(text) for text in known] == [old.encode(text) for text in known]
+    assert new.get_piece_size() == size + 256 + 2

@@ -104,7 +104,8 @@ def _replace(words: list[str], i: int, new: str) -> list[str]:
     return [*words[:i], before + new + after, *words[i + 1 :]]
 
 
-def _core(word: str) -> str:
+def bare(word: str) -> str:
+    """Return a word without the punctuation around it, in lower case."""
     return _split(word)[1].lower()
 
 
@@ -114,7 +115,7 @@ def _pick(rng: random.Random, candidates: list[int]) -> int | None:
 
 def slip(words: list[str], rng: random.Random) -> list[str] | None:
     """Make a typing slip: a letter swapped with the next, dropped, doubled, or a key beside it."""
-    i = _pick(rng, [i for i, w in enumerate(words) if len(_core(w)) > 2])
+    i = _pick(rng, [i for i, w in enumerate(words) if len(bare(w)) > 2])
     if i is None:
         return None
     before, core, after = _split(words[i])
@@ -150,7 +151,7 @@ def double_word(words: list[str], rng: random.Random) -> list[str] | None:
 
 
 def drop_apostrophe(words: list[str], rng: random.Random) -> list[str] | None:
-    i = _pick(rng, [i for i, w in enumerate(words) if "'" in _core(w)])
+    i = _pick(rng, [i for i, w in enumerate(words) if "'" in bare(w)])
     return None if i is None else [*words[:i], words[i].replace("'", ""), *words[i + 1 :]]
 
 
@@ -172,14 +173,14 @@ def _confuse_rule() -> Rule:
             others.setdefault(word, []).extend(w for w in group.split() if w != word)
 
     def confuse(words: list[str], rng: random.Random) -> list[str] | None:
-        i = _pick(rng, [i for i, w in enumerate(words) if _core(w) in others])
-        return None if i is None else _replace(words, i, rng.choice(others[_core(words[i])]))
+        i = _pick(rng, [i for i, w in enumerate(words) if bare(w) in others])
+        return None if i is None else _replace(words, i, rng.choice(others[bare(words[i])]))
 
     return confuse
 
 
-def _verb_rule(vocabulary: set[str]) -> Rule:
-    """Return a rule for wrong verb forms; regular verbs have all four forms in the vocabulary."""
+def verb_forms(vocabulary: set[str]) -> dict[str, tuple[str, ...]]:
+    """Return base, third person, past, participle and -ing by each; regular ones are all known."""
     forms: dict[str, tuple[str, ...]] = {}
     for word in vocabulary:
         stem = word.removesuffix("e")
@@ -189,6 +190,12 @@ def _verb_rule(vocabulary: set[str]) -> Rule:
     for line in IRREGULAR.replace("/", "\n").strip().splitlines():
         verb = tuple(line.split())
         forms.update(dict.fromkeys(verb, verb))
+    return forms
+
+
+def _verb_rule(vocabulary: set[str]) -> Rule:
+    """Return a rule for wrong verb forms; regular verbs have all four forms in the vocabulary."""
+    forms = verb_forms(vocabulary)
 
     def wrong_forms(before: str, word: str) -> list[str]:
         verb = forms[word]
@@ -198,7 +205,7 @@ def _verb_rule(vocabulary: set[str]) -> Rule:
         return []
 
     def wrong_verb(words: list[str], rng: random.Random) -> list[str] | None:
-        cores = [_core(w) for w in words]
+        cores = [bare(w) for w in words]
         options = [
             (i, new)
             for i in range(1, len(words))
@@ -214,7 +221,7 @@ class Corruptor:
     """Damages sentences with a fixed mix of rules; their vocabulary shows the regular verbs."""
 
     def __init__(self, sentences: list[str]) -> None:
-        counts = Counter(_core(word) for sentence in sentences for word in sentence.split())
+        counts = Counter(bare(word) for sentence in sentences for word in sentence.split())
         vocabulary = {word for word, n in counts.items() if n >= 5 and word.isalpha()}
         self._rules: list[Rule] = [
             slip, _confuse_rule(), _verb_rule(vocabulary), drop_word, double_word,

@@ -16,6 +16,7 @@ import mlx.core as mx
 import sacrebleu
 import typer
 from corruption import PREFIX, DataOption, held_out_examples, word_errors
+from learner_errors import held_out_texts
 
 
 def main(
@@ -28,8 +29,12 @@ def main(
     decoder = SpeculativeDecoder.from_pretrained(
         model, draft_model or None, num_draft=4, dtype=mx.float32
     )
-    for kind, single in (("single sentences", True), ("one to four sentences", False)):
-        examples = held_out_examples(data, count, single=single)
+    kinds = {
+        "single sentences": held_out_examples(data, count),
+        "one to four sentences": held_out_examples(data, count, single=False),
+        "learners' errors, one to eight sentences": held_out_texts(data, count),
+    }
+    for kind, examples in kinds.items():
         sources = [source for source, _ in examples]
         references = [reference for _, reference in examples]
         outputs = decoder.generate_batch(sources, batch_size=32)
@@ -41,7 +46,7 @@ def main(
             emitted = sum(o.stats.emitted for o in outputs)
             rounds = sum(o.stats.rounds for o in outputs)
             print(f"  acceptance at num_draft 4: {rate:.3f}, {emitted / rounds:.2f} tokens/round")
-        if draft_model and single:
+        if draft_model and kind == "single sentences":
             check_identity(decoder, sources[:identity])
 
 

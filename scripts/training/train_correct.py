@@ -9,6 +9,16 @@ The steps, in order. Each can be stopped and run again; training resumes at its 
     python scripts/training/train_correct.py distill    --data deu.txt.xz --work runs
 
 `runs/correct-base` and `runs/correct-small` are then checkpoints for convert.py. Needs torch.
+
+The shipped weights/correct-base is trained further on learners' errors and on text
+with any character by
+
+    python scripts/training/train_correct.py learners   --data deu.txt.xz --work runs/learners
+
+or with another folder as --start-from.
+
+`runs/learners/correct-base` is then for convert.py, and what that writes can be trained further in
+the same way, with another --work.
 """
 
 from __future__ import annotations
@@ -148,6 +158,28 @@ def distill(data: DataOption, work: WorkOption = Path("runs"), steps: StepsOptio
     train(folder, SHAPES["correct-small"], shuffled, steps=steps, stage="distill", rate=5e-3)
 
 
+@app.command()
+def learners(
+    data: DataOption,
+    work: WorkOption = Path("runs/learners"),
+    start_from: Annotated[Path, typer.Option(help="Converted folder to start from.")] = Path(
+        "weights/correct-base"
+    ),
+    minutes: Annotated[float, typer.Option(help="Minutes to train, in all runs.")] = 60.0,
+    rate: Annotated[float, typer.Option(help="Adafactor's relative rate.")] = 4e-3,
+    every: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 10.0,
+    tokens: Annotated[int, typer.Option(help="Tokens of a step, padding included.")] = 2200,
+    autocast: Annotated[bool, typer.Option(help="Multiply in bfloat16.")] = False,
+) -> None:
+    """Train a converted correct-base further, on learners' errors."""
+    from further_training import train_further
+
+    train_further(
+        data, work, start_from,
+        minutes=minutes, rate=rate, every=every, tokens=tokens, autocast=autocast,
+    )  # fmt: skip
+
+
 def damaged(data: Path, work: Path, *, seed: int) -> Callable[[int], Iterator[Example]]:
     """Return a function that yields freshly damaged sentences forever, different by offset."""
     sentences, _ = read_sentences(data)
@@ -173,9 +205,9 @@ def pad(rows: list[list[int]], value: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batches(
-    examples: Iterator[Example], seed: int
+    examples: Iterator[Example], seed: int, *, tokens: int = TOKENS, forever: bool = True
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield batches of similar lengths and at most `TOKENS` padded tokens: (ids, mask, labels)."""
+    """Yield batches of similar lengths and at most `tokens` padded ones: (ids, mask, labels)."""
     rng = random.Random(seed)
     while True:
         pool = sorted(islice(examples, 4096), key=lambda e: (len(e[0]), len(e[1])))
@@ -183,7 +215,7 @@ def batches(
         for example in pool:
             group = groups[-1]
             longest = [max(len(e[k]) for e in [*group, example]) for k in (0, 1)]
-            if group and (len(group) + 1) * sum(longest) > TOKENS:
+            if group and (len(group) + 1) * sum(longest) > tokens:
                 groups.append([])
             groups[-1].append(example)
         rng.shuffle(groups)
@@ -191,6 +223,8 @@ def batches(
             ids, mask = pad([source for source, _ in group], 0)
             labels, _ = pad([answer for _, answer in group], -100)
             yield ids, mask, labels
+        if not forever:
+            return
 
 
 def train(
@@ -258,10 +292,15 @@ def new_model(shape: Mapping[str, Any]) -> T5ForConditionalGeneration:
 
 
 def save_checkpoint(
-    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int
+    path: Path,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    *,
+    seconds: float = 0.0,
 ) -> None:
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-    torch.save(state, path.with_suffix(".part"))
+    torch.save(state | {"seconds": seconds}, path.with_suffix(".part"))
     os.replace(path.with_suffix(".part"), path)
 
 

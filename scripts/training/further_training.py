@@ -1,0 +1,220 @@
+"""Training correct-base further: on learners' errors, and on text with any character.
+
+`python scripts/training/train_correct.py learners` runs it. It starts from a converted folder, the
+vocabulary of which gets bytes and common characters if it has none, and trains for a number of
+minutes; a run that was stopped resumes. The rate is constant, then goes down to 0 in the last
+quarter. The loss on held-out examples, of `corruption`'s kind and of learners', is printed at every
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import load
+
+import mlx.core as mx
+import sentencepiece as spm
+import torch
+from byte_pieces import add_pieces
+from corruption import Corruptor, read_sentences
+from learner_errors import Learner, read_german
+from train_correct import Example, batches, load_tokenizer, save_checkpoint
+from transformers import T5ForConditionalGeneration
+from transformers.optimization import Adafactor
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+from programs.checkpoints import as_hugging_face
+
+NAME = "correct-base"
+SENTINELS = 100  # ids that T5's tokenizers keep after the pieces
+OLD_KIND = 0.15  # share of examples that `corruption` alone damages
+WARM_UP = 100  # steps
+HELD_OUT = 150  # examples of each kind
+
+
+def train_further(
+    data: Path,
+    work: Path,
+    start_from: Path,
+    *,
+    minutes: float,
+    rate: float,
+    every: float,
+    tokens: int,
+    autocast: bool,
+) -> None:
+    """Train a converted folder further; write `work`/correct-base, a checkpoint for convert.py.
+
+    Args:
+        data: The pairs file.
+        work: Folder for the vocabulary, the checkpoint to resume from, and the result.
+        start_from: A converted folder. The runs that resume in `work` no longer read its weights.
+        minutes: Time to train, in all runs.
+        rate: Adafactor's rate, relative to the size of the weights.
+        every: Minutes between checkpoints.
+        tokens: Tokens of a step, padding included.
+        autocast: Whether to multiply in bfloat16; very slow on a CPU without instructions for it.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / "spiece.model").exists():
+        (work / "spiece.model").write_bytes(with_bytes((start_from / "spiece.model").read_bytes()))
+    checkpoint = work / f"{NAME}.pt"
+    state = torch.load(checkpoint) if checkpoint.exists() else None
+    tokenizer = load_tokenizer(work)
+    model = start(start_from, tokenizer.get_piece_size())
+    run = Run(model, rate=rate, minutes=minutes, autocast=autocast, state=state)
+    sentences, unseen = read_sentences(data)
+    learner, corruptor = Learner(sentences, read_german(data)), Corruptor(sentences)
+    held_out = random.Random(1)
+    judged = {
+        kind: [encode(tokenizer, damager.example(unseen, held_out)) for _ in range(HELD_OUT)]
+        for kind, damager in (("old", corruptor), ("new", learner))
+    }
+
+    def examples() -> Iterator[Example]:
+        rng = random.Random(run.step + 7)
+        while True:
+            damager = corruptor if rng.random() < OLD_KIND else learner
+            yield encode(tokenizer, damager.example(sentences, rng))
+
+    run.train(examples, judged, checkpoint, every=every, batch=tokens)
+    model.generation_config.max_length = None
+    model.save_pretrained(work / NAME)
+    shutil.copy(work / "spiece.model", work / NAME / "spiece.model")
+    add_prefix(work / NAME / "config.json", start_from / "config.json")
+
+
+def with_bytes(stored: bytes) -> bytes:
+    """Extend a spiece.model by bytes, unless it has them."""
+    has_bytes = spm.SentencePieceProcessor(model_proto=stored).piece_to_id("<0x00>") != 2
+    return stored if has_bytes else add_pieces(stored)
+
+
+def start(folder: Path, pieces: int) -> T5ForConditionalGeneration:
+    """Load a converted folder into transformers, its vocabulary extended to so many pieces.
+
+    New rows are random about the mean of the present ones.
+    """
+    converted, _ = load(folder, dtype=mx.float32)
+    with tempfile.TemporaryDirectory() as checkpoint:
+        as_hugging_face(converted, Path(checkpoint))
+        model = T5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+    size = -(-(pieces + SENTINELS) // 64) * 64
+    old = model.get_input_embeddings().weight.detach().clone()
+    own = load_tokenizer(folder).get_piece_size()
+    if pieces > own:
+        model.resize_token_embeddings(max(size, len(old)), mean_resizing=False)
+        table, used = model.get_input_embeddings().weight.data, old[3:own]
+        noise = torch.randn(len(table) - own, old.shape[1], generator=torch.manual_seed(0))
+        table[own:] = used.mean(0) + 0.5 * used.std(0) * noise
+    model.config.decoder_start_token_id = 0
+    return model
+
+
+def encode(tokenizer: spm.SentencePieceProcessor, pair: tuple[str, str]) -> Example:
+    source, target = (tokenizer.encode(text, add_eos=True) for text in pair)
+    return source, target
+
+
+class Run:
+    """A training run that ends by the clock, and can be stopped and resumed."""
+
+    def __init__(
+        self,
+        model: T5ForConditionalGeneration,
+        *,
+        rate: float,
+        minutes: float,
+        autocast: bool,
+        state: dict[str, Any] | None,
+    ) -> None:
+        torch.manual_seed(0)
+        self._model, self._rate, self._seconds = model.train(), rate, minutes * 60
+        self._autocast = autocast
+        self._optimizer = Adafactor(
+            model.parameters(), lr=rate, scale_parameter=True, relative_step=False,
+            warmup_init=False,
+        )  # fmt: skip
+        self.step, self._trained = 0, 0.0
+        if state:
+            model.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self.step, self._trained = state["step"], state["seconds"]
+
+    def rate_at(self, seconds: float) -> float:
+        """Return the rate: constant, then down to 0 over the last quarter of the time."""
+        left = max(0.0, 1 - seconds / self._seconds)
+        return self._rate * min(1.0, 4 * left, (self.step + 1) / WARM_UP)
+
+    def train(
+        self,
+        examples: Callable[[], Iterator[Example]],
+        judged: dict[str, list[Example]],
+        checkpoint: Path,
+        *,
+        every: float,
+        batch: int,
+    ) -> None:
+        """Train until the time is over, with a checkpoint and held-out losses now and then."""
+        source = batches(examples(), self.step, tokens=batch)
+        began = time.perf_counter() - self._trained
+        saved, tokens, losses = self._trained, 0, []
+        while (now := time.perf_counter() - began) < self._seconds:
+            ids, mask, labels = next(source)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.rate_at(now)
+            loss = self._loss(ids, mask, labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            self.step += 1
+            tokens += ids.numel() + labels.numel()
+            losses.append(loss.item())
+            if self.step % 25 == 0:
+                mean, speed = sum(losses) / len(losses), tokens / (time.perf_counter() - began)
+                print(f"{now / 60:5.1f} min  step {self.step}  loss {mean:.4f}  "
+                      f"{speed:.0f} tokens/s", flush=True)  # fmt: skip
+                losses = []
+            if now - saved > every * 60:
+                saved = now
+                self._save(checkpoint, now, judged)
+        self._save(checkpoint, self._seconds, judged)
+
+    def _save(self, path: Path, seconds: float, judged: dict[str, list[Example]]) -> None:
+        save_checkpoint(path, self._model, self._optimizer, self.step, seconds=seconds)
+        found = [f"{kind} {self._held_out(examples):.4f}" for kind, examples in judged.items()]
+        print(f"{seconds / 60:5.1f} min  held-out loss: {', '.join(found)}", flush=True)
+
+    @torch.no_grad()
+    def _held_out(self, examples: list[Example]) -> float:
+        """Return the loss a token, padding left out, over groups of similar length."""
+        total = count = 0.0
+        parts = batches(iter(examples), seed=0, forever=False)
+        for ids, mask, labels in parts:
+            kept = int((labels != -100).sum())
+            total += self._loss(ids, mask, labels).item() * kept
+            count += kept
+        return total / count
+
+    def _loss(self, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
+            output = self._model(input_ids=ids, attention_mask=mask, labels=labels)
+        return output.loss
+
+
+def add_prefix(path: Path, source: Path) -> None:
+    """Copy the prefix that prompts get from one config.json to another."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["prefix"] = json.loads(source.read_text(encoding="utf-8")).get("prefix", "")
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")

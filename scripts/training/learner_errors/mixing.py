@@ -1,0 +1,106 @@
+"""Examples that mix the rules of learners' errors with those of `corruption`."""
+
+from __future__ import annotations
+
+import lzma
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from corruption import PREFIX, Corruptor, held_out, read_sentences
+
+from . import nouns, phrases, spelling, verbs
+from .surroundings import Pair, inserted, rename, surround
+from .tables import Lexicon, Rule
+
+GRAMMAR: tuple[Rule, ...] = (
+    phrases.GOVERNED, phrases.PLACE_AND_TIME, phrases.WORD_CHOICE, phrases.WORD_CHOICE,
+    phrases.UNCOUNTABLE, *nouns.RULES, *verbs.RULES,
+)  # fmt: skip
+
+
+class Learner:
+    """Damages sentences as learners do, and adds surroundings that have to be copied.
+
+    Args:
+        sentences: Right sentences; their words tell misspellings from other words, and what verbs
+            and plurals there are.
+        foreign_texts: Text that is not English, to be quoted.
+    """
+
+    def __init__(self, sentences: list[str], foreign_texts: list[str]) -> None:
+        self._lexicon = Lexicon(sentences)
+        self._slips = Corruptor(sentences)
+        self._sentences, self._foreign = sentences, foreign_texts
+
+    def sentence(self, text: str, rng: random.Random) -> str:
+        """Damage a sentence: up to three errors of grammar, two of spelling, and slips."""
+        errors = rng.choices([0, 1, 2, 3], [20, 42, 26, 12])[0]
+        for _ in range(errors):
+            text = self._first(GRAMMAR, text, rng)
+        for _ in range(rng.choices([0, 1, 2], [60, 30, 10])[0]):
+            text = self._first(spelling.RULES, text, rng)
+        if rng.random() < 0.22:
+            text = self._slips.sentence(text, rng)
+        if rng.random() < 0.03:
+            text = text.lower()
+        return text
+
+    def _first(self, rules: tuple[Rule, ...], text: str, rng: random.Random) -> str:
+        """Apply the first rule that can be, in random order: rare ones get their share."""
+        for rule in rng.sample(rules, len(rules)):
+            damaged = rule(text, rng, self._lexicon)
+            if damaged is not None:
+                return damaged
+        return text
+
+    def pair(self, sentences: list[str], rng: random.Random) -> Pair:
+        """Return a sentence, damaged or not, and itself; surroundings are on both sides."""
+        right = rng.choice(sentences)
+        if rng.random() < 0.1:
+            right = inserted(rng, self._foreign)
+            damaged = right if rng.random() < 0.7 else self._template(right, rng)
+            return damaged, right
+        damaged = right if rng.random() < 0.2 else self.sentence(right, rng)
+        pair = rename((damaged, right), rng)
+        if rng.random() < 0.12:
+            pair = surround(pair, rng)
+        if rng.random() < 0.012:
+            return pair[0].upper(), pair[1].upper()
+        return pair
+
+    def _template(self, text: str, rng: random.Random) -> str:
+        """Damage the grammar of a sentence with names and numbers; these cannot be restored."""
+        return self._first(GRAMMAR, text, rng)
+
+    def example(self, sentences: list[str], rng: random.Random) -> Pair:
+        """Join one to eight sentences to a prompt and its correction."""
+        count = rng.choices(range(1, 9), [54, 18, 11, 7, 4, 3, 2, 1])[0]
+        pairs = [self.pair(sentences, rng) for _ in range(count)]
+        if rng.random() < 0.1:  # text that is right as a whole
+            pairs = [(right, right) for _, right in pairs]
+        between = "\n" if count > 1 and rng.random() < 0.06 else " "
+        source, target = (between.join(side) for side in zip(*pairs, strict=True))
+        return PREFIX + source, target
+
+
+def read_german(path: Path) -> list[str]:
+    """Read short German sentences of the pairs file whose English is not held out."""
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        pairs = (line.rstrip("\n").split("\t")[:2] for line in file)
+        return [german for english, german in pairs if len(german) < 40 and not held_out(english)]
+
+
+def learner_examples(learner: Learner, sentences: list[str], seed: int) -> Iterator[Pair]:
+    """Yield examples forever."""
+    rng = random.Random(seed)
+    while True:
+        yield learner.example(sentences, rng)
+
+
+def held_out_texts(path: Path, count: int, seed: int = 0) -> list[Pair]:
+    """Return `count` examples made of held-out sentences."""
+    sentences, unseen = read_sentences(path)
+    learner = Learner(sentences, read_german(path))
+    return list(islice(learner_examples(learner, unseen, seed), count))

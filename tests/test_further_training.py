@@ -1,0 +1,119 @@
+"""Training correct-base further: what it starts from, its rate, and how it resumes."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import load
+from speculative_t5.checkpoints import convert
+
+import further_training
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from conftest import edit_json, write_checkpoint
+from families import TEXT
+from further_training import NAME, Run, start, train_further, with_bytes
+from train_correct import Example
+
+SHAPE = {
+    "vocab_size": 128, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 32, "num_layers": 2,
+    "num_decoder_layers": 2, "feed_forward_proj": "relu", "tie_word_embeddings": True,
+    "dropout_rate": 0.0,
+}  # fmt: skip
+EXAMPLE = ([5, 9, 7, 1], [6, 8, 1])
+
+
+@pytest.fixture
+def converted(tmp_path: Path, spiece: bytes) -> Path:
+    write_checkpoint(tmp_path / "source", SHAPE, spiece)
+    return convert(str(tmp_path / "source"), tmp_path / "converted")
+
+
+def examples() -> Iterator[Example]:
+    while True:
+        yield EXAMPLE
+
+
+def make_run(model: Any, minutes: float = 0.02, state: dict[str, Any] | None = None) -> Run:
+    return Run(model, rate=1e-2, minutes=minutes, autocast=False, state=state)
+
+
+def test_a_converted_folder_goes_on_with_the_same_logits(converted: Path) -> None:
+    ours, _ = load(converted, dtype=mx.float32)
+    model = start(converted, 120).eval()
+    source, target = [5, 9, 7, 1], [0, 6, 8]
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([target]))
+    expected = np.array(ours(mx.array([source]), mx.array([target])))
+    np.testing.assert_allclose(
+        output.logits.numpy(), expected[..., : len(expected[0, 0])], atol=1e-4
+    )
+
+
+def test_rows_of_new_pieces_follow_the_present_ones(converted: Path) -> None:
+    before = start(converted, 120).get_input_embeddings().weight
+    after = start(converted, 120 + 258).get_input_embeddings().weight
+    assert after.shape == (512, 16)  # 378 pieces and 100 sentinels, in 64s
+    assert torch.equal(after[:120], before[:120])
+    assert len({tuple(row) for row in after[120:378].tolist()}) == 258
+    assert after[120:].std() < before[3:120].std()
+
+
+def test_bytes_are_added_once(spiece: bytes) -> None:
+    assert with_bytes(with_bytes(spiece)) == with_bytes(spiece) != spiece
+
+
+def test_rate_is_constant_then_falls_to_zero(converted: Path) -> None:
+    run = make_run(start(converted, 120), minutes=10)
+    run.step = 1000
+    seconds = [0, 300, 450, 525, 600, 700]
+    assert [run.rate_at(s) for s in seconds] == pytest.approx([0.01, 0.01, 0.01, 0.005, 0, 0])
+    run.step = 9
+    assert run.rate_at(0) == pytest.approx(0.001)
+
+
+def test_a_run_ends_by_the_clock_and_resumes(
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    clock = iter(float(second) for second in range(1000))
+    monkeypatch.setattr(further_training.time, "perf_counter", lambda: next(clock))
+    checkpoint, model = tmp_path / "model.pt", start(converted, 120)
+    run = make_run(model, minutes=0.5)
+    run.train(examples, {"kind": [EXAMPLE]}, checkpoint, every=0.1, batch=64)
+    state = torch.load(checkpoint)
+    assert state["step"] == run.step == 28
+    assert capsys.readouterr().out.count("held-out loss: kind ") == 5
+    longer = make_run(start(converted, 120), minutes=0.6, state=state)
+    assert longer.step == 28
+    longer.train(examples, {}, checkpoint, every=0.1, batch=64)
+    assert torch.load(checkpoint)["step"] == 28 + 5
+    state = {**torch.load(checkpoint), "seconds": 36.0}
+    done = make_run(start(converted, 120), minutes=0.6, state=state)
+    done.train(examples, {}, checkpoint, every=0.1, batch=64)
+    assert done.step == state["step"]
+
+
+def test_the_result_is_converted_and_trained_further(
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vocabulary grows once, and the prefix stays."""
+    monkeypatch.setattr(further_training, "HELD_OUT", 2)
+    edit_json(converted / "config.json", prefix="correct: ")
+    data, text, source = tmp_path / "deu.txt.xz", "Ünïcode ☃", converted
+    with lzma.open(data, "wt", encoding="utf-8") as file:
+        file.writelines(f"{line}\tGuten Tag.\n" for line in [*TEXT, *map(str, range(200))])
+    for name in ("first", "second"):
+        train_further(
+            data, tmp_path / name, source,
+            minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False,
+        )  # fmt: skip
+        source = convert(str(tmp_path / name / NAME), tmp_path / f"{name}-converted")
+        model, tokenizer = load(source)
+        assert model.config.vocab_size == 640
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.prefix == "correct: "
