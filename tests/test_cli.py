@@ -116,7 +116,7 @@ def test_help_groups_options_and_shows_defaults(call: Call) -> None:
     text = call("--help").out
     assert call("-h").out == text
     assert "correct-base" in text and "[default: 256]" in text
-    groups = ["Models", "Drafting", "Sampling", "Shaping", "Beam search", "Output", "Options"]
+    groups = ["Models", "Drafting", "Sampling", "Constraints", "Beam search", "Output", "Options"]
     assert set(re.findall(r"─ ([\w ]+) ─", text)) == {*groups, "Commands"}
     for command in ("repl", "batch", "models", "convert", "bench"):
         text = call(command, "-h").out

@@ -16,7 +16,7 @@ from .options import DecoderOptions, SamplingOptions, in_models, in_output
 from .terminal import note, one_line
 
 in_shaping, in_beams = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("Shaping", "Beam search")
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Constraints", "Beam search")
 )
 
 
