@@ -89,6 +89,8 @@ def test_stop_ids_end_beams_as_eos_does(decoder: SpeculativeDecoder) -> None:
         ({"num_beams": 2, "stop": "a"}, "stop strings"),
         ({"num_beams": 2, "length_penalty": float("nan")}, "got nan"),
         ({"num_beams": 2, "early_stopping": "soon"}, "got 'soon'"),
+        ({"num_beams": 2, "early_stopping": 1}, "got 1"),
+        ({"num_beams": 2, "length_penalty": 2000.0}, "got 2000.0"),
     ],
 )
 def test_bad_options_are_refused(

@@ -13,7 +13,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import Sampler, Verifier, calibration
 from speculative_t5.generation import DraftingOptions, GenerationOptions
-from speculative_t5.generation.options import (
+from speculative_t5.generation.keywords import (
     DecoderKeywords,
     GenerationKeywords,
     MoreKeywords,

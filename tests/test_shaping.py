@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -150,15 +151,23 @@ def test_greedy_outputs_are_those_of_transformers(name: str, pair: tuple[Any, T5
         assert out.tokens + [1] * (out.finish_reason == "eos") == ids[1:]
 
 
-def test_probabilities_are_those_of_the_transformed_distribution() -> None:
-    target, draft = models("t5")
-    options: dict[str, Any] = {"suppress_tokens": [3], "forced_tokens": [9], "temperature": 1.0}
-    decoder = SpeculativeDecoder(target, draft, draft_vocab=8)
-    done = decoder.generate(prompts()[1], max_tokens=9, probabilities=True, **options)
-    assert done.probabilities is not None
-    first, *others = done.trace
-    assert (first.id, first.p) == (9, 1.0)
-    assert all(0 < token.p <= 1 for token in others if token.p is not None)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_probabilities_are_those_of_the_transformed_distribution(kind: str) -> None:
+    (target, draft), prompt = models(kind), prompts()[1]
+    options: dict[str, Any] = {
+        "repetition_penalty": 1.7, "temperature": 0.8, "forced_tokens": [9], "min_tokens": 8,
+    }  # fmt: skip
+    decoder = SpeculativeDecoder(target, draft)
+    done = decoder.generate(prompt, max_tokens=12, probabilities=True, **options)
+    assert len(done.tokens) > 4 and done.trace[0].p == done.trace[0].q == 1.0
+    transform = decoder.shaping(_options(options)).sampler.transform
+    before = prompt if target.is_decoder_only else [0]
+    for i, token in enumerate(done.trace):
+        for model, given in ((target, token.p), (draft, token.q)):
+            logits = next_logits(model, prompt, [done.tokens[:i]])[0].tolist()
+            found = transformed(transform, logits, [*before, *done.tokens[:i]], len(before))  # type: ignore[arg-type]
+            probs = np.exp((np.array(found) - max(found)) / 0.8)
+            assert given == pytest.approx(probs[token.id] / probs.sum(), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -214,6 +223,9 @@ def test_several_outputs_are_those_of_several_prompts(scores: bool) -> None:
         ({"suppress_tokens": [25]}, "the id 25"),
         ({"logit_bias": {-1: 2.0}}, "got -1"),
         ({"repetition_penalty": 0.0}, "got 0.0"),
+        ({"repetition_penalty": 1e-50}, "got 1e-50"),
+        ({"logit_bias": {5: 1e39}}, "got 1e+39"),
+        ({"bad_words": ["\ud800"]}, "not UTF-8"),
         ({"suppress_tokens": 3}, "got 3"),
         ({"stop_token_ids": 3}, "got 3"),
         ({"stop": 3}, "got 3"),
@@ -231,6 +243,63 @@ def test_bad_options_are_refused_before_anything_is_decoded(options: Any, found:
             call([3, EOS], **options)
         check_message(str(error.value))
         assert found in str(error.value)
+
+
+@pytest.mark.parametrize("delta", [0.3, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_lenience_never_accepts_what_is_forbidden(delta: float, temperature: float) -> None:
+    target, draft = models("t5")
+    options: dict[str, Any] = {"max_tokens": LENGTH, "temperature": temperature}
+    whole = SpeculativeDecoder(target, draft, delta=delta).generate_batch(prompts(), **options)
+    common = [token for token, _ in Counter(t for o in whole for t in o.tokens).most_common(4)]
+    for drafter in (draft, "lookup"):
+        decoder = SpeculativeDecoder(target, drafter, delta=delta)
+        for out in decoder.generate_batch(
+            prompts(), suppress_tokens=common, min_tokens=9, forced_tokens=[19], **options
+        ):
+            assert not {*common}.intersection(out.tokens)
+            assert len(out.tokens) >= 9 and out.tokens[0] == 19
+
+
+def test_options_may_come_from_iterators() -> None:
+    decoder = SpeculativeDecoder(*models("t5"))
+    for name, values in (
+        ("suppress_tokens", [3, 7]), ("stop_token_ids", [3, 7]), ("bad_words", [[5], [4, 6]])
+    ):  # fmt: skip
+        given: dict[str, Any] = {name: iter(values)}
+        found = decoder.generate(prompts()[0], max_tokens=LENGTH, probabilities=True, **given)
+        expected = decoder.generate(prompts()[0], max_tokens=LENGTH, **{name: values})  # type: ignore[arg-type]
+        assert found.tokens == expected.tokens
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0}, {"num_beams": 2, "speculative": False}]
+)
+def test_options_that_leave_no_token_are_an_error(options: dict[str, Any]) -> None:
+    decoder = SpeculativeDecoder(*models("t5"))
+    with pytest.raises(ValueError, match="forbid every token") as error:
+        decoder.generate([3, EOS], max_tokens=4, suppress_tokens=range(SIZE), **options)
+    check_message(str(error.value))
+
+
+@pytest.mark.parametrize("more", [{"scores": True}, {"num_return_sequences": 2}])
+def test_an_index_that_is_given_twice_is_refused(more: dict[str, Any]) -> None:
+    decoder = SpeculativeDecoder(models("t5")[0])
+    pairs = [(4, prompts()[0]), (4, prompts()[1])]
+    with pytest.raises(ValueError, match="two prompts have the index 4") as error:
+        list(decoder.iter_batch(pairs, temperature=1.0, max_tokens=5, **more))
+    check_message(str(error.value))
+    assert len(list(decoder.iter_batch(pairs, max_tokens=5))) == 2
+
+
+def test_all_outputs_have_probabilities_and_a_bar_is_for_one() -> None:
+    decoder = SpeculativeDecoder(*models("t5"))
+    options: dict[str, Any] = {"temperature": 1.0, "num_return_sequences": 3, "max_tokens": 5}
+    done = decoder.generate(prompts()[0], probabilities=True, **options)
+    assert all(o.probabilities for o in (done, *done.alternatives))
+    with pytest.raises(ValueError, match="one output") as error:
+        decoder.generate(prompts()[0], progress=True, **options)
+    check_message(str(error.value))
 
 
 @pytest.mark.parametrize("options", [{"scores": True}, {"num_return_sequences": 2}])

@@ -57,6 +57,12 @@ def test_a_tasks_options_come_over_those_for_all_prompts(folder: Path) -> None:
     }  # fmt: skip
 
 
+def test_neutral_values_and_stops_are_taken(folder: Path) -> None:
+    raw = {"min_p": 0.0, "sequence_bias": [], "top_h": None, "stop_strings": ["\n"]}
+    (folder / "generation_config.json").write_text(json.dumps(raw))
+    assert read_task(folder).options == {"stop": ["\n"]}
+
+
 @pytest.mark.cpu
 def test_a_command_takes_a_tasks_options_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

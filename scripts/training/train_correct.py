@@ -87,16 +87,24 @@ def target(data: DataOption, work: WorkOption = Path("runs"), steps: StepsOption
 def prompts(
     data: DataOption,
     work: WorkOption = Path("runs"),
-    count: Annotated[int, typer.Option(help="Lines of train.txt.")] = 100_000,
+    count: Annotated[int, typer.Option(help="Prompts to train on.")] = 100_000,
+    answers: Annotated[
+        bool, typer.Option("--answers", help="Add the right sentences, as train.jsonl.")
+    ] = False,
 ) -> None:
-    """Write prompts for `speculative_t5 distill --data`: work/prompts/train.txt and valid.txt."""
+    """Write prompts for `speculative_t5 distill --data`, train and valid, to work/prompts."""
     sentences, unseen = read_sentences(data)
     corruptor, folder = Corruptor(sentences), work / "prompts"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, source, lines in (("train", sentences, count), ("valid", unseen, 200)):
-        pairs = islice(training_examples(source, corruptor, seed=6), lines)
-        text = "".join(f"{prompt}\n" for prompt, _ in pairs)
-        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    train = islice(training_examples(sentences, corruptor, seed=21 if answers else 6), count)
+    if answers:
+        lines = [json.dumps({"prompt": p, "completion": answer}) for p, answer in train]
+    else:
+        lines = [prompt for prompt, _ in train]
+    valid = islice(training_examples(unseen, corruptor, seed=6), 200)
+    files = {f"train.{'jsonl' if answers else 'txt'}": lines, "valid.txt": [p for p, _ in valid]}
+    for name, lines in files.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 @app.command()

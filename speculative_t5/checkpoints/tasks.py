@@ -16,14 +16,16 @@ ALL = "default"  # the task that stands for generation_config.json alone
 SAME = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "top_k", "top_p",
         "repetition_penalty", "suppress_tokens", "num_return_sequences")  # fmt: skip
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
-           "bad_words_ids": "bad_words"}  # fmt: skip
+           "bad_words_ids": "bad_words", "stop_strings": "stop"}  # fmt: skip
 # These change outputs in ways that are not offered here, unless they have such a value.
 NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "num_beam_groups": (1,), "diversity_penalty": (0,), "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,), "exponential_decay_length_penalty": (), "min_p": (),
-    "forced_eos_token_id": (), "begin_suppress_tokens": (), "typical_p": (1,), "penalty_alpha": (),
-    "epsilon_cutoff": (0,), "eta_cutoff": (0,), "constraints": (), "guidance_scale": (1,),
-    "sequence_bias": (),
+    "encoder_repetition_penalty": (1,), "exponential_decay_length_penalty": (), "min_p": (0,),
+    "forced_eos_token_id": (), "begin_suppress_tokens": (), "typical_p": (1,),
+    "penalty_alpha": (0,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "constraints": (),
+    "guidance_scale": (1,), "sequence_bias": (), "force_words_ids": (), "top_h": (),
+    "forced_decoder_ids": (), "renormalize_logits": (), "dola_layers": (),
+    "watermarking_config": (),
 }  # fmt: skip
 
 
@@ -77,7 +79,7 @@ def _options(raw: Mapping[str, Any], task: str) -> dict[str, Any]:
     """Return keywords for what transformers calls by its own names."""
     for name, harmless in NOT_OFFERED.items():
         value = raw.get(name)
-        if value is not None and value not in harmless and value is not False:
+        if value not in (None, False, [], {}, *harmless):
             raise ValueError(
                 f"the task {task!r} asks for {name} {shown(value)}, which is not offered: "
                 "leave the task out, and give options one by one"
@@ -89,7 +91,7 @@ def _options(raw: Mapping[str, Any], task: str) -> dict[str, Any]:
         length = given.get(name)
         if type(length) is int and ours not in found:
             found[ours] = max(length - 1, 0)
-    if type(token := given.get("forced_bos_token_id")) is int:
+    if (token := given.get("forced_bos_token_id")) is not None:
         found["forced_tokens"] = (token,)
     if given.get("do_sample"):
         found |= {"temperature": given.get("temperature", 1.0), "top_k": given.get("top_k", 50)}

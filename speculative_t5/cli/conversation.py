@@ -120,7 +120,9 @@ class Conversation:
     def _checked(self, settings: Settings) -> SpeculativeDecoder:
         """Make a decoder, and check all settings before one of them is used."""
         decoder = self.remake(settings)
-        GenerationOptions(**settings.sampling(), **self.shaping).check_stream()
+        options = GenerationOptions(**settings.sampling(), **self.shaping)
+        options.check_stream()
+        decoder.shaping(options)
         return decoder
 
     def _generate(self, prompt: str) -> None:

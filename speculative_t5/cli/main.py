@@ -49,7 +49,6 @@ from .terminal import (
     note_unread,
     print_stream,
     run,
-    visible,
 )
 
 DEFAULT_PROMPT = (
@@ -163,7 +162,7 @@ def _stream(
 def _print_finished(done: Generation, max_tokens: int, *, scores: bool) -> None:
     """Print outputs, perhaps with their scores, and a line of statistics for each."""
     for each in (done, *done.alternatives):
-        print((f"{each.score:.4f}\t" if scores else "") + visible(each.text))
+        print((f"{each.score:.4f}\t" if scores else "") + each.text)
         note(footer(each.stats, each.finish_reason, max_tokens))
 
 

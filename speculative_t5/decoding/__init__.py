@@ -34,6 +34,6 @@ from .rows import Stopper
 from .sampling import Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
 from .scoring import log_probability, pair_probabilities
-from .transform import History, LogitsProcessor, LogitsTransform
+from .transform import NOTHING_LEFT, History, LogitsProcessor, LogitsTransform
 from .verify import Odds, Verifier, block_odds, residual, token_odds
 from .waits import Waits, count_waits, read

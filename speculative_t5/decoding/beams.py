@@ -21,11 +21,12 @@ from ..errors import check_integer, check_number
 from .loop import Request
 from .protocols import LanguageModel
 from .results import FinishReason, Stats
-from .rows import Ends
+from .rows import Ends, ends_of, room
 from .transform import History, LogitsTransform
 from .waits import read
 
 EarlyStopping = bool | Literal["never"]
+MAX_PENALTY = 20  # so that lengths to this power are numbers
 BLOCK = 64  # ids whose largest score is found first: sorting all of them would take much longer
 
 
@@ -53,9 +54,12 @@ class BeamOptions:
 
     def __post_init__(self) -> None:
         check_integer("num_beams", self.num_beams, 1)
-        if not math.isfinite(check_number("length_penalty", self.length_penalty)):
-            raise ValueError(f"length_penalty must be finite, got {self.length_penalty}")
-        if self.early_stopping not in (False, True, "never"):
+        if not abs(check_number("length_penalty", self.length_penalty)) <= MAX_PENALTY:
+            raise ValueError(
+                f"length_penalty must be from -{MAX_PENALTY} to {MAX_PENALTY}, got "
+                f"{self.length_penalty}"
+            )
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ValueError(
                 f"early_stopping must be True, False or 'never', got {self.early_stopping!r}"
             )
@@ -135,23 +139,16 @@ class _Batch:
     def __init__(self, model: LanguageModel, requests: Sequence[Request], plan: BeamPlan) -> None:
         began = time.perf_counter()
         self._plan = plan
-        # EOS prevails where an id is both.
-        stops: dict[int, FinishReason] = dict.fromkeys(plan.stop_ids, "stop")
-        self._ends: Ends = stops | dict.fromkeys(model.eos_token_ids, "eos")
+        self._ends = ends_of(model, plan.stop_ids)
         width = plan.options.num_beams
         with device.turn():
             self._session, contexts = model.start([source for _, source in requests])
             self._session.select([row for row in range(len(requests)) for _ in range(width)])
         self.searches = [
-            _Search(index, context, self._room(model, context), plan.options)
+            _Search(index, context, room(model, context, plan.max_tokens), plan.options)
             for (index, _), context in zip(requests, contexts, strict=True)
         ]
         self._seconds = time.perf_counter() - began  # without the caller's time
-
-    def _room(self, model: LanguageModel, context: Sequence[int]) -> int:
-        """Return how many tokens an output may have; the last one is never fed to the model."""
-        asked, limit = self._plan.max_tokens, model.max_context
-        return asked if limit is None else min(asked, limit - len(context) + 1)
 
     def step(self) -> list[BeamResult]:
         """Run one pass, extend all beams, and return the results of searches that have ended."""

@@ -15,11 +15,11 @@ from .. import device
 from .draft import Draft, empty_draft
 from .drafters import Drafter
 from .protocols import Encoded, LanguageModel, Session, SharingModel
-from .results import FinishReason, Round
-from .rows import Ends, Proposal, Row, Stopper
+from .results import Round
+from .rows import Proposal, Row, Stopper, ends_of, room
 from .sampling import round_keys
 from .schedule import Outcome, Schedule
-from .transform import History
+from .transform import NOTHING_LEFT, History, nothing_allowed
 from .verify import Verifier, num_agreed
 from .waits import read
 
@@ -98,9 +98,7 @@ class _Batch:
         self.clock = _Clock()
         self._plan = plan
         self._model = model
-        # EOS prevails where an id is both.
-        stops: dict[int, FinishReason] = dict.fromkeys(plan.stop_ids, "stop")
-        self._ends: Ends = stops | dict.fromkeys(model.eos_token_ids, "eos")
+        self._ends = ends_of(model, plan.stop_ids)
         self._waiting: deque[tuple[Request, Encoded]] = deque()  # encoded, but without a row yet
         self._next_tokens: mx.array | None = None  # (B, 1) int32 of a pass that was begun early
         began = self.clock.read()
@@ -164,11 +162,8 @@ class _Batch:
         if verifier.greedy:  # lenient or not: there is no draft to be lenient about
             return self._session.step_argmax(tokens)
         _, keys = self._keys(later)
-        draft = empty_draft(len(self.rows))
-        history = History([], [], draft.tokens)  # nothing is transformed, see `Plan.ahead`
-        return verifier.verdict(draft, self._session.step(tokens), keys, history).next_token[
-            :, None
-        ]
+        draft = empty_draft(len(self.rows))  # nothing is transformed, see `Plan.ahead`
+        return verifier.verdict(draft, self._session.step(tokens), keys).next_token[:, None]
 
     def refill(self, waiting: Iterator[Request], batch_size: int) -> None:
         """Give rows that have ended to waiting prompts; drop those that are left over."""
@@ -211,16 +206,11 @@ class _Batch:
     def _new_rows(
         self, requests: Sequence[Request], contexts: Sequence[list[int]], began: float
     ) -> list[Row]:
-        make = self._plan.stopper
+        model, most, make = self._model, self._plan.max_tokens, self._plan.stopper
         return [
-            Row(index, context, len(context), self._room(context), began, make and make())
+            Row(index, context, len(context), room(model, context, most), began, make and make())
             for (index, _), context in zip(requests, contexts, strict=True)
         ]
-
-    def _room(self, context: Sequence[int]) -> int:
-        """Return how many tokens a row may emit; the last one is never fed to the model."""
-        asked, limit = self._plan.max_tokens, self._model.max_context
-        return asked if limit is None else min(asked, limit - len(context) + 1)
 
     def _keys(self, later: int = 0) -> tuple[mx.array | None, mx.array | None]:
         """Return keys for drafting and for verdicts, (B, 2) uint32 each, `later` rounds on."""
@@ -262,20 +252,29 @@ def verify(
     width = draft.tokens.shape[1]
     if width:
         tokens = mx.concatenate([tokens, draft.tokens], axis=1)
-    if verifier.greedy:
-        verdicts = verifier.choices(draft, session, tokens, history)
+    logits = verifier.logits(session, tokens, history)
+    if logits is None:
+        verdicts = session.step_argmax(tokens)
+    elif verifier.greedy:
+        verdicts = verifier.choices(draft, logits)
     else:
-        verdict = verifier.verdict(draft, session.step(tokens), keys, history)
+        verdict = verifier.verdict(draft, logits, keys)
         verdicts = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
+    parts = [draft.tokens, verdicts]
+    if logits is not None and verifier.sampler.transform:
+        parts.append(nothing_allowed(logits).astype(mx.int32))
     # The round's only wait: one array holds all that the host has to know.
-    rows = read(mx.concatenate([draft.tokens, verdicts], axis=1))
+    rows = read(mx.concatenate(parts, axis=1))
     proposals = []
     for row, length in zip(rows, draft.lengths, strict=True):
-        drafted, answer = row[:width], row[width:]
+        drafted, answer = row[:width], row[width : width + verdicts.shape[1]]
+        nothing = row[width + verdicts.shape[1] :]
         if verifier.greedy:
             num_accepted = num_agreed(drafted[:length], answer)
             next_token = answer[num_accepted]
         else:
             num_accepted, next_token = answer
+        if nothing and nothing[num_accepted]:
+            raise ValueError(NOTHING_LEFT)
         proposals.append(Proposal(drafted, length, num_accepted, next_token))
     return proposals

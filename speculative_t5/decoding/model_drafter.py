@@ -11,7 +11,7 @@ import mlx.core as mx
 from .draft import Draft, empty_draft
 from .protocols import LanguageModel, Session
 from .sampling import Sampler, argmax, place_keys, sample
-from .transform import History
+from .transform import History, nothing_allowed
 
 
 class ModelDrafter:
@@ -121,7 +121,7 @@ class ModelDrafter:
         starts = [len(p) if self._model.is_decoder_only else 1 for p in self._prompts]
         found = self._sampler.transformed(logits, History(context, starts, drafted))
         # Where the draft can propose nothing that is allowed, whatever it proposes is rejected.
-        return mx.where(mx.max(found, axis=-1, keepdims=True) == -mx.inf, logits, found)
+        return mx.where(nothing_allowed(found)[..., None], logits, found)
 
     def _encoded(self) -> Session:
         """Return the session with all prompts encoded.

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .protocols import LanguageModel
 from .results import FinishReason, Round, Tally
 
 Ends = Mapping[int, FinishReason]  # ids that end an output, and why it has ended then
 # Takes the tokens that an output goes on with; returns how many of them stand if it ends there.
 Stopper = Callable[[Sequence[int]], int | None]
+
+
+def ends_of(model: LanguageModel, stop_ids: Iterable[int]) -> Ends:
+    """Return the ids that end a model's outputs; EOS prevails where an id is both."""
+    stops: dict[int, FinishReason] = dict.fromkeys(stop_ids, "stop")
+    return stops | dict.fromkeys(model.eos_token_ids, "eos")
+
+
+def room(model: LanguageModel, context: Sequence[int], max_tokens: int) -> int:
+    """Return how many tokens a row may emit; the last one is never fed to the model."""
+    limit = model.max_context
+    return max_tokens if limit is None else min(max_tokens, limit - len(context) + 1)
 
 
 @dataclass(frozen=True)

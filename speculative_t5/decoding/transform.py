@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +18,10 @@ from ..errors import check_integer, check_number
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 MAX_BAD_WORDS, MAX_NGRAM = 10_000, 1_000
+MAX_BIAS, MAX_PENALTY = 1e9, 1e4  # float32 can hold what they make of logits
+NOTHING_LEFT = (
+    "the options forbid every token that could come next: leave out some that forbid tokens"
+)
 NOTHING = -1  # in place of a token, where a row has fewer than others
 
 
@@ -88,11 +92,18 @@ class LogitsTransform:
     def __post_init__(self) -> None:
         for token, bias in self.logit_bias:
             check_integer("an id of logit_bias", token, 0)
-            if math.isnan(check_number("a bias of logit_bias", bias)) or bias == math.inf:
-                raise ValueError(f"a bias of logit_bias must be finite or -inf, got {bias}")
+            value = check_number("a bias of logit_bias", bias)
+            if not (value == -math.inf or abs(value) <= MAX_BIAS):
+                raise ValueError(
+                    f"a bias of logit_bias must be from -{MAX_BIAS:g} to {MAX_BIAS:g}, or -inf, "
+                    f"got {bias}"
+                )
         penalty = check_number("repetition_penalty", self.repetition_penalty)
-        if not 0 < penalty < math.inf:
-            raise ValueError(f"repetition_penalty must be above 0 (1 is off), got {penalty}")
+        if not 1 / MAX_PENALTY <= penalty <= MAX_PENALTY:
+            raise ValueError(
+                f"repetition_penalty must be from {1 / MAX_PENALTY:g} to {MAX_PENALTY:g} (1 is "
+                f"off), got {penalty}"
+            )
         check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NGRAM)
         check_integer("min_tokens", self.min_tokens, 0)
         for name in ("suppress_tokens", "forced_tokens", "end_ids"):
@@ -132,8 +143,9 @@ class LogitsTransform:
 
     @property
     def summary(self) -> str:
-        """Describes it, but for its functions; for what is stored about a set of options."""
-        return repr(replace(self, processors=())) + f" and {len(self.processors)} functions"
+        """Names the steps that are on, whose costs are measured once for all their values."""
+        on = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        return " ".join(on)
 
     @property
     def largest_id(self) -> int:
@@ -145,7 +157,8 @@ class LogitsTransform:
     def __call__(self, logits: mx.array, history: History) -> mx.array:
         """Transform logits (B, L, V) of any float type; returns (B, L, V) float32."""
         logits = logits.astype(mx.float32)
-        tokens, size = history.tokens(), logits.shape[-1]
+        size = logits.shape[-1]
+        tokens = history.tokens() if self._reads_tokens else mx.zeros((0, 0), dtype=mx.int32)
         if self.logit_bias:
             logits = logits + _at_ids(self.logit_bias, size)
         if self.repetition_penalty != 1:
@@ -172,6 +185,13 @@ class LogitsTransform:
             logits = _processed(processor, logits, tokens, history)
         return logits
 
+    @property
+    def _reads_tokens(self) -> bool:
+        """Whether a step depends on the tokens themselves."""
+        several = any(len(word) > 1 for word in self.bad_words)
+        steps = (self.no_repeat_ngram_size, several, self.processors)
+        return self.repetition_penalty != 1 or any(steps)
+
     def _forced(self, logits: mx.array, places: mx.array) -> mx.array:
         """Leave the forced token alone at the places that have one; `places` is (B, L)."""
         count = len(self.forced_tokens)
@@ -179,6 +199,11 @@ class LogitsTransform:
         token = forced[mx.minimum(places, count)][..., None]
         only = mx.where(mx.arange(logits.shape[-1]) == token, 0.0, -mx.inf)
         return mx.where(token == NOTHING, logits, only)
+
+
+def nothing_allowed(logits: mx.array) -> mx.array:
+    """Return (...) bool: whether all of logits (..., V) are -inf."""
+    return mx.max(logits, axis=-1) == -mx.inf
 
 
 def _at_ids(values: Sequence[tuple[int, float]], size: int) -> mx.array:

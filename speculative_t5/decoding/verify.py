@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -68,28 +68,34 @@ class Verifier:
         """Whether the target's `choices` decide and nothing is sampled."""
         return self.sampler.temperature == 0
 
-    def choices(
-        self, draft: Draft, session: Session, tokens: mx.array, history: History
-    ) -> mx.array:
-        """Return the target's greedy choice after each row's last token and its draft.
+    def logits(self, session: Session, tokens: mx.array, history: History) -> mx.array | None:
+        """Feed the target's session `tokens` (B, K + 1) int32: each row's last one and its draft.
 
-        Both are (B, K + 1) int32; `session`, the target's, is fed `tokens`. Drafted tokens stand as
-        far as they agree with the choices, see `num_agreed`.
+        Returns:
+            Logits (B, K + 1, V), transformed; None if the session's own argmax is all that is
+            wanted, and nothing was fed.
         """
-        if self.delta == 0 and self.sampler.transform is None:
-            return session.step_argmax(tokens)
-        # Lenience only changes which token counts as the argmax; the rule itself stays exact.
-        logits = self.sampler.transformed(session.step(tokens), history)
+        if self.greedy and self.delta == 0 and self.sampler.transform is None:
+            return None
+        return self.sampler.transformed(session.step(tokens), history)
+
+    def choices(self, draft: Draft, logits: mx.array) -> mx.array:
+        """Return the target's greedy choices (B, K + 1) int32, given its logits (B, K + 1, V).
+
+        Drafted tokens stand as far as they agree with the choices, see `num_agreed`. Lenience only
+        changes which token counts as the argmax; the rule itself stays exact.
+        """
         return lenient_argmax(draft, logits, delta=self.delta)
 
-    def verdict(
-        self, draft: Draft, logits: mx.array, keys: mx.array | None, history: History
-    ) -> Verdict:
+    def verdict(self, draft: Draft, logits: mx.array, keys: mx.array | None) -> Verdict:
         """Judge a sampled draft by the target's logits (B, K + 1, V)."""
-        probs = self.sampler.probs(self.sampler.transformed(logits, history))
+        probs = self.sampler.probs(logits)
         if self.block:
             return verify_block(draft, probs, keys)
-        return verify_tokens(draft, probs, keys, delta=self.delta)
+        allowed = None
+        if self.delta and self.sampler.transform:
+            allowed = _at(logits[:, : draft.tokens.shape[1]], draft.tokens) > -mx.inf
+        return verify_tokens(draft, probs, keys, delta=self.delta, allowed=allowed)
 
 
 def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:
@@ -99,7 +105,12 @@ def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:
 
 
 def verify_tokens(
-    draft: Draft, target_probs: mx.array, keys: mx.array | None, *, delta: float = 0.0
+    draft: Draft,
+    target_probs: mx.array,
+    keys: mx.array | None,
+    *,
+    delta: float = 0.0,
+    allowed: mx.array | None = None,
 ) -> Verdict:
     """The token-wise rule (Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318).
 
@@ -111,12 +122,17 @@ def verify_tokens(
         target_probs: p, (B, K + 1, V) float32.
         keys: (B, 2) uint32, for the acceptance tests and the next token; None if p is one-hot.
         delta: 0 keeps the target's distribution exactly; 1 accepts every drafted token.
+        allowed: (B, K) bool, False at drafted tokens that lenience must not accept; None is all
+            True.
 
     Returns:
         A Verdict. With delta 0, the accepted tokens and the next one are distributed as if the
         target had sampled them.
     """
-    return _verdict(token_odds(draft, target_probs, delta=delta), draft, target_probs, keys)
+    odds = token_odds(draft, target_probs, delta=delta)
+    if allowed is not None:
+        odds = replace(odds, chance=mx.where(allowed, odds.chance, 0))
+    return _verdict(odds, draft, target_probs, keys)
 
 
 def verify_block(draft: Draft, target_probs: mx.array, keys: mx.array | None) -> Verdict:
@@ -207,7 +223,8 @@ def lenient_argmax(draft: Draft, logits: mx.array, *, delta: float) -> mx.array:
     if delta > 0 and num_draft > 0:
         drafted = logits[:, :num_draft].astype(mx.float32)
         margin = math.log1p(-delta) if delta < 1 else -math.inf
-        near = _at(drafted, draft.tokens) >= mx.max(drafted, axis=-1) + margin
+        own = _at(drafted, draft.tokens)
+        near = (own >= mx.max(drafted, axis=-1) + margin) & (own > -mx.inf)
         if draft.mask is not None:
             near = near & draft.mask
         kept = mx.where(near, draft.tokens, best[:, :num_draft])

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..decoding import BeamPlan, BeamResult, LanguageModel, Request, beam_search
+from ..decoding import (
+    NOTHING_LEFT,
+    BeamPlan,
+    BeamResult,
+    LanguageModel,
+    Request,
+    beam_search,
+)
 from ..tokenizers import Detokenizer, Tokenizer, pieces
 from .options import GenerationOptions
 from .outputs import Generation
@@ -49,5 +56,7 @@ def _best(result: BeamResult, tokenizer: Tokenizer | None) -> Generation:
         outputs.append(
             Generation(text, found.tokens, found.finish_reason, stats, parts, score=found.score)
         )
+    if not outputs:
+        raise ValueError(NOTHING_LEFT)
     first, *others = outputs
     return replace(first, alternatives=tuple(others))

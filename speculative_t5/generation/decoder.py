@@ -22,18 +22,14 @@ from ..errors import check_integer
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from .drafting import pair_up
 from .engine import Engine
-from .options import (
+from .keywords import (
     DecoderKeywords,
-    DraftingOptions,
     GenerationKeywords,
-    GenerationOptions,
     MoreKeywords,
-    NumDraft,
-    VerifyRule,
-    as_pair,
     check_keywords,
     split_keywords,
 )
+from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule, as_pair
 from .outputs import Chunk, Generation, as_chunks, with_bar
 from .rewriting import rewrite
 
@@ -161,7 +157,7 @@ class SpeculativeDecoder(Engine):
             speculative: False decodes with the target alone.
             probabilities: Add each token's probability by the target and by the draft model, see
                 `Token`. This takes one more pass over the output by each of them.
-            progress: Show a bar on standard error.
+            progress: Show a bar on standard error, for one output.
             more: See `MoreKeywords`: penalties, forbidden and forced tokens, stops, several
                 outputs, scores. The output is distributed as the target's own with these options.
 
@@ -174,13 +170,22 @@ class SpeculativeDecoder(Engine):
             max_tokens, temperature, top_k, top_p, seed, speculative, **more
         )
         source = self.fit(prompt, options.max_tokens).ids
+        if progress and (options.beams or options.num_return_sequences > 1):
+            raise ValueError("a bar shows the progress of one output: leave out progress")
         bar = partial(with_bar, max_tokens=options.max_tokens) if progress else None
-        ((_, done),) = self.generations([(0, source)], options, watch=bar)
+        rows = min(options.num_return_sequences, self._drafting.rows(None))
+        ((_, done),) = self.generations([(0, source)], options, rows, bar)
         if not probabilities:
             return done
-        vocab, sampler = self._drafting.draft_vocab, self.shaping(options).sampler
-        found = pair_probabilities(self.model, self.draft, source, done.tokens, sampler, vocab)
-        return replace(done, probabilities=found)
+        sampler = self.shaping(options).sampler
+
+        def explained(done: Generation) -> Generation:
+            vocab, tokens = self._drafting.draft_vocab, done.tokens
+            found = pair_probabilities(self.model, self.draft, source, tokens, sampler, vocab)
+            return replace(done, probabilities=found)
+
+        others = tuple(map(explained, done.alternatives))
+        return replace(explained(done), alternatives=others)
 
     def generate_batch(
         self,

@@ -49,7 +49,7 @@ def make_plan(
         width=width,
         sharing=draft if drafter and isinstance(draft, SharingDraft) else None,
         stop_ids=shaping.stop_ids,
-        stopper=shaping.stopper if options.stop_strings else None,
+        stopper=shaping.stopper if options.stop else None,
     )
 
 

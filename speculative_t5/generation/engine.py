@@ -13,7 +13,7 @@ from .beams import beam_outputs, check_plain
 from .drafting import make_plan
 from .options import DraftingOptions, GenerationOptions
 from .outputs import Generation, as_generations
-from .sequences import Sources, gathered, repeated
+from .sequences import Sequences, Sources
 from .shaping import Shaping
 from .steady import steady_width
 
@@ -82,11 +82,16 @@ class Engine:
             model, tokenizer = self.model, self.tokenizer
             return beam_outputs(model, tokenizer, requests, options, shaping, batch_size)
         sources = Sources(self.model, requests, count) if options.scores else None
-        rounds = self.rounds(repeated(sources or requests, count), options, batch_size)
+        several = Sequences(count) if count > 1 else None
+        wanted: Iterable[Request] = sources or requests
+        if several:
+            wanted = several.repeated(wanted)
+        rounds = self.rounds(wanted, options, batch_size)
         if watch:
             rounds = watch(rounds)
         score = sources.score if sources else None
-        return gathered(as_generations(rounds, self.tokenizer, shaping.filter, score), count)
+        outputs = as_generations(rounds, self.tokenizer, shaping.filter, score)
+        return several.gathered(outputs) if several else outputs
 
     def shaping(self, options: GenerationOptions) -> Shaping:
         """Return what the options mean for the target."""

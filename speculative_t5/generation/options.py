@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal
 
-from ..decoding import BeamOptions, EarlyStopping, LogitsProcessor, Sampler, check_ngrams
-from ..errors import check_integer, check_number
+from ..decoding import (
+    BeamOptions,
+    EarlyStopping,
+    LogitsProcessor,
+    LogitsTransform,
+    Sampler,
+    check_ngrams,
+)
+from ..errors import check_integer, check_number, check_utf8
 from ..tokenizers import Prompt
 
 VerifyRule = Literal["auto", "token", "block"]
@@ -15,6 +22,14 @@ NumDraft = int | Literal["auto"]
 Words = Sequence[str | Sequence[int]]
 
 BATCH, MAX_BATCH = 16, 2**16  # prompts side by side
+# Options that are lists, and what they may be given as.
+ITEMS = {
+    "suppress_tokens": "a list of ids",
+    "stop_token_ids": "a list of ids",
+    "stop": "text or a list of texts",
+    "bad_words": "text or a list of texts and of lists of ids",
+    "logits_processors": "a list of functions",
+}
 
 
 @dataclass(frozen=True)
@@ -57,11 +72,27 @@ class GenerationOptions:
                 )
             object.__setattr__(self, "max_tokens", self.max_new_tokens)
             object.__setattr__(self, "max_new_tokens", None)
-        for token in as_items("stop_token_ids", self.stop_token_ids):
+        for name in ITEMS:
+            object.__setattr__(self, name, as_items(name, getattr(self, name)))
+        words = tuple(
+            word if isinstance(word, str) else as_items("each of bad_words", word)
+            for word in self.bad_words
+        )
+        object.__setattr__(self, "bad_words", words)
+        if not isinstance(self.forced_tokens, str):
+            forced = as_items("forced_tokens", self.forced_tokens)
+            object.__setattr__(self, "forced_tokens", forced)
+        bias = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(bias, Mapping):
+            raise ValueError(f"logit_bias must be a dict of ids and biases, got {bias!r}")
+        object.__setattr__(self, "logit_bias", dict(bias))
+        for token in self.stop_token_ids:
             check_integer("an id of stop_token_ids", token, 0)
-        for string in self.stop_strings:
+        for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise ValueError(f"a stop string must be text that is not empty, got {string!r}")
+            check_utf8("a stop string", string)
+        self.transform(lambda name, text: ())  # which checks what it can without a tokenizer
         count = check_integer("num_return_sequences", self.num_return_sequences, 1)
         if self.num_beams != 1:
             self._check_beams()
@@ -79,7 +110,7 @@ class GenerationOptions:
                 f"num_beams is {self.num_beams} and temperature {self.temperature}, and a beam "
                 "search does not sample: leave out one of them"
             )
-        if self.stop_strings:
+        if self.stop:
             raise ValueError(
                 f"num_beams is {self.num_beams}, and a beam search has no stop strings: leave out "
                 "one of them"
@@ -114,9 +145,33 @@ class GenerationOptions:
         if self.scores:
             raise ValueError("a stream has no scores, which need finished outputs: use generate")
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return as_items("stop", self.stop)
+    def transform(
+        self, encode: Callable[[str, str], Sequence[Sequence[int]]], end_ids: Iterable[int] = ()
+    ) -> LogitsTransform:
+        """Return the change of logits.
+
+        Args:
+            encode: Takes an option's name and a text, and returns the ways that ids spell it.
+            end_ids: The ids that end an output.
+        """
+        words: list[tuple[int, ...]] = []
+        for word in self.bad_words:
+            ways = encode("bad_words", word) if isinstance(word, str) else [word]
+            words += [tuple(way) for way in ways]
+        forced = self.forced_tokens
+        if isinstance(forced, str):
+            forced = next(iter(encode("forced_tokens", forced)), ()) if forced else ()
+        return LogitsTransform(
+            logit_bias=tuple((self.logit_bias or {}).items()),
+            repetition_penalty=self.repetition_penalty,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            bad_words=tuple(dict.fromkeys(words)),
+            min_tokens=self.min_tokens,
+            end_ids=tuple(end_ids) if self.min_tokens else (),
+            suppress_tokens=tuple(self.suppress_tokens),
+            forced_tokens=tuple(forced),
+            processors=tuple(self.logits_processors),
+        )
 
 
 @dataclass(frozen=True)
@@ -178,114 +233,16 @@ class DraftingOptions:
         return batch_size
 
 
-class MoreKeywords(TypedDict, total=False):
-    """Keywords for `GenerationOptions`, less those that everybody uses.
-
-    max_new_tokens: Another name for `max_tokens`.
-    repetition_penalty: Above 1, tokens that have occurred in the output (of a decoder-only model
-        also in the prompt) become less probable: positive logits are divided by it, negative ones
-        multiplied.
-    no_repeat_ngram_size: No sequence of this many tokens occurs twice; 0 is off.
-    min_tokens: The output does not end before it has this many tokens.
-    suppress_tokens: Ids that never occur.
-    bad_words: Texts, or sequences of ids, that never occur. A text stands for the ids that the
-        tokenizer gives it, at the beginning of a word; other ids can spell it, too.
-    logit_bias: Adds to the logits of ids; -inf forbids one.
-    forced_tokens: What every output begins with: ids, or text.
-    logits_processors: Functions of (tokens so far (T,) int32, logits (1, V) float32) that return
-        logits (1, V), as mlx-lm's. They are called for each drafted token, too, and must depend
-        on their arguments alone.
-    stop: A text, or several, before which an output ends; they are not part of the text.
-    stop_token_ids: Ids that end an output as EOS does.
-    num_return_sequences: The number of outputs for each prompt, see `Generation.alternatives`.
-        Output j of prompt i samples as prompt `num_return_sequences` * i + j would.
-    scores: Add the logarithm of each output's probability, see `Generation.score`. This takes one
-        more pass over the output.
-    num_beams: Above 1, the best output that a beam search over so many sequences finds, by the
-        target alone. Samples, drafts, stop strings and streams do not go with it.
-    length_penalty: Of a beam search: an output's score is the sum of its tokens' log-probabilities
-        divided by its length in tokens, EOS included, to this power.
-    early_stopping: Of a beam search, once it has as many outputs as beams: True ends it, False
-        goes on while the best sequence, if it ended now, would be better than the worst of them,
-        "never" while it could be at any length.
-    """
-
-    max_new_tokens: int | None
-    repetition_penalty: float
-    no_repeat_ngram_size: int
-    min_tokens: int
-    suppress_tokens: Sequence[int]
-    bad_words: Words
-    logit_bias: Mapping[int, float] | None
-    forced_tokens: str | Sequence[int]
-    logits_processors: Sequence[LogitsProcessor]
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    num_return_sequences: int
-    scores: bool
-    num_beams: int
-    length_penalty: float
-    early_stopping: EarlyStopping
-
-
-class GenerationKeywords(MoreKeywords, total=False):
-    """Keywords for `GenerationOptions`; `SpeculativeDecoder.generate` describes them."""
-
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    speculative: bool
-
-
-class DraftingKeywords(TypedDict, total=False):
-    """Keywords for `DraftingOptions`, less the three that everybody uses."""
-
-    lookup: bool
-    min_ngram: int
-    max_ngram: int
-    draft_vocab: int | None
-    steady: bool
-
-
-class PromptKeywords(TypedDict, total=False):
-    """Keywords for `PromptEncoder`."""
-
-    chat: bool
-    prefix: str | None
-    max_source_length: int | None
-    truncate: bool
-
-
-class DecoderKeywords(DraftingKeywords, PromptKeywords, total=False):
-    """Keywords of `SpeculativeDecoder` besides those in its signature."""
-
-
 def as_items(name: str, value: object) -> tuple[Any, ...]:
     """Return an option's items, of which a text is one; refuse what has none."""
+    if value is None:
+        return ()
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, Iterable) or isinstance(value, Mapping):
-        raise ValueError(f"{name} must be a list, got {value!r}")
+        expected = ITEMS.get(name, "text or a list of ids")
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
     return tuple(value)
-
-
-def check_keywords(keywords: DecoderKeywords) -> None:
-    """Refuse keywords that `SpeculativeDecoder` does not have, with a TypeError."""
-    for name in keywords:
-        if name not in DecoderKeywords.__optional_keys__:
-            raise TypeError(f"SpeculativeDecoder got an unexpected keyword argument {name!r}")
-
-
-def split_keywords(keywords: DecoderKeywords) -> tuple[DraftingKeywords, PromptKeywords]:
-    """Split a decoder's keywords into those about drafting and those about prompts."""
-    check_keywords(keywords)
-    drafting, prompts = (
-        {name: value for name, value in keywords.items() if name in part.__optional_keys__}
-        for part in (DraftingKeywords, PromptKeywords)
-    )
-    return cast(DraftingKeywords, drafting), cast(PromptKeywords, prompts)
 
 
 def as_pair(item: object) -> tuple[int, Prompt]:

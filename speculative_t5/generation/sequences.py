@@ -9,29 +9,42 @@ from ..decoding import LanguageModel, Request, Round, log_probability
 from .outputs import Generation
 
 
-def repeated(requests: Iterable[Request], count: int) -> Iterator[Request]:
-    """Repeat each request `count` times; the j-th of index i gets the index count * i + j."""
-    for index, source in requests:
-        for j in range(count):
-            yield count * index + j, source
+class Sequences:
+    """Asks for several outputs of each request, and puts them together again.
+
+    Output j of index i is asked for, and samples, under the index `count` * i + j.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._waiting: dict[int, dict[int, Generation]] = {}  # outputs that have come, by index
+
+    def repeated(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yield each request as often as outputs are wanted."""
+        for index, source in requests:
+            if index in self._waiting:
+                raise ValueError(twice(index))
+            self._waiting[index] = {}
+            for j in range(self._count):
+                yield self._count * index + j, source
+
+    def gathered(
+        self, outputs: Iterator[tuple[int, Generation]]
+    ) -> Iterator[tuple[int, Generation]]:
+        """Yield each index with its first output, which has the others with it."""
+        for number, done in outputs:
+            index, place = divmod(number, self._count)
+            group = self._waiting[index]
+            group[place] = done
+            if len(group) == self._count:
+                first, *others = (group[place] for place in range(self._count))
+                del self._waiting[index]
+                yield index, replace(first, alternatives=tuple(others))
 
 
-def gathered(
-    outputs: Iterator[tuple[int, Generation]], count: int
-) -> Iterator[tuple[int, Generation]]:
-    """Undo `repeated`: yield each index with its first output, which has the others with it."""
-    if count == 1:
-        yield from outputs
-        return
-    waiting: dict[int, dict[int, Generation]] = {}
-    for number, done in outputs:
-        index, place = divmod(number, count)
-        group = waiting.setdefault(index, {})
-        group[place] = done
-        if len(group) == count:
-            first, *others = (group[place] for place in range(count))
-            del waiting[index]
-            yield index, replace(first, alternatives=tuple(others))
+def twice(index: int) -> str:
+    """Say that an index was given again before the outputs of the first prompt had come."""
+    return f"two prompts have the index {index}, and outputs could be mixed up: give each its own"
 
 
 class Sources:
@@ -45,6 +58,8 @@ class Sources:
 
     def __iter__(self) -> Iterator[Request]:
         for request in self._requests:
+            if request[0] in self._kept:
+                raise ValueError(twice(request[0]))
             self._kept[request[0]] = request, self._count
             yield request
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from ..decoding import LanguageModel, LogitsTransform, Sampler, Stopper
-from ..tokenizers import Tokenizer
-from .options import GenerationOptions, as_items
+from ..decoding import LanguageModel, Sampler, Stopper
+from ..errors import check_utf8
+from ..tokenizers import Tokenizer, unknown_characters
+from .options import GenerationOptions
 from .stops import StopFilter, StopSearch
 
 
@@ -19,58 +18,58 @@ class Shaping:
         tokenizer: Needed for options that are text.
 
     Raises:
-        ValueError: If an option is out of its range, or is text and there is no tokenizer.
+        ValueError: If an option names an id that the model lacks, or is text and there is no
+            tokenizer, or text that the vocabulary lacks.
     """
 
     def __init__(
         self, options: GenerationOptions, model: LanguageModel, tokenizer: Tokenizer | None
     ) -> None:
         self._options = options
-        self._tokenizer = tokenizer
         self._model = model
+        self._tokenizer = tokenizer
         self.stop_ids = frozenset(options.stop_token_ids)
-        bias = {} if options.logit_bias is None else options.logit_bias
-        if not isinstance(bias, Mapping):
-            raise ValueError(f"logit_bias must be a dict of ids and biases, got {bias!r}")
-        ends = tuple(model.eos_token_ids | self.stop_ids) if options.min_tokens else ()
-        transform = LogitsTransform(
-            logit_bias=tuple(bias.items()),
-            repetition_penalty=options.repetition_penalty,
-            no_repeat_ngram_size=options.no_repeat_ngram_size,
-            bad_words=tuple(
-                self._ids("bad_words", word) for word in as_items("bad_words", options.bad_words)
-            ),
-            min_tokens=options.min_tokens,
-            end_ids=ends,
-            suppress_tokens=as_items("suppress_tokens", options.suppress_tokens),
-            forced_tokens=self._ids("forced_tokens", options.forced_tokens),
-            processors=as_items("logits_processors", options.logits_processors),
-        )
+        ends = self.stop_ids | model.eos_token_ids if options.min_tokens else ()
+        transform = options.transform(self._spelled, ends)
         largest = max(transform.largest_id, *self.stop_ids, -1)
         if largest >= model.vocab_size:
             raise ValueError(
                 f"an option names the id {largest}, and the model has ids below "
                 f"{model.vocab_size}: give ids of its tokenizer"
             )
-        if options.stop_strings and tokenizer is None:
+        if options.stop and tokenizer is None:
             raise ValueError("stop strings need a tokenizer: give the decoder one")
         kept = transform if transform else None
         self.sampler = Sampler(options.temperature, options.top_k, options.top_p, kept)
 
-    def _ids(self, name: str, value: str | Sequence[int]) -> tuple[int, ...]:
-        """Return ids, those of a text without EOS and other control tokens."""
-        if not isinstance(value, str):
-            return as_items(name, value)
+    def _spelled(self, name: str, text: str) -> list[tuple[int, ...]]:
+        """Return the ids of a text at the beginning of another one, and those after a space."""
+        check_utf8(name, text)
         if self._tokenizer is None:
-            raise ValueError(f"{name} has the text {value!r}: give ids, or a tokenizer")
-        ids, special = self._tokenizer.encode(value), self._model.special_tokens
-        return tuple(token for token in ids if token not in special)
+            raise ValueError(f"{name} has the text {text!r}: give ids, or a tokenizer")
+        ways = dict.fromkeys(self._ids(self._tokenizer, name, each) for each in (text, f" {text}"))
+        return list(ways)
+
+    def _ids(self, tokenizer: Tokenizer, name: str, text: str) -> tuple[int, ...]:
+        """Return the ids of a text, without EOS and a BOS before them."""
+        ids = tokenizer.encode(text)
+        if lacking := unknown_characters(tokenizer, text, ids):
+            raise ValueError(
+                f"{name} has the text {text!r}, and the vocabulary lacks {lacking[0]!r}: leave it "
+                "out, or give ids"
+            )
+        if not self._model.is_decoder_only:
+            ids = ids[:-1]
+        elif ids and ids[0] in self._model.special_tokens and not tokenizer.decode(ids[:1]):
+            ids = ids[1:]
+        if not ids:
+            raise ValueError(f"{name} has the text {text!r}, which has no ids: leave it out")
+        return tuple(ids)
 
     def filter(self) -> StopFilter | None:
         """Return a new filter for one output's text; None without stop strings."""
         options = self._options
-        strings = options.stop_strings
-        return StopFilter(strings, options.min_tokens) if strings else None
+        return StopFilter(tuple(options.stop), options.min_tokens) if options.stop else None
 
     def stopper(self) -> Stopper:
         """Return a new search for stop strings in one output."""
