@@ -51,6 +51,7 @@ def test_what_is_no_sentence_is_left_out(line: str) -> None:
         ("He go.\n~~~~\nHe go.\n~~~~\nShe go.", [1, 5]),
         ("> The house of my father\n~~~~\nHe go.\n~~~~\nShe go.", [1, 5]),
         ("```` ```x = 1``` is code.````\n\nHe go.\n```\nHe go.\n```\nShe go.", [3, 7]),
+        ("```x``` is one.\nHe go.\n```\nHe go.\n```\nShe go.", [1, 2, 6]),
         ("~~~ a`b\nHe go.\n~~~\nShe go.", [4]),
         ("> ```\n> He go.\n\nHe go.\n> She go.", [4, 5]),
         ("> > ~~~\n> > He go.\n> He go.\n> ~~~\n> She go.\n> ~~~\n", [3]),

@@ -73,7 +73,8 @@ class PartialFile:
 
     Raises:
         ValueError: When it is entered, if there are pieces of an earlier run and neither option is
-            given, if they are of another run, or if another process is writing.
+            given, if they are of another run, or if another process is writing; without `force`
+            also if the file holds anything else.
     """
 
     def __init__(self, name: str, header: Header, *, resume: bool, force: bool) -> None:
@@ -122,6 +123,12 @@ class PartialFile:
                 f"{self.path} holds the pieces of an earlier run: use --resume to go on with them, "
                 "or --force to start anew"
             )
+        torn = _line(self._header).startswith(first)  # or nothing yet
+        if not (first.endswith(b"\n") or torn) and (self._resume or not self._force):
+            raise ValueError(
+                f"{self.path} holds something else than pieces: give another --output, or use "
+                "--force without --resume to replace it"
+            )
         os.truncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
         if not end:
@@ -153,7 +160,7 @@ class PartialFile:
 
     def _write(self, record: Header) -> None:
         start = os.lseek(self._file, 0, os.SEEK_CUR)
-        rest = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        rest = _line(record)
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
@@ -171,6 +178,10 @@ class PartialFile:
                 f"the {count(self.count, 'piece')} done so far are kept; --resume goes on with them"
             )
         os.close(self._file)
+
+
+def _line(record: Header) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
 def _parse(raw: bytes) -> Header:
