@@ -18,6 +18,18 @@ SUFFIX = ".partial.jsonl"
 Header = dict[str, Any]
 
 
+def is_special(name: str) -> bool:
+    """Whether a name is of something that is no plain file, such as a pipe or a device."""
+    return os.path.exists(name) and not os.path.isfile(name)
+
+
+def is_same(name: str, other: str) -> bool:
+    """Whether two names are of one file, which need not exist yet."""
+    if os.path.realpath(name) == os.path.realpath(other):
+        return True
+    return os.path.exists(name) and os.path.exists(other) and os.path.samefile(name, other)
+
+
 def check_target(name: str, stream: BinaryIO, *, force: bool) -> None:
     """Refuse to write a file over the input, or without `force` over anything else."""
     if not name:
@@ -39,10 +51,10 @@ def check_target(name: str, stream: BinaryIO, *, force: bool) -> None:
 
 def write_whole(name: str, data: bytes) -> None:
     """Write a file at once, so that nobody sees half of it; what is no plain file is written to."""
-    path = Path(name).resolve()  # a link may lead to another disk
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
+    if is_special(name):
+        Path(name).write_bytes(data)
         return
+    path = Path(name).resolve()  # a link may lead to another disk
     new = path.with_name(f".{path.name}.partial")
     try:
         with new.open("wb") as file:
