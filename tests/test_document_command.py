@@ -70,6 +70,16 @@ def test_text_goes_through_standard_streams(here: Path) -> None:
     assert names(here) == {"in.txt"}
 
 
+def test_text_goes_to_pipes_and_devices(here: Path) -> None:
+    command = "$P document in.txt --output pipe & cat pipe > got && wait $! && rm pipe"
+    done = in_a_shell(here, f"mkfifo pipe; {command}")
+    assert (done.returncode, names(here)) == (0, {"in.txt", "got"}), done.stderr
+    assert frame((here / "got").read_bytes().decode()) == frame(TEXT)
+    done = in_a_shell(here, "$P document in.txt --output /dev/stdout --diff terminal > new")
+    assert (here / "new").read_bytes() == (here / "got").read_bytes()
+    assert b"+ " in done.stderr and names(here) == {"in.txt", "got", "new"}
+
+
 def test_outputs_that_are_cut_are_not_used(call: Call, here: Path) -> None:
     done = call(*DOCUMENT, "--max-tokens", "3")
     assert (here / "out.txt").read_bytes() == TEXT.encode()
@@ -183,6 +193,24 @@ def test_two_runs_do_not_write_to_one_file(call: Call, here: Path) -> None:
         (("in.txt", "--output", "."), ". is a folder"),
         (("in.txt", "--output", "out.txt", "--diff", "html", "--diff-output", "in.txt"), "itself"),
         (("in.txt", "--output", "o", "--diff", "html", "--diff-output", "o"), "the output itself"),
+        (("in.txt", "--output", "o", "--diff", "html", "--diff-output", "./o"), "output itself"),
+        (("in.txt", "--output", "o", "--diff", "html", "--diff-output", "to_o"), "output itself"),
+        (
+            (
+                "in.txt",
+                "--output",
+                "latin.txt",
+                "--diff",
+                "html",
+                "--diff-output",
+                "latin",
+                "--force",
+            ),
+            "output itself",
+        ),
+        (("in.txt", "--diff", "html", "--diff-output", "/dev/stdout"), "output itself"),
+        (("in.txt", "--output", "/dev/null", "--diff", "html"), "--diff html"),
+        (("in.txt", "--output", "/dev/null", "--resume", "--model", "none"), "/dev/null is none"),
         (("in.txt", "--diff", "html"), "--diff html"),
         (("in.txt", "--diff", "pdf"), "'pdf'"),
         (("in.txt", "--diff-output", "x"), "--diff-output"),
@@ -199,6 +227,8 @@ def test_bad_input_is_one_line(
     (here / "empty.txt").touch()
     (here / "latin.txt").write_bytes(b"caf\xe9")
     os.link(here / "in.txt", here / "link")
+    os.link(here / "latin.txt", here / "latin")
+    (here / "to_o").symlink_to("o")
     before = names(here)
     done = call("document", *arguments)
     assert (done.code, done.out) == (2, "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from difflib import SequenceMatcher
+from itertools import product
 
 from speculative_t5.generation.layout import arranged, same_facts, similarity
 
@@ -55,6 +57,20 @@ def test_similarity_is_that_of_letters_and_digits() -> None:
     assert similarity("He go, home.", "he GO home") == 1 == similarity("...", "!")
     assert similarity("abcd", "abxy") == 0.5
     assert similarity("He is here.", "") == 0
+
+
+def test_a_bound_of_the_similarity_decides_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["".join(letters) for size in range(1, 5) for letters in product("abc", repeat=size)]
+    for a, b, least in product(texts[::3], texts[::2], (0.4, 0.5, 0.75, 1)):
+        exact, found = similarity(a, b), similarity(a, b, least)
+        assert exact == found if exact >= least else exact <= found < least
+
+    def ratio(_: object) -> float:
+        pytest.fail("difflib takes seconds")
+
+    monkeypatch.setattr(SequenceMatcher, "ratio", ratio)
+    text = "The old man has a garden with many red flowers. " * 50
+    assert similarity(text, text[::-1], 0.75) < 0.75  # of the same letters
 
 
 def test_facts_are_numbers_and_addresses() -> None:

@@ -43,6 +43,38 @@ def test_what_is_no_sentence_is_left_out(line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("The old house of my father\n~~~~\nHe go.\n\nTop\n~~~\nShe go.", [3, 7]),
+        ("The old house of my father\n~~~\nHe go.\n~~~\nShe go.", [1, 5]),  # too few
+        ("It looks like this one:\n~~~~\nHe go.\n~~~~\nShe go.", [5]),
+        ("He go.\n~~~~\nHe go.\n~~~~\nShe go.", [1, 5]),
+        ("> The house of my father\n~~~~\nHe go.\n~~~~\nShe go.", [1, 5]),
+        ("```` ```x = 1``` is code.````\n\nHe go.\n```\nHe go.\n```\nShe go.", [3, 7]),
+        ("```x``` is one.\nHe go.\n```\nHe go.\n```\nShe go.", [1, 2, 6]),
+        ("~~~ a`b\nHe go.\n~~~\nShe go.", [4]),
+        ("> ```\n> He go.\n\nHe go.\n> She go.", [4, 5]),
+        ("> > ~~~\n> > He go.\n> He go.\n> ~~~\n> She go.\n> ~~~\n", [3]),
+        ("```\n> ```\nHe go.\n```\nShe go.", [5]),  # a quotation in code
+        ("```\nHe go.\n``` ~~~\nHe go.\n```\nShe go.", [6]),
+        ("- ```\n  He go.\n  ```\n\nHe go.\n\n1. ~~~\n   He go.\n   ~~~\n\nShe go.", [5, 11]),
+        ("He go.\n```\nHe go.\n~~~\nShe go.", [1, 3, 5]),
+        ("````\nHe go.\n```\nHe go.\n```\nShe go.\n\n```", [2, 6]),
+        ("> ```\n> He go.\n\n", [2]),
+    ],
+)  # fmt: skip
+def test_sentences_behind_a_fence_that_is_none_are_found(text: str, lines: list[int]) -> None:
+    assert [line for line, _ in found(text)] == lines
+
+
+def test_long_lines_and_many_fences_are_read_in_one_go() -> None:
+    """They took hours where the steps grew with the square of their length."""
+    assert found("He go home." + " " * 100_000) == [(1, "He go home.")]
+    assert found("He go home. |" + " \t" * 50_000 + "\nShe go.")[-1] == (2, "She go.")
+    assert found("~~~ a\n" * 20_000 + "He go home.") == [(20_001, "He go home.")]
+
+
+@pytest.mark.parametrize(
     "marks",
     ["- ", "* ", "+ ", "\u2022 ", "1. ", "12) ", "(3) ", "a) ", "- [ ] ", "1. [x] ", "> ", "> > ",
      ">> - ", "  ", "> 1. ", "\ufeff"],

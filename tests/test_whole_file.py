@@ -77,6 +77,22 @@ def test_pieces_of_other_runs_are_left_alone(
         assert partial.earlier == {}
 
 
+@pytest.mark.parametrize("notes", [b"my notes", b'{"text": "a1"} and more', b"{", b'{"text": "c'])
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"resume": True, "force": True}])
+def test_what_is_of_no_run_is_left_alone(tmp_path: Path, notes: bytes, options: Any) -> None:
+    path = tmp_path / "out.partial.jsonl"
+    path.write_bytes(notes)
+    if notes == b"{":  # the first line of any run may be torn there
+        with entered(tmp_path / "out", **options):
+            return
+    with pytest.raises(ValueError) as raised, entered(tmp_path / "out", **options):
+        pass
+    check_message(str(raised.value), "holds something else than pieces")
+    assert path.read_bytes() == notes
+    with entered(tmp_path / "out", force=True):
+        assert path.read_bytes().endswith(b"}\n")
+
+
 def test_only_one_run_writes(tmp_path: Path) -> None:
     with entered(tmp_path / "out") as first:
         first.append(PIECES[0])

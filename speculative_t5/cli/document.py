@@ -27,9 +27,10 @@ from ..generation import (
 from .options import DecoderOptions, RegularDecode, in_output, with_groups
 from .terminal import give_tips, note, one_line, visible
 from .view import console
-from .whole_file import Header, PartialFile, check_target, write_whole
+from .whole_file import Header, PartialFile, check_target, is_same, is_special, write_whole
 
 SHOWN = 40  # characters of a piece that was kept
+STDOUT = "/dev/stdout"
 
 
 @with_groups
@@ -104,7 +105,7 @@ def document(
     So do sentences that the model cannot read or whose outputs lost something; they are listed at
     the end.
     """
-    output = None if output == "-" else output
+    output = None if output in ("-", STDOUT) else output
     wanted = RewriteOptions(cast(By, by), language, piece_tokens, max_tokens, min_similarity)
     page = _page(output, diff, diff_output)
     if resume and output is None:
@@ -118,11 +119,13 @@ def document(
     with open(0 if source == "-" else source, "rb", closefd=source != "-") as stream:
         for name in filter(None, (output, page)):
             check_target(name, stream, force=force)
+        if resume and output is not None and is_special(output):
+            raise ValueError(f"--resume goes on with a file, and {output} is none: leave it out")
         text = _read(stream, "standard input" if source == "-" else source)
     decoder = options.load(plain=regular_decode)
     whole = Document(decoder, text, wanted)
     partial = None
-    if output is not None:
+    if output is not None and not is_special(output):
         header = _header(decoder, text, wanted, options)
         partial = PartialFile(output, header, resume=resume, force=force)
     done = _rewritten(whole, partial, batch_size, output)
@@ -145,11 +148,12 @@ def _page(output: str | None, diff: str | None, diff_output: str | None) -> str 
         if diff_output is not None:
             raise ValueError("--diff-output names a page: use it with --diff html")
         return None
-    if diff_output is None and output is None:
+    if diff_output is None and (output is None or is_special(output)):
         raise ValueError("--diff html writes a page: give its name by --diff-output")
-    if diff_output is not None and diff_output == output:
-        raise ValueError(f"--diff-output {output} is the output itself: give another name")
-    return diff_output if diff_output is not None else f"{output}.diff.html"
+    page = diff_output if diff_output is not None else f"{output}.diff.html"
+    if is_same(page, output or STDOUT):
+        raise ValueError(f"{page} is the output itself: give another name by --diff-output")
+    return page
 
 
 def _read(stream: BinaryIO, name: str) -> str:

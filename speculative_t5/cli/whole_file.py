@@ -18,6 +18,18 @@ SUFFIX = ".partial.jsonl"
 Header = dict[str, Any]
 
 
+def is_special(name: str) -> bool:
+    """Whether a name is of something that is no plain file, such as a pipe or a device."""
+    return os.path.exists(name) and not os.path.isfile(name)
+
+
+def is_same(name: str, other: str) -> bool:
+    """Whether two names are of one file, which need not exist yet."""
+    if os.path.realpath(name) == os.path.realpath(other):
+        return True
+    return os.path.exists(name) and os.path.exists(other) and os.path.samefile(name, other)
+
+
 def check_target(name: str, stream: BinaryIO, *, force: bool) -> None:
     """Refuse to write a file over the input, or without `force` over anything else."""
     if not name:
@@ -39,10 +51,10 @@ def check_target(name: str, stream: BinaryIO, *, force: bool) -> None:
 
 def write_whole(name: str, data: bytes) -> None:
     """Write a file at once, so that nobody sees half of it; what is no plain file is written to."""
-    path = Path(name).resolve()  # a link may lead to another disk
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
+    if is_special(name):
+        Path(name).write_bytes(data)
         return
+    path = Path(name).resolve()  # a link may lead to another disk
     new = path.with_name(f".{path.name}.partial")
     try:
         with new.open("wb") as file:
@@ -73,7 +85,8 @@ class PartialFile:
 
     Raises:
         ValueError: When it is entered, if there are pieces of an earlier run and neither option is
-            given, if they are of another run, or if another process is writing.
+            given, if they are of another run, or if another process is writing; without `force`
+            also if the file holds anything else.
     """
 
     def __init__(self, name: str, header: Header, *, resume: bool, force: bool) -> None:
@@ -122,6 +135,12 @@ class PartialFile:
                 f"{self.path} holds the pieces of an earlier run: use --resume to go on with them, "
                 "or --force to start anew"
             )
+        torn = _line(self._header).startswith(first)  # or nothing yet
+        if not (first.endswith(b"\n") or torn) and (self._resume or not self._force):
+            raise ValueError(
+                f"{self.path} holds something else than pieces: give another --output, or use "
+                "--force without --resume to replace it"
+            )
         os.truncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
         if not end:
@@ -153,7 +172,7 @@ class PartialFile:
 
     def _write(self, record: Header) -> None:
         start = os.lseek(self._file, 0, os.SEEK_CUR)
-        rest = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        rest = _line(record)
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
@@ -171,6 +190,10 @@ class PartialFile:
                 f"the {count(self.count, 'piece')} done so far are kept; --resume goes on with them"
             )
         os.close(self._file)
+
+
+def _line(record: Header) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
 def _parse(raw: bytes) -> Header:

@@ -290,13 +290,13 @@ class Document:
         words, gaps = part.passage.words(self.text)
         source, output = " ".join(words), done.text.split()
         laid_out, reason = arranged(words, gaps, output) if output else None, None
-        found, least = similarity(source, done.text), self.options.min_similarity
+        least = self.options.min_similarity
         if done.finish_reason == "length":
             reason = f"its output did not end within {count(done.stats.emitted, 'token')}"
         elif not output:
             reason = "its output is empty"
-        elif found < least:
-            reason = f"its output is too different, with a similarity of {found:.2f}"
+        elif least and (found := similarity(source, done.text, least)) < least:
+            reason = f"its output is too different, with a similarity of at most {found:.2f}"
         elif least and not same_facts(source, done.text):
             reason = "its output has other numbers or addresses"
         elif laid_out is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -13,15 +13,16 @@ LANGUAGES = (
 ).split()
 WRAPPED = range(40, 121)  # characters of a line that was broken because it was full
 INDENT = 4  # columns before code
+TILDES = 4  # that underline a heading, at least
 LABEL = 4  # words of a label, at most
 
 _LINE = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
 _QUOTE = re.compile(r"[ \t]{0,3}>(?:[ \t]?>)*[ \t]?")
 _MARKER = re.compile(r"(?:[-*+•◦‣·–—]|\(?\d{1,3}[.)]|\(?[A-Za-z]\))[ \t]+(?:\[[ xX]\][ \t]+)?")
-_FENCE = re.compile(r"(`{3,}|~{3,})")
+_FENCE = re.compile(r"`{3,}+(?=[^`]*$)|~{3,}")
 _HEADING = re.compile(r"#{1,6}(?:[ \t]|$)")
 _UNDERLINE = re.compile(r"(=+|-{3,})[ \t]*$")
-_ROW = re.compile(r"\||.*\|.*\||.*\S(?:\t| {4,})[ \t]*\S")
+_ROW = re.compile(r"\||.*\|.*\||.*(?<=\S)(?:\t| {4})[ \t]*+\S")
 _END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
 _BLANK = re.compile(r"\s*$")
 _OPENING = "\"'“‘„‚«‹([*_¿¡"
@@ -110,6 +111,46 @@ def sentences(text: str, passage: Passage, language: str) -> list[Passage]:
     return found
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A line of a text, without its indentation and quotation marks."""
+
+    number: int  # from 1
+    start: int  # where its words begin in the text
+    words: str
+    depth: int  # of quotation marks
+    indent: int  # in columns
+
+
+def _lines(text: str) -> list[_Line]:
+    lines = []
+    for number, found in enumerate(_LINE.finditer(text), 1):
+        start, end = found.span(1)
+        start += text.startswith("\ufeff") and start == 0
+        quote = _QUOTE.match(text, start, end)
+        depth = quote[0].count(">") if quote else 0
+        start = quote.end() if quote else start
+        words = text[start:end].lstrip(" \t")
+        indent = len(text[start:end].expandtabs(INDENT)) - len(words.expandtabs(INDENT))
+        lines.append(_Line(number, end - len(words), words, depth, indent))
+    while lines and _BLANK.match(lines[-1].words):
+        lines.pop()
+    return lines
+
+
+def _behind(lines: Sequence[_Line], first: int, fence: str) -> int | None:
+    """Return the place behind the code that a fence opens, None if it is never closed."""
+    depth = lines[first].depth
+    for place in range(first + 1, len(lines)):
+        line = lines[place]
+        if line.depth < depth:
+            return place
+        closing = line.words.rstrip(" \t")
+        if line.depth == depth and closing.startswith(fence) and not closing.strip(fence[0]):
+            return place + 1
+    return None
+
+
 @dataclass
 class _Paragraph:
     """A paragraph whose lines are still being read."""
@@ -129,49 +170,59 @@ def paragraphs(text: str) -> Iterator[Passage]:
     or wide gaps), fenced code, code indented by four columns (but for a paragraph that begins with
     a capital and ends as a sentence does), and labels, see `is_label`.
 
+    Fences are those of CommonMark: a quotation closes those within. But a fence that is not closed
+    before the text ends is none, for else all sentences behind it would be left out unseen; only
+    its own line is. And tildes below a line that does not end as a sentence underline a heading, as
+    in reStructuredText: at least four, or as many as the line has characters.
+
     A line break is within a paragraph if the next line begins with a small letter, or if its line
     is full: 40 to 120 characters long. Any other line break ends the paragraph.
     """
     open_: _Paragraph | None = None
-    fence = ""
     in_list = False
-    for number, found in enumerate(_LINE.finditer(text), 1):
-        start, end = found.span(1)
-        start += text.startswith("\ufeff") and start == 0
-        quote = _QUOTE.match(text, start, end)
-        depth = quote[0].count(">") if quote else 0
-        start = quote.end() if quote else start
-        line = text[start:end].lstrip(" \t")
-        indent = len(text[start:end].expandtabs(INDENT)) - len(line.expandtabs(INDENT))
-        start = end - len(line)
-        fences = _FENCE.match(line)
-        if fence or fences:
-            yield from _finished(text, open_)
-            open_ = None
-            if not fence:
-                fence = fences[0] if fences else ""
-            elif fences and fences[0].startswith(fence) and not line.strip("`~ \t"):
-                fence = ""
+    lines = _lines(text)
+    code = 0  # the place behind the last fenced code
+    unclosed: dict[tuple[int, str], int] = {}  # by depth and character, the shortest
+    for place, each in enumerate(lines):
+        if place < code:
             continue
-        if _UNDERLINE.match(line) and open_ and not _END.search(open_.last.rstrip()):
-            open_ = None
-        if _BLANK.match(line) or _HEADING.match(line) or _ROW.match(line):
-            yield from _finished(text, open_)
+        start, line, depth, indent = each.start, each.words, each.depth, each.indent
+        if open_ and depth == open_.depth and _is_underline(line, open_.last.rstrip()):
             open_ = None
             continue
         marker = _MARKER.match(line)
+        fence = _FENCE.match(line, marker.end() if marker else 0)
+        if fence and len(fence[0]) < unclosed.get((depth, fence[0][0]), len(line) + 1):
+            behind = _behind(lines, place, fence[0])
+            if behind is None:
+                unclosed[depth, fence[0][0]] = len(fence[0])
+            code = behind or code
+        if fence or _BLANK.match(line) or _HEADING.match(line) or _ROW.match(line):
+            yield from _finished(text, open_)
+            open_ = None
+            continue
         if marker:
             in_list, start, line = True, start + marker.end(), line[marker.end() :]
         elif indent == 0 and open_ is None:
             in_list = False
         if marker or open_ is None or depth != open_.depth or not _goes_on(open_.last, line):
             yield from _finished(text, open_)
-            open_ = _Paragraph(number, depth, indent >= INDENT and not in_list)
+            open_ = _Paragraph(each.number, depth, indent >= INDENT and not in_list)
         open_.spans += [
             (start + word.start(), start + word.end()) for word in re.finditer(r"\S+", line)
         ]
         open_.last = line
     yield from _finished(text, open_)
+
+
+def _is_underline(line: str, above: str) -> bool:
+    """Whether a line makes the one above a heading."""
+    if _END.search(above):
+        return False
+    if line.startswith("~~~") and not line.strip("~ \t"):
+        full = len(line.rstrip()) >= len(above)
+        return full or (len(line.rstrip()) >= TILDES and not above.endswith(":"))
+    return _UNDERLINE.match(line) is not None
 
 
 def _goes_on(line: str, following: str) -> bool:
