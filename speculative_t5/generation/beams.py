@@ -21,11 +21,15 @@ from .shaping import Shaping
 
 def check_plain(options: GenerationOptions, *, drafts: bool, steady: bool) -> None:
     """Refuse a beam search with drafts, or with steady passes."""
-    drafts = drafts and options.speculative
-    if drafts or steady:
+    if drafts and options.speculative:
         raise ValueError(
-            f"num_beams is {options.num_beams}, and a beam search does not go with "
-            f"{'a draft: give speculative=False' if drafts else 'steady passes: leave out steady'}"
+            f"num_beams is {options.num_beams}, and a beam search does not go with a draft: give "
+            "speculative=False"
+        )
+    if steady:
+        raise ValueError(
+            f"num_beams is {options.num_beams}, and a beam search does not go with steady passes: "
+            "leave out one of them"
         )
 
 
