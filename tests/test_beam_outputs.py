@@ -31,6 +31,7 @@ def test_beams_under_every_option_are_those_of_transformers(
     """50 prompts, 25 for each of two families; outputs and scores of 3 of 4 beams."""
     import torch
 
+    torch.set_num_threads(1)  # tests run side by side
     reference, target = pair
     rng, decoder = np.random.default_rng(4), SpeculativeDecoder(target)
     options: dict[str, Any] = HF_OPTIONS[name] | {"num_beams": 4, "num_return_sequences": 3}

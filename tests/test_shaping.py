@@ -16,7 +16,7 @@ from conftest import EOS, PAIRS, VARIED, next_logits, tiny_model, tiny_pair, tin
 from messages import check_message
 from reference import transformed
 
-SIZE, COUNT, LENGTH = 20, 12, 24
+SIZE, COUNT, LENGTH = 20, 8, 20
 
 
 def later_is_less(tokens: mx.array, logits: mx.array) -> mx.array:
@@ -67,8 +67,11 @@ def _options(options: dict[str, Any]) -> Any:
     return GenerationOptions(**options)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("kind", PAIRS)
+DEFINED = [("t5", name) for name in OPTIONS]
+DEFINED += [(kind, name) for kind in ("qwen3", "sharing") for name in ("min_tokens", "together")]
+
+
+@pytest.mark.parametrize(("kind", "name"), DEFINED)
 def test_greedy_outputs_are_those_of_the_definition(kind: str, name: str) -> None:
     """With a model, a lookup, both and none, alone and side by side."""
     (target, draft), options = models(kind), OPTIONS[name]
@@ -135,6 +138,7 @@ def test_greedy_outputs_are_those_of_transformers(name: str, pair: tuple[Any, T5
     """50 prompts, 25 for each of two families."""
     import torch
 
+    torch.set_num_threads(1)  # tests run side by side
     reference, target = pair
     draft = tiny_sharing(target, noise=0.05)
     decoder = SpeculativeDecoder(target, draft, num_draft=4)

@@ -18,6 +18,7 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.loop import decode
 from speculative_t5.decoding.protocols import Session
+from speculative_t5.decoding.transform import History
 from speculative_t5.decoding.verify import Verifier
 from speculative_t5.generation import GenerationOptions
 
@@ -67,8 +68,11 @@ class Listening(Verifier):
 
     heard: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
-    def choices(self, draft: Draft, session: Session, tokens: mx.array) -> mx.array:
-        answers = super().choices(draft, session, tokens)
+    def logits(self, session: Session, tokens: mx.array, history: History) -> mx.array:
+        return session.step(tokens)  # also where the argmax alone would do
+
+    def choices(self, draft: Draft, logits: mx.array) -> mx.array:
+        answers = super().choices(draft, logits)
         self.heard.append((draft.tokens[0].tolist(), answers[0].tolist()))
         return answers
 

@@ -82,10 +82,9 @@ class GenerationOptions:
         if not isinstance(self.forced_tokens, str):
             forced = as_items("forced_tokens", self.forced_tokens)
             object.__setattr__(self, "forced_tokens", forced)
-        bias = {} if self.logit_bias is None else self.logit_bias
-        if not isinstance(bias, Mapping):
+        bias = self.logit_bias
+        if not (bias is None or isinstance(bias, Mapping)):
             raise ValueError(f"logit_bias must be a dict of ids and biases, got {bias!r}")
-        object.__setattr__(self, "logit_bias", dict(bias))
         for token in self.stop_token_ids:
             check_integer("an id of stop_token_ids", token, 0)
         for string in self.stop:
