@@ -101,7 +101,7 @@ def with_bytes(stored: bytes) -> bytes:
 
 
 def start(folder: Path, pieces: int) -> T5ForConditionalGeneration:
-    """Load a converted folder into transformers, its vocabulary extended to so many pieces.
+    """Load a converted folder into transformers, its vocabulary extended to this many pieces.
 
     New rows are random about the mean of the present ones.
     """

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -99,12 +99,11 @@ class PartialFile:
 
     def __enter__(self) -> PartialFile:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with ExitStack() as undo:
+            undo.callback(os.close, self._file)
             self._lock()
             self._begin()
-        except BaseException:
-            os.close(self._file)
-            raise
+            undo.pop_all()
         return self
 
     def _lock(self) -> None:

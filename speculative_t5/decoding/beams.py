@@ -178,7 +178,7 @@ class _Batch:
             starts = [len(search.context) for search, _ in rows]
             nothing = mx.zeros((len(rows), 0), dtype=mx.int32)
             log_probs = plan.transform(log_probs, History(contexts, starts, nothing))
-        # Of n beams at most n continuations end by each id: so many leave n that do not end.
+        # Of n beams at most n continuations end by each id: this leaves n that do not end.
         count = max(2, 1 + len(self._ends)) * plan.options.num_beams
         totals = (scores[:, None] + log_probs[:, 0]).reshape(len(searches), -1, log_probs.shape[2])
         return read_candidates(best_continuations(totals, count))

@@ -167,7 +167,7 @@ def paragraphs(text: str) -> Iterator[Passage]:
 
     Blank lines, indentation, quotation marks (>), list markers and line ends are never part of
     one. These are left out as a whole: headings (#, or underlined), rows of tables (with bars, tabs
-    or wide gaps), fenced code, code indented by four columns (but for a paragraph that begins with
+    or wide gaps), fenced code, code indented by four columns (except a paragraph that begins with
     a capital and ends as a sentence does), and labels, see `is_label`.
 
     Fences are those of CommonMark: a quotation closes those within. But a fence that is not closed
