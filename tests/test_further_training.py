@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import edit_json, write_checkpoint
 from families import TEXT
-from further_training import NAME, Run, start, train_further, with_bytes
+from further_training import Run, start, train_further, with_bytes
 from train_correct import Example
 
 SHAPE = {
@@ -112,8 +112,27 @@ def test_the_result_is_converted_and_trained_further(
             data, tmp_path / name, source,
             minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False,
         )  # fmt: skip
-        source = convert(str(tmp_path / name / NAME), tmp_path / f"{name}-converted")
+        source = convert(str(tmp_path / name / source.name), tmp_path / f"{name}-converted")
         model, tokenizer = load(source)
         assert model.config.vocab_size == 640
         assert tokenizer.decode(tokenizer.encode(text)) == text
         assert tokenizer.prefix == "correct: "
+
+
+def test_a_model_learns_what_its_teacher_says(
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is the divergence from the teacher: 0 for itself, and it falls for another."""
+    clock = iter(float(second) for second in range(1000))
+    monkeypatch.setattr(further_training.time, "perf_counter", lambda: next(clock))
+    run = make_run(start(converted, 120), minutes=5)
+    batch = torch.tensor([EXAMPLE[0]]), torch.ones(1, 4), torch.tensor([[*EXAMPLE[1], -100]])
+    right = run._loss(*batch).item()
+    run.teacher = start(converted, 120).eval()
+    assert run._loss(*batch).item() == pytest.approx(0, abs=1e-5) != right
+    torch.manual_seed(1)
+    for weight in run.teacher.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    before = run._loss(*batch).item()
+    run.train(examples, {}, tmp_path / "model.pt", every=1, batch=64)
+    assert 0 < run._loss(*batch).item() < before / 2

@@ -10,14 +10,16 @@ import pytest
 from conftest import REPOSITORY
 from corruption import PREFIX
 from learner_errors import Learner, learner_examples, nouns, phrases, spelling, verbs
-from learner_errors.surroundings import FOREIGN_NAMES, NAMES, TEMPLATES, fill, rename, surround
+from learner_errors.surroundings import TEMPLATES, fill, rename, surround
 from learner_errors.tables import Lexicon, Row, Table
+from learner_errors.unseen import Words, british, replace_words
 
 # Verbs are known by their forms, and a plural by its singular.
 WORDS = """live lives lived living work works worked working like likes liked liking talk talks
 talked talking enjoy enjoys enjoyed enjoying want wants wanted wanting finish finishes arrive
 arrives arrived arriving hour book quick careful help helps helped helping""".split()
 LEXICON = Lexicon(WORDS * 5)
+MADE_UP = Words(WORDS)
 TABLES = {
     f"{module.__name__}.{name}": table
     for module in (phrases, nouns, verbs, spelling)
@@ -126,13 +128,28 @@ def test_a_spelling_by_ear_is_no_other_word() -> None:
 def test_surroundings_are_the_same_on_both_sides() -> None:
     for seed in range(200):
         rng = random.Random(seed)
-        source, target = surround(("He go.", "He goes."), rng)
+        source, target = surround(("He go.", "He goes."), rng, MADE_UP)
         assert source.replace("He go.", "He goes.") == target
-        source, target = rename(("Tom go.", "Tom goes."), rng)
-        assert source.split()[0] == target.split()[0] in {"Tom", *NAMES, *FOREIGN_NAMES}
-        assert rename(("tom go.", "Tom goes."), rng) == ("tom go.", "Tom goes.")
+        source, target = rename(("Tom go.", "Tom goes."), rng, MADE_UP)
+        assert source.split()[0] == target.split()[0]
+        assert rename(("tom go.", "Tom goes."), rng, MADE_UP) == ("tom go.", "Tom goes.")
     for template in TEMPLATES:
-        assert not re.search(r"[{}#]{2}|\{", fill(template, random.Random(0), ["Hallo"]))
+        assert not re.search(r"[{}#]{2}|\{", fill(template, random.Random(0), ["Hallo"], MADE_UP))
+
+
+def test_a_new_word_stands_on_both_sides_and_keeps_its_ending() -> None:
+    found = {replace_words(("He talk slowly.", "He talks slowly."), MADE_UP, random.Random(seed))
+             for seed in range(20)}  # fmt: skip
+    assert len(found) > 5
+    for source, target in found:
+        assert source.startswith("He talk ") and source.endswith("ly.")
+        assert source.replace("talk", "talks", 1) == target
+
+
+def test_british_spellings_change_only_what_both_sides_have() -> None:
+    assert british(("A colorful neighbor.", "A colorful neighbor!")) == (
+        "A colourful neighbour.", "A colourful neighbour!")  # fmt: skip
+    assert british(("A colr.", "A color.")) == ("A colr.", "A color.")
 
 
 def test_examples_join_sentences_and_leave_some_alone() -> None:

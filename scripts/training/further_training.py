@@ -1,10 +1,10 @@
-"""Training correct-base further: on learners' errors, and on text with any character.
+"""Training the shipped models further: on learners' errors, and on text with any character.
 
 `python scripts/training/train_correct.py learners` runs it. It starts from a converted folder, the
 vocabulary of which gets bytes and common characters if it has none, and trains for a number of
 minutes; a run that was stopped resumes. The rate is constant, then goes down to 0 in the last
 quarter. The loss on held-out examples, of `corruption`'s kind and of learners', is printed at every
-checkpoint.
+checkpoint. With a teacher, a model learns the teacher's distributions instead of the right tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import sentencepiece as spm
 import torch
 from byte_pieces import add_pieces
 from corruption import Corruptor, read_sentences
-from learner_errors import Learner, read_german
+from learner_errors import Learner, mixed_examples, read_german
+from torch.nn.functional import kl_div
 from train_correct import Example, batches, load_tokenizer, save_checkpoint
 from transformers import T5ForConditionalGeneration
 from transformers.optimization import Adafactor
@@ -35,9 +36,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from programs.checkpoints import as_hugging_face
 
-NAME = "correct-base"
 SENTINELS = 100  # ids that T5's tokenizers keep after the pieces
-OLD_KIND = 0.15  # share of examples that `corruption` alone damages
 WARM_UP = 100  # steps
 HELD_OUT = 150  # examples of each kind
 
@@ -52,8 +51,9 @@ def train_further(
     every: float,
     tokens: int,
     autocast: bool,
+    teacher: Path | None = None,
 ) -> None:
-    """Train a converted folder further; write `work`/correct-base, a checkpoint for convert.py.
+    """Train a converted folder further; write a checkpoint for convert.py of its name to `work`.
 
     Args:
         data: The pairs file.
@@ -64,15 +64,19 @@ def train_further(
         every: Minutes between checkpoints.
         tokens: Tokens of a step, padding included.
         autocast: Whether to multiply in bfloat16; very slow on a CPU without instructions for it.
+        teacher: A checkpoint of the same vocabulary to learn from, as written here.
     """
+    name = start_from.name
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "spiece.model").exists():
         (work / "spiece.model").write_bytes(with_bytes((start_from / "spiece.model").read_bytes()))
-    checkpoint = work / f"{NAME}.pt"
+    checkpoint = work / f"{name}.pt"
     state = torch.load(checkpoint) if checkpoint.exists() else None
     tokenizer = load_tokenizer(work)
     model = start(start_from, tokenizer.get_piece_size())
     run = Run(model, rate=rate, minutes=minutes, autocast=autocast, state=state)
+    if teacher is not None:
+        run.teacher = T5ForConditionalGeneration.from_pretrained(teacher).eval()
     sentences, unseen = read_sentences(data)
     learner, corruptor = Learner(sentences, read_german(data)), Corruptor(sentences)
     held_out = random.Random(1)
@@ -82,16 +86,14 @@ def train_further(
     }
 
     def examples() -> Iterator[Example]:
-        rng = random.Random(run.step + 7)
-        while True:
-            damager = corruptor if rng.random() < OLD_KIND else learner
-            yield encode(tokenizer, damager.example(sentences, rng))
+        for pair in mixed_examples(learner, corruptor, sentences, run.step + 7):
+            yield encode(tokenizer, pair)
 
     run.train(examples, judged, checkpoint, every=every, batch=tokens)
     model.generation_config.max_length = None
-    model.save_pretrained(work / NAME)
-    shutil.copy(work / "spiece.model", work / NAME / "spiece.model")
-    add_prefix(work / NAME / "config.json", start_from / "config.json")
+    model.save_pretrained(work / name)
+    shutil.copy(work / "spiece.model", work / name / "spiece.model")
+    add_prefix(work / name / "config.json", start_from / "config.json")
 
 
 def with_bytes(stored: bytes) -> bytes:
@@ -108,7 +110,10 @@ def start(folder: Path, pieces: int) -> T5ForConditionalGeneration:
     converted, _ = load(folder, dtype=mx.float32)
     with tempfile.TemporaryDirectory() as checkpoint:
         as_hugging_face(converted, Path(checkpoint))
-        model = T5ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+        # No dropout: no damaged sentence comes twice, and on a CPU it takes a third of a step.
+        model = T5ForConditionalGeneration.from_pretrained(
+            checkpoint, dtype=torch.float32, dropout_rate=0.0, attn_implementation="eager"
+        )
     size = -(-(pieces + SENTINELS) // 64) * 64
     old = model.get_input_embeddings().weight.detach().clone()
     own = load_tokenizer(folder).get_piece_size()
@@ -146,6 +151,7 @@ class Run:
             warmup_init=False,
         )  # fmt: skip
         self.step, self._trained = 0, 0.0
+        self.teacher: T5ForConditionalGeneration | None = None
         if state:
             model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
@@ -210,7 +216,13 @@ class Run:
     def _loss(self, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
             output = self._model(input_ids=ids, attention_mask=mask, labels=labels)
-        return output.loss
+            if self.teacher is None:
+                return output.loss
+            with torch.no_grad():
+                logits = self.teacher(input_ids=ids, attention_mask=mask, labels=labels).logits
+        kept = labels != -100
+        learnt, taught = (x[kept].float().log_softmax(-1) for x in (output.logits, logits))
+        return kl_div(learnt, taught, reduction="batchmean", log_target=True)
 
 
 def add_prefix(path: Path, source: Path) -> None:

@@ -1,4 +1,4 @@
-"""Train the correction pair: a target, and a draft that learns from the target's outputs.
+r"""Train the correction pair: a target, and a draft that learns from the target's outputs.
 
 The steps, in order. Each can be stopped and run again; training resumes at its last checkpoint:
 
@@ -15,10 +15,12 @@ with any character by
 
     python scripts/training/train_correct.py learners   --data deu.txt.xz --work runs/learners
 
-or with another folder as --start-from.
+or with another folder as --start-from. `runs/learners/correct-base` is then for convert.py, and
+what that writes can be trained further in the same way, with another --work. weights/correct-small
+learns from it:
 
-`runs/learners/correct-base` is then for convert.py, and what that writes can be trained further in
-the same way, with another --work.
+    python scripts/training/train_correct.py learners   --data deu.txt.xz --work runs/small \
+        --start-from weights/correct-small --teacher runs/learners/correct-base
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +41,7 @@ import sentencepiece as spm
 import torch
 import typer
 from corruption import Corruptor, DataOption, read_sentences, training_examples
+from learner_errors import Learner, mixed_examples, read_german
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.optimization import Adafactor
 
@@ -89,22 +93,31 @@ def prompts(
     work: WorkOption = Path("runs"),
     count: Annotated[int, typer.Option(help="Prompts to train on.")] = 100_000,
     answers: Annotated[
-        bool, typer.Option("--answers", help="Add the right sentences, as train.jsonl.")
+        bool, typer.Option("--answers", help="Add the right sentences as completions.")
+    ] = False,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="Write those that `learners` trains on.")
     ] = False,
 ) -> None:
     """Write prompts for `speculative_t5 distill --data`, train and valid, to work/prompts."""
     sentences, unseen = read_sentences(data)
     corruptor, folder = Corruptor(sentences), work / "prompts"
     folder.mkdir(parents=True, exist_ok=True)
-    train = islice(training_examples(sentences, corruptor, seed=21 if answers else 6), count)
-    if answers:
-        lines = [json.dumps({"prompt": p, "completion": answer}) for p, answer in train]
-    else:
-        lines = [prompt for prompt, _ in train]
-    valid = islice(training_examples(unseen, corruptor, seed=6), 200)
-    files = {f"train.{'jsonl' if answers else 'txt'}": lines, "valid.txt": [p for p, _ in valid]}
-    for name, lines in files.items():
-        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    examples = partial(training_examples, corruptor=corruptor)
+    if mixed:
+        learner = Learner(sentences, read_german(data))
+        examples = partial(mixed_examples, learner, corruptor)
+    parts = {
+        "train": islice(examples(sentences, seed=21 if answers else 6), count),
+        "valid": islice(examples(unseen, seed=6), 200),
+    }
+    for name, pairs in parts.items():
+        with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            for prompt, answer in pairs:
+                record = {"prompt": prompt}
+                if answers and name == "train":
+                    record["completion"] = answer
+                file.write(json.dumps(record) + "\n")
 
 
 @app.command()
@@ -174,17 +187,21 @@ def learners(
         "weights/correct-base"
     ),
     minutes: Annotated[float, typer.Option(help="Minutes to train, in all runs.")] = 60.0,
-    rate: Annotated[float, typer.Option(help="Adafactor's relative rate.")] = 4e-3,
+    rate: Annotated[float, typer.Option(help="Adafactor's relative rate.")] = 8e-3,
     every: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 10.0,
-    tokens: Annotated[int, typer.Option(help="Tokens of a step, padding included.")] = 2200,
+    tokens: Annotated[int, typer.Option(help="Tokens of a step, padding included.")] = TOKENS,
     autocast: Annotated[bool, typer.Option(help="Multiply in bfloat16.")] = False,
+    teacher: Annotated[
+        Path | None, typer.Option(help="Checkpoint whose distributions to learn.")
+    ] = None,
 ) -> None:
-    """Train a converted correct-base further, on learners' errors."""
+    """Train a converted correct-base or correct-small further, on learners' errors."""
     from further_training import train_further
 
     train_further(
         data, work, start_from,
         minutes=minutes, rate=rate, every=every, tokens=tokens, autocast=autocast,
+        teacher=teacher,
     )  # fmt: skip
 
 

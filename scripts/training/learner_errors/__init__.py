@@ -2,9 +2,9 @@
 
 `phrases`, `nouns` and `verbs` are rules of grammar and usage, `spelling` those of the written form;
 `tables` reads them. `surroundings` adds numbers, quotes, names and the like to both sides alike,
-and `mixing` makes examples out of all of them.
+`unseen` words that no sentence has, and `mixing` makes examples out of all of them.
 """
 
-from .mixing import Learner, held_out_texts, learner_examples, read_german
+from .mixing import Learner, held_out_texts, learner_examples, mixed_examples, read_german
 
-__all__ = ["Learner", "held_out_texts", "learner_examples", "read_german"]
+__all__ = ["Learner", "held_out_texts", "learner_examples", "mixed_examples", "read_german"]

@@ -11,13 +11,15 @@ from pathlib import Path
 from corruption import PREFIX, Corruptor, held_out, read_sentences
 
 from . import nouns, phrases, spelling, verbs
-from .surroundings import Pair, inserted, rename, surround
+from .surroundings import inserted, rename, surround
 from .tables import Lexicon, Rule
+from .unseen import Pair, Words, british, replace_words
 
 GRAMMAR: tuple[Rule, ...] = (
     phrases.GOVERNED, phrases.PLACE_AND_TIME, phrases.WORD_CHOICE, phrases.WORD_CHOICE,
     phrases.UNCOUNTABLE, *nouns.RULES, *verbs.RULES,
 )  # fmt: skip
+OLD_KIND = 0.15  # share of examples that `corruption` alone damages
 
 
 class Learner:
@@ -32,6 +34,7 @@ class Learner:
     def __init__(self, sentences: list[str], foreign_texts: list[str]) -> None:
         self._lexicon = Lexicon(sentences)
         self._slips = Corruptor(sentences)
+        self._words = Words([*sentences, *foreign_texts])
         self._sentences, self._foreign = sentences, foreign_texts
 
     def sentence(self, text: str, rng: random.Random) -> str:
@@ -58,14 +61,23 @@ class Learner:
     def pair(self, sentences: list[str], rng: random.Random) -> Pair:
         """Return a sentence, damaged or not, and itself; surroundings are on both sides."""
         right = rng.choice(sentences)
+        if rng.random() < 0.5:  # most of Tatoeba's sentences are short
+            right = max(right, rng.choice(sentences), key=len)
+        if rng.random() < 0.015:
+            foreign = rng.choice(self._foreign)
+            return foreign, foreign
         if rng.random() < 0.1:
-            right = inserted(rng, self._foreign)
+            right = inserted(rng, self._foreign, self._words)
             damaged = right if rng.random() < 0.7 else self._template(right, rng)
             return damaged, right
         damaged = right if rng.random() < 0.2 else self.sentence(right, rng)
-        pair = rename((damaged, right), rng)
+        pair = rename((damaged, right), rng, self._words)
+        if rng.random() < 0.25:
+            pair = replace_words(pair, self._words, rng)
+        if rng.random() < 0.4:
+            pair = british(pair)
         if rng.random() < 0.12:
-            pair = surround(pair, rng)
+            pair = surround(pair, rng, self._words)
         if rng.random() < 0.012:
             return pair[0].upper(), pair[1].upper()
         return pair
@@ -89,7 +101,16 @@ def read_german(path: Path) -> list[str]:
     """Read short German sentences of the pairs file whose English is not held out."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
         pairs = (line.rstrip("\n").split("\t")[:2] for line in file)
-        return [german for english, german in pairs if len(german) < 40 and not held_out(english)]
+        return [german for english, german in pairs if len(german) < 80 and not held_out(english)]
+
+
+def mixed_examples(
+    learner: Learner, corruptor: Corruptor, sentences: list[str], seed: int
+) -> Iterator[Pair]:
+    """Yield examples forever, some of `corruption`'s kind: what correct-base is trained on."""
+    rng = random.Random(seed)
+    while True:
+        yield (corruptor if rng.random() < OLD_KIND else learner).example(sentences, rng)
 
 
 def learner_examples(learner: Learner, sentences: list[str], seed: int) -> Iterator[Pair]:

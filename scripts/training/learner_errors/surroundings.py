@@ -6,6 +6,8 @@ import random
 import re
 from collections.abc import Callable
 
+from .unseen import Pair, Words
+
 NAMES = (
     "Zoë François Łukasz Siobhán Jürgen Ángela Søren Åsa Nguyễn Đặng Šárka Ömer Çağla Ioana Ștefan "
     "Ana Luca Priya Arjun Fatima Yusuf Kenji Haruto Wei Xiulan Olga Dmitri Chidi Ngozi Kwame Lars "
@@ -71,32 +73,33 @@ def _digits(rng: random.Random, pattern: str) -> str:
     return re.sub("#", lambda _: str(rng.randrange(10)), pattern)
 
 
-def word(rng: random.Random) -> str:
-    """Return a word that exists in no language, for a name or an address."""
-    syllables = ["ba", "ke", "li", "mo", "ru", "ta", "ven", "dor", "sil", "pax", "qui", "zen", "ör"]
-    return "".join(rng.choices(syllables, k=rng.randint(2, 4)))
-
-
-def fill(template: str, rng: random.Random, foreign_texts: list[str]) -> str:
+def fill(template: str, rng: random.Random, foreign_texts: list[str], words: Words) -> str:
     """Fill each {slot} of a template."""
+
+    def word() -> str:
+        return words.new(rng).lower()
+
+    def name() -> str:
+        return words.new(rng).capitalize() if rng.random() < 0.5 else rng.choice(NAMES)
+
     slots: dict[str, Callable[[], str]] = {
         "time": lambda: rng.choice([_digits(rng, "1#:3#"), _digits(rng, "#:4#"),
                                     _digits(rng, "# p.m."), "9 a.m.", _digits(rng, "2#.15")]),
         "price": lambda: rng.choice([_digits(rng, "€1#.#0"), _digits(rng, "$#,##9"), "£5",
                                      _digits(rng, "3#0 €"), _digits(rng, "¥4##0"), "20 CHF"]),
         "phone": lambda: _digits(rng, rng.choice(["+49 30 ######", "555-01##", "(0##) ### ####"])),
-        "url": lambda: rng.choice([f"https://www.{word(rng)}.com/{word(rng)}?id={number(rng)}",
-                                   f"http://{word(rng)}.org", f"www.{word(rng)}.de/{word(rng)}"]),
-        "mail": lambda: f"{word(rng)}{rng.choice(['.', '_', '', '-'])}{word(rng)}@{word(rng)}."
+        "url": lambda: rng.choice([f"https://www.{word()}.com/{word()}?id={number(rng)}",
+                                   f"http://{word()}.org", f"www.{word()}.de/{word()}"]),
+        "mail": lambda: f"{word()}{rng.choice(['.', '_', '', '-'])}{word()}@{word()}."
                         + rng.choice(["com", "org", "de", "net", "co.uk"]),
         "date": lambda: rng.choice([_digits(rng, "1# May 20##"), _digits(rng, "0#/1#/20##"),
                                     _digits(rng, "20##-0#-1#"), "31 January", "June 3rd"]),
         "number": lambda: number(rng), "small": lambda: str(rng.randint(2, 40)),
         "percent": lambda: _digits(rng, "##%"), "year": lambda: _digits(rng, "19##"),
-        "name": lambda: rng.choice(NAMES), "other": lambda: rng.choice(NAMES),
-        "full": lambda: rng.choice(["Mr. ", "Mrs ", "Dr. ", "Ms. ", rng.choice(NAMES) + " "])
+        "name": name, "other": name,
+        "full": lambda: rng.choice(["Mr. ", "Mrs ", "Dr. ", "Ms. ", name() + " "])
                         + rng.choice(SURNAMES),
-        "place": lambda: rng.choice(PLACES), "code": lambda: rng.choice(CODES),
+        "place": lambda: rng.choice(PLACES), "code": lambda: rng.choice([rng.choice(CODES), words.code(rng)]),
         "foreign": lambda: rng.choice(FOREIGN_NAMES), "ref": lambda: _digits(rng, "##8#-B"),
         "quoted": lambda: quote(rng.choice(foreign_texts).rstrip("."), rng),
     }  # fmt: skip
@@ -108,24 +111,25 @@ def quote(text: str, rng: random.Random) -> str:
     return marks[0] + text + marks[-1]
 
 
-Pair = tuple[str, str]
-
-
-def rename(pair: Pair, rng: random.Random) -> Pair:
+def rename(pair: Pair, rng: random.Random, words: Words) -> Pair:
     """Give Tom, Mary or a place another name where both sides have it equally often."""
     new_names = {"Tom": NAMES, "Mary": NAMES, "Boston": PLACES, "John": NAMES, "Australia": PLACES}
     for old, names in new_names.items():
         counts = [len(re.findall(rf"\b{old}\b", side)) for side in pair]
         if counts[0] == counts[1] > 0 and rng.random() < 0.4:
             new = rng.choice(FOREIGN_NAMES if rng.random() < 0.08 else names)
+            if rng.random() < 0.5:
+                new = words.new(rng).capitalize()
             pair = tuple(re.sub(rf"\b{old}\b", new, side) for side in pair)  # type: ignore[assignment]
     return pair
 
 
-def surround(pair: Pair, rng: random.Random) -> Pair:
+def surround(pair: Pair, rng: random.Random, words: Words) -> Pair:
     """Put quotes, brackets, a list marker, a speaker, an emoji and the like around both sides."""
     marks = rng.choice(QUOTES)
-    says = fill(rng.choice(["{name} said", "she said", "he asked", "{full} wrote"]), rng, [""])
+    says = fill(
+        rng.choice(["{name} said", "she said", "he asked", "{full} wrote"]), rng, [""], words
+    )
     emoji, brackets = rng.choice(EMOJI), rng.choice(BRACKETS)
     # A quote before "she said" ends in a comma, and how it ended cannot be seen from it.
     shape = rng.choice([
@@ -135,13 +139,13 @@ def surround(pair: Pair, rng: random.Random) -> Pair:
         f"{brackets[0]}{{}}{brackets[-1]}", f"{{}} {emoji}", f"{emoji} {{}}",
         f"{rng.randint(1, 20)}. {{}}", "- {}", "• {}", "* {}", f"{rng.choice('abcd')}) {{}}",
         f"{rng.choice(['Note', 'Question', 'PS', 'NB', 'FYI', 'TIP', 'Re'])}: {{}}",
-        f"{{}} {fill('({url})', rng, [''])}", f"{{}} (p. {rng.randint(2, 300)})",
+        f"{{}} {fill('({url})', rng, [''], words)}", f"{{}} (p. {rng.randint(2, 300)})",
         f"{rng.choice(NAMES)}: {{}}", f"[{number(rng)}] {{}}", "> {}", "# {}",
     ])  # fmt: skip
     source, target = (shape.format(side) for side in pair)
     return source, target
 
 
-def inserted(rng: random.Random, foreign_texts: list[str]) -> str:
+def inserted(rng: random.Random, foreign_texts: list[str], words: Words) -> str:
     """Return a sentence with numbers, names, addresses or foreign words."""
-    return fill(rng.choice(TEMPLATES), rng, foreign_texts)
+    return fill(rng.choice(TEMPLATES), rng, foreign_texts, words)
