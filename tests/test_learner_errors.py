@@ -10,9 +10,9 @@ import pytest
 from conftest import REPOSITORY
 from corruption import PREFIX
 from learner_errors import Learner, learner_examples, nouns, phrases, spelling, verbs
-from learner_errors.surroundings import TEMPLATES, fill, rename, surround
+from learner_errors.surroundings import TEMPLATES, aside, fill, rename, surround
 from learner_errors.tables import Lexicon, Row, Table
-from learner_errors.unseen import Words, british, replace_words
+from learner_errors.unseen import Words, british, interject, replace_words
 
 # Verbs are known by their forms, and a plural by its singular.
 WORDS = """live lives lived living work works worked working like likes liked liking talk talks
@@ -141,9 +141,22 @@ def test_a_new_word_stands_on_both_sides_and_keeps_its_ending() -> None:
     found = {replace_words(("He talk slowly.", "He talks slowly."), MADE_UP, random.Random(seed))
              for seed in range(20)}  # fmt: skip
     assert len(found) > 5
+    assert sum(source.endswith("ly.") for source, _ in found) > len(found) / 2
     for source, target in found:
-        assert source.startswith("He talk ") and source.endswith("ly.")
+        assert source.startswith("He talk ")
         assert source.replace("talk", "talks", 1) == target
+
+
+def test_something_is_put_at_the_same_place_of_both_sides() -> None:
+    for seed in range(60):
+        rng = random.Random(seed)
+        text = aside(rng, MADE_UP)
+        source, target = interject(("He go to work.", "He goes to work!"), text, rng)
+        assert (source, target) in {
+            (f"He go to {text} work.", f"He goes to {text} work!"),
+            (f"He {text} go to work.", f"He {text} goes to work!"),
+        }
+    assert interject(("He go.", "She goes."), "x", random.Random(0)) == ("He go.", "She goes.")
 
 
 def test_british_spellings_change_only_what_both_sides_have() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from corruption import PREFIX, Corruptor, held_out, read_sentences
 
 from . import nouns, phrases, spelling, verbs
-from .surroundings import inserted, rename, surround
+from .surroundings import aside, inserted, rename, surround
 from .tables import Lexicon, Rule
-from .unseen import Pair, Words, british, replace_words
+from .unseen import Pair, Words, british, interject, replace_words
 
 GRAMMAR: tuple[Rule, ...] = (
     phrases.GOVERNED, phrases.PLACE_AND_TIME, phrases.WORD_CHOICE, phrases.WORD_CHOICE,
@@ -76,6 +76,8 @@ class Learner:
             pair = replace_words(pair, self._words, rng)
         if rng.random() < 0.4:
             pair = british(pair)
+        if rng.random() < 0.1:
+            pair = interject(pair, aside(rng, self._words), rng)
         if rng.random() < 0.12:
             pair = surround(pair, rng, self._words)
         if rng.random() < 0.012:

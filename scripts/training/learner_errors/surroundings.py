@@ -56,15 +56,9 @@ BRACKETS = ["()", "[]", "**", "__"]
 
 def number(rng: random.Random) -> str:
     kinds = [
-        "{a}",
-        "{a},{b:03}",
-        "{a}.{c}",
-        "{a},{b:03},{d:03}",
-        "{b}",
-        "-{a}",
-        "{a}/{c}",
-        "{b}{b}",
-    ]
+        "{a}", "{a},{b:03}", "{a}.{c}", "{a},{b:03},{d:03}", "{b}", "-{a}", "{a}/{c}", "{b}{b}",
+        "{a}–{b}", "{a}-{c}", "{a}:{c:02}", "{a}×{c}", "{a}.{b}{d}", "{a}.{c}.{d}", "{b}a", "+{a} {b}",
+    ]  # fmt: skip
     values = {"a": rng.randint(1, 99), "b": rng.randint(0, 999), "c": rng.randint(0, 99)}
     return rng.choice(kinds).format(**values, d=rng.randint(0, 999))
 
@@ -141,9 +135,24 @@ def surround(pair: Pair, rng: random.Random, words: Words) -> Pair:
         f"{rng.choice(['Note', 'Question', 'PS', 'NB', 'FYI', 'TIP', 'Re'])}: {{}}",
         f"{{}} {fill('({url})', rng, [''], words)}", f"{{}} (p. {rng.randint(2, 300)})",
         f"{rng.choice(NAMES)}: {{}}", f"[{number(rng)}] {{}}", "> {}", "# {}",
+        "Well... {}", "Hmm… {}",
     ])  # fmt: skip
     source, target = (shape.format(side) for side in pair)
     return source, target
+
+
+def aside(rng: random.Random, words: Words) -> str:
+    """Return what may stand between two words: an emoji, a quote, or something in brackets."""
+    if rng.random() < 0.25:
+        return rng.choice(EMOJI)
+    if rng.random() < 0.25:
+        return quote(words.any(rng), rng)
+    texts = ["no. {ref}", "{number}", "{number}–{number}", "pages {small}–{number}", "{code}",
+             "{price}", "see {url}", "{mail}", "{year}–{year}", "{percent}", "{foreign}",
+             "{time}", "{name}", "{number}, {number} and {number}", "{phone}"]  # fmt: skip
+    text = fill(rng.choice(texts), rng, [""], words)
+    brackets = rng.choice(["()", "()", "[]", "––", ""])
+    return f"{brackets[0]}{text}{brackets[1]}" if brackets else text
 
 
 def inserted(rng: random.Random, foreign_texts: list[str], words: Words) -> str:

@@ -31,6 +31,30 @@ SPELLINGS = dict(
 )  # fmt: skip
 
 
+# The letters of other scripts: first and last of each.
+SCRIPTS = (
+    "αω",
+    "ΑΩ",
+    "ая",
+    "АЯ",
+    "ぁん",
+    "ァン",
+    "一龥",
+    "가힣",
+    "ءي",
+    "את",
+    "अह",
+    "กฮ",
+    "აჰ",
+    "աֆ",
+)
+ACCENTS = {
+    "a": "àáâãäåāăą", "e": "èéêëēęě", "i": "ìíîïıī", "o": "òóôõöøōő", "u": "ùúûüůűū", "c": "çćč",
+    "n": "ñńň", "s": "śšşș", "z": "źżž", "l": "ł", "y": "ýÿ", "d": "ďđ", "r": "řŕ", "t": "ťțþ",
+    "g": "ğģ",
+}  # fmt: skip
+
+
 class Words:
     """Makes words up: letter by letter, each as likely after the last three as in known words.
 
@@ -59,6 +83,26 @@ class Words:
             if 3 <= len(word) <= 14:
                 return word
 
+    def accented(self, rng: random.Random) -> str:
+        """Return a new word with one to three accents, if it has letters that can have one."""
+        word = list(self.new(rng))
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            place = rng.randrange(len(word))
+            word[place] = rng.choice(ACCENTS.get(word[place], word[place]))
+        return "".join(word)
+
+    def foreign(self, rng: random.Random) -> str:
+        """Return one to eight letters of another script."""
+        first, last = map(ord, rng.choice(SCRIPTS))
+        return "".join(chr(rng.randint(first, last)) for _ in range(rng.choice([1, 2, 3, 5, 8])))
+
+    def any(self, rng: random.Random) -> str:
+        """Return a word of any of these kinds."""
+        make = rng.choice(
+            [self.new, self.new, self.accented, self.accented, self.foreign, self.code]
+        )
+        return make(rng)
+
     def code(self, rng: random.Random) -> str:
         """Return letters, digits and signs in any order, as in the names of files and parts."""
         letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -84,10 +128,29 @@ def replace_words(pair: Pair, words: Words, rng: random.Random) -> Pair:
         if old[0].isupper():
             if pair[1].startswith(old) or not old.istitle():
                 continue
-            new = new.capitalize() if rng.random() < 0.9 else words.code(rng)
+            new = new.capitalize() if rng.random() < 0.7 else words.any(rng)
+        elif rng.random() < 0.2:
+            new = words.any(rng)
         else:
             new += next((end for end in ENDINGS if old.endswith(end)), "")
         pair = _replaced(pair, old, new)
+    return pair
+
+
+def interject(pair: Pair, text: str, rng: random.Random) -> Pair:
+    """Put a text after a word that both sides have once and that no punctuation follows."""
+    source, target = pair
+    shared = sorted(_once(source) & _once(target))
+    rng.shuffle(shared)
+    for word in shared:
+        places = [re.search(rf"\b{word} (?=\w)", side) for side in pair]
+        if all(places):
+            source, target = (
+                side[: found.end()] + text + side[found.end() - 1 :]
+                for side, found in zip(pair, places, strict=True)
+                if found
+            )
+            return source, target
     return pair
 
 
