@@ -188,7 +188,8 @@ class Run:
             tokens += ids.numel() + labels.numel()
             losses.append(loss.item())
             if self.step % 25 == 0:
-                mean, speed = sum(losses) / len(losses), tokens / (time.perf_counter() - began)
+                mean = sum(losses) / len(losses)
+                speed = tokens / (time.perf_counter() - began - self._trained)
                 print(f"{now / 60:5.1f} min  step {self.step}  loss {mean:.4f}  "
                       f"{speed:.0f} tokens/s", flush=True)  # fmt: skip
                 losses = []
