@@ -164,7 +164,7 @@ class RowSamplers:
 
     def join(self, parts: Sequence[mx.array]) -> mx.array:
         """Put values of the groups, (B_g, ...) each, together in the order of rows, (B, ...)."""
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts)[mx.array(self._order)]
+        return parts[0] if len(parts) == 1 else mx.concatenate([*parts])[mx.array(self._order)]
 
     def transformed(self, logits: mx.array, history: History) -> mx.array:
         """Transform each row's logits (B, L, V) as its own sampler does."""
