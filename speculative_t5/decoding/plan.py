@@ -21,7 +21,7 @@ Request = tuple[int, Sequence[int]]  # index of a prompt, and its ids
 class OwnRequest(NamedTuple):
     """A request with options of its own, whatever those of its neighbours are."""
 
-    index: int
+    prompt_index: int
     source: Sequence[int]
     options: RowOptions
 

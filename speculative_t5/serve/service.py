@@ -248,7 +248,7 @@ class Service:
                     joining.append(call.waiting.popleft())
                     self._calls.extend([call] if call.waiting else [])
             self._queued -= len(joining)
-            self._running = kept | {output.request.index: output for output in joining}
+            self._running = kept | {output.request.prompt_index: output for output in joining}
             return [output.request for output in joining]
 
     def _emit(self, rounds: Sequence[Round], began: float) -> None:
@@ -261,7 +261,7 @@ class Service:
             self._totals["rounds"] += 1
             for done, output, event in zip(rounds, outputs, events, strict=True):
                 if event.is_last:
-                    del self._running[output.request.index]
+                    del self._running[output.request.prompt_index]
                     self._ended += 1
                 if event.chunk is None:
                     self._totals["failures"] += 1
