@@ -21,6 +21,7 @@ from speculative_t5.decoding import verify
 from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.model_drafter import ModelDrafter
 from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.decoding.sampling import sample as real_sample
 from speculative_t5.decoding.transform import History
 from speculative_t5.decoding.verify import Odds, Verdict, Verifier
 from speculative_t5.models import SharingDraft
@@ -81,7 +82,9 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
     def read(keys: mx.array) -> list[tuple[int, int, int]]:
         return [(row, *divmod(rest, PLACES)) for row, rest in keys.tolist()]  # type: ignore
 
-    def sample(weights: mx.array, keys: mx.array) -> mx.array:
+    def sample(weights: mx.array, keys: mx.array | None) -> mx.array:
+        if keys is None:  # of greedy rows, which have no script
+            return real_sample(weights, None)
         tokens = []
         for (row, round_, place), q in zip(read(keys), normal(weights), strict=True):
             notes.sampled[row, round_, place] = q

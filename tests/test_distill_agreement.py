@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from speculative_t5.decoding import FixedSchedule, Plan, Round, Sampler, Verifier, decode
+from speculative_t5.decoding import (
+    FixedSchedule,
+    Plan,
+    Round,
+    RowOptions,
+    Sampler,
+    Verifier,
+    decode,
+)
 from speculative_t5.decoding.draft import Draft
 from speculative_t5.distill import Agreement, agreement
 
@@ -69,7 +77,7 @@ def rounds_of(row: Row, num_draft: int, *, to_limit: bool = False) -> Iterator[R
         output[-1] = EOS
     plan = Plan(
         OftenRight(output, row), FixedSchedule(num_draft), Verifier(Sampler(0.0)),
-        max_tokens=len(row) if to_limit else 40,
+        RowOptions(max_tokens=len(row) if to_limit else 40),
     )  # fmt: skip
     target: Any = OneOutput(output)
     done = list(decode(target, [(0, [FIRST, EOS])], plan, batch_size=1))

@@ -11,8 +11,10 @@ from typing import Any
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.decoding import loop
 from speculative_t5.decoding.draft import Draft
-from speculative_t5.decoding.loop import Plan, decode, in_order_of_length
+from speculative_t5.decoding.loop import decode
 from speculative_t5.decoding.model_drafter import ModelDrafter
+from speculative_t5.decoding.plan import Plan, in_order_of_length
+from speculative_t5.decoding.rows import RowOptions
 from speculative_t5.decoding.sampling import Sampler, round_keys
 from speculative_t5.decoding.schedule import FixedSchedule, Outcome
 from speculative_t5.decoding.verify import Verifier
@@ -205,7 +207,8 @@ def test_a_schedule_observes_only_rows_that_were_drafted_for_in_full() -> None:
 
     target, _ = models("t5")
     drafter = ModelDrafter(target, Sampler(), 20)  # whose every token is accepted
-    plan = Plan(drafter, Recording(4), Verifier(Sampler()), max_tokens=13)
+    options = RowOptions(max_tokens=13)
+    plan = Plan(drafter, Recording(4), Verifier(Sampler()), options)
     rows = Counter(r.index for r in decode(target, enumerate(prompts(30)), plan, batch_size=6))
     assert len(set(rows.values())) > 1
     assert any(len(outcome.num_drafted) < 6 for outcome in seen[:8])

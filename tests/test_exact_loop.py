@@ -13,9 +13,10 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from speculative_t5.decoding.loop import Plan, decode
+from speculative_t5.decoding.loop import decode
 from speculative_t5.decoding.model_drafter import ModelDrafter
-from speculative_t5.decoding.rows import cut
+from speculative_t5.decoding.plan import Plan
+from speculative_t5.decoding.rows import RowOptions, cut
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.schedule import FixedSchedule
 from speculative_t5.decoding.transform import History
@@ -32,6 +33,7 @@ from scripted import PROMPT, SAMPLED, Notes, Turn, normal, scripted, walk
 from test_exact import distribution_of_accepted
 
 SIZE = 3
+MAX_TOKENS = 3
 ROUNDING, WRONG = 1e-5, 1e-4  # a gap that float32 may leave, and one that it cannot
 PROMPTS = [PROMPT, [2, EOS]]  # of two lengths
 Distribution = dict[tuple[int, ...], float]
@@ -86,7 +88,7 @@ def distributions_of_the_loop(
     target: Any, plan: Plan, num_draft: int, batch_size: int
 ) -> list[Distribution]:
     """Return the distribution of outputs after each prompt: the sum over all histories."""
-    prompts, turns = shuffled_rows(num_draft, plan.max_tokens)
+    prompts, turns = shuffled_rows(num_draft, MAX_TOKENS)
     outputs = {}
     with scripted(turns) as notes:
         for done in decode(target, enumerate(prompts), plan, batch_size=batch_size):
@@ -132,7 +134,7 @@ def gap(
     verifier = Verifier(sampler, block=rule == "block", delta=delta)
     sharing = draft if isinstance(draft, SharingDraft) else None
     schedule = FixedSchedule(num_draft)
-    plan = Plan(drafter, schedule, verifier, max_tokens=3, seed=0, sharing=sharing)
+    plan = Plan(drafter, schedule, verifier, RowOptions(sampler, 3, seed=0), sharing=sharing)
     found = distributions_of_the_loop(target, plan, num_draft, batch_size)
     gaps = []
     for prompt, distribution in zip(PROMPTS, found, strict=True):

@@ -63,13 +63,16 @@ def test_options_reach_the_plan() -> None:
     decoder = SpeculativeDecoder(target, "lookup", num_draft=4, delta=0.25, min_ngram=2)
     plan = decoder.plan(GenerationOptions(9, 0.5, 7, 0.75, 11))
     assert plan.verifier == Verifier(Sampler(0.5, 7, 0.75), delta=0.25, block=False)
-    assert (plan.max_tokens, plan.seed, plan.schedule.next(99)) == (9, 11, 4)
+    own = plan.options
+    assert own and (own.max_tokens, own.seed, plan.schedule.next(99)) == (9, 11, 4)
+    assert own.sampler is plan.verifier.sampler
     # A match of one token is too short, and of two is found.
     plan.drafter.start([[3, 4, 5, 6, 1]])
     assert plan.drafter.propose([[0, 7, 4]], 2, None).lengths == [0]
     assert plan.drafter.propose([[0, 7, 4, 3, 4]], 2, None).tokens.tolist() == [[5, 6]]
     assert decoder.plan(GenerationOptions(speculative=False)).schedule.next(99) == 0
-    assert decoder.plan(GenerationOptions()).seed is None, "greedy decoding leaves nothing to it"
+    greedy = decoder.plan(GenerationOptions()).options
+    assert greedy and greedy.seed is None, "greedy decoding leaves nothing to it"
 
 
 def test_calibrations_are_kept_by_options_and_not_copied(

@@ -1,10 +1,10 @@
 """The decoding loop and its rules: drafting, verifying, sampling, draft lengths, statistics.
 
-`loop.decode` repeats rounds: a drafter proposes tokens, the target checks them in one pass, and a
-rule (`verify`) decides which of them stand, so that outputs are distributed as the target's own.
-The code handles arrays and ids, never models' insides or text: models take part through the
-protocols in `protocols`, drafters through `Drafter`. `beams` has beam search, which drafts
-nothing. The room imports `errors` and `device` only.
+`loop.decode` repeats the rounds of a `Batch`: a drafter proposes tokens, the target checks them in
+one pass, and a rule (`verify`) decides which of them stand, so that outputs are distributed as the
+target's own. The code handles arrays and ids, never models' insides or text: models take part
+through the protocols in `protocols`, drafters through `Drafter`. `beams` has beam search, which
+drafts nothing. The room imports `errors` and `device` only.
 """
 
 from .beams import (
@@ -19,8 +19,9 @@ from .calibration import Padded, cache_folder, calibrate
 from .draft import Draft
 from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter
 from .lookup import check_ngrams
-from .loop import WINDOW, Plan, Request, decode, in_order_of_length
+from .loop import Batch, decode
 from .model_drafter import ModelDrafter
+from .plan import WINDOW, OwnRequest, Plan, Request, in_order_of_length
 from .protocols import (
     Encoded,
     LanguageModel,
@@ -30,8 +31,8 @@ from .protocols import (
     fingerprint,
 )
 from .results import FinishReason, Origin, Round, Stats, origins_of_round, total
-from .rows import Stopper
-from .sampling import Sampler, argmax
+from .rows import Row, RowOptions, Stopper
+from .sampling import RowSamplers, Sampler, argmax
 from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
 from .scoring import log_probability, pair_probabilities
 from .transform import NOTHING_LEFT, History, LogitsProcessor, LogitsTransform

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import device
 from ..errors import check_integer, check_number
-from .loop import Request
+from .plan import Request
 from .protocols import LanguageModel
 from .results import FinishReason, Stats
 from .rows import Ends, ends_of, room

@@ -39,7 +39,11 @@ class Drafter(Protocol):
         """Give these rows to new prompts."""
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
+        """Keep only these rows, in this order.
+
+        To make room for more prompts a row may come several times; `replace` follows for all but
+        its first place.
+        """
 
 
 class EmptyDrafter:

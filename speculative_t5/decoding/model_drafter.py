@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .draft import Draft, empty_draft
 from .protocols import LanguageModel, Session
-from .sampling import Sampler, argmax, place_keys, sample
+from .sampling import Group, RowSamplers, Sampler, argmax, place_keys, sample
 from .transform import History, nothing_allowed
 
 
@@ -19,14 +19,18 @@ class ModelDrafter:
 
     Args:
         model: The draft model.
-        sampler: The target's own transform, so that q resembles p.
+        sampler: The target's own, so that q resembles p.
         vocab_size: The target's vocabulary size. Models of one family differ in padding: the
             draft's logits beyond it are dropped, and missing ones have probability 0.
         first_ids: Propose only ids below this; None is all.
     """
 
     def __init__(
-        self, model: LanguageModel, sampler: Sampler, vocab_size: int, first_ids: int | None = None
+        self,
+        model: LanguageModel,
+        sampler: Sampler | RowSamplers,
+        vocab_size: int,
+        first_ids: int | None = None,
     ) -> None:
         self._model = model
         self._sampler = sampler
@@ -63,8 +67,13 @@ class ModelDrafter:
 
     def _best(self, session: Session, context: list[list[int]], num_draft: int) -> mx.array:
         """Return the greedy continuation, (B, K) int32."""
-        if self._sampler.transform is not None:
-            return self._chosen(session, context, num_draft, lambda logits, _: argmax(logits))
+        if self._sampler.transforms:
+            return self._chosen(
+                session,
+                context,
+                num_draft,
+                lambda groups, _: self._sampler.join([argmax(logits) for _, logits in groups]),
+            )
         step = partial(session.step_argmax, vocab_size=self._width)
         tokens = [self._catch_up(session, context, step)]
         mx.async_eval(tokens)  # the device begins while the host builds the rest
@@ -78,48 +87,60 @@ class ModelDrafter:
         """Sample a continuation, (B, K) int32, and return it with q, (B, K, V) float32."""
         probs: list[mx.array] = []
 
-        def choose(logits: mx.array, place: int) -> mx.array:
-            probs.append(self._sampler.probs(logits))
-            return sample(probs[-1], keys[:, place])
+        def choose(groups: list[tuple[Group, mx.array]], place: int) -> mx.array:
+            found, tokens = [], []
+            for group, logits in groups:
+                found.append(group.sampler.probs(logits))
+                own = None if group.sampler.greedy else group.take(keys[:, place])
+                tokens.append(sample(found[-1], own))
+            if len(groups) > 1:  # of a transform they are about all of the target's ids
+                found = [padded(q, self._vocab_size) for q in found]
+            probs.append(self._sampler.join(found))
+            return self._sampler.join(tokens)
 
         tokens = self._chosen(session, context, keys.shape[1], choose)
-        q = mx.stack(probs, axis=1)
-        missing = self._vocab_size - q.shape[-1]
-        return tokens, mx.pad(q, [(0, 0), (0, 0), (0, missing)]) if missing else q
+        return tokens, padded(mx.stack(probs, axis=1), self._vocab_size)
 
     def _chosen(
         self,
         session: Session,
         context: list[list[int]],
         num_draft: int,
-        choose: Callable[[mx.array, int], mx.array],
+        choose: Callable[[list[tuple[Group, mx.array]], int], mx.array],
     ) -> mx.array:
-        """Return a continuation, (B, K) int32; `choose` takes logits (B, V) and the place."""
+        """Return a continuation, (B, K) int32.
+
+        `choose` takes each group of rows with its logits (B_g, V), and the place.
+        """
         step = partial(session.step, vocab_size=self._width)
         logits = self._catch_up(session, context, step)
         tokens = mx.zeros((len(context), 0), dtype=mx.int32)
         for place in range(num_draft):
             if place:
                 last = tokens[:, -1:]
-                if self._sampler.transform is not None:  # which may force what the draft lacks
+                if self._sampler.transforms:  # which may force what the draft lacks
                     last = mx.minimum(last, self._model.vocab_size - 1)
                 logits = step(last)
-            token = choose(self._transformed(logits, context, tokens)[:, 0], place)
-            tokens = mx.concatenate([tokens, token[:, None]], axis=1)
+            groups = [
+                (group, self._transformed(group, logits, context, tokens)[:, 0])
+                for group in self._sampler.groups
+            ]
+            tokens = mx.concatenate([tokens, choose(groups, place)[:, None]], axis=1)
             mx.async_eval(tokens)
         return tokens
 
     def _transformed(
-        self, logits: mx.array, context: list[list[int]], drafted: mx.array
+        self, group: Group, logits: mx.array, context: list[list[int]], drafted: mx.array
     ) -> mx.array:
-        """Transform logits (B, 1, V) that follow contexts and drafted tokens."""
-        if self._sampler.transform is None:
+        """Transform a group's rows of logits (B, 1, V) that follow contexts and drafted tokens."""
+        logits = group.take(logits)
+        if not group.sampler.transforms:
             return logits
-        missing = self._vocab_size - logits.shape[-1]
-        if missing:  # a transform is about the target's ids
-            logits = mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf)
+        # A transform is about the target's ids.
+        logits = padded(logits, self._vocab_size, -mx.inf)
         starts = [len(p) if self._model.is_decoder_only else 1 for p in self._prompts]
-        found = self._sampler.transformed(logits, History(context, starts, drafted))
+        history = group.history(History(context, starts, drafted))
+        found = group.sampler.transformed(logits, history)
         # Where the draft can propose nothing that is allowed, whatever it proposes is rejected.
         return mx.where(nothing_allowed(found)[..., None], logits, found)
 
@@ -186,3 +207,10 @@ class ModelDrafter:
         """Map ids beyond the draft's embedding, which only the target has, to its last one."""
         last = self._model.vocab_size - 1
         return [min(token, last) for token in tokens]
+
+
+def padded(values: mx.array, vocab_size: int, value: float = 0.0) -> mx.array:
+    """Add to values (..., V) of the first ids those of the others, up to `vocab_size`."""
+    missing = vocab_size - values.shape[-1]
+    widths = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
+    return mx.pad(values, widths, constant_values=value) if missing else values

@@ -70,7 +70,7 @@ class Session(Protocol):
         """
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
+        """Keep only these rows, in this order; a row may be kept several times."""
 
 
 class LanguageModel(Protocol):

@@ -197,6 +197,7 @@ class Round:
     finish_reason: FinishReason | None = None  # in the row's last round
     output: list[int] = field(default_factory=list)  # then: all ids emitted, as in `tokens`
     end_id: int | None = None  # then: the EOS or stop id that ended it, if one did
+    error: str | None = None  # why no token can follow; the row has ended without a finish reason
 
 
 def origins_of_round(num_drafted: int, num_accepted: int, emitted: int) -> list[Origin]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from .protocols import LanguageModel
 from .results import FinishReason, Round, Tally
+from .sampling import Sampler
 
 Ends = Mapping[int, FinishReason]  # ids that end an output, and why it has ended then
 # Takes the tokens that an output goes on with; returns how many of them stand if it ends there.
@@ -26,13 +27,41 @@ def room(model: LanguageModel, context: Sequence[int], max_tokens: int) -> int:
 
 
 @dataclass(frozen=True)
+class RowOptions:
+    """The options of a row, which may differ from those of its neighbours.
+
+    Attributes:
+        sampler: Chooses the row's tokens, and those drafted for it.
+        max_tokens: Upper bound on the row's tokens, EOS included.
+        seed: Samples depend on it, on `number` and the row's round, and on nothing else; None
+            where nothing is sampled.
+        number: The number that the row samples under; None is the index of its prompt.
+        stop_ids: Ids that end the output, besides those of EOS.
+        stopper: Makes a `Stopper` for the output.
+        drafts: Whether tokens are drafted for the row.
+    """
+
+    sampler: Sampler = field(default_factory=Sampler)
+    max_tokens: int = 256
+    seed: int | None = None
+    number: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    stopper: Callable[[], Stopper] | None = None
+    drafts: bool = True
+
+
+@dataclass(frozen=True)
 class Proposal:
-    """One row's draft and the verdict on it; `tokens` may be padded after `num_drafted`."""
+    """One row's draft and the verdict on it; `tokens` may be padded after `num_drafted`.
+
+    An error says why no token can follow; it ends the row.
+    """
 
     tokens: list[int]
     num_drafted: int
     num_accepted: int
     next_token: int
+    error: str | None = None
 
 
 @dataclass
@@ -41,24 +70,53 @@ class Row:
 
     index: int
     context: list[int]
-    start: int  # tokens of the context that are not output
+    options: RowOptions
+    ends: Ends
     remaining: int  # tokens that it may still emit
     began: float
-    stopper: Stopper | None = None
+    start: int = field(init=False)  # tokens of the context that are not output
+    stopper: Stopper | None = field(init=False)
     tally: Tally = field(default_factory=Tally)
     seconds: float = 0.0  # until the end of the last round
     finish_reason: FinishReason | None = None
+    error: str | None = None  # why no token can follow
+    stopped: bool = False  # ended from outside
     # Of the last round:
     emitted: list[int] = field(default_factory=list)
     num_drafted: int = 0
     num_accepted: int = 0
     end_id: int | None = None
 
-    def take(self, proposal: Proposal, num_draft: int, ends: Ends, now: float) -> None:
+    def __post_init__(self) -> None:
+        self.start = len(self.context)
+        make = self.options.stopper
+        self.stopper = make() if make else None
+
+    @property
+    def ended(self) -> bool:
+        return self.stopped or self.finish_reason is not None or self.error is not None
+
+    @property
+    def limit(self) -> int:
+        """The most tokens to draft: a round emits one more."""
+        return self.remaining - 1 if self.options.drafts else 0
+
+    def seeds(self, later: int = 0) -> tuple[int, int, int] | None:
+        """Return what `round_keys` makes keys of, `later` rounds on; None if nothing is sampled."""
+        seed, number = self.options.seed, self.options.number
+        if seed is None:
+            return None
+        return seed, self.index if number is None else number, self.tally.rounds + later
+
+    def take(self, proposal: Proposal, num_draft: int, now: float) -> None:
         """Emit the tokens that stand; a cut may leave fewer than were accepted."""
-        asked = min(num_draft, self.remaining - 1)
+        self.error = proposal.error
+        if self.error is not None:
+            self.emitted, self.num_drafted, self.num_accepted = [], 0, 0
+            return
+        asked = min(num_draft, self.limit)
         tokens = [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
-        self.emitted, self.finish_reason = cut(tokens, ends, self.remaining)
+        self.emitted, self.finish_reason = cut(tokens, self.ends, self.remaining)
         by_id = self.finish_reason not in (None, "length")
         self.end_id = self.emitted[-1] if by_id else None
         if self.stopper:
@@ -82,7 +140,9 @@ class Row:
             output, emitted = output[:-1], emitted[:-1]
         stats = self.tally.stats(self.seconds, final=final)
         reason = self.finish_reason
-        return Round(self.index, emitted, self.num_accepted, stats, reason, output, self.end_id)
+        return Round(
+            self.index, emitted, self.num_accepted, stats, reason, output, self.end_id, self.error
+        )
 
 
 def cut(tokens: list[int], ends: Ends, limit: int) -> tuple[list[int], FinishReason | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -44,6 +45,26 @@ class Sampler:
         if not 0 < check_number("top_p", self.top_p) <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1 (1 is off), got {self.top_p}")
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is the only one."""
+        return self.temperature == 0
+
+    @property
+    def transforms(self) -> bool:
+        """Whether logits are changed."""
+        return self.transform is not None
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All rows of a batch as one group, see `RowSamplers`."""
+        return (Group(self),)
+
+    def join(self, parts: Sequence[mx.array]) -> mx.array:
+        """Return the values of the only group."""
+        (values,) = parts
+        return values
+
     def transformed(self, logits: mx.array, history: History) -> mx.array:
         """Transform logits (B, L, V) that follow the tokens of `history`; for `probs` or argmax."""
         return logits if self.transform is None else self.transform(logits, history)
@@ -75,6 +96,87 @@ class Sampler:
             last = mx.maximum(mx.sum(before < self.top_p, axis=-1, keepdims=True), 1) - 1
             probs = _keep(probs, mx.take_along_axis(ranked, last, axis=-1))
         return probs
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of a batch that have the same sampler."""
+
+    sampler: Sampler
+    rows: tuple[int, ...] | None = None  # None is all of them
+
+    def take(self, values: mx.array) -> mx.array:
+        """Return the group's rows of values (B, ...)."""
+        return values if self.rows is None else values[mx.array(self.rows)]
+
+    def history(self, history: History) -> History:
+        """Return the history of the group's rows."""
+        if self.rows is None:
+            return history
+        contexts, starts = history.contexts, history.starts
+        return History(
+            [contexts[row] for row in self.rows],
+            [starts[row] for row in self.rows],
+            self.take(history.drafted),
+        )
+
+
+class RowSamplers:
+    """A sampler for each row of a batch, in the place of a `Sampler` for all of them.
+
+    Target and draft share it, and the batch assigns it the rows' samplers as rows come and go. Rows
+    of equal samplers are a group, whose values are computed together; a row's values are those that
+    it has without its neighbours.
+    """
+
+    def __init__(self) -> None:
+        self.groups: tuple[Group, ...] = ()
+        self._order: list[int] = []  # each row's place among the groups' rows
+
+    def assign(self, samplers: Sequence[Sampler]) -> None:
+        """Set the sampler of each row."""
+        found: list[tuple[Sampler, list[int]]] = []
+        for row, sampler in enumerate(samplers):
+            if sampler.greedy:  # whatever its filters are
+                sampler = Sampler(transform=sampler.transform)
+            # Compared and not hashed: a processor of logits may be any callable.
+            rows = next((rows for other, rows in found if other == sampler), None)
+            if rows is None:
+                found.append((sampler, [row]))
+            else:
+                rows.append(row)
+        if len(found) == 1:
+            self.groups = found[0][0].groups
+        else:
+            self.groups = tuple(Group(sampler, tuple(rows)) for sampler, rows in found)
+        grouped = [row for _, rows in found for row in rows]
+        self._order = sorted(range(len(grouped)), key=grouped.__getitem__)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether all rows are greedy."""
+        return all(group.sampler.greedy for group in self.groups)
+
+    @property
+    def transforms(self) -> bool:
+        """Whether logits of any row are changed."""
+        return any(group.sampler.transforms for group in self.groups)
+
+    def join(self, parts: Sequence[mx.array]) -> mx.array:
+        """Put values of the groups, (B_g, ...) each, together in the order of rows, (B, ...)."""
+        return parts[0] if len(parts) == 1 else mx.concatenate([*parts])[mx.array(self._order)]
+
+    def transformed(self, logits: mx.array, history: History) -> mx.array:
+        """Transform each row's logits (B, L, V) as its own sampler does."""
+        if not self.transforms:
+            return logits
+        return self.join(
+            [g.sampler.transformed(g.take(logits), g.history(history)) for g in self.groups]
+        )
+
+    def probs(self, logits: mx.array) -> mx.array:
+        """Turn logits (B, ..., V) into probabilities (B, ..., V) float32, row by row."""
+        return self.join([g.sampler.probs(g.take(logits)) for g in self.groups])
 
 
 def _keep(probs: mx.array, least: mx.array) -> mx.array:

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .draft import Draft
 from .protocols import Session
-from .sampling import Sampler, argmax, final_keys, place_keys, sample, uniform
+from .sampling import RowSamplers, Sampler, argmax, final_keys, place_keys, sample, uniform
 from .transform import History
 
 
@@ -56,7 +56,7 @@ class Odds:
 class Verifier:
     """The rule in use, from the target's logits to a verdict."""
 
-    sampler: Sampler  # the transform that target and draft share
+    sampler: Sampler | RowSamplers  # from logits to probabilities; target and draft share it
     delta: float = 0.0  # lenience; 0 is exact
     block: bool = False  # use block verification where tokens are sampled; allows no delta
 
@@ -65,8 +65,16 @@ class Verifier:
 
     @property
     def greedy(self) -> bool:
-        """Whether the target's `choices` decide and nothing is sampled."""
-        return self.sampler.temperature == 0
+        """Whether the target's `choices` decide in all rows, and nothing is sampled."""
+        return self.sampler.greedy
+
+    def greedy_rows(self, count: int) -> list[bool]:
+        """Return for each of `count` rows whether the target's `choices` decide."""
+        greedy = [self.greedy] * count
+        for group in self.sampler.groups:
+            for row in group.rows or ():
+                greedy[row] = group.sampler.greedy
+        return greedy
 
     def logits(self, session: Session, tokens: mx.array, history: History) -> mx.array | None:
         """Feed the target's session `tokens` (B, K + 1) int32: each row's last one and its draft.
@@ -75,7 +83,7 @@ class Verifier:
             Logits (B, K + 1, V), transformed; None if the session's own argmax is all that is
             wanted, and nothing was fed.
         """
-        if self.greedy and self.delta == 0 and self.sampler.transform is None:
+        if self.greedy and self.delta == 0 and not self.sampler.transforms:
             return None
         return self.sampler.transformed(session.step(tokens), history)
 
@@ -93,7 +101,7 @@ class Verifier:
         if self.block:
             return verify_block(draft, probs, keys)
         allowed = None
-        if self.delta and self.sampler.transform:
+        if self.delta and self.sampler.transforms:
             allowed = _at(logits[:, : draft.tokens.shape[1]], draft.tokens) > -mx.inf
         return verify_tokens(draft, probs, keys, delta=self.delta, allowed=allowed)
 

@@ -8,7 +8,8 @@ puts outputs in their places, `comparison` shows what changed. Imports `checkpoi
 
 from .comparison import changes, lines
 from .decoder import SpeculativeDecoder
+from .drafting import row_options
 from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule
-from .outputs import MEANINGS, Chunk, Generation
+from .outputs import MEANINGS, Chunk, ChunkMaker, Generation
 from .rewriting import By, Document, Piece, RewriteOptions, Rewritten
 from .steady import rows_are_alike, steady_width

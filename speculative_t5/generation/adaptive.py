@@ -57,7 +57,8 @@ class Schedules:
         The drafter and the verifier of `plan` are measured on `requests`, side by side.
         """
         device.enter_thread()  # before the lock, which a fork may leave locked
-        verifier, sampler = plan.verifier, plan.verifier.sampler
+        assert plan.options is not None
+        own, verifier, sampler = plan.options, plan.verifier, plan.options.sampler
         sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
         rule = (verifier.block, float(verifier.delta))
         lookups = (options.lookup, options.min_ngram, options.max_ngram)
@@ -67,12 +68,12 @@ class Schedules:
         settings = (*sampling, *rule, *lookups, options.draft_vocab, batch_size, *transform)
 
         def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
+            sampled = seed if sampler.temperature else None
             timed = replace(
                 plan,
                 drafter=Padded(plan.drafter),
                 schedule=schedule,
-                max_tokens=REHEARSAL_TOKENS,
-                seed=seed if sampler.temperature else None,
+                options=replace(own, max_tokens=REHEARSAL_TOKENS, seed=sampled),
                 timed=True,
             )
             return decode(model, requests, timed, batch_size=len(requests))

@@ -15,6 +15,8 @@ from ..decoding import (
     LookupDrafter,
     ModelDrafter,
     Plan,
+    RowOptions,
+    RowSamplers,
     Sampler,
     Verifier,
 )
@@ -42,19 +44,55 @@ def make_plan(
         drafter or EmptyDrafter(),
         FixedSchedule(int(drafting.num_draft) if fixed else 0),
         Verifier(sampler, drafting.delta, drafting.by_block),
-        options.max_tokens,
-        options.seed if options.temperature else None,
+        row_options(options, shaping),
         # T5's passes are compiled, and leave the host little to do meanwhile.
-        ahead=drafter is None and model.is_decoder_only and sampler.transform is None,
+        ahead=drafter is None and model.is_decoder_only and not sampler.transforms,
         width=width,
         sharing=draft if drafter and isinstance(draft, SharingDraft) else None,
+    )
+
+
+def make_open_plan(
+    model: LanguageModel,
+    draft: LanguageModel | None,
+    drafting: DraftingOptions,
+    width: int | None,
+) -> Plan:
+    """Return a plan for requests that bring options of their own.
+
+    The number to draft does not depend on neighbours: it is `num_draft`, or where that is "auto",
+    which adapts to all rows together, the default of `DraftingOptions`.
+    """
+    samplers = RowSamplers()
+    drafter = make_drafter(model, draft, drafting, samplers)
+    number = drafting.num_draft
+    fixed = DraftingOptions.num_draft if number == "auto" else number
+    return Plan(
+        drafter or EmptyDrafter(),
+        FixedSchedule(int(fixed) if drafter else 0),
+        Verifier(samplers, drafting.delta, drafting.by_block),
+        width=width,
+        sharing=draft if isinstance(draft, SharingDraft) else None,
+    )
+
+
+def row_options(options: GenerationOptions, shaping: Shaping) -> RowOptions:
+    """Return what the options of a call, of which `shaping` was made, mean for its rows."""
+    return RowOptions(
+        shaping.sampler,
+        options.max_tokens,
+        options.seed if options.temperature else None,
         stop_ids=shaping.stop_ids,
         stopper=shaping.stopper if options.stop else None,
+        drafts=options.speculative,
     )
 
 
 def make_drafter(
-    model: LanguageModel, draft: LanguageModel | None, options: DraftingOptions, sampler: Sampler
+    model: LanguageModel,
+    draft: LanguageModel | None,
+    options: DraftingOptions,
+    sampler: Sampler | RowSamplers,
 ) -> Drafter | None:
     """Return the drafter for a target, or None where nothing drafts."""
     by_model = None

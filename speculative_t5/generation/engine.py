@@ -10,7 +10,7 @@ from ..decoding import EmptyDrafter, LanguageModel, Plan, Request, Round, decode
 from ..tokenizers import Tokenizer
 from .adaptive import Schedules
 from .beams import beam_outputs, check_plain
-from .drafting import make_plan
+from .drafting import make_open_plan, make_plan
 from .options import DraftingOptions, GenerationOptions
 from .outputs import Generation, as_generations
 from .sequences import Sequences, Sources
@@ -64,6 +64,18 @@ class Engine:
             return plan
         schedule = self._schedules.calibrated(model, draft, drafting, plan, requests)
         return replace(plan, schedule=schedule)
+
+    def open_plan(self) -> Plan:
+        """Return a plan for a `Batch` whose requests have options of their own.
+
+        For the number of tokens to draft see `make_open_plan`.
+        """
+        return make_open_plan(self.model, self.draft, self._drafting, self._steady_width())
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether prompts are decoded one at a time, in passes of one width."""
+        return self._drafting.steady
 
     def generations(
         self,

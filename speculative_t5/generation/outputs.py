@@ -138,20 +138,32 @@ def as_generations(
             yield done.index, replace(made, score=score(done)) if score else made
 
 
+class ChunkMaker:
+    """Turns the rounds of one output into chunks with the text that each adds."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stops: StopFilter | None = None) -> None:
+        self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
+        self._stops = stops
+
+    def chunk(self, done: Round) -> Chunk:
+        """Return the next round as a chunk."""
+        ends = done.finish_reason is not None
+        parts = pieces(done.tokens, self._detokenizer, end=ends) if self._detokenizer else ()
+        if self._stops:
+            parts = cut_pieces(parts, self._stops, end=ends)
+        return Chunk(
+            "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts,
+            done.end_id,
+        )  # fmt: skip
+
+
 def as_chunks(
     rounds: Iterator[Round], tokenizer: Tokenizer | None, stops: Stops = lambda: None
 ) -> Iterator[Chunk]:
     """Yield the rounds of one prompt with the text that each adds."""
-    detokenizer, made = Detokenizer(tokenizer) if tokenizer else None, stops()
+    maker = ChunkMaker(tokenizer, stops())
     for done in rounds:
-        ends = done.finish_reason is not None
-        parts = pieces(done.tokens, detokenizer, end=ends) if detokenizer else ()
-        if made:
-            parts = cut_pieces(parts, made, end=ends)
-        yield Chunk(
-            "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts,
-            done.end_id,
-        )  # fmt: skip
+        yield maker.chunk(done)
 
 
 def with_bar(rounds: Iterator[Round], max_tokens: int) -> Iterator[Round]:

@@ -1,0 +1,308 @@
+"""The service: one thread owns the device and decodes the calls of all others, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+
+from ..decoding import Batch, OwnRequest, Round, RowOptions, Sampler
+from ..errors import check_integer, first_line
+from ..generation import ChunkMaker, GenerationOptions, SpeculativeDecoder, row_options
+from ..tokenizers import Prompt, check_prompts
+from .calls import FAILED, Busy, Call, Figures, Output, State, Unavailable, deliver
+
+LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
+MOST_SECONDS = 60  # to wait for room in the queue, at most
+GRACE = 10.0  # seconds for the thread to end after the time for outputs is over
+REHEARSAL_TOKENS = 4
+
+STOPPED = "the server stopped before the output had ended: wait and send the request again"
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """Decodes calls in one batch that they join and leave as they come and go.
+
+    Each call has options of its own. What it gets does not depend on its neighbours, up to
+    rounding: it is what `SpeculativeDecoder.generate_batch` gives for its prompts with the same
+    options. If the decoder's `num_draft` is "auto", it is what the default number gives.
+
+    Calls wait in a queue of `max_queue` outputs, and take turns: each gets a row for one of its
+    outputs, then the next call does.
+
+    Args:
+        load: Makes the decoder; called in the thread that owns the device.
+        batch_size: The most rows; a steady decoder has one.
+        max_queue: The most outputs that wait for a row.
+    """
+
+    def __init__(
+        self, load: Callable[[], SpeculativeDecoder], *, batch_size: int = 16, max_queue: int = 256
+    ) -> None:
+        self._load = load
+        self._batch_size = check_integer("batch_size", batch_size, 1)
+        self._max_queue = check_integer("max_queue", max_queue, 1)
+        self._decoder: SpeculativeDecoder | None = None
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._numbers = count()  # of outputs, as indices of their requests
+        # Guards all that follows; notified when there is something to do or the state changes.
+        self._changed = threading.Condition()
+        self.state: State = "loading"
+        self.failure: str | None = None
+        self._calls: deque[Call] = deque()  # with outputs that wait, the next one first
+        self._queued = 0  # outputs that wait, or are about to
+        self._running: dict[int, Output] = {}  # by the index of the request
+        self._deadline = math.inf  # of all outputs, in the time of time.monotonic
+        self._last_round: float | None = None  # in the same time
+        self._busy, self._ended = 0.0, 0  # seconds of rounds, and outputs that ended in them
+        self._totals = dict.fromkeys(
+            ("rounds", "drafted", "accepted", "emitted", "prompt_tokens", "failures"), 0
+        )
+
+    def start(self) -> None:
+        """Start the thread, which loads the model and decodes a short prompt before all calls."""
+        self._thread.start()
+
+    @property
+    def decoder(self) -> SpeculativeDecoder:
+        """The decoder, once it has been loaded; Unavailable is raised before."""
+        if self._decoder is None:
+            raise self._unavailable()
+        return self._decoder
+
+    def submit(self, prompts: Sequence[Prompt], options: GenerationOptions) -> Call:
+        """Let a call join; to be called in a running event loop.
+
+        Raises:
+            Busy: If there is no room in the queue; nothing has been tokenized then.
+            Unavailable: If the service is not ready.
+            ValueError: If there is something wrong with a prompt or an option.
+        """
+        check_prompts(prompts)
+        check_options(options)
+        prompts = list(prompts)
+        samples = options.num_return_sequences
+        wanted = len(prompts) * samples
+        if not 1 <= wanted <= self._max_queue:
+            raise ValueError(
+                f"the request asks for {wanted} outputs, and the queue holds {self._max_queue}: "
+                "give at least one prompt, or split the request"
+            )
+        self._reserve(wanted)
+        try:
+            decoder = self.decoder
+            shaping = decoder.shaping(options)
+            sources = [decoder.fit(prompt, options.max_tokens).ids for prompt in prompts]
+        except BaseException:
+            with self._changed:
+                self._queued -= wanted
+            raise
+        own = row_options(options, shaping)
+        call = Call(asyncio.get_running_loop(), [*map(len, sources)], wanted, self._forget)
+        for number in range(wanted):
+            source = sources[number // samples]
+            request = OwnRequest(next(self._numbers), source, replace(own, number=number))
+            maker = ChunkMaker(decoder.tokenizer, shaping.filter())
+            call.waiting.append(Output(call, number, request, maker))
+        with self._changed:
+            if self.state != "ready":
+                self._queued -= wanted
+                raise self._unavailable()
+            self._totals["prompt_tokens"] += sum(call.prompt_tokens)
+            self._calls.append(call)
+            self._changed.notify_all()
+        return call
+
+    def figures(self) -> Figures:
+        """Return the totals since the start."""
+        with self._changed:
+            since = None if self._last_round is None else time.monotonic() - self._last_round
+            return Figures(
+                state=self.state,
+                queued=self._queued,
+                rows=len(self._running),
+                seconds_since_round=since,
+                **self._totals,
+            )
+
+    async def stop(self, seconds: float) -> None:
+        """Refuse new calls, and end when the others have ended, or in an error after a time."""
+        with self._changed:
+            if self.state in ("loading", "ready"):
+                self.state = "stopping"
+            self._deadline = min(self._deadline, time.monotonic() + seconds)
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join, seconds + GRACE)
+        self._end_all("stopped", STOPPED)  # nothing, unless the thread hangs or never began
+
+    def _reserve(self, wanted: int) -> None:
+        """Count outputs as queued."""
+        with self._changed:
+            if self.state != "ready":
+                raise self._unavailable()
+            lacking = self._queued + wanted - self._max_queue
+            if lacking > 0:
+                raise Busy(
+                    f"{self._queued} outputs wait already, and the queue holds {self._max_queue}: "
+                    "wait and send the request again",
+                    self._seconds_for(lacking),
+                )
+            self._queued += wanted
+
+    def _seconds_for(self, count: int) -> int:
+        """Guess in how many seconds some outputs will have ended."""
+        seconds = count * self._busy / max(self._ended, 1)
+        return min(max(1, math.ceil(seconds)), MOST_SECONDS)
+
+    def _unavailable(self) -> Unavailable:
+        if self.state == "loading":
+            message = "the model is being loaded: wait until it is ready"
+            return Unavailable(message, LOADING_SECONDS)
+        if self.state == "failed":
+            return Unavailable("the server cannot decode any more: see its log")
+        return Unavailable("the server is stopping: use another one", STOPPING_SECONDS)
+
+    def _forget(self, call: Call) -> None:
+        """Take a cancelled call's outputs out of the queue; its rows end before the next round."""
+        with self._changed:
+            self._queued -= len(call.waiting)
+            call.waiting.clear()
+            self._changed.notify_all()
+
+    # In the thread that owns the device:
+
+    def _run(self) -> None:
+        try:
+            self._decoder = decoder = self._load()
+            if decoder.is_steady:
+                self._batch_size = 1
+            self._rehearse()
+            with self._changed:
+                if self.state == "loading":
+                    self.state = "ready"
+            self._serve()
+            self._end_all("stopped", STOPPED)
+        except BaseException as error:
+            log.exception("the decoding thread has ended")
+            self.failure = first_line(error)
+            self._end_all("failed", FAILED)
+
+    def _rehearse(self) -> None:
+        """Decode a short prompt, greedily and by sampling."""
+        decoder = self.decoder
+        source = [decoder.model.vocab_size // 2, decoder.model.eos_token_id]
+        for sampler in (Sampler(), Sampler(1.0)):
+            own = RowOptions(sampler, REHEARSAL_TOKENS, None if sampler.greedy else 0)
+            batch = self._new_batch()
+            batch.add([OwnRequest(0, source, own)])
+            while batch.rows:
+                batch.round()
+                batch.drop()
+                self._last_round = time.monotonic()
+
+    def _new_batch(self) -> Batch:
+        return Batch(self.decoder.model, self.decoder.open_plan())
+
+    def _serve(self) -> None:
+        """Decode until the service is stopped."""
+        batch = self._new_batch()
+        while self._wait():
+            try:
+                joining = self._join()
+                batch.end([row for row in batch.rows if row.index not in self._running])
+                batch.add(joining)
+                if batch.rows:
+                    began = time.monotonic()
+                    self._emit(batch.round(), began)
+            except Exception:
+                log.exception("a round has failed")
+                self._fail_running()
+                batch = self._new_batch()
+                self._rehearse()
+
+    def _wait(self) -> bool:
+        """Wait until there is something to decode; return whether there is, and time for it."""
+        with self._changed:
+            while not (self._calls or self._running or self.state != "ready"):
+                self._changed.wait()
+            over = self.state == "stopped" or time.monotonic() >= self._deadline
+            return not over and bool(self._calls or self._running)
+
+    def _join(self) -> list[OwnRequest]:
+        """Forget outputs of cancelled calls, and give their rows and others to waiting ones."""
+        with self._changed:
+            kept = {i: output for i, output in self._running.items() if not output.call.cancelled}
+            joining: list[Output] = []
+            while self._calls and len(kept) + len(joining) < self._batch_size:
+                call = self._calls.popleft()
+                if call.waiting:  # it has not been cancelled
+                    joining.append(call.waiting.popleft())
+                    self._calls.extend([call] if call.waiting else [])
+            self._queued -= len(joining)
+            self._running = kept | {output.request.prompt_index: output for output in joining}
+            return [output.request for output in joining]
+
+    def _emit(self, rounds: Sequence[Round], began: float) -> None:
+        """Send what a round, which began at that time, gave each row to its call."""
+        outputs = [self._running[done.index] for done in rounds]
+        events = [output.event(done) for output, done in zip(outputs, rounds, strict=True)]
+        with self._changed:
+            self._last_round = time.monotonic()
+            self._busy += self._last_round - began
+            self._totals["rounds"] += 1
+            for done, output, event in zip(rounds, outputs, events, strict=True):
+                if event.is_last:
+                    del self._running[output.request.prompt_index]
+                    self._ended += 1
+                if event.chunk is None:
+                    self._totals["failures"] += 1
+                    continue
+                _, drafted, accepted = done.stats.last_round
+                self._totals["drafted"] += drafted
+                self._totals["accepted"] += accepted
+                self._totals["emitted"] += len(done.tokens) + (done.end_id is not None)
+        deliver(zip(outputs, events, strict=True))
+
+    def _fail_running(self) -> None:
+        """End the outputs of a batch that has failed."""
+        with self._changed:
+            outputs, self._running = [*self._running.values()], {}
+            self._totals["failures"] += len(outputs)
+        deliver((output, output.failed(FAILED)) for output in outputs)
+
+    def _end_all(self, state: State, error: str) -> None:
+        """End all outputs, those that wait as well, and take no more; in any thread."""
+        with self._changed:
+            if self.state not in ("failed", "stopped"):
+                self.state = state
+            waiting = [output for call in self._calls for output in call.waiting]
+            outputs, self._running = [*self._running.values(), *waiting], {}
+            for call in self._calls:
+                call.waiting.clear()
+            self._calls.clear()
+            self._queued -= len(waiting)
+            if state == "failed":
+                self._totals["failures"] += len(outputs)
+            self._changed.notify_all()
+        deliver((output, output.failed(error)) for output in outputs)
+
+
+def check_options(options: GenerationOptions) -> None:
+    """Refuse what outputs that are sent as they grow, or that come from outside, cannot have."""
+    refused = {
+        "scores": options.scores,
+        "num_beams": options.num_beams != 1,
+        "logits_processors": options.logits_processors,
+    }
+    for name, given in refused.items():
+        if given:
+            raise ValueError(f"a server does not take {name}: leave it out")

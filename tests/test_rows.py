@@ -1,0 +1,231 @@
+"""Rows with options of their own, which join and leave: each is as if it were alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.decoding import loop
+from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter
+from speculative_t5.decoding.loop import Batch, decode
+from speculative_t5.decoding.model_drafter import ModelDrafter
+from speculative_t5.decoding.plan import OwnRequest
+from speculative_t5.decoding.results import Round
+from speculative_t5.decoding.sampling import round_keys
+from speculative_t5.decoding.transform import NOTHING_LEFT
+from speculative_t5.decoding.waits import count_waits
+from speculative_t5.generation import GenerationOptions, row_options
+
+import pytest
+from conftest import KINDS, PAIRS, VARIED
+from test_engine import DRAFTERS, make_decoder, prompts
+
+SAMPLED = {"temperature": 1.0, "seed": 7}
+WAYS: list[dict[str, Any]] = [
+    {},
+    SAMPLED,
+    {"temperature": 0.6, "seed": 8, "top_k": 8, "top_p": 0.9},
+    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_tokens": 4},
+    {"temperature": 1.4, "seed": 9, "logit_bias": {4: 1.5, 1: -2.0}, "max_tokens": 7},
+    {"speculative": False},
+    SAMPLED | {"speculative": False, "stop_token_ids": [5, 6, 7, 8, 9, 10]},
+    {"max_tokens": 1},
+    {"top_p": 0.5},  # which changes nothing
+]
+Finished = dict[int, tuple[Any, ...]]
+
+
+def options_of(number: int) -> dict[str, Any]:
+    return {"max_tokens": 13} | WAYS[number % len(WAYS)]
+
+
+def requests(decoder: SpeculativeDecoder, count: int = 27) -> list[OwnRequest]:
+    made = []
+    for number, prompt in enumerate(prompts(count)):
+        options = GenerationOptions(**options_of(number))
+        made.append(OwnRequest(number, prompt, row_options(options, decoder.shaping(options))))
+    return made
+
+
+def alone(decoder: SpeculativeDecoder, count: int = 27) -> Finished:
+    """Return what each request gives without neighbours."""
+    found = {}
+    for number, prompt in enumerate(prompts(count)):
+        each = decoder.iter_batch([(number, prompt)], batch_size=1, **options_of(number))
+        ((_, out),) = each
+        stats = out.stats
+        counts = stats.num_draft, stats.num_drafted, stats.num_accepted
+        found[number] = (out.tokens, out.finish_reason, *counts)
+    return found
+
+
+def finished(done: Round) -> tuple[Any, ...]:
+    stats = done.stats
+    counts = stats.num_draft, stats.num_drafted, stats.num_accepted
+    return (done.output, done.finish_reason, *counts)
+
+
+ALL = [(kind, drafter) for kind in PAIRS for drafter in DRAFTERS]
+ALL += [(kind, "both") for kind in VARIED if kind not in PAIRS]
+
+
+@pytest.mark.parametrize(("kind", "drafter"), ALL)
+def test_rows_do_not_depend_on_their_neighbours_options(kind: str, drafter: str) -> None:
+    decoder = make_decoder(kind, drafter)
+    expected = alone(decoder)
+    assert {reason for _, reason, *_ in expected.values()} == {"eos", "length", "stop"}
+    rounds = decode(decoder.model, requests(decoder), decoder.open_plan(), batch_size=7)
+    assert {done.index: finished(done) for done in rounds if done.finish_reason} == expected
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_lenient_rows_do_not_depend_on_their_neighbours_options(kind: str) -> None:
+    """Lenience is another rule for greedy rows than for sampled ones."""
+    decoder = make_decoder(kind, "model", delta=0.4)
+    rounds = decode(decoder.model, requests(decoder), decoder.open_plan(), batch_size=7)
+    assert {d.index: finished(d) for d in rounds if d.finish_reason} == alone(decoder)
+
+
+def come_and_go(decoder: SpeculativeDecoder, seed: int) -> tuple[Finished, dict[int, list[int]]]:
+    """Let requests join and leave at random.
+
+    Returns:
+        The outputs that ended, and the tokens of those that were ended before.
+    """
+    rng, waiting = random.Random(seed), requests(decoder)
+    rng.shuffle(waiting)
+    batch = Batch(decoder.model, decoder.open_plan())
+    ended: Finished = {}
+    tokens: dict[int, list[int]] = {}
+    while waiting or batch.rows:
+        batch.end([row for row in batch.rows if rng.random() < 0.03])
+        space = 6 - sum(not row.ended for row in batch.rows)
+        count = rng.randint(0, space)
+        joining, waiting = waiting[:count], waiting[count:]
+        batch.add(joining)
+        assert len(batch.rows) <= 6 and not any(row.ended for row in batch.rows)
+        for done in batch.round() if batch.rows else []:
+            tokens.setdefault(done.index, []).extend(done.tokens)
+            if done.finish_reason:
+                ended[done.index] = finished(done)
+                del tokens[done.index]
+    return ended, tokens
+
+
+@pytest.mark.parametrize(("kind", "drafter"), ALL)
+def test_rows_that_join_and_leave_are_as_they_are_alone(kind: str, drafter: str) -> None:
+    decoder = make_decoder(kind, drafter)
+    expected = alone(decoder)
+    left: dict[int, list[int]] = {}
+    for seed in range(3):
+        ended, gone = come_and_go(decoder, seed)
+        assert len(ended) + len(gone) >= len(expected) - 5  # some end before their first round
+        assert ended == {number: expected[number] for number in ended}
+        left |= gone
+        for number, tokens in gone.items():
+            assert tokens == expected[number][0][: len(tokens)]
+    assert any(left.values()), "some should leave in the middle of an output"
+
+
+def kept_keys(seed: int, number: int, round_: int) -> Any:
+    return round_keys(seed, number % 5, round_)
+
+
+def without_new_prompts(self: Any, rows: Any, prompts: Any) -> None:
+    """Leave to new rows what they were copied from."""
+
+
+@pytest.mark.parametrize(
+    ("drafter", "owner", "name", "bug"),
+    [
+        ("none", loop, "round_keys", kept_keys),
+        ("model", ModelDrafter, "replace", without_new_prompts),
+        ("lookup", LookupDrafter, "replace", without_new_prompts),
+        ("both", CombinedDrafter, "replace", without_new_prompts),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_planted_bugs_change_rows_that_join(
+    kind: str, drafter: str, owner: Any, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = make_decoder(kind, drafter)
+    expected = alone(decoder)
+    monkeypatch.setattr(owner, name, bug)
+    ended, _ = come_and_go(decoder, 0)
+    assert ended != {number: expected[number] for number in ended}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_row_that_nothing_can_follow_ends_alone(kind: str) -> None:
+    decoder = make_decoder(kind, "model")
+    expected = alone(decoder, 5)
+    own = requests(decoder, 5)
+    for temperature in (0.0, 1.0):
+        forbidding = GenerationOptions(suppress_tokens=range(20), temperature=temperature)
+        hopeless = row_options(forbidding, decoder.shaping(forbidding))
+        batch = Batch(decoder.model, decoder.open_plan())
+        batch.add([own[0], OwnRequest(99, [5, 1], hopeless), *own[1:]])
+        errors, ended = {}, {}
+        while batch.rows:
+            for done in batch.round():
+                if done.error:
+                    errors[done.index] = done.error
+                    assert not done.tokens and done.finish_reason is None
+                elif done.finish_reason:
+                    ended[done.index] = finished(done)
+            batch.drop()
+        assert errors == {99: NOTHING_LEFT}
+        assert ended == expected
+        with pytest.raises(ValueError, match=NOTHING_LEFT):
+            list(
+                decode(
+                    decoder.model,
+                    [OwnRequest(0, [5, 1], hopeless)],
+                    decoder.open_plan(),
+                    batch_size=1,
+                )
+            )
+
+
+@pytest.mark.parametrize(
+    ("drafter", "waits"), [("none", 1), ("model", 1), ("lookup", 1), ("both", 2)]
+)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_round_of_unlike_rows_waits_once(kind: str, drafter: str, waits: int) -> None:
+    decoder = make_decoder(kind, drafter)
+    batch = Batch(decoder.model, decoder.open_plan())
+    with count_waits() as counted:
+        for round_, request in enumerate(requests(decoder, 5)):
+            batch.add([request])
+            batch.round()
+            assert counted.count == waits * (round_ + 1)
+
+
+def recorded(method: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    def record(self: Any, *arguments: Any, **options: Any) -> Any:
+        calls.append(method.__name__)
+        return method(self, *arguments, **options)
+
+    return record
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_rows_that_do_not_draft_alone_cost_no_draft(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = make_decoder(kind, "both")
+    calls: list[str] = []
+    for name in ("_best", "_sampled"):
+        monkeypatch.setattr(ModelDrafter, name, recorded(getattr(ModelDrafter, name), calls))
+    own = requests(decoder)
+    batch = Batch(decoder.model, decoder.open_plan())
+    batch.add([own[5], own[6]])
+    for done in batch.round():
+        assert done.stats.last_round == (0, 0, 0)
+    assert not calls
+    batch.add([own[1]])
+    drafted = {done.index: done.stats.last_round[1] for done in batch.round()}
+    assert calls == ["_sampled"]
+    assert drafted[1] > 0 and not drafted.get(5, 0) and not drafted.get(6, 0)

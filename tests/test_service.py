@@ -1,0 +1,580 @@
+"""The service: what a call gets is what the decoder gives it alone, whatever else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.decoding import Batch
+from speculative_t5.decoding.transform import NOTHING_LEFT
+from speculative_t5.generation import GenerationOptions
+from speculative_t5.serve import Busy, Call, Event, Service, Unavailable, calls, service
+
+import pytest
+from conftest import PAIRS, VARIED, tiny_pair
+from messages import check_message
+from test_engine import make_decoder, prompts
+from test_rows import WAYS
+from test_stops import Letters
+
+Outputs = list[tuple[list[int], str, str]]  # tokens, finish reason and text of each
+
+
+async def collect(call: Call) -> Outputs:
+    """Return the outputs of a call, whose events come in order."""
+    tokens: list[list[int]] = [[] for _ in range(call.num_outputs)]
+    texts = [""] * call.num_outputs
+    reasons = [""] * call.num_outputs
+    async for event in call:
+        assert not reasons[event.output], "no event follows the last one"
+        if event.chunk is None:
+            assert event.error
+            reasons[event.output] = event.error
+            continue
+        tokens[event.output] += event.chunk.tokens
+        texts[event.output] += event.chunk.text
+        reasons[event.output] = event.chunk.finish_reason or ""
+        assert event.chunk.stats.emitted >= len(tokens[event.output])
+    assert all(reasons)
+    return list(zip(tokens, reasons, texts, strict=True))
+
+
+@asynccontextmanager
+async def serving(load: Callable[[], SpeculativeDecoder], **options: Any) -> AsyncIterator[Service]:
+    """Run a service that is ready."""
+    served = Service(load, **options)
+    served.start()
+    await until(lambda: served.state != "loading")
+    try:
+        yield served
+    finally:
+        await served.stop(0)
+        assert not served._thread.is_alive()
+        figures = served.figures()
+        assert (figures.queued, figures.rows) == (0, 0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(120):
+            await test()
+
+    asyncio.run(limited())
+
+
+def by_decoder(decoder: SpeculativeDecoder, given: list[Any], options: dict[str, Any]) -> Outputs:
+    """Return what a call should get."""
+    found = []
+    for out in decoder.generate_batch(given, batch_size=1, **options):
+        found += [(o.tokens, o.finish_reason, o.text) for o in (out, *out.alternatives)]
+    return found
+
+
+class MoreLetters(Letters):
+    words = [*Letters.words, "ca", "d", "ad", "da", "dd"]
+
+
+def make_lettered(kind: str) -> SpeculativeDecoder:
+    """A decoder whose tokens are letters."""
+    target, draft = tiny_pair(kind, noise=0.2, vocab_size=20, layers=2, seed=VARIED[kind])
+    return SpeculativeDecoder(target, draft, MoreLetters(), num_draft=4)
+
+
+def random_call(rng: random.Random) -> tuple[list[Any], dict[str, Any]]:
+    given = rng.choices(prompts(40), k=rng.choice([1, 1, 1, 2, 5]))
+    options = {"max_tokens": rng.randint(1, 20)} | rng.choice(WAYS)
+    if options.get("temperature"):
+        options |= {"seed": rng.randint(0, 9), "num_return_sequences": rng.randint(1, 3)}
+    return given, options
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_calls_get_what_the_decoder_gives_them_alone(kind: str) -> None:
+    decoder = make_lettered(kind)
+    rng = random.Random(1)
+    wanted = [random_call(rng) for _ in range(24)]
+    for given, options in wanted[:6]:
+        options["stop"] = rng.sample("abcdefghijklm", 2)
+        given[:] = given[:2]
+    expected = [by_decoder(decoder, given, options) for given, options in wanted]
+    assert {reason for outputs in expected for _, reason, _ in outputs} == {"eos", "length", "stop"}
+
+    async def calling(served: Service, place: int) -> Outputs:
+        given, options = wanted[place]
+        for _ in range(place % 7):  # some join while others are being decoded
+            await asyncio.sleep(0.002)
+        call = served.submit(given, GenerationOptions(**options))
+        assert call.prompt_tokens == [len(prompt) for prompt in given]
+        return await collect(call)
+
+    async def test() -> None:
+        async with serving(lambda: decoder, batch_size=5) as served:
+            found = await asyncio.gather(*(calling(served, i) for i in range(len(wanted))))
+            assert found == expected
+            figures = served.figures()
+            assert figures.emitted >= sum(len(o) for each in expected for o, *_ in each)
+            assert figures.drafted >= figures.accepted > 0 and figures.rounds > 10
+            assert figures.prompt_tokens == sum(len(p) for given, _ in wanted for p in given)
+            assert figures.failures == 0 and figures.seconds_since_round is not None
+
+    run(test)
+
+
+def test_several_event_loops_share_a_service() -> None:
+    decoder = make_decoder("t5", "model")
+    served = Service(lambda: decoder, batch_size=3)
+    served.start()
+    options = {"max_tokens": 13, "temperature": 1.0}
+    expected = [by_decoder(decoder, [prompt], options) for prompt in prompts(8)]
+    found: dict[int, Outputs] = {}
+
+    def caller(place: int) -> None:
+        async def test() -> None:
+            await until(lambda: served.state == "ready")
+            call = served.submit([prompts(8)[place]], GenerationOptions(**options))
+            found[place] = await collect(call)
+
+        run(test)
+
+    threads = [threading.Thread(target=caller, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asyncio.run(served.stop(10))
+    assert [found[i] for i in range(8)] == expected
+
+
+class Gate:
+    """Holds rounds back until it is opened, and lets single ones pass."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._passes = threading.Semaphore(0)
+        self._open = True
+        self._lock = threading.Lock()
+        real = Batch.round
+
+        def round_(batch: Batch) -> Any:
+            with self._lock:
+                held = not self._open
+            if held:
+                assert self._passes.acquire(timeout=60)
+            return real(batch)
+
+        monkeypatch.setattr(Batch, "round", round_)
+
+    def close(self) -> None:
+        self._open = False
+
+    def let(self, count: int) -> None:
+        for _ in range(count):
+            self._passes.release()
+
+    def open(self) -> None:
+        self._open = True
+        self.let(1000)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+def endless(kind: str = "t5") -> tuple[SpeculativeDecoder, GenerationOptions]:
+    """A decoder, and options by which outputs go on for many rounds."""
+    decoder = make_decoder(kind, "none")
+    return decoder, GenerationOptions(max_tokens=200, min_tokens=200)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_cancelled_call_frees_its_rows_and_others_go_on(kind: str, gate: Gate) -> None:
+    decoder, forever = endless(kind)
+
+    async def test() -> None:
+        async with serving(lambda: decoder, batch_size=3) as served:
+            gate.close()
+            leaving = served.submit([prompts()[0]] * 5, forever)
+            await until(lambda: served.figures().rows == 3)
+            staying = served.submit([prompts()[1]], GenerationOptions(max_tokens=9))
+            assert served.figures().queued == 3
+            leaving.cancel()
+            leaving.cancel()
+            assert served.figures().queued == 1
+            gate.let(2)
+            await until(lambda: served.figures().rows == 1 and served.figures().queued == 0)
+            gate.open()
+            assert await collect(staying) == by_decoder(decoder, [prompts()[1]], {"max_tokens": 9})
+            assert [event async for event in leaving if event.error] == []
+            assert served.figures().failures == 0
+
+    run(test)
+
+
+def test_leaving_the_iteration_cancels_the_call() -> None:
+    decoder, forever = endless()
+
+    async def reader(call: Call) -> None:
+        async for _ in call:
+            pass
+
+    async def test() -> None:
+        async with serving(lambda: decoder) as served:
+            call = served.submit([prompts()[0]], forever)
+            task = asyncio.create_task(reader(call))
+            await until(lambda: served.figures().rows == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert call.cancelled
+            await until(lambda: served.figures().rows == 0)
+            # As does a loop that ends without a word.
+            abandoned = await asyncio.to_thread(asyncio.run, submitted(served, forever))
+            await until(lambda: abandoned.cancelled and served.figures().rows == 0)
+
+    run(test)
+
+
+async def submitted(served: Service, options: GenerationOptions) -> Call:
+    return served.submit([prompts()[0]], options)
+
+
+def test_the_queue_is_bounded_and_counted_before_work(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = make_decoder("t5", "model")
+    short = GenerationOptions(max_tokens=5)
+
+    async def test() -> None:
+        async with serving(lambda: decoder, batch_size=2, max_queue=6) as served:
+            gate.close()
+            first = served.submit(prompts(2), short)
+            await until(lambda: served.figures().rows == 2)
+            waiting = [served.submit(prompts(3), short) for _ in range(2)]
+            assert served.figures().queued == 6
+            tokenized: list[Any] = []
+            monkeypatch.setattr(decoder, "fit", lambda *a: tokenized.append(a))
+            for count in (1, 6):
+                with pytest.raises(Busy) as busy:
+                    served.submit(prompts(count), short)
+                assert busy.value.retry_after >= 1
+                check_message(str(busy.value), "6 outputs")
+            assert not tokenized
+            monkeypatch.undo()
+            gate.open()
+            for call in (first, *waiting):
+                await collect(call)
+            expected = by_decoder(decoder, prompts(6), {"max_tokens": 5})
+            assert await collect(served.submit(prompts(6), short)) == expected
+
+    run(test)
+
+
+def test_calls_take_turns(gate: Gate) -> None:
+    """A call of many outputs does not hold up one that comes after it."""
+    decoder = make_decoder("t5", "none")
+    short = GenerationOptions(max_tokens=2, min_tokens=2)
+    order: list[str] = []
+
+    async def follow(name: str, call: Call) -> None:
+        async for event in call:
+            if event.is_last:
+                order.append(name)
+
+    async def test() -> None:
+        async with serving(lambda: decoder, batch_size=1) as served:
+            gate.close()
+            many = served.submit(prompts(8), short)
+            others = [served.submit(prompts(1), short) for _ in range(2)]
+            gate.open()
+            names = ["many", "second", "third"]
+            pairs = zip(names, [many, *others], strict=True)
+            await asyncio.gather(*(follow(name, call) for name, call in pairs))
+            assert order[:4].count("many") <= 2 and len(order) == 10
+            assert order.index("second") < order.index("third")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"scores": True}, "scores"),
+        ({"num_beams": 2}, "num_beams"),
+        ({"logits_processors": [lambda tokens, logits: logits]}, "logits_processors"),
+        ({"suppress_tokens": [20]}, "the id 20"),
+        ({"num_return_sequences": 9, "temperature": 1.0}, "9 outputs"),
+        ({"bad_words": ["a"]}, "bad_words has the text"),
+    ],
+)
+def test_what_a_server_does_not_do_is_refused(options: dict[str, Any], named: str) -> None:
+    decoder = make_decoder("t5", "model")
+
+    async def test() -> None:
+        async with serving(lambda: decoder, max_queue=8) as served:
+            with pytest.raises(ValueError) as refused:
+                served.submit([[5, 1]], GenerationOptions(**options))
+            check_message(str(refused.value), named)
+            given: Any
+            for given in ([], "text", ["text"], [[]], [[99, 1]], [[5, 1], []], [None]):
+                with pytest.raises(ValueError) as refused:
+                    served.submit(given, GenerationOptions())
+                check_message(str(refused.value))
+            assert served.figures().queued == 0, "what is refused does not wait"
+            assert served.figures().prompt_tokens == 0
+
+    run(test)
+
+
+def failing(method: Callable[..., Any], times: list[bool]) -> Callable[..., Any]:
+    """Let a method raise at calls that are marked; others work as before."""
+
+    def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
+        if times and times.pop(0):
+            raise RuntimeError("device /dev/secret is lost\nand more")
+        return method(self, *arguments, **options)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("name", ["round", "add"])
+def test_a_failure_ends_its_batch_and_the_service_goes_on(
+    name: str, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = make_decoder("t5", "both")
+    times: list[bool] = []
+    monkeypatch.setattr(Batch, name, failing(getattr(Batch, name), times))
+    short = {"max_tokens": 9}
+    expected = by_decoder(decoder, prompts(4), short)
+
+    async def test() -> None:
+        async with serving(lambda: decoder, batch_size=2) as served:
+            gate.close()
+            times.append(True)
+            call = served.submit(prompts(4), GenerationOptions(**short))
+            gate.open()
+            outputs = await collect(call)
+            failed = [reason for _, reason, _ in outputs if reason == calls.FAILED]
+            assert len(failed) == served.figures().failures == 2
+            assert outputs[2:] == expected[2:], "those that waited are decoded all the same"
+            assert served.state == "ready"
+            assert await collect(served.submit(prompts(4), GenerationOptions(**short))) == expected
+
+    run(test)
+    check_message(calls.FAILED)
+    assert "secret" in caplog.text
+
+
+def test_an_output_that_nothing_can_follow_ends_alone() -> None:
+    decoder = make_decoder("t5", "model")
+    expected = by_decoder(decoder, prompts(4), {"max_tokens": 9})
+
+    async def test() -> None:
+        async with serving(lambda: decoder) as served:
+            others = served.submit(prompts(4), GenerationOptions(max_tokens=9))
+            hopeless = served.submit([[5, 1]], GenerationOptions(suppress_tokens=range(20)))
+            assert await collect(hopeless) == [([], NOTHING_LEFT, "")]
+            assert await collect(others) == expected
+
+    run(test)
+
+
+def test_a_text_that_cannot_be_made_ends_its_output_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = make_lettered("t5")
+    expected = by_decoder(decoder, prompts(2), {"max_tokens": 9})
+    chunk = calls.ChunkMaker.chunk
+    makers: list[Any] = []
+
+    def fails_for_the_second(self: Any, done: Any) -> Any:
+        if self not in makers:
+            makers.append(self)
+        if makers.index(self) == 1:
+            raise RuntimeError("no text")
+        return chunk(self, done)
+
+    async def test() -> None:
+        async with serving(lambda: decoder) as served:
+            monkeypatch.setattr(calls.ChunkMaker, "chunk", fails_for_the_second)
+            found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
+            assert found == [expected[0], ([], calls.FAILED, "")]
+            monkeypatch.undo()
+            await until(lambda: served.figures().rows == 0)
+            found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
+            assert found == expected
+
+    run(test)
+
+
+def test_a_service_that_cannot_decode_any_more_says_so(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, forever = endless()
+    times: list[bool] = []
+    monkeypatch.setattr(Batch, "round", failing(Batch.round, times))
+
+    async def test() -> None:
+        served = Service(lambda: decoder, batch_size=2)
+        served.start()
+        await until(lambda: served.state == "ready")
+        gate.close()
+        call = served.submit(prompts(5), forever)
+        await until(lambda: served.figures().rows == 2)
+        gate.let(1)
+        times.extend([True] * 1000)
+        gate.open()
+        assert [reason for _, reason, _ in await collect(call)] == [calls.FAILED] * 5
+        assert served.state == "failed" and served.failure == "device /dev/secret is lost"
+        with pytest.raises(Unavailable) as refused:
+            served.submit(prompts(1), forever)
+        check_message(str(refused.value))
+        assert "secret" not in str(refused.value) and refused.value.retry_after is None
+        await served.stop(1)
+        assert served.state == "failed"
+
+    run(test)
+
+
+def test_a_model_that_cannot_be_loaded_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    def load() -> SpeculativeDecoder:
+        raise ValueError("there is no model 'x': give another\nsecond line")
+
+    async def test() -> None:
+        served = Service(load)
+        with pytest.raises(Unavailable) as refused:
+            served.submit([[5, 1]], GenerationOptions())
+        check_message(str(refused.value))
+        assert refused.value.retry_after
+        assert served.figures().seconds_since_round is None
+        served.start()
+        await until(lambda: served.state == "failed")
+        assert served.failure == "there is no model 'x': give another"
+        for use in (partial(served.submit, [[5, 1]], GenerationOptions()), lambda: served.decoder):
+            with pytest.raises(Unavailable) as refused:
+                use()
+            check_message(str(refused.value))
+        await served.stop(1)
+
+    run(test)
+    assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+def test_stopping_lets_outputs_end(gate: Gate) -> None:
+    decoder = make_decoder("t5", "model")
+    expected = by_decoder(decoder, prompts(6), {"max_tokens": 9})
+
+    async def test() -> None:
+        async with serving(lambda: decoder, batch_size=2) as served:
+            gate.close()
+            call = served.submit(prompts(6), GenerationOptions(max_tokens=9))
+            stopping = asyncio.create_task(served.stop(60))
+            await until(lambda: served.state == "stopping")
+            with pytest.raises(Unavailable) as refused:
+                served.submit(prompts(1), GenerationOptions())
+            check_message(str(refused.value))
+            gate.open()
+            assert await collect(call) == expected
+            await stopping
+            assert served.state == "stopped"
+
+    run(test)
+
+
+def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> None:
+    decoder, forever = endless()
+
+    async def test() -> None:
+        async with serving(lambda: decoder, batch_size=2) as served:
+            gate.close()
+            call = served.submit(prompts(5), forever)
+            await until(lambda: served.figures().rows == 2)
+            stopping = asyncio.create_task(served.stop(0))
+            await until(lambda: served.state == "stopping")
+            gate.let(1)
+            found = await collect(call)
+            await stopping
+            assert [reason for _, reason, _ in found] == [service.STOPPED] * 5
+            assert [bool(tokens) for tokens, _, _ in found] == [True] * 2 + [False] * 3
+            assert served.state == "stopped" and served.figures().failures == 0
+            gate.open()
+
+    run(test)
+    check_message(service.STOPPED)
+
+
+def test_a_thread_that_hangs_leaves_nobody_waiting(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, forever = endless()
+    monkeypatch.setattr(service, "GRACE", 0.05)
+
+    async def test() -> None:
+        served = Service(lambda: decoder)
+        served.start()
+        await until(lambda: served.state == "ready")
+        gate.close()
+        call = served.submit(prompts(1), forever)
+        await until(lambda: served.figures().rows == 1)
+        await served.stop(0)
+        assert [reason for _, reason, _ in await collect(call)] == [service.STOPPED]
+        assert served.state == "stopped"
+        gate.open()
+        await asyncio.to_thread(served._thread.join, 60)
+        assert not served._thread.is_alive() and served.state == "stopped"
+
+    run(test)
+
+
+def test_a_service_that_never_started_stops() -> None:
+    served = Service(lambda: make_decoder("t5", "none"))
+    asyncio.run(served.stop(0))
+    assert served.state == "stopped"
+
+
+def test_a_steady_decoder_has_one_row(gate: Gate) -> None:
+    target, draft = tiny_pair("t5", noise=0.2, vocab_size=20, layers=2, seed=VARIED["t5"])
+    decoder = SpeculativeDecoder(target, draft, num_draft=3, steady=True)
+    expected = by_decoder(decoder, prompts(3), {"max_tokens": 9})
+
+    async def test() -> None:
+        async with serving(lambda: decoder) as served:
+            gate.close()
+            call = served.submit(prompts(3), GenerationOptions(max_tokens=9))
+            await until(lambda: served.figures().rows == 1)
+            gate.open()
+            assert await collect(call) == expected
+
+    run(test)
+
+
+def test_an_adaptive_decoder_drafts_a_fixed_number() -> None:
+    target, draft = tiny_pair("t5", noise=0.2, vocab_size=20, layers=2, seed=VARIED["t5"])
+    adaptive = SpeculativeDecoder(target, draft, num_draft="auto")
+    options = {"max_tokens": 13, "temperature": 1.0}
+    expected = by_decoder(SpeculativeDecoder(target, draft), prompts(3), options)
+
+    async def test() -> None:
+        async with serving(lambda: adaptive) as served:
+            found = await collect(served.submit(prompts(3), GenerationOptions(**options)))
+            assert found == expected
+
+    run(test)
+
+
+def test_the_last_event_of_an_output_is_known() -> None:
+    assert Event(0, error="it failed").is_last
+    assert not Event(0).is_last
