@@ -69,10 +69,10 @@ def serve(
     page to try it at /.
     """
     try:
+        from ..serve import Service
         from ..serve.app import Settings, make_app
         from ..serve.guards import check_origins, is_loopback, read_keys
         from ..serve.server import Server, bind
-        from ..serve.service import Service
     except ModuleNotFoundError as error:
         raise ValueError(
             f"serve needs packages that are not installed ({first_line(error)}): "

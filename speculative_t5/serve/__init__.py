@@ -2,3 +2,5 @@
 
 `service` owns the device, `app` has the routes. May import `generation` and what lies below it.
 """
+
+from .service import Busy, Call, Event, Figures, Service, State, Unavailable

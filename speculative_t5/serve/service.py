@@ -14,8 +14,8 @@ State = Literal["loading", "ready", "stopping", "failed", "stopped"]
 class Busy(Exception):
     """Raised when the queue is full."""
 
-    def __init__(self, retry_after: int) -> None:
-        super().__init__("the queue is full: wait and send the request again")
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
         self.retry_after = retry_after
 
 
