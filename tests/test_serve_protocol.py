@@ -240,7 +240,7 @@ def test_health_follows_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
             response = served.client.get("/health")
             assert (response.status_code, response.json()) == (status, {"status": state})
         # A request waits, and no round has ended for longer than one may take.
-        monkeypatch.setattr("speculative_t5.serve.app.STALLED", -1.0)
+        monkeypatch.setattr("speculative_t5.serve.app.STALLED", 0.0)
         assert served.client.get("/health").status_code == 200
         fields = {"prompt": STALL, "stream": True}
         with served.client.stream("POST", "/v1/completions", json=fields):

@@ -100,7 +100,9 @@ def make_app(service: Service, settings: Settings) -> Starlette:
     if settings.api_keys:
         middleware.append(Middleware(KeyGuard, keys=settings.api_keys))
     handlers: dict[Any, Any] = {Refused: _refused, HTTPException: _unknown, Exception: _failed}
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # paths are as they are
+    return app
 
 
 async def _refused(_: Request, error: Refused) -> Response:

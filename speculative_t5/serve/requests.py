@@ -54,6 +54,10 @@ def parse_body(body: bytes) -> dict[str, Any]:
         raise Refused(
             400, f"the body is not JSON ({first_line(error)}): send one JSON object"
         ) from error
+    if b"\\ud" in body.lower() and not _is_text(found):
+        raise Refused(
+            400, "the body has half of a surrogate pair, which is no text: send whole characters"
+        )
     if not isinstance(found, dict):
         raise Refused(400, f"the body must be a JSON object, got {shown(found)}")
     return {name: value for name, value in found.items() if value is not None}
@@ -199,11 +203,25 @@ def _check_name(name: str, value: Any) -> None:
 
 
 def _refuse(name: str, expected: str, found: object) -> NoReturn:
-    raise Refused(400, f"{name} must be {expected}, got {shown(found)}", param=name)
+    objects = found if isinstance(found, list) else [found]
+    if any(isinstance(each, Mapping) for each in objects):  # their colons would read like advice
+        kind = "a list that holds an object" if isinstance(found, list) else "an object"
+    else:
+        kind = shown(found)
+    raise Refused(400, f"{name} must be {expected}, got {kind}", param=name)
+
+
+def _is_text(found: object) -> bool:
+    """Whether all texts in a value of JSON can be written in UTF-8."""
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number of JSON: leave it out")
+    raise ValueError(text)  # NaN, say, which is no JSON
 
 
 def _boolean(name: str, found: Any) -> bool:

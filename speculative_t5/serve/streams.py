@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -30,7 +30,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def with_pauses(events: AsyncIterable[T], seconds: float) -> AsyncIterator[T | None]:
+async def with_pauses(events: AsyncIterable[T], seconds: float) -> AsyncGenerator[T | None, None]:
     """Yield the events as they come, and None whenever none has come for so many seconds."""
     iterator = aiter(events)
     while True:
