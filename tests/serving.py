@@ -23,9 +23,10 @@ MODEL = "tiny"
 FAIL, STALL = "fail", "stall"  # words of prompts
 
 
-def rounds_of(prompt: str | Sequence[int], sample: int, options: GenerationOptions) -> list[Chunk]:
+def rounds_of(prompt: Any, sample: int, options: GenerationOptions) -> list[Chunk]:
     """The rounds of an output: the prompt's words in capitals, two a round, one of them drafted."""
-    text = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+    parts = prompt.split() if isinstance(prompt, str) else prompt
+    text = " ".join(p["content"] if isinstance(p, dict) else str(p) for p in parts)
     words = [*text.upper().split(), *(["AGAIN"] * sample)]
     reason: FinishReason = "eos"
     for string in options.stop:
@@ -51,7 +52,7 @@ class FakeCall:
     """Events that are known from the start."""
 
     service: FakeService
-    prompts: list[str | Sequence[int]]
+    prompts: list[Any]
     options: GenerationOptions
     cancelled: threading.Event = field(default_factory=threading.Event)
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -96,11 +97,9 @@ class FakeService:
     state: State = "ready"
     failure: str | None = None
     busy: int = 0  # calls that are still to be refused
-    decoder: Any = field(
-        default_factory=lambda: SimpleNamespace(
-            model=SimpleNamespace(is_decoder_only=False), tokenizer=None
-        )
-    )
+    tokenizer: Any = None
+    is_decoder_only: bool = False
+    max_queue: int = 256
     calls: list[FakeCall] = field(default_factory=list)
     submitted: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     stopped: list[float] = field(default_factory=list)
@@ -110,21 +109,31 @@ class FakeService:
         self.held = asyncio.Event()  # set it to let prompts go on that stall
         self.loop = asyncio.get_running_loop()
 
-    def submit(
-        self, prompts: Sequence[str | Sequence[int]], options: GenerationOptions
-    ) -> FakeCall:
+    def check_ready(self) -> None:
         if self.state != "ready":
-            raise Unavailable(
-                f"the server is {self.state}: wait", 2 if self.state == "loading" else None
-            )
+            seconds = 5 if self.state == "loading" else None
+            raise Unavailable(f"the server is {self.state}: wait until it is ready", seconds)
+
+    @property
+    def decoder(self) -> Any:
+        self.check_ready()
+        model = SimpleNamespace(is_decoder_only=self.is_decoder_only)
+        return SimpleNamespace(model=model, tokenizer=self.tokenizer)
+
+    def submit(self, prompts: Sequence[Any], options: GenerationOptions) -> FakeCall:
+        wanted = len(prompts) * options.num_return_sequences
+        if wanted > self.max_queue:
+            raise ValueError(f"the request asks for {wanted} outputs: split it")
+        self.check_ready()
         if self.busy:
             self.busy -= 1
-            raise Busy("the queue is full: wait", 1)
+            raise Busy("the queue is full: wait and send the request again", 1)
         for prompt in prompts:
             if isinstance(prompt, str) and not prompt.strip():
                 raise ValueError("the prompt is empty: give some text")
-            if not isinstance(prompt, str) and max(prompt) >= 100:
-                raise ValueError(f"prompt ids must be from 0 to 99, got {max(prompt)}")
+            largest = max((part for part in prompt if isinstance(part, int)), default=0)
+            if largest >= 100:
+                raise ValueError(f"prompt ids must be from 0 to 99, got {largest}")
         self.calls.append(FakeCall(self, list(prompts), options))
         self.submitted.release()
         return self.calls[-1]

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5.generation import GenerationOptions
@@ -191,33 +190,19 @@ class Chats:
     def encode(self, text: str) -> list[int]:
         raise AssertionError(text)
 
-    decode = encode
-
-    def encode_chat(self, messages: Any) -> list[int]:
-        raise AssertionError(messages)
+    decode = encode_chat = encode
 
 
-def test_a_decoder_only_model_reads_a_chat_in_its_template() -> None:
-    seen: list[Any] = []
-
-    def encode(messages: Any) -> list[int]:
-        seen.append(messages)
-        if len(messages) > 2:
-            raise ValueError("the model's chat template refuses these messages: give others")
-        return [5, 6]
-
-    decoder = SimpleNamespace(
-        model=SimpleNamespace(is_decoder_only=True), tokenizer=Chats(), encode=encode
-    )
+def test_a_decoder_only_model_reads_a_whole_chat() -> None:
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    path = "/v1/chat/completions"
-    with serving(FakeService(decoder=decoder)) as served:
+    path, service = "/v1/chat/completions", FakeService(tokenizer=Chats(), is_decoder_only=True)
+    with serving(service) as served:
         found = served.post(path, messages=messages).json()
-        assert found["choices"][0]["message"]["content"] == "5 6"
-        assert seen == [[{"role": "system", "content": "be brief"}, messages[1]]]
-        refused = served.post(path, messages=[*messages, messages[1]])
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages"
-        decoder.tokenizer = None
+        assert found["choices"][0]["message"]["content"] == "BE BRIEF HI"
+        assert service.calls[-1].prompts == [
+            [{"role": "system", "content": "be brief"}, messages[1]]
+        ]
+        service.tokenizer = None
         found = served.post(path, messages=messages).json()["error"]
         assert found["message"] == "the model has no chat template: use /v1/completions"
 

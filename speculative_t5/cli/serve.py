@@ -16,7 +16,7 @@ from ..errors import check_integer, check_number, first_line
 from ..generation import GenerationOptions, SpeculativeDecoder
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
 from .shaping import Chosen, ShapingOptions, choose, is_plain
-from .terminal import Failure, note
+from .terminal import note
 
 if TYPE_CHECKING:
     from ..serve.app import Settings
@@ -88,8 +88,8 @@ def serve(
     rows = batch_size_of(options, batch_size)
     load = Loader(chosen, plain=is_plain(chosen, regular_decode=regular_decode))
     settings = Settings(
-        model_name(chosen.models.model), default_options(chosen), max_queue, keys,
-        cors_origin or (), local=is_loopback(host),
+        model_name(chosen.models.model), default_options(chosen), keys, cors_origin or (),
+        local=is_loopback(host),
     )  # fmt: skip
     service = Service(load, batch_size=rows, max_queue=max_queue)
     with bind(host, port) as listening:
@@ -98,14 +98,16 @@ def serve(
             make_app(service, settings), service, shutdown_seconds=shutdown_seconds,
             ready=partial(announce, settings, host, number),
         )  # fmt: skip
-        logging.basicConfig(stream=sys.stderr, format="%(levelname)s: %(message)s")
+        logged = logging.StreamHandler(sys.stderr)
+        logged.addFilter(load.is_news)
+        logging.basicConfig(handlers=[logged], format="%(levelname)s: %(message)s")
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
             signal.signal(signal.SIGHUP, server.handle_exit)
         server.run([listening])
     if load.error:
         raise load.error
     if service.failure:
-        raise Failure(f"{service.failure}")
+        raise RuntimeError(service.failure)
 
 
 class Loader:
@@ -121,6 +123,10 @@ class Loader:
         except Exception as error:
             self.error = error
             raise
+
+    def is_news(self, record: logging.LogRecord) -> bool:
+        """Whether to log a record: not the traceback of what is one line at the end."""
+        return record.exc_info is None or record.exc_info[1] is not self.error
 
 
 def batch_size_of(options: DecoderOptions, batch_size: int | None) -> int:

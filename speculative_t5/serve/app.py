@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from ..errors import shown
 from ..generation import GenerationOptions
-from ..tokenizers import ChatTokenizer
+from ..tokenizers import ChatTokenizer, Prompt
 from . import Busy, Call, Service, Unavailable
 from .guards import KeyGuard, SiteGuard, read_body
 from .metrics import Counted, Metrics, Stopwatch
@@ -57,7 +57,6 @@ class Settings:
     Attributes:
         model: The name of the model in requests and responses.
         defaults: The options of requests that do not give them.
-        max_queue: The most outputs that one request may have.
         api_keys: One of them must come with each request; without any, none is needed.
         cors_origins: The sites whose pages may ask; "*" is all.
         local: Whether only this machine reaches the server, so that Host headers are checked.
@@ -68,7 +67,6 @@ class Settings:
 
     model: str
     defaults: GenerationOptions
-    max_queue: int = 256
     api_keys: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
     local: bool = True
@@ -99,7 +97,10 @@ def make_app(service: Service, settings: Settings) -> Starlette:
         middleware.append(cors)
     if settings.api_keys:
         middleware.append(Middleware(KeyGuard, keys=settings.api_keys))
-    handlers: dict[Any, Any] = {Refused: _refused, HTTPException: _unknown, Exception: _failed}
+    handlers: dict[Any, Any] = {
+        Refused: _refused, Busy: _busy, Unavailable: _unavailable, HTTPException: _unknown,
+        Exception: _failed,
+    }  # fmt: skip
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # paths are as they are
     return app
@@ -107,6 +108,16 @@ def make_app(service: Service, settings: Settings) -> Starlette:
 
 async def _refused(_: Request, error: Refused) -> Response:
     return error.response
+
+
+async def _busy(_: Request, error: Busy) -> Response:
+    """Answer while the queue is full; the request may come again."""
+    return Refused(429, f"{error}", code="queue_full", retry_after=error.retry_after).response
+
+
+async def _unavailable(_: Request, error: Unavailable) -> Response:
+    """Answer while nothing is decoded."""
+    return Refused(503, f"{error}", retry_after=error.retry_after).response
 
 
 async def _unknown(request: Request, error: HTTPException) -> Response:
@@ -192,7 +203,7 @@ class Endpoints:
         fields = parse_body(body)
         wanted = parse_wanted(fields, settings.model, settings.defaults)
         prompts = self._of_chat(fields) if chat else parse_prompts(fields)
-        call = self._submit(prompts, wanted, "messages" if chat else "prompt")
+        call = self._submit(prompts, wanted.options, "messages" if chat else "prompt")
         answer = Answer(settings.model, chat, wanted.traced)
         if wanted.stream:
             return EventStream(
@@ -204,41 +215,20 @@ class Endpoints:
             call.cancel()
         return Response(status_code=CLIENT_GONE) if whole is None else JSONResponse(whole)
 
-    def _of_chat(self, fields: dict[str, Any]) -> list[str | list[int]]:
-        """Return the one prompt of a chat, in the model's template if it has one."""
+    def _of_chat(self, fields: dict[str, Any]) -> list[Prompt]:
+        """Return the one prompt of a chat: the messages if the model has a template for them."""
         messages = parse_messages(fields)
-        if self._service.state != "ready":
-            raise Refused(
-                503, "the server does not decode now: wait until /health says ready", retry_after=5
-            )
         decoder = self._service.decoder
         if not decoder.model.is_decoder_only:
             return [last_of_user(messages)]
         tokenizer = decoder.tokenizer
         if not (isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template):
             raise Refused(400, "the model has no chat template: use /v1/completions")
-        try:
-            return [decoder.encode(messages)]
-        except ValueError as error:
-            raise as_refusal(error, "messages") from error
+        return [messages]
 
-    def _submit(self, prompts: list[str | list[int]], wanted: Wanted, param: str) -> Call:
-        options, most = wanted.options, self._settings.max_queue
-        count = len(prompts) * options.num_return_sequences
-        if count > most:
-            raise Refused(
-                400, f"the request has {count:,} outputs, and the queue holds {most:,}: split it",
-                param=param,
-            )  # fmt: skip
+    def _submit(self, prompts: list[Prompt], options: GenerationOptions, param: str) -> Call:
         try:
             return self._service.submit(prompts, options)
-        except Busy as error:
-            raise Refused(
-                429, "the queue is full: wait and send the request again", code="queue_full",
-                retry_after=error.retry_after,
-            ) from error  # fmt: skip
-        except Unavailable as error:
-            raise Refused(503, f"{error}", retry_after=error.retry_after) from error
         except ValueError as error:
             raise as_refusal(error, param) from error
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from ..errors import first_line, not_utf8, shown
 from ..generation import GenerationOptions
+from ..tokenizers import Prompt
 from .refusals import Refused
 
 LARGEST = 2**31 - 1  # of integers that the device computes with
@@ -31,7 +32,6 @@ LOGPROBS = (
 )
 
 Check = Callable[[str, Any], Any]
-IdPrompt = list[int]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def check_model(found: object, model: str) -> None:
         )  # fmt: skip
 
 
-def parse_prompts(fields: Mapping[str, Any]) -> list[str | IdPrompt]:
+def parse_prompts(fields: Mapping[str, Any]) -> list[Prompt]:
     """Return the prompts of a request for completions: a text, ids, or a list of either."""
     expected = "text, a list of texts, a list of ids or a list of lists of ids"
     if "prompt" not in fields:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..generation import Chunk, GenerationOptions, SpeculativeDecoder
+from ..tokenizers import Prompt
 
 State = Literal["loading", "ready", "stopping", "failed", "stopped"]
 
@@ -79,7 +80,7 @@ class Service:
 
     def start(self) -> None: ...
 
-    def submit(self, prompts: Sequence[str | Sequence[int]], options: GenerationOptions) -> Call:
+    def submit(self, prompts: Sequence[Prompt], options: GenerationOptions) -> Call:
         raise NotImplementedError
 
     def figures(self) -> Figures:
