@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import check_integer, check_number, first_line
+from ..errors import check_integer, first_line
 from ..generation import GenerationOptions, SpeculativeDecoder
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
 from .shaping import Chosen, ShapingOptions, choose, is_plain
@@ -21,6 +21,7 @@ from .terminal import note
 if TYPE_CHECKING:
     from ..serve.app import Settings
 
+MOST_SECONDS = 86_400  # of a shutdown
 in_server = partial(typer.Option, rich_help_panel="Server")
 
 
@@ -80,8 +81,10 @@ def serve(
         ) from error
     check_integer("--port", port, 0, 65535)
     check_integer("--max-queue", max_queue, 1)
-    if check_number("--shutdown-seconds", shutdown_seconds) < 0:
-        raise ValueError(f"--shutdown-seconds must be at least 0, got {shutdown_seconds}")
+    if not 0 <= shutdown_seconds <= MOST_SECONDS:  # which nan is not, either
+        raise ValueError(
+            f"--shutdown-seconds must be from 0 to {MOST_SECONDS}, got {shutdown_seconds}"
+        )
     check_origins(cors_origin or ())
     keys = read_keys(api_key_file) if api_key_file else []
     chosen = choose(ctx, options, sampling, shaping)
