@@ -364,6 +364,11 @@ def test_origins_are_what_browsers_send() -> None:
         check_message(str(error.value))
 
 
+def test_localhost_is_an_address_that_all_clients_try() -> None:
+    with bind("localhost", 0) as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+
+
 def test_an_address_that_cannot_be_bound_is_named() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

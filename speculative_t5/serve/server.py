@@ -90,9 +90,9 @@ def bind(host: str, port: int) -> socket.socket:
         ValueError: If there is no such address here, or another program listens there.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # localhost has an address of each family, and clients try the older one in any case.
+        family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
         return socket.create_server(address[:2], family=family, backlog=2048)
     except (socket.gaierror, UnicodeError) as error:
         raise ValueError(
