@@ -20,7 +20,7 @@ import httpx
 
 PATIENCE = 30  # seconds, on a machine that does other things
 MODEL = "tiny"
-FAIL, STALL = "fail", "stall"  # words of prompts
+FAIL, STALL, VANISH = "fail", "stall", "vanish"  # words of prompts
 
 
 def rounds_of(prompt: Any, sample: int, options: GenerationOptions) -> list[Chunk]:
@@ -78,6 +78,8 @@ class FakeCall:
                 if STALL.upper() in chunk.text:
                     self.stalled.set()
                     await self.service.held.wait()
+                if VANISH.upper() in chunk.text:
+                    return
                 if FAIL.upper() in chunk.text:
                     yield Event(number, error="decoding has failed: send the request again")
                     del waiting[number]

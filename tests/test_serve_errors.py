@@ -15,7 +15,7 @@ from speculative_t5.serve.server import bind
 import httpx
 import pytest
 from messages import check_message
-from serving import FAIL, PATIENCE, STALL, FakeService, Served, serving
+from serving import FAIL, PATIENCE, STALL, VANISH, FakeService, Served, serving
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "a"}
@@ -173,8 +173,17 @@ def test_other_paths_and_methods_get_an_error_object(served: Served) -> None:
     assert served.client.head("/health").status_code == 200
 
 
+def answer_to(served: Served, rest: bytes) -> str:
+    """The answer to a request that does not come to its end; the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + rest)
+        with connection.makefile("rb") as file:
+            return file.read().decode()
+
+
 def test_a_large_body_is_refused_before_it_is_read(served: Served) -> None:
     check_error(served.post(prompt="a" * 10_001), 413)
+    assert answer_to(served, b"Content-Length: 10001\r\n\r\n").startswith("HTTP/1.1 413 ")
 
     def endless() -> Iterator[bytes]:
         while True:  # until the server closes the connection
@@ -185,11 +194,7 @@ def test_a_large_body_is_refused_before_it_is_read(served: Served) -> None:
 
 def test_a_slow_body_times_out() -> None:
     with serving(body_seconds=0.05) as served:
-        with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as connection:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                               b"Content-Length: 50\r\n\r\n{")  # fmt: skip
-            with connection.makefile("rb") as file:
-                answer = file.read().decode()  # to the end, as the server closes
+        answer = answer_to(served, b"Content-Length: 50\r\n\r\n{")
         assert answer.startswith("HTTP/1.1 408 ") and "did not arrive" in answer
 
 
@@ -217,6 +222,12 @@ def test_a_failure_in_decoding_is_500(served: Served) -> None:
     assert json.loads(parts[0])["choices"][0]["text"] == "B C"
     assert json.loads(last)["error"]["message"] == error["message"] and done == "[DONE]"
     assert served.post(prompt="a").status_code == 200
+
+
+def test_an_output_without_an_end_is_a_failure(served: Served) -> None:
+    error = check_error(served.post(prompt=f"a b {VANISH}"), 500)
+    *_, last, _ = served.events(prompt=f"a b {VANISH}")
+    assert json.loads(last)["error"]["message"] == error["message"]
 
 
 def test_no_traceback_reaches_a_client(
