@@ -380,6 +380,15 @@ def test_localhost_is_an_address_that_all_clients_try() -> None:
         assert listening.getsockname()[0] == "127.0.0.1"
 
 
+def test_parts_of_a_response_do_not_wait_for_each_other() -> None:
+    with (
+        bind("127.0.0.1", 0) as listening,
+        socket.create_connection(listening.getsockname(), PATIENCE),
+        listening.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_an_address_that_cannot_be_bound_is_named() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

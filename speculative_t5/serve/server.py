@@ -93,7 +93,11 @@ def bind(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # localhost has an address of each family, and clients try the older one in any case.
         family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        listening = socket.create_server(address[:2], family=family, backlog=2048)
+        # Connections inherit it; asyncio sets it only where a socket names its protocol. Without it
+        # the parts of a response wait for each other, about 40 ms.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except (socket.gaierror, UnicodeError) as error:
         raise ValueError(
             f"--host must be an address or a name of this machine, got {host!r}"
