@@ -7,7 +7,7 @@ import re
 # What to do begins with one of these.
 IMPERATIVES = frozenset(
     "accept check choose convert copy create delete distill download free give install leave load "
-    "merge name put raise run save see split train use wait write".split()
+    "merge name put raise run save see send split train use wait write".split()
 )
 
 

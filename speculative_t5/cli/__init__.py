@@ -1,7 +1,8 @@
 """The command line: the only room that prints, except for a progress bar on request.
 
 `main` has the default command and `convert`; `batch` (with `job`), `bench`, `distill` (with
-`stages` and `config_file`), `doctor`, `models` and `repl` (with `conversation`) are the others.
+`stages` and `config_file`), `doctor`, `models`, `repl` (with `conversation`) and `serve` are the
+others.
 `options` holds what they share, `terminal` how each of them ends. May import every other room.
 """
 

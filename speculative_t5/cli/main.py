@@ -38,6 +38,7 @@ from .options import (
     with_groups,
 )
 from .repl import repl
+from .serve import serve
 from .shaping import ShapingOptions, choose, is_given, is_plain
 from .terminal import (
     footer,
@@ -248,6 +249,7 @@ def main() -> NoReturn:
         (repl, "Try prompts and options one after another."),
         (batch, "Generate for each line of a file of prompts."),
         (document, "Rewrite a text of any length, sentence by sentence."),
+        (serve, "Serve a model over HTTP, in OpenAI's protocol."),
         (models, "List the models on this machine, and which drafts fit them."),
         (convert_command, "Convert a Hugging Face checkpoint."),
         (distill, "Train a draft for a T5 from prompts alone."),

@@ -6,7 +6,7 @@
 sentencepiece, tokenizers and transformers are imported where a tokenizer of their kind is made.
 """
 
-from .base import Tokenizer, unknown_characters
+from .base import ChatTokenizer, Tokenizer, unknown_characters
 from .byt5 import ByteTokenizer
 from .causal import CausalTokenizer, has_vocabulary
 from .detokenizer import Detokenizer, pieces

@@ -1,0 +1,174 @@
+"""The command `serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import check_integer, first_line
+from ..generation import GenerationOptions, SpeculativeDecoder
+from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
+from .shaping import Chosen, ShapingOptions, choose, is_plain
+from .terminal import note
+
+if TYPE_CHECKING:
+    from ..serve.app import Settings
+
+MOST_SECONDS = 86_400  # of a shutdown
+in_server = partial(typer.Option, rich_help_panel="Server")
+
+
+@with_groups
+def serve(
+    ctx: typer.Context,
+    *,
+    host: Annotated[
+        str, in_server(help="Address to listen at; 0.0.0.0 is every address of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, in_server(help="Port to listen at; 0 is any that is free.")] = 8080,
+    batch_size: Annotated[
+        int | None,
+        in_server(help="Outputs to decode side by side.", show_default="16, or 1 with --steady"),
+    ] = None,
+    max_queue: Annotated[
+        int, in_server(help="Outputs that may wait; further requests get status 429.")
+    ] = 256,
+    api_key_file: Annotated[
+        Path | None,
+        in_server(
+            help="File of API keys, one a line, of which each request must have one.",
+            show_default="no key is needed",
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        in_server(
+            help="Origin of a site whose pages may ask, such as https://example.org, or * for "
+            "all; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    shutdown_seconds: Annotated[
+        float, in_server(help="How long running outputs may take after SIGTERM or Ctrl-C.")
+    ] = 30.0,
+    options: DecoderOptions,
+    regular_decode: RegularDecode = False,
+    sampling: SamplingOptions,
+    shaping: ShapingOptions,
+) -> None:
+    """Serve a model over HTTP, in OpenAI's protocol.
+
+    Requests are decoded side by side, and what one gets does not depend on the others. The options
+    of sampling and of outputs are the defaults of requests that do not give their own. There is a
+    page to try it at /.
+    """
+    try:
+        from ..serve import Service
+        from ..serve.app import Settings, make_app
+        from ..serve.guards import check_origins, is_loopback, read_keys
+        from ..serve.server import Server, bind
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"serve needs packages that are not installed ({first_line(error)}): "
+            "run pip install 'speculative-t5[serve]'"
+        ) from error
+    check_integer("--port", port, 0, 65535)
+    check_integer("--max-queue", max_queue, 1)
+    if not 0 <= shutdown_seconds <= MOST_SECONDS:  # which nan is not, either
+        raise ValueError(
+            f"--shutdown-seconds must be from 0 to {MOST_SECONDS}, got {shutdown_seconds}"
+        )
+    check_origins(cors_origin or ())
+    keys = read_keys(api_key_file) if api_key_file else []
+    chosen = choose(ctx, options, sampling, shaping)
+    rows = batch_size_of(options, batch_size)
+    load = Loader(chosen, plain=is_plain(chosen, regular_decode=regular_decode))
+    settings = Settings(
+        model_name(chosen.models.model), default_options(chosen), keys, cors_origin or (),
+        local=is_loopback(host),
+    )  # fmt: skip
+    service = Service(load, batch_size=rows, max_queue=max_queue)
+    with bind(host, port) as listening:
+        number = listening.getsockname()[1]
+        server = Server(
+            make_app(service, settings), service, shutdown_seconds=shutdown_seconds,
+            ready=partial(announce, settings, host, number),
+        )  # fmt: skip
+        logged = logging.StreamHandler(sys.stderr)
+        logged.addFilter(load.is_news)
+        logging.basicConfig(handlers=[logged], format="%(levelname)s: %(message)s")
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            signal.signal(signal.SIGHUP, server.handle_exit)
+        server.run([listening])
+    if load.error:
+        raise load.error
+    if service.failure:
+        raise RuntimeError(service.failure)
+
+
+class Loader:
+    """Loads the models, and keeps the error of that for the end of the command."""
+
+    def __init__(self, chosen: Chosen, *, plain: bool) -> None:
+        self._load: Callable[[], SpeculativeDecoder] = partial(chosen.models.load, plain=plain)
+        self.error: Exception | None = None
+
+    def __call__(self) -> SpeculativeDecoder:
+        try:
+            return self._load()
+        except Exception as error:
+            self.error = error
+            raise
+
+    def is_news(self, record: logging.LogRecord) -> bool:
+        """Whether to log a record: not the traceback of what is one line at the end."""
+        return record.exc_info is None or record.exc_info[1] is not self.error
+
+
+def batch_size_of(options: DecoderOptions, batch_size: int | None) -> int:
+    """Return how many outputs to decode side by side."""
+    if batch_size is None:
+        return 1 if options.steady else 16
+    if check_integer("--batch-size", batch_size, 1, 2**16) > 1 and options.steady:
+        raise ValueError(
+            f"--steady decodes one output at a time, got --batch-size {batch_size}: leave out one "
+            "of the two"
+        )
+    return batch_size
+
+
+def default_options(chosen: Chosen) -> GenerationOptions:
+    """Return the options of requests that give none; refuse what a server does not do."""
+    options = GenerationOptions(**chosen.keywords)
+    if options.num_beams != 1:
+        raise ValueError(
+            f"a server has no beam search, got --num-beams {options.num_beams}: leave it out"
+        )
+    if options.scores:
+        raise ValueError(
+            "a server gives no scores, which need finished outputs: leave --scores out"
+        )
+    return options
+
+
+def model_name(model: str) -> str:
+    """Return the name of a model for clients, who need not see where it lies."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def announce(settings: Settings, host: str, port: int) -> None:
+    """Say where the server is, and warn if anybody may use it."""
+    address = f"[{host}]" if ":" in host else host
+    print(f"serving {settings.model} at http://{address}:{port}", flush=True)
+    if not settings.local and not settings.api_keys:
+        note(
+            f"warning: anybody who reaches {address} can use this server: give --api-key-file, or "
+            "--host 127.0.0.1"
+        )

@@ -1,0 +1,290 @@
+"""The application: OpenAI's routes, health, metrics and a page, on a `Service`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from ..errors import shown
+from ..generation import GenerationOptions
+from ..tokenizers import ChatTokenizer, Prompt
+from . import Busy, Call, Service, Unavailable
+from .guards import KeyGuard, SiteGuard, read_body
+from .metrics import Counted, Metrics, Stopwatch
+from .refusals import Refused, error_object
+from .requests import (
+    Wanted,
+    as_refusal,
+    check_model,
+    last_of_user,
+    parse_body,
+    parse_messages,
+    parse_prompts,
+    parse_wanted,
+)
+from .responses import DONE, PING, Answer, Output, as_event
+from .streams import EventStream, unless_gone, with_pauses
+
+CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
+PATHS = {
+    "/v1/completions": ("POST", "completions"),
+    "/v1/chat/completions": ("POST", "chat"),
+    "/v1/models": ("GET", "models"),
+    "/health": ("GET", "health"),
+    "/metrics": ("GET", "metrics"),
+    "/": ("GET", "page"),
+}
+STALLED = 120.0  # seconds without a round while a request waits
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the application answers.
+
+    Attributes:
+        model: The name of the model in requests and responses.
+        defaults: The options of requests that do not give them.
+        api_keys: One of them must come with each request; without any, none is needed.
+        cors_origins: The sites whose pages may ask; "*" is all.
+        local: Whether only this machine reaches the server, so that Host headers are checked.
+        max_body: The longest body, in bytes.
+        body_seconds: How long a body may take.
+        ping_seconds: After how long without an event a stream gets a comment.
+    """
+
+    model: str
+    defaults: GenerationOptions
+    api_keys: Sequence[str] = ()
+    cors_origins: Sequence[str] = ()
+    local: bool = True
+    max_body: int = 4 * 2**20
+    body_seconds: float = 30.0
+    ping_seconds: float = 15.0
+
+
+def make_app(service: Service, settings: Settings) -> Starlette:
+    """Return the application for a service that is running, or about to."""
+    endpoints = Endpoints(service, settings)
+    routes = [
+        Route(path, getattr(endpoints, name), methods=[method])
+        for path, (method, name) in PATHS.items()
+    ]
+    routes.append(Route("/v1/models/{model:path}", endpoints.model))
+    origins = settings.cors_origins
+    middleware = [
+        Middleware(Counted, metrics=endpoints.measured, endpoints=PATHS),
+        Middleware(SiteGuard, local=settings.local, origins=origins),
+    ]
+    if origins:  # before the keys, which browsers do not send when they ask whether they may
+        methods, exposed = ["GET", "POST"], ["Retry-After"]
+        cors = Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"],
+            expose_headers=exposed,
+        )  # fmt: skip
+        middleware.append(cors)
+    if settings.api_keys:
+        middleware.append(Middleware(KeyGuard, keys=settings.api_keys))
+    handlers: dict[Any, Any] = {
+        Refused: _refused, Busy: _busy, Unavailable: _unavailable, HTTPException: _unknown,
+        Exception: _failed,
+    }  # fmt: skip
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # paths are as they are
+    return app
+
+
+async def _refused(_: Request, error: Refused) -> Response:
+    return error.response
+
+
+async def _busy(_: Request, error: Busy) -> Response:
+    """Answer while the queue is full; the request may come again."""
+    return Refused(429, f"{error}", code="queue_full", retry_after=error.retry_after).response
+
+
+async def _unavailable(_: Request, error: Unavailable) -> Response:
+    """Answer while nothing is decoded."""
+    return Refused(503, f"{error}", retry_after=error.retry_after).response
+
+
+async def _unknown(request: Request, error: HTTPException) -> Response:
+    """Answer what has no route."""
+    asked = f"{request.method} {shown(request.url.path)}"
+    phrase = HTTPStatus(error.status_code).phrase.lower()
+    message = f"{asked} is no request of this server ({phrase}): use {', '.join(PATHS)}"
+    body = error_object(error.status_code, message)
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _failed(_: Request, __: Exception) -> Response:
+    """Answer when the application itself has failed; the server writes the error to the log."""
+    return Refused(500, "the server has failed to answer: see its log").response
+
+
+class Endpoints:
+    """What each route does."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self._service = service
+        self._settings = settings
+        self._created = int(time.time())
+        self._running: set[Stopwatch] = set()
+        self.measured = Metrics(service)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue or rewrite one or several prompts."""
+        return await self._generate(request, chat=False)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a chat."""
+        return await self._generate(request, chat=True)
+
+    async def models(self, _: Request) -> Response:
+        """List the one model."""
+        return JSONResponse({"object": "list", "data": [self._model]})
+
+    async def model(self, request: Request) -> Response:
+        """Describe the model."""
+        check_model(request.path_params["model"], self._settings.model)
+        return JSONResponse(self._model)
+
+    async def health(self, _: Request) -> Response:
+        """Say whether requests are decoded: the thread is ready, and moves while any wait."""
+        figures = self._service.figures()
+        state: str = figures.state
+        since, now = figures.seconds_since_round, time.monotonic()
+        waiting = max((now - each.began for each in self._running), default=0.0)
+        if state == "ready" and waiting > STALLED and (since is None or since > STALLED):
+            state = "stalled"
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        """Show the metrics."""
+        return Response(self.measured.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def page(self, _: Request) -> Response:
+        """Show the page."""
+        from .page import CSP, PAGE
+
+        headers = {
+            "Content-Security-Policy": CSP,
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-cache",
+        }
+        return HTMLResponse(PAGE, headers=headers)
+
+    @property
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self._settings.model, "object": "model", "created": self._created,
+            "owned_by": "speculative_t5",
+        }  # fmt: skip
+
+    async def _generate(self, request: Request, *, chat: bool) -> Response:
+        settings = self._settings
+        body = await read_body(request, settings.max_body, settings.body_seconds)
+        if body is None:
+            return Response(status_code=CLIENT_GONE)
+        fields = parse_body(body)
+        wanted = parse_wanted(fields, settings.model, settings.defaults)
+        prompts = self._of_chat(fields) if chat else parse_prompts(fields)
+        call = self._submit(prompts, wanted.options, "messages" if chat else "prompt")
+        answer = Answer(settings.model, chat, wanted.traced)
+        if wanted.stream:
+            return EventStream(
+                lambda write: self._stream(call, answer, wanted, write), close=call.cancel
+            )
+        try:
+            whole = await unless_gone(request.receive, self._whole(call, answer))
+        finally:
+            call.cancel()
+        return Response(status_code=CLIENT_GONE) if whole is None else JSONResponse(whole)
+
+    def _of_chat(self, fields: dict[str, Any]) -> list[Prompt]:
+        """Return the one prompt of a chat: the messages if the model has a template for them."""
+        messages = parse_messages(fields)
+        decoder = self._service.decoder
+        if not decoder.model.is_decoder_only:
+            return [last_of_user(messages)]
+        tokenizer = decoder.tokenizer
+        if not (isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template):
+            raise Refused(400, "the model has no chat template: use /v1/completions")
+        return [messages]
+
+    def _submit(self, prompts: list[Prompt], options: GenerationOptions, param: str) -> Call:
+        try:
+            return self._service.submit(prompts, options)
+        except ValueError as error:
+            raise as_refusal(error, param) from error
+
+    async def _whole(self, call: Call, answer: Answer) -> dict[str, Any]:
+        with self._timed() as watch:
+            outputs = [Output() for _ in range(call.num_outputs)]
+            async for event in call:
+                if event.chunk is None:
+                    raise self._failure(event.error)
+                watch.saw_tokens()
+                outputs[event.output].add(event.chunk)
+            if not all(output.finish_reason for output in outputs):
+                raise self._failure(None)
+            watch.ended()
+            return answer.whole(outputs, sum(call.prompt_tokens))
+
+    async def _stream(
+        self, call: Call, answer: Answer, wanted: Wanted, write: Callable[[str], Awaitable[None]]
+    ) -> None:
+        with self._timed() as watch:
+            outputs = [Output() for _ in range(call.num_outputs)]
+            await write(answer.opening(call.num_outputs))
+            error: Refused | None = None
+            async with aclosing(with_pauses(call, self._settings.ping_seconds)) as events:
+                async for event in events:
+                    if event is None:
+                        await write(PING)
+                    elif event.chunk is None:
+                        error = self._failure(event.error)
+                        break
+                    else:
+                        watch.saw_tokens()
+                        outputs[event.output].add(event.chunk)
+                        await write(answer.round(event.output, event.chunk))
+            if error is None and not all(output.finish_reason for output in outputs):
+                error = self._failure(None)
+            if error:
+                await write(as_event(error.body))
+            else:
+                watch.ended()
+                if wanted.usage:
+                    await write(answer.usage(outputs, sum(call.prompt_tokens)))
+            await write(DONE)
+
+    @contextmanager
+    def _timed(self) -> Iterator[Stopwatch]:
+        """Time a call."""
+        watch = Stopwatch(self.measured)
+        self._running.add(watch)
+        try:
+            yield watch
+        finally:
+            self._running.discard(watch)
+
+    def _failure(self, message: str | None) -> Refused:
+        """Return the refusal for outputs that ended by an error."""
+        stopping = self._service.state in ("stopping", "stopped")
+        text = message or "decoding ended before the output did: send the request again"
+        return Refused(503 if stopping else 500, text)

@@ -1,0 +1,215 @@
+"""A server on a real socket of this machine, in a thread, with a service that decodes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+from speculative_t5.decoding import FinishReason, Stats
+from speculative_t5.generation import Chunk, GenerationOptions
+from speculative_t5.serve import Busy, Event, Figures, State, Unavailable
+from speculative_t5.serve.app import Settings, make_app
+from speculative_t5.serve.server import Server, bind
+
+import httpx
+
+PATIENCE = 30  # seconds, on a machine that does other things
+MODEL = "tiny"
+FAIL, STALL, VANISH = "fail", "stall", "vanish"  # words of prompts
+
+
+def rounds_of(prompt: Any, sample: int, options: GenerationOptions) -> list[Chunk]:
+    """The rounds of an output: the prompt's words in capitals, two a round, one of them drafted."""
+    parts = prompt.split() if isinstance(prompt, str) else prompt
+    text = " ".join(p["content"] if isinstance(p, dict) else str(p) for p in parts)
+    words = [*text.upper().split(), *(["AGAIN"] * sample)]
+    reason: FinishReason = "eos"
+    for string in options.stop:
+        if string in words:
+            words, reason = words[: words.index(string)], "stop"
+    if len(words) > options.max_tokens:
+        words, reason = words[: options.max_tokens], "length"
+    chunks: list[Chunk] = []
+    for start in range(0, max(len(words), 1), 2):
+        own, number = words[start : start + 2], start // 2 + 1
+        last = start + 2 >= len(words)
+        pieces = tuple(" " * (start + place > 0) + word for place, word in enumerate(own))
+        emitted = start + len(own) + (last and reason == "eos")
+        stats = Stats((1,) * number, (1,) * number, (1,) * number, emitted, 0.01 * number)
+        ids, ends = list(range(len(own))), reason if last else None
+        end_id = 1 if ends == "eos" else None
+        chunks.append(Chunk("".join(pieces), ids, 1, stats, ends, pieces, end_id))
+    return chunks
+
+
+@dataclass
+class FakeCall:
+    """Events that are known from the start."""
+
+    service: FakeService
+    prompts: list[Any]
+    options: GenerationOptions
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    stalled: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        return [len(p.split()) + 1 if isinstance(p, str) else len(p) for p in self.prompts]
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.prompts) * self.options.num_return_sequences
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        count = self.options.num_return_sequences
+        waiting = {
+            i: rounds_of(self.prompts[i // count], i % count, self.options)
+            for i in range(self.num_outputs)
+        }
+        while waiting:
+            for number, chunks in list(waiting.items()):
+                await asyncio.sleep(0)
+                chunk = chunks.pop(0)
+                if STALL.upper() in chunk.text:
+                    self.stalled.set()
+                    await self.service.held.wait()
+                if VANISH.upper() in chunk.text:
+                    return
+                if FAIL.upper() in chunk.text:
+                    yield Event(number, error="decoding has failed: send the request again")
+                    del waiting[number]
+                    continue
+                yield Event(number, chunk)
+                if chunk.finish_reason:
+                    del waiting[number]
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+@dataclass
+class FakeService:
+    """Has a Service's interface; what it answers follows from the prompt."""
+
+    state: State = "ready"
+    failure: str | None = None
+    busy: int = 0  # calls that are still to be refused
+    tokenizer: Any = None
+    is_decoder_only: bool = False
+    max_queue: int = 256
+    calls: list[FakeCall] = field(default_factory=list)
+    submitted: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    stopped: list[float] = field(default_factory=list)
+    now: Figures = field(default_factory=lambda: Figures("ready", 2, 3, 40, 50, 30, 90, 70, 1, 0.5))
+
+    def start(self) -> None:
+        self.held = asyncio.Event()  # set it to let prompts go on that stall
+        self.loop = asyncio.get_running_loop()
+
+    def check_ready(self) -> None:
+        if self.state != "ready":
+            seconds = 5 if self.state == "loading" else None
+            raise Unavailable(f"the server is {self.state}: wait until it is ready", seconds)
+
+    @property
+    def decoder(self) -> Any:
+        self.check_ready()
+        model = SimpleNamespace(is_decoder_only=self.is_decoder_only)
+        return SimpleNamespace(model=model, tokenizer=self.tokenizer)
+
+    def submit(self, prompts: Sequence[Any], options: GenerationOptions) -> FakeCall:
+        wanted = len(prompts) * options.num_return_sequences
+        if wanted > self.max_queue:
+            raise ValueError(f"the request asks for {wanted} outputs: split it")
+        self.check_ready()
+        if self.busy:
+            self.busy -= 1
+            raise Busy("the queue is full: wait and send the request again", 1)
+        for prompt in prompts:
+            if isinstance(prompt, str) and not prompt.strip():
+                raise ValueError("the prompt is empty: give some text")
+            largest = max((part for part in prompt if isinstance(part, int)), default=0)
+            if largest >= 100:
+                raise ValueError(f"prompt ids must be from 0 to 99, got {largest}")
+        self.calls.append(FakeCall(self, list(prompts), options))
+        self.submitted.release()
+        return self.calls[-1]
+
+    def figures(self) -> Figures:
+        return cast(Figures, SimpleNamespace(**vars(self.now) | {"state": self.state}))
+
+    async def stop(self, seconds: float) -> None:
+        self.state = "stopping"
+        self.stopped.append(seconds)
+        await self.held.wait()
+        self.state = "stopped"
+
+    def last_call(self) -> FakeCall:
+        """Wait for a call, and return it."""
+        assert self.submitted.acquire(timeout=PATIENCE)
+        return self.calls[-1]
+
+    def let_go(self) -> None:
+        """Let prompts go on that stall."""
+        self.loop.call_soon_threadsafe(self.held.set)
+
+
+@dataclass
+class Served:
+    """A server that runs: where it is, and what it decodes with."""
+
+    service: FakeService
+    server: Server
+    port: int
+    client: httpx.Client
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
+        return self.client.post(path, json=fields)
+
+    def events(self, path: str = "/v1/completions", **fields: Any) -> list[str]:
+        """The data of a stream's events."""
+        response = self.post(path, stream=True, **fields)
+        assert response.headers["content-type"].startswith("text/event-stream"), response.text
+        lines = response.text.split("\n\n")
+        assert lines.pop() == ""
+        return [line.removeprefix("data: ") for line in lines]
+
+
+@contextlib.contextmanager
+def serving(service: FakeService | None = None, **changes: Any) -> Iterator[Served]:
+    """Run a server for the block; `changes` are those of its settings."""
+    service = service or FakeService()
+    options: dict[str, Any] = {"model": MODEL, "defaults": GenerationOptions()}
+    settings = Settings(**options | changes)
+    app = make_app(cast(Any, service), settings)
+    with bind("127.0.0.1", 0) as listening:
+        server = Server(app, cast(Any, service), shutdown_seconds=7)
+        started = threading.Event()
+        tick = server.on_tick
+
+        async def on_tick(counter: int) -> bool:
+            started.set()
+            return await tick(counter)
+
+        server.on_tick = on_tick  # type: ignore[method-assign]
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            assert started.wait(PATIENCE)
+            port = listening.getsockname()[1]
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
+                yield Served(service, server, port, client)
+        finally:
+            server.should_exit = True
+            service.let_go()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()

@@ -1,0 +1,400 @@
+"""What the server refuses, and how: OpenAI's error objects, one clear line in each."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from speculative_t5.serve.guards import check_origins, is_local_name, read_keys
+from speculative_t5.serve.server import bind
+
+import httpx
+import pytest
+from messages import check_message
+from serving import FAIL, PATIENCE, STALL, VANISH, FakeService, Served, serving
+
+CHAT = "/v1/chat/completions"
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(FakeService(max_queue=8), max_body=10_000) as running:
+        yield running
+
+
+def check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    """Check that a response is an error object with one line, and return the error."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+    assert error["type"] == kinds.get(status, "invalid_request_error")
+    assert error["param"] == param, error
+    check_message(error["message"])
+    assert len(error["message"]) < 500
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": {"text": "a"}}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": [["a"]]}, "prompt"),
+        ({"prompt": [100]}, "prompt"),
+        ({"prompt": [10**30]}, "prompt"),
+        ({"prompt": ["a"] * 9}, "prompt"),
+        ({"prompt": ["a"] * 5, "n": 2, "temperature": 1}, "prompt"),
+        ({"prompt": "a", "n": 2}, "n"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "n": 10**9, "temperature": 1}, "prompt"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": "9"}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 2.5}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": True}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 10**400}, "max_tokens"),
+        ({"prompt": "a", "temperature": -1}, "temperature"),
+        ({"prompt": "a", "temperature": "1"}, "temperature"),
+        ({"prompt": "a", "temperature": [1]}, "temperature"),
+        ({"prompt": "a", "temperature": 10**400}, "temperature"),
+        ({"prompt": "a", "top_p": 0}, "top_p"),
+        ({"prompt": "a", "top_p": 1.5}, "top_p"),
+        ({"prompt": "a", "top_k": -2}, "top_k"),
+        ({"prompt": "a", "seed": -1}, "seed"),
+        ({"prompt": "a", "seed": 2**63}, "seed"),
+        ({"prompt": "a", "stop": ""}, "stop"),
+        ({"prompt": "a", "stop": [5]}, "stop"),
+        ({"prompt": "a", "stop": {}}, "stop"),
+        ({"prompt": "a", "stop_token_ids": "5"}, "stop_token_ids"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "an id of logit_bias"),
+        ({"prompt": "a", "logit_bias": {"-1": 1}}, "an id of logit_bias"),
+        ({"prompt": "a", "logit_bias": {"5": "1"}}, "a bias of logit_bias"),
+        ({"prompt": "a", "logit_bias": [[5, 1]]}, "logit_bias"),
+        ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+        ({"prompt": "a", "no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
+        ({"prompt": "a", "bad_words": [[1, "a"]]}, "bad_words"),
+        ({"prompt": "a", "forced_tokens": 5}, "forced_tokens"),
+        ({"prompt": "a", "speculative": 1}, "speculative"),
+        ({"prompt": "a", "speculative_t5": "yes"}, "speculative_t5"),
+        ({"prompt": "a", "stream": "yes"}, "stream"),
+        ({"prompt": "a", "stream": True, "stream_options": 1}, "stream_options"),
+        ({"prompt": "a", "model": 5}, "model"),
+        ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty"),
+        ({"prompt": "a", "frequency_penalty": -1}, "frequency_penalty"),
+        ({"prompt": "a", "logprobs": 0}, "logprobs"),
+        ({"prompt": "a", "logprobs": 5}, "logprobs"),
+        ({"prompt": "a", "num_beams": 4}, "num_beams"),
+        ({"prompt": "a", "temprature": 1}, None),
+        ({"prompt": "a", "max_token": 1}, None),
+    ],
+)
+def test_a_wrong_field_is_named(served: Served, fields: dict[str, Any], param: str | None) -> None:
+    content = json.dumps(fields)
+    check_error(served.client.post("/v1/completions", content=content), 400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [5]}, "messages[0]"),
+        ({"messages": [USER, {"content": "a"}]}, "messages[1].role"),
+        ({"messages": [{"role": "me", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "a"}]}]},
+            "messages[0].content",
+        ),
+        ({"messages": [{"role": "system", "content": "a"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages"),
+        ({"messages": [USER], "logprobs": True}, "logprobs"),
+        ({"messages": [USER], "top_logprobs": 3}, "top_logprobs"),
+        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [USER], "max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"messages": [USER], "n": 2}, "n"),
+    ],
+)
+def test_a_wrong_chat_is_named(served: Served, fields: dict[str, Any], param: str) -> None:
+    check_error(served.post(CHAT, **fields), 400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[1]", b"5", b"null", b'"a"', b"{}{}", b'{"prompt": "a",}', b"\xff\xfe",
+        b'{"prompt": "\xff"}', b'{"temperature": NaN, "prompt": "a"}', b"[" * 9_000,
+        b'{"prompt": ' + b"[" * 4_000 + b"]" * 4_000 + b"}", b"9" * 9_000, b"a=b&c=d",
+    ],
+)  # fmt: skip
+def test_a_body_that_is_not_json_is_refused(served: Served, body: bytes) -> None:
+    check_error(served.client.post("/v1/completions", content=body), 400)
+
+
+def test_half_of_a_surrogate_pair_is_refused(served: Served) -> None:
+    for name in ("prompt", "model", "temperature", "temperatur\ud800"):
+        body = json.dumps({"prompt": "a", name: "\ud800"})
+        check_error(served.client.post("/v1/completions", content=body), 400)
+    assert served.post(prompt="\U0001f600").json()["choices"][0]["text"] == "\U0001f600"
+
+
+def test_another_model_is_not_found(served: Served) -> None:
+    error = check_error(served.post(prompt="a", model="gpt-4"), 404, "model")
+    assert error["code"] == "model_not_found" and "'gpt-4'" in error["message"]
+
+
+def test_other_paths_and_methods_get_an_error_object(served: Served) -> None:
+    for path in ("/v1", "/v1/completions/", "/v1/embeddings", "/docs", "/%00", "/../etc/passwd"):
+        check_error(served.client.get(path), 404)
+    response = served.client.get("/v1/completions")
+    check_error(response, 405)
+    assert response.headers["allow"] == "POST"
+    check_error(served.client.delete("/v1/models"), 405)
+    assert served.client.head("/health").status_code == 200
+
+
+def answer_to(served: Served, rest: bytes) -> str:
+    """The answer to a request that does not come to its end; the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + rest)
+        with connection.makefile("rb") as file:
+            return file.read().decode()
+
+
+def test_a_large_body_is_refused_before_it_is_read(served: Served) -> None:
+    check_error(served.post(prompt="a" * 10_001), 413)
+    assert answer_to(served, b"Content-Length: 10001\r\n\r\n").startswith("HTTP/1.1 413 ")
+
+    def endless() -> Iterator[bytes]:
+        while True:  # until the server closes the connection
+            yield b" " * 1000
+
+    check_error(served.client.post("/v1/completions", content=endless()), 413)
+
+
+def test_a_slow_body_times_out() -> None:
+    with serving(body_seconds=0.05) as served:
+        answer = answer_to(served, b"Content-Length: 50\r\n\r\n{")
+        assert answer.startswith("HTTP/1.1 408 ") and "did not arrive" in answer
+
+
+def test_a_full_queue_is_429(served: Served) -> None:
+    served.service.busy = 1
+    response = served.post(prompt="a")
+    assert check_error(response, 429)["code"] == "queue_full"
+    assert response.headers["retry-after"] == "1"
+    assert served.post(prompt="a").status_code == 200
+
+
+@pytest.mark.parametrize("state", ["loading", "stopping", "failed"])
+def test_a_server_that_does_not_decode_is_503(state: Any) -> None:
+    with serving(FakeService(state=state)) as served:
+        for response in (served.post(prompt="a"), served.post(CHAT, messages=[USER])):
+            check_error(response, 503)
+            assert response.headers.get("retry-after") == ("5" if state == "loading" else None)
+
+
+def test_a_failure_in_decoding_is_500(served: Served) -> None:
+    error = check_error(served.post(prompt=["a", f"b c {FAIL}"]), 500)
+    assert error["message"] == "decoding has failed: send the request again"
+    assert served.service.last_call().cancelled.wait(PATIENCE)
+    *parts, last, done = served.events(prompt=f"b c {FAIL}")
+    assert json.loads(parts[0])["choices"][0]["text"] == "B C"
+    assert json.loads(last)["error"]["message"] == error["message"] and done == "[DONE]"
+    assert served.post(prompt="a").status_code == 200
+
+
+def test_an_output_without_an_end_is_a_failure(served: Served) -> None:
+    error = check_error(served.post(prompt=f"a b {VANISH}"), 500)
+    *_, last, _ = served.events(prompt=f"a b {VANISH}")
+    assert json.loads(last)["error"]["message"] == error["message"]
+
+
+def test_no_traceback_reaches_a_client(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def submit(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    with serving() as served:
+        monkeypatch.setattr(served.service, "submit", submit)
+        response = served.post(prompt="a")
+    check_error(response, 500)
+    assert "secret" not in response.text and "Traceback" not in response.text
+    assert "a secret" in caplog.text  # the log has it
+
+
+def test_a_key_is_needed_except_for_what_is_public() -> None:
+    with serving(api_keys=["first-key", "second-key"], cors_origins=["https://a.org"]) as served:
+        for path in ("/", "/health"):
+            assert served.client.get(path).status_code == 200
+        for path in ("/metrics", "/v1/models", "/nothing"):
+            response = served.client.get(path)
+            assert check_error(response, 401)["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+        for value in ("Bearer wrong", "Bearer", "Basic first-key", "first-key", "Bearer \xe9"):
+            headers = [(b"authorization", value.encode("latin-1"))]
+            check_error(served.client.get("/v1/models", headers=headers), 401)
+        for value in ("Bearer first-key", "bearer second-key"):
+            got = served.client.get("/v1/models", headers={"authorization": value})
+            assert got.status_code == 200
+        # A browser asks whether it may without a key.
+        asking = {"origin": "https://a.org", "access-control-request-method": "POST",
+                  "access-control-request-headers": "authorization"}  # fmt: skip
+        allowed = served.client.options("/v1/completions", headers=asking)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://a.org"
+
+
+def test_pages_of_other_sites_may_not_ask() -> None:
+    names = ("localhost", "127.0.0.1:80", "[::1]:8080", "LOCALHOST:1", "127.9.9.9")
+    with serving() as served:
+        for host in names:
+            assert served.client.get("/health", headers={"host": host}).status_code == 200
+        for host in ("evil.org", "localhost.evil.org", "127.0.0.1.evil.org:80", "0.0.0.0", "[", ""):
+            error = check_error(served.client.get("/health", headers={"host": host}), 403)
+            assert repr(host) in error["message"]
+        cross = {"sec-fetch-site": "cross-site", "origin": "https://evil.org"}
+        refused = served.client.post("/v1/completions", headers=cross, json={"prompt": "a"})
+        assert "https://evil.org" in check_error(refused, 403)["message"]
+        assert served.client.get("/", headers=cross).status_code == 200  # somebody followed a link
+    with serving(local=False, cors_origins=["https://evil.org"]) as served:
+        assert served.client.get("/health", headers={"host": "evil.org"}).status_code == 200
+        allowed = served.client.post("/v1/completions", headers=cross, json={"prompt": "a"})
+        assert allowed.headers["access-control-allow-origin"] == "https://evil.org"
+
+
+def test_names_of_this_machine() -> None:
+    assert is_local_name("localhost.") and not is_local_name("user@evil.org")
+    assert not is_local_name("") and not is_local_name("[::1")
+
+
+def test_nothing_that_is_sent_makes_the_server_fail(served: Served) -> None:
+    """Whatever JSON comes, the answer is an output or says what was wrong."""
+    values: list[Any] = [
+        None, True, False, 0, -1, 1, 2**31, 2**63, 0.5, -1e300, "", "a", "\0", [], [1], ["a"],
+        [[1]], [[]], [None], {}, {"a": 1}, {"1": 1}, {"type": "text"},
+    ]  # fmt: skip
+    names = (
+        "model prompt messages max_tokens max_completion_tokens temperature top_p top_k n seed "
+        "stop stream stream_options logit_bias logprobs best_of echo suffix tools bad_words "
+        "forced_tokens speculative speculative_t5 user what_ever"
+    ).split()
+    chance = random.Random(5)
+    for _ in range(300):
+        fields = {name: chance.choice(values) for name in chance.sample(names, 3)}
+        path = chance.choice(["/v1/completions", CHAT])
+        if chance.random() < 0.7:
+            fields |= {"prompt": "a b", "messages": [USER]}
+        response = served.post(path, **fields)
+        if response.status_code != 200:
+            assert response.status_code in (400, 404), (fields, response.text)
+            check_message(response.json()["error"]["message"])
+
+
+def test_what_is_not_http_does_not_end_the_server(served: Served) -> None:
+    chance = random.Random(7)
+    for length in (1, 50, 5000):
+        with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as connection:
+            connection.sendall(chance.randbytes(length) + b"\r\n\r\n")
+            connection.shutdown(socket.SHUT_WR)
+    assert served.post(prompt="a").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_rows(served: Served, stream: bool) -> None:
+    while served.service.submitted.acquire(blocking=False):
+        pass  # calls of other tests
+    body = json.dumps({"prompt": ["a", f"b c {STALL}"], "stream": stream}).encode()
+    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                           b"Content-Length: %d\r\n\r\n%s" % (len(body), body))  # fmt: skip
+        call = served.service.last_call()
+        assert call.stalled.wait(PATIENCE)
+        assert not call.cancelled.is_set()
+    assert call.cancelled.wait(PATIENCE)
+    assert served.post(prompt="a").status_code == 200
+
+
+def test_a_server_that_stops_lets_running_outputs_end() -> None:
+    with serving() as served:
+        fields = {"prompt": f"a b {STALL}", "stream": True}
+        with served.client.stream("POST", "/v1/completions", json=fields) as response:
+            assert served.service.last_call().stalled.wait(PATIENCE)
+            served.server.should_exit = True
+            with httpx.Client(base_url=served.url, timeout=PATIENCE) as another:
+                while another.get("/health").status_code == 200:
+                    pass  # the server looks ten times a second whether it is to stop
+                assert another.get("/health").json() == {"status": "stopping"}
+                assert another.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+            served.service.let_go()
+            assert response.read().endswith(b"data: [DONE]\n\n")
+        assert served.service.stopped == [7]
+
+
+def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\n\n  abc-1 \nabc-2\n")
+    assert read_keys(path) == ["abc-1", "abc-2"]
+    wrong = {"# none\n": "has no API key", "a b\n": "line 1 of", "\né\n": "line 2 of"}
+    for text, expected in wrong.items():
+        path.write_text(text)
+        with pytest.raises(ValueError, match=expected) as error:
+            read_keys(path)
+        check_message(str(error.value))
+    path.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        read_keys(path)
+
+
+def test_origins_are_what_browsers_send() -> None:
+    check_origins(["*", "https://a.org", "http://localhost:3000"])
+    for origin in ("a.org", "https://a.org/", "https://", "", "https://a.org/path"):
+        with pytest.raises(ValueError, match="--cors-origin must be") as error:
+            check_origins([origin])
+        check_message(str(error.value))
+
+
+def test_localhost_is_an_address_that_all_clients_try() -> None:
+    with bind("localhost", 0) as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+
+
+def test_parts_of_a_response_do_not_wait_for_each_other() -> None:
+    with (
+        bind("127.0.0.1", 0) as listening,
+        socket.create_connection(listening.getsockname(), PATIENCE),
+        listening.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_address_that_cannot_be_bound_is_named() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        wrong = {("127.0.0.1", port): "used by another program", ("no host", 0): "--host must be",
+                 ("192.0.2.1", 0): "cannot be bound to"}  # fmt: skip
+        for (host, number), expected in wrong.items():
+            with pytest.raises(ValueError, match=expected) as error:
+                bind(host, number)
+            check_message(str(error.value))
