@@ -8,6 +8,7 @@ puts outputs in their places, `comparison` shows what changed. Imports `checkpoi
 
 from .comparison import changes, lines
 from .decoder import SpeculativeDecoder
+from .html_view import STYLES as ORIGIN_STYLES
 from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule
 from .outputs import MEANINGS, Chunk, Generation
 from .rewriting import By, Document, Piece, RewriteOptions, Rewritten
