@@ -81,7 +81,7 @@ class Browser:
                 self.console.append(json.dumps(found["params"]["exceptionDetails"]))
             case "Runtime.consoleAPICalled":
                 self.console.append(json.dumps(found["params"]["args"]))
-            case "Log.entryAdded":
+            case "Log.entryAdded" if found["params"]["entry"]["level"] in ("warning", "error"):
                 self.console.append(found["params"]["entry"]["text"])
         return found
 

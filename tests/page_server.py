@@ -114,12 +114,7 @@ class PageServer:
         request.wfile.write(b": ping\n\ndata: [DONE]\n\n")
 
     def event(self, request: BaseHTTPRequestHandler, data: dict[str, Any]) -> None:
-        """Send an event in two parts, the first of which may end within a character."""
-        line = b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
-        middle = line.find(b"\xe2") + 1 or len(line) // 2
-        for part in (line[:middle], line[middle:]):
-            request.wfile.write(part)
-            request.wfile.flush()
+        request.wfile.write(f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode())
 
 
 def as_choice(

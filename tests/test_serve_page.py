@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -187,6 +188,19 @@ def test_output_arrives_shaded_by_origin(
     browser.picture(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 10_000
     assert not browser.console
+
+
+@needs_browser
+def test_events_are_read_wherever_the_stream_is_cut(browser: Browser, server: PageServer) -> None:
+    open_page(browser, server)
+    stream = 'data: {"text": "\u2603"}\n\n: ping\n\ndata:[DONE]\n\n'
+    found = browser.evaluate(
+        f"(async bytes => {{ const found = [], body = new ReadableStream({{ start(to) {{"
+        "for (const byte of bytes) to.enqueue(Uint8Array.of(byte)); to.close(); } });"
+        "for await (const data of events(new Response(body))) found.push(data);"
+        f"return found }})(new TextEncoder().encode({json.dumps(stream)}))"
+    )
+    assert found == ['{"text": "\u2603"}', "[DONE]"]
 
 
 @needs_browser
