@@ -37,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (*BUILT_FROM, *TEXTS, *FOLDERS):
         (source / name).symlink_to(REPOSITORY / name)
     for path in (REPOSITORY / "speculative_t5").glob("**/*"):
-        if path.suffix in (".py", ".c", ".h", ".cpp", ".typed"):
+        if path.suffix in (".py", ".c", ".h", ".cpp", ".typed", ".html"):
             copy = source / path.relative_to(REPOSITORY)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.symlink_to(path)
@@ -64,7 +64,8 @@ def test_wheel_has_the_modules_and_models_and_nothing_else(installed: Path) -> N
     package, ours = installed / "speculative_t5", REPOSITORY / "speculative_t5"
     found, modules = ({p.relative_to(f) for p in f.rglob("*.py")} for f in (package, ours))
     assert found == modules
-    assert not list(package.glob("**/*.[ch]*"))
+    assert not {path.suffix for path in package.rglob("*")} & {".c", ".h", ".cpp"}
+    assert (package / "serve" / "page.html").is_file()
     assert "Tatoeba" in (package / "weights" / "README.md").read_text()
     for name in MODELS:
         files = {path.name for path in (package / "weights" / name).iterdir()}

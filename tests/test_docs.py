@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import gzip
 import os
+import plistlib
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from configparser import ConfigParser
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ PAGES = [
     *(REPOSITORY / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]  # fmt: skip
+SERVER = "http://127.0.0.1:8080"  # where the pages say that a server is
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 CAUSAL = {  # repositories of the Hub, and what stands for them
     "openai-community/gpt2-xl": "gpt2",
@@ -61,6 +64,7 @@ CHECKED = {  # why they are not run
     "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
     "python -m speculative_t5 bench --plot": "the same; test_benchmark.py draws plots",
     "python -m speculative_t5 bench --model causal-pair": "the same",
+    "python -m speculative_t5 serve": "runs until it is stopped; curl asks one",
     "python -m pytest": "those tests are run with these",
 }
 
@@ -117,8 +121,12 @@ def promised(code: str) -> Iterator[str]:
     [page for page in PAGES if blocks(page, "python")],
     ids=lambda page: str(page.relative_to(REPOSITORY)),
 )
-def test_python_runs_and_prints_what_it_says(page: Path, tmp_path: Path, hub: Hub) -> None:
+def test_python_runs_and_prints_what_it_says(
+    page: Path, tmp_path: Path, hub: Hub, request: pytest.FixtureRequest
+) -> None:
     code = "\n".join(blocks(page, "python"))
+    if SERVER in code:
+        code = code.replace(SERVER, request.getfixturevalue("server"))
     done = subprocess.run(
         [sys.executable, "-"], input=code, cwd=REPOSITORY, capture_output=True, text=True,
         env=os.environ | {
@@ -143,6 +151,20 @@ def hub(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[
     yield server
     server.server.shutdown()
     server.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a server with the shipped pair."""
+    command = [sys.executable, "-m", "speculative_t5", "serve", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    ) as process:  # fmt: skip
+        assert process.stdout
+        yield process.stdout.readline().split()[-1]  # which it prints when it is ready
+        process.terminate()
+    assert process.returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +195,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Pat
     lines = "The old man.\nThe new man.\nHe walks.\n"
     for name in ("prompts.txt", "in.txt"):
         (folder / name).write_text(lines)
+    (folder / "keys").write_text("some-key\n")
     (folder / "report.md").write_text("# Report\n\nShe have a apple.\n")
     (folder / "prompts.gz").write_bytes(gzip.compress(lines.encode()))
     (folder / "articles.jsonl").write_text('{"body": "The old man."}\n{"body": "A text."}\n')
@@ -210,14 +233,19 @@ def check_names(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(command: str, workplace: Path, hub: Hub) -> None:
+def test_commands_run(
+    command: str, workplace: Path, hub: Hub, request: pytest.FixtureRequest
+) -> None:
     if command.startswith(tuple(CHECKED)):
         check_names(command)
         return
     first = re.split(r"[ |]", command)[0]
-    assert first in ("python", "echo", "cat", "gunzip", "paste", "mlx.launch"), (
+    assert first in ("python", "echo", "cat", "curl", "gunzip", "paste", "mlx.launch"), (
         f"nothing runs {command!r}"
     )
+    if SERVER in command:
+        command = command.replace("curl ", "curl --silent --fail-with-body ")
+        command = command.replace(SERVER, request.getfixturevalue("server"))
     for name in ("out.jsonl", "corrected.md"):  # each line stands for itself
         (workplace / name).unlink(missing_ok=True)
     if " distill " in command:
@@ -238,6 +266,22 @@ def test_commands_run(command: str, workplace: Path, hub: Hub) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_units_start_the_server_with_options_that_it_has() -> None:
+    texts = blocks(REPOSITORY / "docs" / "server.md", "text")
+    (unit,) = (text for text in texts if text.startswith("[Unit]"))
+    parsed = ConfigParser(interpolation=None, delimiters=("=",))
+    parsed.optionxform = str  # type: ignore[assignment, method-assign]
+    parsed.read_string(unit)
+    (plist,) = (text for text in texts if text.startswith("<?xml"))
+    for line in (
+        parsed["Service"]["ExecStart"],
+        shlex.join(plistlib.loads(plist.encode())["ProgramArguments"]),
+    ):
+        program, _, rest = line.partition(" ")
+        assert program.endswith("/bin/speculative-t5") and rest.startswith("serve ")
+        check_names(f"python -m speculative_t5 {rest}")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ puts outputs in their places, `comparison` shows what changed. Imports `checkpoi
 from .comparison import changes, lines
 from .decoder import SpeculativeDecoder
 from .drafting import row_options
+from .html_view import STYLES as ORIGIN_STYLES
 from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule
 from .outputs import MEANINGS, Chunk, ChunkMaker, Generation
 from .rewriting import By, Document, Piece, RewriteOptions, Rewritten

@@ -1,4 +1,46 @@
-"""The page at `/`."""
+"""The page at `/`, which shows outputs as they come, each token shaded by its origin.
 
-PAGE = "<!doctype html><title>speculative_t5</title><p>The server runs.</p>"
-CSP = "default-src 'none'; style-src 'unsafe-inline'"
+`PAGE` is the whole page, and `CSP` the Content-Security-Policy to send with it: the page loads
+nothing, runs no script but its own, and connects to its own server only.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+
+from ..generation import MEANINGS, ORIGIN_STYLES
+
+
+def _page() -> str:
+    """Return page.html with the colours and the legend that notebooks have."""
+    rules = "\n".join(
+        f".{kind} {{ {style}; border-radius: 3px }}"
+        for kind, style in ORIGIN_STYLES.items()
+        if style
+    )
+    legend = "\n".join(
+        f'      <li><b class="{kind}">{kind}</b> {escape(meaning)}</li>'
+        for kind, meaning in MEANINGS.items()
+    )
+    page = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+    return page.replace("/* origins */", rules).replace("<!-- legend -->", legend)
+
+
+def _policy(page: str) -> str:
+    """Return a policy that allows the page's one style sheet and its one script by their hashes."""
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    style, script = (b64encode(sha256(s.encode()).digest()).decode() for s in (style, script))
+    return (
+        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+
+
+PAGE = _page()
+CSP = _policy(PAGE)

@@ -1,0 +1,215 @@
+"""Clients of a server, many at once: each asks for one prompt after another, as a stream.
+
+They may be made to misbehave: a third of the requests leaves at a random moment, a tenth is
+malformed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+LEAVE, MALFORMED = 1 / 3, 1 / 10  # shares of requests
+PATIENCE = 600.0  # seconds without any byte, as OpenAI's client waits
+# Bodies of requests that a server must refuse with a status from 400 to 499.
+BAD_BODIES = (
+    b"", b"{", b"[]", b"{}", b'"prompt"', b'{"prompt": "\xff"}', b'{"prompt": 7}',
+    b'{"prompt": []}', b'{"prompt": ""}', b'{"prompt": [999999999]}', b'{"prompt": ["He", 5]}',
+    b'{"prompt": "He", "max_tokens": -1}', b'{"prompt": "He", "temperature": "warm"}',
+    b'{"prompt": "He", "model": "no-such-model"}', b'{"prompt": "He", "n": 0}',
+    b'{"prompt": "He", "stop": 5}', b'{"prompt": "He", "top_p": 2}',
+)  # fmt: skip
+
+
+class Wrong(Exception):
+    """The server did not do what it must; the text says what."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One output: its tokens, EOS included, and the seconds to its first text and to its end."""
+
+    index: int
+    text: str
+    tokens: int
+    first: float
+    whole: float
+
+
+@dataclass
+class Run:
+    """What many requests gave.
+
+    Attributes:
+        answers: The outputs that arrived whole.
+        others: How many requests were refused because the queue was full (and sent again), were
+            left by their client, or were malformed and refused.
+        seconds: From the first request to the last answer.
+    """
+
+    answers: list[Answer] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+def new_client(url: str, key: str | None = None) -> httpx.AsyncClient:
+    """Return a client without a limit of connections, so that requests wait in the server."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=PATIENCE)
+
+
+async def drive(
+    client: httpx.AsyncClient,
+    prompts: Sequence[str],
+    clients: int,
+    max_tokens: int,
+    *,
+    disturb: random.Random | None = None,
+    stay: float = 0.0,
+    watch: Callable[[int], None] = lambda done: None,
+) -> Run:
+    """Send each prompt once, by so many clients at a time.
+
+    Args:
+        client: Connects to the server.
+        prompts: Texts; an answer's `index` is that of its text.
+        clients: How many requests run at a time.
+        max_tokens: Upper bound on the tokens of an output.
+        disturb: Chooses who leaves or sends nonsense; None lets all behave.
+        stay: Those who leave do so within this many seconds.
+        watch: Is called with the number of requests that have ended, after each.
+    """
+    run, waiting = Run(), iter(enumerate(prompts))
+    began = time.perf_counter()
+
+    async def work(rng: random.Random | None, waiting: Iterator[tuple[int, str]]) -> None:
+        for index, prompt in waiting:
+            fate = rng.random() if rng else 1.0
+            if rng and fate < MALFORMED:
+                await refused(client, rng.choice(BAD_BODIES))
+                run.others["malformed"] += 1
+            elif rng and fate < MALFORMED + LEAVE:
+                try:
+                    async with asyncio.timeout(rng.uniform(0, stay)):
+                        run.answers.append(await ask(client, index, prompt, max_tokens, run))
+                except TimeoutError:
+                    run.others["left"] += 1
+            else:
+                run.answers.append(await ask(client, index, prompt, max_tokens, run))
+            watch(len(run.answers) + run.others["left"] + run.others["malformed"])
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(work(disturb and random.Random(disturb.random()), waiting))
+    run.seconds = time.perf_counter() - began
+    return run
+
+
+async def ask(
+    client: httpx.AsyncClient, index: int, prompt: str, max_tokens: int, run: Run
+) -> Answer:
+    """Return the output for a prompt; while the queue is full, wait as long as the server says."""
+    began = time.perf_counter()
+    body = {
+        "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    while True:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code == 200:
+                return await read(response, index, began)
+            message = message_of(response.status_code, await response.aread())
+            if response.status_code != 429:
+                raise Wrong(f"status {response.status_code}: {message}")
+        run.others["queue full"] += 1
+        await asyncio.sleep(float(response.headers["Retry-After"]))
+
+
+async def read(response: httpx.Response, index: int, began: float) -> Answer:
+    """Read a stream to its end."""
+    texts: list[str] = []
+    first, tokens, reason, ended = 0.0, None, None, False
+    async for line in response.aiter_lines():
+        if not line.startswith("data: "):
+            continue
+        if line == "data: [DONE]":
+            ended = True
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            raise Wrong(f"a stream ended by an error: {event['error']['message']}")
+        for choice in event["choices"]:
+            texts.append(choice["text"])
+            reason = choice["finish_reason"] or reason
+            if choice["text"] and not first:
+                first = time.perf_counter() - began
+        if event.get("usage"):
+            tokens = event["usage"]["completion_tokens"]
+    whole = time.perf_counter() - began
+    if tokens is None or reason is None or not ended:
+        raise Wrong(f"the stream for prompt {index} has no end, no finish_reason or no usage")
+    return Answer(index, "".join(texts), tokens, first or whole, whole)
+
+
+async def refused(client: httpx.AsyncClient, body: bytes) -> None:
+    """Send a malformed request, which has to be refused in the protocol's form."""
+    kind = {"Content-Type": "application/json"}
+    response = await client.post("/v1/completions", content=body, headers=kind)
+    if not 400 <= response.status_code < 500:
+        raise Wrong(f"{body!r} was answered with status {response.status_code}")
+    message_of(response.status_code, response.content)
+
+
+def message_of(status: int, body: bytes) -> str:
+    """Return the message of an error, which has to be one line, and no traceback."""
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Wrong(f"status {status} without OpenAI's error object: {body[:200]!r}") from error
+    if not isinstance(message, str) or len(message.splitlines()) != 1 or "Traceback" in message:
+        raise Wrong(f"status {status} with another message than one line: {message!r}")
+    return message
+
+
+async def gauges(client: httpx.AsyncClient) -> dict[str, float] | None:
+    """Return how many outputs wait and are decoded; None if the server has no metrics."""
+    response = await client.get("/metrics")
+    if response.status_code == 404:
+        return None
+    lines = (
+        line.rsplit(" ", 1) for line in response.text.splitlines() if line[:1] not in ("#", "")
+    )
+    found = {name: float(value) for name, value in lines}
+    return {name: float(found[f"speculative_t5_{name}"]) for name in ("queued", "rows")}
+
+
+async def settle(client: httpx.AsyncClient, seconds: float = 30.0) -> None:
+    """Wait until the server decodes nothing any more; `Wrong` if that does not happen."""
+    until = time.monotonic() + seconds
+    while (found := await gauges(client)) and any(found.values()):
+        if time.monotonic() > until:
+            raise Wrong(f"after {seconds:g} s without requests the server still has {found}")
+        await asyncio.sleep(0.1)
+
+
+async def model_of(client: httpx.AsyncClient) -> str:
+    """Return the name of the server's model."""
+    response = await client.get("/v1/models")
+    if response.status_code != 200:
+        message = message_of(response.status_code, response.content)
+        raise Wrong(f"/v1/models has status {response.status_code}: {message}")
+    name: str = response.json()["data"][0]["id"]
+    return name
+
+
+def differing(answers: Iterable[Answer], expected: Sequence[str]) -> list[Answer]:
+    """Return the answers whose texts are not the expected ones."""
+    return [answer for answer in answers if answer.text != expected[answer.index]]

@@ -1,0 +1,294 @@
+"""The load test of servers: what it measures and notices, and the plain servers beside ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.doctor.sentences import KNOWN
+
+import plain_server
+import psutil
+import pytest
+import serve_load
+import uvicorn
+from conftest import tiny_model
+from programs import checkpoints
+from programs.clients import BAD_BODIES, Answer, Run, Wrong, ask, drive, new_client, settle
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+PROMPTS = [f"Sentence number {i}." for i in range(40)]
+
+
+def error_of(message: str, status: int, **headers: str) -> Response:
+    return JSONResponse({"error": {"message": message}}, status, headers)
+
+
+@dataclass
+class Fake:
+    """A server whose output is the prompt in capitals, and which may do things wrong.
+
+    Attributes:
+        full: How many requests find the queue full.
+        wrong: A prompt that gets another output.
+        fault: "leak" keeps the rows of those who leave; "lenient" accepts what is malformed;
+            "traceback" shows one; "no end" ends streams early; "error" ends them by an error.
+    """
+
+    full: int = 0
+    wrong: str = ""
+    fault: str = ""
+    rows: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/v1/models", self.models),
+                Route("/metrics", self.metrics),
+            ]
+        )
+
+    async def models(self, _: Request) -> Response:
+        return JSONResponse({"data": [{"id": "fake"}]})
+
+    async def metrics(self, _: Request) -> Response:
+        text = "# HELP speculative_t5_rows Rows.\n"
+        return PlainTextResponse(
+            f"{text}speculative_t5_rows {float(self.rows)}\nspeculative_t5_queued 0.0\n"
+        )
+
+    async def completions(self, request: Request) -> Response:
+        body = await request.body()
+        if body in BAD_BODIES and self.fault != "lenient":
+            self.seen["malformed"] += 1
+            trace = "Traceback (most recent call last):\n  oh"
+            return error_of(trace if self.fault == "traceback" else "no: leave it out", 400)
+        if self.full:
+            self.full -= 1
+            return error_of("the queue is full: wait", 429, **{"Retry-After": "0"})
+        found = {} if self.fault == "lenient" and body in BAD_BODIES else json.loads(body)
+        assert not found or found["stream"] and found["stream_options"] == {"include_usage": True}
+        prompt = found.get("prompt", "")
+        return StreamingResponse(self.stream(prompt), media_type="text/event-stream")
+
+    async def stream(self, prompt: str) -> AsyncIterator[str]:
+        self.rows += 1
+        self.seen[prompt] += 1
+        text = "something else" if prompt == self.wrong else prompt.upper()
+        try:
+            for part in (text[:5], text[5:]):
+                choice = {"index": 0, "text": part, "finish_reason": None}
+                yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+                await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            self.rows -= self.fault != "leak"
+            raise
+        self.rows -= 1
+        if self.fault == "error":
+            yield 'data: {"error": {"message": "decoding failed: send it again"}}\n\n'
+        last: Any = {"index": 0, "text": "", "finish_reason": "stop"}
+        yield f": ping\n\ndata: {json.dumps({'choices': [last]})}\n\n"
+        if self.fault != "no end":
+            usage = {"prompt_tokens": 3, "completion_tokens": len(prompt), "total_tokens": 0}
+            yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
+
+
+class Served:
+    """An application on a free port of loopback."""
+
+    def __init__(self, app: Starlette) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1)
+        self.server = uvicorn.Server(config)
+        run = {"sockets": [self.socket]}
+        self.thread = threading.Thread(target=self.server.run, kwargs=run, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(30)
+        self.socket.close()
+
+
+@pytest.fixture
+def fake() -> Fake:
+    return Fake()
+
+
+@pytest.fixture
+def url(fake: Fake) -> Iterator[str]:
+    served = Served(fake.app)
+    yield served.url
+    served.close()
+
+
+@pytest.fixture
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of prompts, whose outputs by `batch` are capitals."""
+
+    def run(offline: serve_load.Offline) -> tuple[float, float]:
+        offline.texts = [prompt.upper() for prompt in offline.prompts]
+        return 1000.0, 50.0
+
+    monkeypatch.setattr(serve_load.Offline, "run", run)
+    path = tmp_path / "prompts.tsv"
+    path.write_text("".join(f"{prompt}\tA correction.\n" for prompt in PROMPTS))
+    return path
+
+
+def test_every_output_is_checked_and_timed(
+    fake: Fake, url: str, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.full = 3
+    serve_load.main([url], clients="1,8", requests=40, turns=2, prompts=prompts, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    batch, one, many = found["variants"]
+    assert (batch["name"], batch["tokens_per_second"]) == ("batch", [1000.0, 1000.0])
+    assert [one["clients"], many["clients"]] == [1, 8]
+    for variant in (one, many):
+        assert variant["name"].startswith("fake at ")
+        assert (variant["answers"], variant["differ"]) == (80, 0)
+        assert len(variant["tokens_per_second"]) == 2 and min(variant["memory"]) > 10**7
+        for half, most in (variant["first"], variant["whole"]):
+            assert 0 < half <= most < 60
+        assert variant["first"][0] < variant["whole"][0]
+    assert one["requests_per_second"][0] < many["requests_per_second"][0]
+    # Two turns of each variant, and a first one of 2 prompts by 1 client and 16 by 8.
+    assert fake.seen.total() == 4 * 40 + 2 + 16
+    serve_load.main([url], clients="4", requests=40, turns=1, prompts=prompts)
+    table = capsys.readouterr().out.splitlines()
+    assert "40/40" in table[-1] and table[-1].split()[3] == "4"
+
+
+def test_another_output_is_noticed(
+    fake: Fake, url: str, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.wrong = PROMPTS[7]
+    with pytest.raises(SystemExit, match="outputs differ"):
+        serve_load.main([url], clients="2", requests=40, turns=1, prompts=prompts)
+    out, err = capsys.readouterr()
+    assert "39/40" in out and "'something else' instead of 'SENTENCE NUMBER 7.'" in err
+
+
+def test_those_who_stay_get_their_outputs(
+    fake: Fake, url: str, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve_load.main(
+        [url], clients="8", requests=200, turns=1, prompts=prompts, disturb=True, as_json=True
+    )
+    (_, found) = json.loads(capsys.readouterr().out)["variants"]
+    others = found["others"]
+    assert others["malformed"] == fake.seen["malformed"] > 5 and others["left"] > 20
+    assert found["answers"] + others["left"] + others["malformed"] == 200
+    assert found["differ"] == fake.rows == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("lenient", "was answered with status 200"),
+        ("traceback", "another message than one line"),
+        ("no end", "has no end, no finish_reason or no usage"),
+        ("error", "a stream ended by an error: decoding failed"),
+    ],
+)
+def test_what_a_server_must_not_do_ends_the_test(
+    fake: Fake, url: str, prompts: Path, fault: str, message: str
+) -> None:
+    fake.fault = fault
+    with pytest.raises(SystemExit, match=message):
+        serve_load.main([url], clients="4", requests=200, turns=1, prompts=prompts, disturb=True)
+
+
+def test_rows_that_are_left_over_are_noticed(fake: Fake, url: str) -> None:
+    async def leave() -> None:
+        async with new_client(url) as client:
+            fake.fault = "leak"
+            rng = random.Random(1)
+            run = await drive(client, PROMPTS, 8, 9, disturb=rng, stay=0.01)
+            assert run.others["left"]
+            await settle(client, seconds=0.2)
+
+    with pytest.raises(Wrong, match="still has .*'rows': "):
+        asyncio.run(leave())
+
+
+def test_the_process_at_a_port_is_found(url: str) -> None:
+    port = int(url.rsplit(":", 1)[1])
+    assert serve_load.process_at(port) == psutil.Process()
+
+
+def test_batch_gives_the_expected_outputs() -> None:
+    sentences = [*KNOWN][:2]
+    offline = serve_load.Offline(sentences, ["--max-tokens", "30"])
+    speed, rate = offline.run()
+    assert offline.texts == [KNOWN[sentence] for sentence in sentences]
+    assert 0 < rate < speed
+    offline.texts = [*reversed(offline.texts)]
+    with pytest.raises(SystemExit, match="other outputs than before"):
+        offline.run()
+
+
+SOURCES = [[*random.Random(i).choices(range(2, 40), k=3 + 2 * i), 1] for i in range(6)]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("program", plain_server.PROGRAMS)
+def test_plain_servers_decode_batches_as_ours(program: str, tmp_path: Path) -> None:
+    model = tiny_model(vocab_size=40, seed=4)
+    checkpoints.as_hugging_face(model, tmp_path / "target")
+    load = getattr(plain_server, f"load_{program}")
+    outputs = SpeculativeDecoder(model).generate_batch(SOURCES, max_tokens=12)
+    expected = [(output.tokens, output.finish_reason == "eos") for output in outputs]
+    assert {ended for _, ended in expected} == {True, False}
+    assert load(tmp_path, 1)(SOURCES, 12) == expected
+
+
+def test_plain_servers_decode_together_what_waits() -> None:
+    batches: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def generate(prompts: Any, max_tokens: int) -> list[tuple[list[int], bool]]:
+        batches.append(len(prompts))
+        begun.set()
+        assert go_on.wait(60)
+        return [(ids[:-1], True) for ids in prompts]
+
+    async def load(url: str) -> list[Answer]:
+        async with new_client(url) as client:
+            run = Run()
+            first = asyncio.create_task(ask(client, 0, "correct: He go home.", 9, run))
+            await asyncio.to_thread(begun.wait, 60)
+            others = [asyncio.create_task(ask(client, i, "He go home.", 9, run)) for i in (1, 2)]
+            short = asyncio.create_task(ask(client, 3, "He go home.", 2, run))
+            while app.state.queue.qsize() < 3:
+                await asyncio.sleep(0.01)
+            go_on.set()
+            await settle(client)  # there are no metrics to look at
+            return await asyncio.gather(first, *others, short)
+
+    app = plain_server.make_app("fake", generate, batch_size=2)
+    served = Served(app)
+    try:
+        answers = asyncio.run(load(served.url))
+    finally:
+        served.close()
+    assert batches == [1, 2, 1]
+    assert [answer.text for answer in answers[:3]] == ["correct: He go home."] * 3
+    assert answers[3].tokens == 2 < answers[0].tokens

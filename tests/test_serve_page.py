@@ -1,0 +1,316 @@
+"""The page of the server: what it is made of, and, in a browser, what it does."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+from speculative_t5.generation import MEANINGS, ORIGIN_STYLES
+from speculative_t5.serve.page import CSP, PAGE
+
+import pytest
+from browser import BROWSER, CTRL, Browser
+from page_server import FAILURE, REFUSAL, TEXT, PageServer
+
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
+Colour = tuple[float, ...]
+ENOUGH = 4.5  # the contrast of text that WCAG 2 asks for
+
+
+def luminance(colour: Colour) -> float:
+    """Return the relative luminance that WCAG 2 defines."""
+    parts = [c / 255 for c in colour]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(a: Colour, b: Colour) -> float:
+    dark, light = sorted((luminance(a), luminance(b)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def over(page: Colour, red: float, green: float, blue: float, alpha: float = 1.0) -> Colour:
+    """Lay a colour over an opaque one."""
+    above = (red, green, blue)
+    return tuple(alpha * a + (1 - alpha) * p for a, p in zip(above, page, strict=True))
+
+
+def numbers(text: str) -> list[float]:
+    return [float(n) for n in re.findall(r"[\d.]+", text)]
+
+
+def hexadecimal(text: str) -> Colour:
+    return tuple(bytes.fromhex(text.removeprefix("#")))
+
+
+def test_contrast_is_that_of_the_definition() -> None:
+    assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
+    assert contrast((118, 118, 118), (255, 255, 255)) == pytest.approx(4.54, abs=0.01)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_all_text_stands_out(scheme: int) -> None:
+    palette = re.findall(r":root \{([^}]*--page[^}]*)\}", PAGE)[scheme]
+    colours = {n: hexadecimal(c) for n, c in re.findall(r"--(\w+): (#\w{6})", palette)}
+    for name in ("ink", "faint", "wrong"):
+        assert contrast(colours[name], colours["page"]) >= ENOUGH, name
+    assert contrast(colours["line"], colours["page"]) >= 3  # borders of fields
+    for kind, style in ORIGIN_STYLES.items():
+        if shade := re.search(r"background:rgba\((.*?)\)", style):
+            behind = over(colours["page"], *numbers(shade[1]))
+            assert contrast(colours["ink"], behind) >= ENOUGH, kind
+
+
+def test_colours_and_legend_are_those_of_notebooks() -> None:
+    for kind, style in ORIGIN_STYLES.items():
+        assert (f".{kind} {{ {style};" in PAGE) == bool(style)
+        assert f'<b class="{kind}">{kind}</b> {MEANINGS[kind].replace(chr(39), "&#x27;")}' in PAGE
+
+
+def test_the_page_loads_nothing_and_its_policy_allows_nothing_else() -> None:
+    assert not re.search(r"https?:|//\w|url\(|@import|\bsrc=|<iframe|<object", PAGE)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", PAGE)
+    assert not re.search(r"localStorage|sessionStorage|indexedDB|cookie", PAGE)
+    policy = dict(part.split(" ", 1) for part in CSP.split("; "))
+    assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        ((inside),) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert policy[rule] == f"'sha256-{digest}'"
+
+
+class Tags(HTMLParser):
+    """Notes which fields have a label, and what a strict policy would refuse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labelled: set[str] = set()
+        self.fields: set[str] = set()
+        self.refused: list[str] = []
+        self._in_label = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.refused += [name for name in given if name == "style" or name.startswith("on")]
+        if tag == "label":
+            self._in_label = "for" not in given
+            self.labelled.add(given.get("for") or "")
+        if tag in ("input", "textarea"):
+            self.fields.add(given["id"] or "")
+            if self._in_label:
+                self.labelled.add(given["id"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_label &= tag != "label"
+
+
+def test_fields_have_labels_and_nothing_is_inline() -> None:
+    tags = Tags()
+    tags.feed(PAGE)
+    assert tags.fields == {"prompt", "max_tokens", "temperature", "speculative", "key"}
+    assert tags.fields <= tags.labelled
+    assert not tags.refused
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    made = Browser(tmp_path_factory.mktemp("browser"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server() -> Iterator[PageServer]:
+    made = PageServer()
+    yield made
+    made.close()
+
+
+def text(browser: Browser, id: str) -> str:
+    return str(browser.evaluate(f"document.getElementById('{id}').textContent"))
+
+
+def open_page(browser: Browser, server: PageServer, *, dark: bool = False) -> None:
+    browser.console.clear()
+    browser.open(server.address, dark=dark)
+    browser.wait("document.getElementById('model').textContent")
+
+
+def type_and_generate(browser: Browser, prompt: str) -> None:
+    browser.evaluate("document.getElementById('prompt').focus()")
+    browser.evaluate("document.getElementById('prompt').select()")
+    browser.write(prompt)
+    browser.press("Enter", CTRL)
+
+
+def wait_for(browser: Browser, id: str, beginning: str) -> None:
+    browser.wait(f"document.getElementById('{id}').textContent.startsWith('{beginning}')")
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_output_arrives_shaded_by_origin(
+    browser: Browser, server: PageServer, dark: bool, tmp_path: Path
+) -> None:
+    open_page(browser, server, dark=dark)
+    type_and_generate(browser, "He are here")
+    wait_for(browser, "status", "Done: 8 tokens.")
+    assert server.requests == [
+        {"prompt": "He are here", "max_tokens": 256, "temperature": 0, "speculative": True,
+         "stream": True, "speculative_t5": True}
+    ]  # fmt: skip
+    assert text(browser, "output") == TEXT
+    shown = browser.evaluate(
+        "[...document.getElementById('output').children].map(e => {"
+        "const style = getComputedStyle(e);"
+        "return [e.tagName, e.textContent, e.className, e.title, style.backgroundColor,"
+        " style.color, getComputedStyle(document.body).backgroundColor]})"
+    )
+    assert [span[:3] for span in shown] == [
+        ["SPAN", "He", "accepted"], ["SPAN", " <b>is</b>", "accepted"], ["SPAN", " &", "recovered"],
+        ["SPAN", " here", "accepted"], ["SPAN", " \u2603", "bonus"],
+        ["SPAN", "\n<img src=x onerror=alert(1)>", "accepted"],
+    ]  # fmt: skip
+    assert shown[2][3] == "pass 1: recovered" and shown[-1][3] == "pass 3: accepted"
+    assert len({span[4] for span in shown}) == 3
+    for *_, shade, ink, page in shown:
+        behind = over(tuple(numbers(page)), *numbers(shade))
+        assert contrast(tuple(numbers(ink)), behind) >= ENOUGH
+    assert (luminance(tuple(numbers(shown[0][6]))) < 0.1) == dark
+    assert [text(browser, id) for id in ("acceptance", "per_pass", "speed")] == [
+        "63 %", "2.67", "11",
+    ]  # fmt: skip
+    browser.picture(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 10_000
+    assert not browser.console
+
+
+@needs_browser
+def test_events_are_read_wherever_the_stream_is_cut(browser: Browser, server: PageServer) -> None:
+    open_page(browser, server)
+    stream = 'data: {"text": "\u2603"}\n\n: ping\n\ndata:[DONE]\n\n'
+    found = browser.evaluate(
+        f"(async bytes => {{ const found = [], body = new ReadableStream({{ start(to) {{"
+        "for (const byte of bytes) to.enqueue(Uint8Array.of(byte)); to.close(); } });"
+        "for await (const data of events(new Response(body))) found.push(data);"
+        f"return found }})(new TextEncoder().encode({json.dumps(stream)}))"
+    )
+    assert found == ['{"text": "\u2603"}', "[DONE]"]
+
+
+@needs_browser
+def test_runs_of_both_kinds_are_kept_and_compared(browser: Browser, server: PageServer) -> None:
+    open_page(browser, server)
+    type_and_generate(browser, "He are here")
+    wait_for(browser, "status", "Done")
+    assert text(browser, "comparison") == ""
+    browser.evaluate("document.getElementById('speculative').focus()")
+    browser.press("Space")
+    browser.evaluate("document.getElementById('generate').focus()")
+    browser.press("Enter")
+    wait_for(browser, "status", "Done: 3 tokens")
+    assert server.requests[1]["speculative"] is False
+    rows = browser.evaluate(
+        "[...document.querySelectorAll('#runs tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    assert rows == [
+        ["speculative", "8", "3", "2.67", "63 %", "0.750", "11"],
+        ["plain", "3", "3", "1.00", "\u2013", "0.750", "4"],
+    ]
+    assert text(browser, "comparison") == (
+        "Speculative decoding was 2.7 times as fast; the outputs are the same."
+    )
+    assert text(browser, "output") == TEXT
+    type_and_generate(browser, "Another text")
+    wait_for(browser, "comparison", "The two runs had different texts")
+    assert not browser.console
+
+
+@needs_browser
+@pytest.mark.parametrize("way", ["Escape", "stop"])
+def test_stopping_closes_the_connection(browser: Browser, server: PageServer, way: str) -> None:
+    open_page(browser, server)
+    browser.write("wait")
+    browser.click("generate")
+    browser.wait("document.getElementById('output').textContent == 'He <b>is</b> &'")
+    assert server.waiting.is_set() and not server.gone.is_set()
+    assert browser.evaluate("document.activeElement.id") == "stop"
+    assert browser.evaluate("document.getElementById('output').getAttribute('aria-busy')") == "true"
+    browser.press("Enter", CTRL)  # one run at a time
+    if way == "Escape":
+        browser.press("Escape")
+    else:
+        browser.click("stop")
+    wait_for(browser, "status", "Stopped.")
+    assert server.gone.wait(30) and len(server.requests) == 1
+    assert browser.evaluate("document.activeElement.id") == "generate"
+    assert text(browser, "runs") == text(browser, "error") == "" and not browser.console
+    type_and_generate(browser, "He are here")
+    wait_for(browser, "status", "Done")
+
+
+@needs_browser
+def test_tab_reaches_everything(browser: Browser, server: PageServer) -> None:
+    server.model = "correct-base"
+    open_page(browser, server)
+    assert browser.evaluate("document.getElementById('prompt').value").startswith("my sister")
+    found = []
+    for _ in range(7):
+        found.append(browser.evaluate("document.activeElement.id || document.activeElement.role"))
+        browser.press("Tab")
+    expected = ["prompt", "max_tokens", "temperature", "speculative", "generate", "output"]
+    assert found == [*expected, "region"]
+
+
+@needs_browser
+def test_errors_are_the_servers_one_line(browser: Browser, server: PageServer) -> None:
+    open_page(browser, server)
+    type_and_generate(browser, "refuse")
+    wait_for(browser, "error", REFUSAL)
+    type_and_generate(browser, "fail")
+    wait_for(browser, "error", FAILURE)
+    assert text(browser, "output") == "He <b>is</b> &"
+    type_and_generate(browser, "break")
+    wait_for(browser, "error", "the output broke off: generate it again")
+    server.close()
+    type_and_generate(browser, "He are here")
+    wait_for(browser, "error", "no usable answer (Failed to fetch): check that the server")
+    assert text(browser, "runs") == text(browser, "status") == ""
+
+
+@needs_browser
+def test_options_out_of_range_are_not_sent(browser: Browser, server: PageServer) -> None:
+    open_page(browser, server)
+    browser.write("He are here")
+    browser.evaluate("document.getElementById('max_tokens').value = '0'")
+    browser.press("Enter", CTRL)
+    assert browser.evaluate("document.activeElement.id") == "max_tokens"
+    browser.evaluate("document.getElementById('max_tokens').value = '7'")
+    browser.evaluate("document.getElementById('temperature').value = '0.5'")
+    browser.press("Enter", CTRL)
+    wait_for(browser, "status", "Done")
+    (request,) = server.requests
+    assert (request["max_tokens"], request["temperature"]) == (7, 0.5)
+
+
+@needs_browser
+def test_a_key_is_asked_for_where_the_server_wants_one(
+    browser: Browser, server: PageServer
+) -> None:
+    server.key = "abc"
+    browser.open(server.address)
+    wait_for(browser, "error", "the API key is wrong")
+    browser.wait("document.activeElement.id == 'key'")
+    browser.write("abc")
+    browser.evaluate("document.getElementById('prompt').value = 'He are here'")
+    browser.press("Enter")
+    wait_for(browser, "status", "Done")
+    browser.wait("document.getElementById('model').textContent == 'some-model'")
+    assert text(browser, "error") == ""
+    kept = browser.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
+    assert kept == [0, 0, ""]
