@@ -72,6 +72,14 @@ def spiece() -> bytes:
     return train_spiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 
 
+@pytest.fixture(scope="session")
+def lacking(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
+    """A converted random model whose vocabulary lacks most characters."""
+    folder = tmp_path_factory.mktemp("lacking")
+    write_checkpoint(folder / "source", V1_0, spiece)
+    return convert(str(folder / "source"), folder / "converted")
+
+
 def write_checkpoint(folder: Path, shape: dict[str, Any], spiece: bytes, seed: int = 0) -> Any:
     """Save a random transformers model and a tokenizer; returns the model (torch)."""
     import torch

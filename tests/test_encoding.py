@@ -133,8 +133,8 @@ def test_other_things_than_lists_of_prompts_are_refused() -> None:
     assert engine.encode(np.array([3, 1])) == engine.encode((3, 1)) == [3, 1]  # type: ignore
 
 
-def test_characters_that_the_vocabulary_lacks_are_found() -> None:
-    encoder = PromptEncoder(*load("correct-small"))
+def test_characters_that_the_vocabulary_lacks_are_found(lacking: Path) -> None:
+    encoder = PromptEncoder(*load(lacking))
     found = encoder.fit("correct: He \u2603 go \u4e16\u754c home \u2603.", 9)
     assert found.unknown == "\u2603\u4e16\u754c"
     assert encoder.fit([5, 2, 1], 9).unknown == "", "ids have no characters"

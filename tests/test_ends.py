@@ -71,19 +71,20 @@ def test_the_example_shows_its_prompt(call: Call) -> None:
     assert call("--model", "correct-small", stdin="He go home.").code == 0, "it needs a prompt"
 
 
-def test_characters_that_the_vocabulary_lacks_are_named_once(call: Call) -> None:
+def test_characters_that_the_vocabulary_lacks_are_named_once(call: Call, lacking: Path) -> None:
+    model = ("--model", str(lacking), "--max-tokens", "5")
     for command in ((), ("--json",)):
-        done = call(*command, "--prompt", f"He {SNOW} go {SNOW} home.")
+        done = call(*command, *model, "--prompt", f"He {SNOW} go {SNOW} home.")
         said = [line for line in done.err if "vocabulary" in line]
         assert said == [f"the model's vocabulary lacks {SNOW}; it sees the unknown token instead"]
     lines = f"He {SNOW} go.\nHe go.\nHe {SNOW}\u4e16 go.\n"
-    done = call("batch", "-", stdin=lines)
+    done = call("batch", "-", *model, stdin=lines)
     assert done.err[-2] == (
         f"prompts with characters that the model's vocabulary lacks: 2 ({SNOW} \u4e16); "
         "it sees the unknown token instead"
     )
     assert "unknown" not in done.records[0]
-    assert sum("vocabulary" in line for line in call("repl", stdin=lines).err) == 2
+    assert sum("vocabulary" in line for line in call("repl", *model, stdin=lines).err) == 2
     assert a_few_of("abcdefg") == "a b c d e and 2 more"
 
 

@@ -107,10 +107,13 @@ def test_bad_options_are_one_line(command: list[str], found: str, call: Call) ->
         assert found in line and not done.out
 
 
-def test_texts_are_ids_at_a_beginning_and_after_a_space(decoder: SpeculativeDecoder) -> None:
+def test_texts_are_ids_at_a_beginning_and_after_a_space(
+    decoder: SpeculativeDecoder, lacking: Path
+) -> None:
+    other = SpeculativeDecoder.from_pretrained(lacking)
     for option in ({"bad_words": ["日本"]}, {"bad_words": ["~"]}, {"forced_tokens": "日"}):
         with pytest.raises(ValueError, match="the vocabulary lacks") as error:
-            decoder.generate(TEXT, **option)  # type: ignore[arg-type]
+            other.generate(TEXT, **option)  # type: ignore[arg-type]
         check_message(str(error.value))
     assert decoder.generate(TEXT, forced_tokens="She").text.startswith("She")
     with pytest.raises(ValueError, match="has no ids") as error:
