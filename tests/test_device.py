@@ -187,7 +187,7 @@ OUTPUTS = {  # of the shipped pair, in float32 on a CPU
     "My sister have never be to Paris.": "My sister has never been to Paris.",
     "They was going too the beach yesterday, but it rain all day.":
         "They were going to the beach yesterday, but it rains all day.",
-    "He go home.": "He will go home.",
+    "He go home.": "He goes home.",
 }  # fmt: skip
 
 

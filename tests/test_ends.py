@@ -48,7 +48,7 @@ def without_prefix() -> SpeculativeDecoder:
 
 
 def test_the_footer_says_whether_the_output_was_cut(call: Call) -> None:
-    assert re.fullmatch(r"\d+ tok/s - 6 tokens - .* tokens per round", call(*HOME).err[-1])
+    assert re.fullmatch(r"\d+ tok/s - 5 tokens - .* tokens per round", call(*HOME).err[-1])
     cut = call(*HOME, "--max-tokens", "3")
     assert cut.err[-1].endswith(" tokens per round - cut at --max-tokens 3")
     lines = call("repl", "--max-tokens", "3", stdin="He go home.\n/set max_tokens 9\nHe go home.\n")
@@ -114,16 +114,16 @@ def test_truncate_cuts_a_prompt_and_says_so(call: Call) -> None:
     assert call("repl", *options, stdin=LONG).out.strip() == done.out.strip()
     refused = call("repl", stdin=f"{LONG}\nHe go home.\n")
     assert refused.code == 3 and "(--truncate)" in refused.err[0]
-    assert refused.out == "He will go home.\n"
+    assert refused.out == "He goes home.\n"
 
 
 def test_every_command_adds_the_prefix_of_the_model(call: Call) -> None:
     lines = "He go home.\ncorrect: He go home.\n"
     records = call("batch", "in.txt").records
     assert [record["prompt"] for record in records] == lines.splitlines()
-    assert [record["text"] for record in records] == ["He will go home."] * 2
-    assert call(*HOME).out == "He will go home.\n"
-    assert call("repl", stdin=lines).out == "He will go home.\n" * 2
+    assert [record["text"] for record in records] == ["He goes home."] * 2
+    assert call(*HOME).out == "He goes home.\n"
+    assert call("repl", stdin=lines).out == "He goes home.\n" * 2
 
 
 @pytest.mark.parametrize("prefix", ["", "He and she "])

@@ -20,22 +20,22 @@ SENTENCES = tuple(f"{first} {last}" for last in ENDINGS for first in BEGINNINGS)
 # for the sentences in which the best token always has a logit that is larger than the next by 3 or
 # more: no device's rounding decides those.
 KNOWN = {
-    "My sister dont know how to went home from hear.": (
-        "My sister doesn't know how to go home from here."
+    "An old man wanted to knew what the childs are doing.": (
+        "An old man wanted to know what the children are doing."
     ),
-    "It are not clear how to went home from hear.": "It is not clear how to go home from here.",
+    "We was asking what the childs are doing.": "We were asking what the children are doing.",
+    "It are not clear what the childs are doing.": "It is not clear what the children are doing.",
     "My sister dont know wether it will rains tomorow.": (
         "My sister doesn't know whether it will rain tomorrow."
     ),
-    "We was asking when we goes too Paris.": "We were asking when we go to Paris.",
-    "He think that I knows who have opened the window": (
-        "He thinks that I know who has opened the window."
+    "He think that I knows wether it will rains tomorow.": (
+        "He thinks that I know whether it will rain tomorrow."
     ),
-    "It are not clear that the dog were hungry.": "It is not clear that the dog was hungry.",
+    "My sister dont know how to went home from hear.": (
+        "My sister doesn't know how to go home from here."
+    ),
     "An old man wanted to knew how to went home from hear.": (
         "An old man wanted to know how to go home from here."
     ),
-    "The teacher have explained me when we goes too Paris.": (
-        "The teacher has explained me when we go to Paris."
-    ),
+    "It are not clear how to went home from hear.": "It is not clear how to go home from here.",
 }
