@@ -19,7 +19,7 @@ from .shaping import Chosen, ShapingOptions, choose, is_plain
 from .terminal import note
 
 if TYPE_CHECKING:
-    from ..serve.app import Settings
+    from ..serve import Settings
 
 MOST_SECONDS = 86_400  # of a shutdown
 in_server = partial(typer.Option, rich_help_panel="Server")
@@ -70,10 +70,16 @@ def serve(
     page to try it at /.
     """
     try:
-        from ..serve import Service
-        from ..serve.app import Settings, make_app
-        from ..serve.guards import check_origins, is_loopback, read_keys
-        from ..serve.server import Server, bind
+        from ..serve import (
+            Server,
+            Service,
+            Settings,
+            bind,
+            check_origins,
+            is_loopback,
+            make_app,
+            read_keys,
+        )
     except ModuleNotFoundError as error:
         raise ValueError(
             f"serve needs packages that are not installed ({first_line(error)}): "

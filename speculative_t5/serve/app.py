@@ -21,7 +21,7 @@ from starlette.routing import Route
 from ..errors import shown
 from ..generation import GenerationOptions
 from ..tokenizers import ChatTokenizer, Prompt
-from . import Busy, Call, Service, Unavailable
+from .calls import Busy, Call, Unavailable
 from .guards import KeyGuard, SiteGuard, read_body
 from .metrics import Counted, Metrics, Stopwatch
 from .refusals import Refused, error_object
@@ -36,6 +36,7 @@ from .requests import (
     parse_wanted,
 )
 from .responses import DONE, PING, Answer, Output, as_event
+from .service import Service
 from .streams import EventStream, unless_gone, with_pauses
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it

@@ -11,7 +11,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from . import Service
+from .service import Service
 
 KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close first
 LAST_BYTES = 5  # seconds for clients to read responses that have ended
