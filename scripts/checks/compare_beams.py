@@ -1,6 +1,6 @@
 """Compare beam searches with transformers' on a random model of every family, in float32.
 
-    python scripts/checks/compare_beams.py               # about 40 minutes on one core
+    python scripts/checks/compare_beams.py               # an hour or more on one core
 
 50 prompts for 2, 4 and 8 beams with each length penalty and each early_stopping; tokens, why an
 output ended, and scores to 1e-4, of every hypothesis. Prints what differs, and a line a family.
