@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_the_result_is_converted_and_trained_further(
 ) -> None:
     """The vocabulary grows once, and the prefix stays."""
     monkeypatch.setattr(further_training, "HELD_OUT", 2)
-    edit_json(converted / "config.json", prefix="correct: ")
+    edit_json(converted / "config.json", prefix="correct: ", draft="small")
     data, text, source = tmp_path / "deu.txt.xz", "Ünïcode ☃", converted
     with lzma.open(data, "wt", encoding="utf-8") as file:
         file.writelines(f"{line}\tGuten Tag.\n" for line in [*TEXT, *map(str, range(200))])
@@ -117,6 +118,7 @@ def test_the_result_is_converted_and_trained_further(
         assert model.config.vocab_size == 640
         assert tokenizer.decode(tokenizer.encode(text)) == text
         assert tokenizer.prefix == "correct: "
+        assert json.loads((source / "config.json").read_text())["draft"] == "small"
 
 
 def test_a_model_learns_what_its_teacher_says(

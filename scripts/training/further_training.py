@@ -93,7 +93,7 @@ def train_further(
     model.generation_config.max_length = None
     model.save_pretrained(work / name)
     shutil.copy(work / "spiece.model", work / name / "spiece.model")
-    add_prefix(work / name / "config.json", start_from / "config.json")
+    keep_own(work / name / "config.json", start_from / "config.json")
 
 
 def with_bytes(stored: bytes) -> bytes:
@@ -226,8 +226,9 @@ class Run:
         return kl_div(learnt, taught, reduction="batchmean", log_target=True)
 
 
-def add_prefix(path: Path, source: Path) -> None:
-    """Copy the prefix that prompts get from one config.json to another."""
+def keep_own(path: Path, source: Path) -> None:
+    """Copy what a config.json has of ours to another: the prefix of prompts, and a draft's name."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    config["prefix"] = json.loads(source.read_text(encoding="utf-8")).get("prefix", "")
+    before = json.loads(source.read_text(encoding="utf-8"))
+    config |= {name: before[name] for name in ("prefix", "draft") if name in before}
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")

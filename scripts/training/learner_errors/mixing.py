@@ -44,7 +44,7 @@ class Learner:
             text = self._first(GRAMMAR, text, rng)
         for _ in range(rng.choices([0, 1, 2], [60, 30, 10])[0]):
             text = self._first(spelling.RULES, text, rng)
-        if rng.random() < 0.22:
+        if rng.random() < 0.35:
             text = self._slips.sentence(text, rng)
         if rng.random() < 0.03:
             text = text.lower()
@@ -72,7 +72,7 @@ class Learner:
             return damaged, right
         damaged = right if rng.random() < 0.2 else self.sentence(right, rng)
         pair = rename((damaged, right), rng, self._words)
-        if rng.random() < 0.25:
+        if rng.random() < 0.18:
             pair = replace_words(pair, self._words, rng)
         if rng.random() < 0.4:
             pair = british(pair)
