@@ -109,7 +109,7 @@ class Output:
             return self.failed(done.error)
         try:
             return Event(self.number, self._maker.chunk(done))
-        except Exception:
+        except Exception:  # it must not end the outputs of other calls
             log.exception("the text of an output cannot be made")
             return self.failed(FAILED)
 

@@ -136,7 +136,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes | None
     """Read the body of a request; return None if the client has gone.
 
     Raises:
-        Refused: If the body has more than `most` bytes or does not arrive in so many seconds.
+        Refused: If the body has more than `most` bytes or does not arrive within `seconds`.
     """
     too_large = Refused(
         413, f"the body has more than {most:,} bytes: split the request",

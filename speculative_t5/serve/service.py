@@ -223,7 +223,7 @@ class Service:
                 if batch.rows:
                     began = time.monotonic()
                     self._emit(batch.round(), began)
-            except Exception:
+            except Exception:  # the server goes on; the log has it, and callers get errors
                 log.exception("a round has failed")
                 self._fail_running()
                 batch = self._new_batch()

@@ -31,7 +31,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def with_pauses(events: AsyncIterable[T], seconds: float) -> AsyncGenerator[T | None, None]:
-    """Yield the events as they come, and None whenever none has come for so many seconds."""
+    """Yield the events as they come, and None whenever none has come for `seconds`."""
     iterator = aiter(events)
     while True:
         coming = asyncio.ensure_future(anext(iterator))

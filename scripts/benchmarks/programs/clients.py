@@ -76,7 +76,7 @@ async def drive(
     stay: float = 0.0,
     watch: Callable[[int], None] = lambda done: None,
 ) -> Run:
-    """Send each prompt once, by so many clients at a time.
+    """Send each prompt once, from as many clients at a time as `clients` says.
 
     Args:
         client: Connects to the server.
