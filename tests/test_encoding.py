@@ -56,6 +56,16 @@ def test_a_longer_prompt_may_be_allowed_or_cut() -> None:
         decoder(max_source_length=600).generate(text)
 
 
+def test_a_text_that_cannot_fit_is_not_even_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server has many callers, and a text of megabytes takes seconds."""
+    most = 64 * LIMIT
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text: [5, 1])
+    assert decoder().fit("x" * most).ids == [5, 1]
+    monkeypatch.setattr(ByteTokenizer, "encode", None)
+    with refused("--truncate", f"the prompt has {most + 1} characters, and 512 tokens is all"):
+        decoder().fit("x" * (most + 1))
+
+
 def test_cutting_keeps_the_part_that_matters_most() -> None:
     assert keep_beginning([5, 6, 7, 8, 1], 3) == [5, 6, 1]
     assert keep_end([0, 5, 6, 7, 8], 3, special={0}) == [0, 7, 8]

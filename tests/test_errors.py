@@ -16,7 +16,9 @@ from messages import complaint
 
 HOLE = "{}"  # stands for what is only known at run time
 ERRORS = {"ValueError", "OSError", "RuntimeError", "Failure", "Refused"}
-WITHOUT_A_MESSAGE = {"AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "Busy"}
+WITHOUT_A_MESSAGE = {  # of their own
+    "AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "Busy", "WrongPrompt",
+}  # fmt: skip
 NOTES = {"note", "fail", "Line"}  # show or keep a line
 MOST = 300  # characters of a message's own
 

@@ -12,6 +12,8 @@ from ..decoding import LanguageModel
 from ..errors import check_integer, check_utf8
 from .base import ChatTokenizer, Message, Tokenizer, unknown_characters
 
+CHARACTERS = 64  # of a token, at most; the longest pieces of T5 have 16, but spaces are joined
+
 # Text; source ids, ending with EOS for a T5; or a chat.
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -100,7 +102,13 @@ class PromptEncoder:
 
         A cut prompt leaves room for `max_tokens` of output; one that may not be cut is refused.
         """
-        ids, limit, unknown = self.encode(prompt), self._longest(max_tokens), ""
+        limit, unknown = self._longest(max_tokens), ""
+        if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS and not self._truncate:
+            raise ValueError(  # without its tokens, which would take long to count
+                f"the prompt has {len(prompt)} characters, and {limit} tokens is all that "
+                f"{self._allowed}: {self._advice(chat=self._chat)}"
+            )
+        ids = self.encode(prompt)
         if isinstance(prompt, str) and self._tokenizer is not None:
             unknown = unknown_characters(self._tokenizer, prompt, ids)
         if len(ids) <= limit:
@@ -108,20 +116,26 @@ class PromptEncoder:
         chat = self._chat or any(isinstance(part, Mapping) for part in prompt)
         if self._truncate and not chat:
             return Source(self._shortened(ids, limit), len(ids) - limit, unknown)
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens, more than the {limit} that {self._allowed}: "
+            f"{self._advice(chat=chat)}"
+        )
+
+    @property
+    def _allowed(self) -> str:
         own = self._max_source_length is None
-        allowed = "the model is made for" if own else "max_source_length allows"
+        return "the model is made for" if own else "max_source_length allows"
+
+    def _advice(self, *, chat: bool) -> str:
+        """Say what to do about a prompt that is too long."""
         cut = "truncate=True (--truncate) to cut it, or"
         if chat:
-            advice = "split it"
-        elif self._model.is_decoder_only:
-            advice = f"use {cut} split it"
-        else:
-            advice = (
-                f"use rewrite (the command document) to split it, {cut} max_source_length=N "
-                "(--max-source-length N) to allow more"
-            )
-        raise ValueError(
-            f"the prompt has {len(ids)} tokens, more than the {limit} that {allowed}: {advice}"
+            return "split it"
+        if self._model.is_decoder_only:
+            return f"use {cut} split it"
+        return (
+            f"use rewrite (the command document) to split it, {cut} max_source_length=N "
+            "(--max-source-length N) to allow more"
         )
 
     def _longest(self, max_tokens: int) -> int:
