@@ -71,7 +71,8 @@ def test_prompts_encoded_in_groups_give_the_logits_of_single_ones(
         return encode(self, prompts, *more)
 
     monkeypatch.setattr(T5, "_encoded", counted)
-    monkeypatch.setattr("speculative_t5.models.t5.model.ENCODED_TOKENS", limit)
+    for name in ("ENCODED_TOKENS", "ENCODED_TOKENS_CPU"):
+        monkeypatch.setattr(f"speculative_t5.models.t5.model.{name}", limit)
     session, _ = model.start(prompts)
     assert len(passes) >= least
     assert all(rows * length <= limit or rows == 1 for rows, length in passes)

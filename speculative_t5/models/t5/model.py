@@ -19,7 +19,9 @@ from .config import Quantization, T5Config
 from .layers import Decoder, Encoder, Head
 from .session import T5Session
 
-ENCODED_TOKENS = 512  # in one pass of the encoder, padding included, unless one prompt has more
+# Tokens in one pass of the encoder, padding included, unless one prompt has more. On a CPU larger
+# products gain nothing, and smaller groups have sources of more similar length, so less padding.
+ENCODED_TOKENS, ENCODED_TOKENS_CPU = 512, 128
 
 COMPILING = threading.Lock()  # held while any model's compiled decoder is made or dropped
 
@@ -191,7 +193,7 @@ class T5(nn.Module):
     ) -> SourceCache:
         """Encode prompts for `decoders` (see `encode`), those of similar length together.
 
-        Past a few hundred tokens a pass gains nothing from more of them, and loses by padding.
+        Past some hundred tokens a pass gains nothing from more of them, and loses by padding.
         """
         groups = _groups(prompts)
         if len(groups) == 1:
@@ -224,11 +226,12 @@ class T5(nn.Module):
 def _groups(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Indices of prompts to encode together: all in order, or by length if they are many tokens."""
     order = list(range(len(prompts)))
-    if len(prompts) * max(map(len, prompts)) <= ENCODED_TOKENS:
+    most = ENCODED_TOKENS_CPU if device.on_cpu() else ENCODED_TOKENS
+    if len(prompts) * max(map(len, prompts)) <= most:
         return [order]
     groups: list[list[int]] = [[]]
     for i in sorted(order, key=lambda i: len(prompts[i])):
-        if groups[-1] and (len(groups[-1]) + 1) * len(prompts[i]) > ENCODED_TOKENS:
+        if groups[-1] and (len(groups[-1]) + 1) * len(prompts[i]) > most:
             groups.append([])
         groups[-1].append(i)
     return groups
