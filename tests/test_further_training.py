@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import edit_json, write_checkpoint
 from families import TEXT
-from further_training import Run, start, train_further, with_bytes
+from further_training import Run, mix, start, train_further, with_bytes
 from train_correct import Example
 
 SHAPE = {
@@ -111,7 +111,7 @@ def test_the_result_is_converted_and_trained_further(
     for name in ("first", "second"):
         train_further(
             data, tmp_path / name, source,
-            minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False,
+            minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False, keep=0.5,
         )  # fmt: skip
         source = convert(str(tmp_path / name / source.name), tmp_path / f"{name}-converted")
         model, tokenizer = load(source)
@@ -138,3 +138,14 @@ def test_a_model_learns_what_its_teacher_says(
     before = run._loss(*batch).item()
     run.train(examples, {}, tmp_path / "model.pt", every=1, batch=64)
     assert 0 < run._loss(*batch).item() < before / 2
+
+
+def test_a_result_may_keep_a_share_of_the_weights_before(converted: Path) -> None:
+    model, before = start(converted, 120), start(converted, 120)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 1.0
+    trained = [weight.detach().clone() for weight in model.parameters()]
+    mix(model, before, 0.3)
+    for weight, first, last in zip(model.parameters(), before.parameters(), trained, strict=True):
+        assert torch.allclose(weight, 0.3 * first + 0.7 * last, atol=1e-5)

@@ -5,6 +5,10 @@ vocabulary of which gets bytes and common characters if it has none, and trains 
 minutes; a run that was stopped resumes. The rate is constant, then goes down to 0 in the last
 quarter. The loss on held-out examples, of `corruption`'s kind and of learners', is printed at every
 checkpoint. With a teacher, a model learns the teacher's distributions instead of the right tokens.
+
+The result may keep a share of the weights that it started from: the mean of two models on one path
+of training is often better than either (Wortsman et al. 2022, "Robust fine-tuning of zero-shot
+models", arXiv:2109.01903).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from speculative_t5 import load
 import mlx.core as mx
 import sentencepiece as spm
 import torch
+import typer
 from byte_pieces import add_pieces
 from corruption import Corruptor, read_sentences
 from learner_errors import Learner, mixed_examples, read_german
@@ -52,6 +57,7 @@ def train_further(
     tokens: int,
     autocast: bool,
     teacher: Path | None = None,
+    keep: float = 0.0,
 ) -> None:
     """Train a converted folder further; write a checkpoint for convert.py of its name to `work`.
 
@@ -65,7 +71,11 @@ def train_further(
         tokens: Tokens of a step, padding included.
         autocast: Whether to multiply in bfloat16; very slow on a CPU without instructions for it.
         teacher: A checkpoint of the same vocabulary to learn from, as written here.
+        keep: Share of the weights of `start_from` in the result's, from 0 to 1. For it, runs that
+            resume read `start_from` again.
     """
+    if not 0 <= keep <= 1:
+        raise typer.BadParameter(f"--keep must be from 0 to 1, got {keep}")
     name = start_from.name
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "spiece.model").exists():
@@ -90,6 +100,9 @@ def train_further(
             yield encode(tokenizer, pair)
 
     run.train(examples, judged, checkpoint, every=every, batch=tokens)
+    if keep:
+        mix(model, start(start_from, tokenizer.get_piece_size()), keep)
+        run.judge(judged, f"with {keep:g} of the weights before")
     model.generation_config.max_length = None
     model.save_pretrained(work / name)
     shutil.copy(work / "spiece.model", work / name / "spiece.model")
@@ -200,8 +213,12 @@ class Run:
 
     def _save(self, path: Path, seconds: float, judged: dict[str, list[Example]]) -> None:
         save_checkpoint(path, self._model, self._optimizer, self.step, seconds=seconds)
+        self.judge(judged, f"{seconds / 60:5.1f} min")
+
+    def judge(self, judged: dict[str, list[Example]], when: str) -> None:
+        """Print the loss on each kind of held-out examples."""
         found = [f"{kind} {self._held_out(examples):.4f}" for kind, examples in judged.items()]
-        print(f"{seconds / 60:5.1f} min  held-out loss: {', '.join(found)}", flush=True)
+        print(f"{when}  held-out loss: {', '.join(found)}", flush=True)
 
     @torch.no_grad()
     def _held_out(self, examples: list[Example]) -> float:
@@ -224,6 +241,13 @@ class Run:
         kept = labels != -100
         learnt, taught = (x[kept].float().log_softmax(-1) for x in (output.logits, logits))
         return kl_div(learnt, taught, reduction="batchmean", log_target=True)
+
+
+@torch.no_grad()
+def mix(model: torch.nn.Module, other: torch.nn.Module, share: float) -> None:
+    """Move all weights of a model by a share of the way to those of another."""
+    for own, others in zip(model.parameters(), other.parameters(), strict=True):
+        own.lerp_(others, share)
 
 
 def keep_own(path: Path, source: Path) -> None:

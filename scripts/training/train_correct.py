@@ -16,8 +16,9 @@ with any character by
     python scripts/training/train_correct.py learners   --data deu.txt.xz --work runs/learners
 
 or with another folder as --start-from. `runs/learners/correct-base` is then for convert.py, and
-what that writes can be trained further in the same way, with another --work. weights/correct-small
-learns from it:
+what that writes can be trained further in the same way, with another --work; `--keep 0.3` makes the
+result a mean with the weights before, which had the lower loss on held-out text.
+weights/correct-small learns from it:
 
     python scripts/training/train_correct.py learners   --data deu.txt.xz --work runs/small \
         --start-from weights/correct-small --teacher runs/learners/correct-base
@@ -194,6 +195,9 @@ def learners(
     teacher: Annotated[
         Path | None, typer.Option(help="Checkpoint whose distributions to learn.")
     ] = None,
+    keep: Annotated[
+        float, typer.Option(help="Share of the weights to start from in the result's.")
+    ] = 0.0,
 ) -> None:
     """Train a converted correct-base or correct-small further, on learners' errors."""
     from further_training import train_further
@@ -201,7 +205,7 @@ def learners(
     train_further(
         data, work, start_from,
         minutes=minutes, rate=rate, every=every, tokens=tokens, autocast=autocast,
-        teacher=teacher,
+        teacher=teacher, keep=keep,
     )  # fmt: skip
 
 

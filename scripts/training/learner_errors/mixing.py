@@ -70,7 +70,7 @@ class Learner:
             right = inserted(rng, self._foreign, self._words)
             damaged = right if rng.random() < 0.7 else self._template(right, rng)
             return damaged, right
-        damaged = right if rng.random() < 0.2 else self.sentence(right, rng)
+        damaged = right if rng.random() < 0.26 else self.sentence(right, rng)
         pair = rename((damaged, right), rng, self._words)
         if rng.random() < 0.18:
             pair = replace_words(pair, self._words, rng)
@@ -92,7 +92,7 @@ class Learner:
         """Join one to eight sentences to a prompt and its correction."""
         count = rng.choices(range(1, 9), [54, 18, 11, 7, 4, 3, 2, 1])[0]
         pairs = [self.pair(sentences, rng) for _ in range(count)]
-        if rng.random() < 0.1:  # text that is right as a whole
+        if rng.random() < 0.14:  # text that is right as a whole
             pairs = [(right, right) for _, right in pairs]
         between = "\n" if count > 1 and rng.random() < 0.06 else " "
         source, target = (between.join(side) for side in zip(*pairs, strict=True))

@@ -58,6 +58,7 @@ def number(rng: random.Random) -> str:
     kinds = [
         "{a}", "{a},{b:03}", "{a}.{c}", "{a},{b:03},{d:03}", "{b}", "-{a}", "{a}/{c}", "{b}{b}",
         "{a}–{b}", "{a}-{c}", "{a}:{c:02}", "{a}×{c}", "{a}.{b}{d}", "{a}.{c}.{d}", "{b}a", "+{a} {b}",
+        "{a}00", "{a},000", "{a},000,000",
     ]  # fmt: skip
     values = {"a": rng.randint(1, 99), "b": rng.randint(0, 999), "c": rng.randint(0, 99)}
     return rng.choice(kinds).format(**values, d=rng.randint(0, 999))
