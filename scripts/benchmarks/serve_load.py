@@ -8,8 +8,9 @@
 1, 4, 16 and 64 clients at a time send the same prompts as streams, greedy; `batch` decodes these
 prompts as well. They take turns, in a random order for each turn, after a first one that is not
 counted. The clients share the processors with the server. `--disturb` lets a third of the requests
-leave at random moments and makes a tenth malformed; the others must get their outputs all the same,
-and at the end the server must have no rows left. Ends with exit code 1 if an output differs.
+leave at random moments and makes a tenth nonsense (malformed, fuzzed, huge, slow, to nowhere); the
+others must get their outputs all the same, and at the end the server must have no rows left. Ends
+with exit code 1 if an output differs.
 
 `plain_server.py` serves other programs, to load beside ours. Needs
 `pip install ".[compare,serve]"`.

@@ -1,7 +1,7 @@
 """Clients of a server, many at once: each asks for one prompt after another, as a stream.
 
-They may be made to misbehave: a third of the requests leaves at a random moment, a tenth is
-malformed.
+They may be made to misbehave: a third of the requests leaves at a random moment, and a tenth is
+nonsense.
 """
 
 from __future__ import annotations
@@ -16,20 +16,10 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from .nonsense import KINDS, Wrong, message_of
+
 LEAVE, MALFORMED = 1 / 3, 1 / 10  # shares of requests
 PATIENCE = 600.0  # seconds without any byte, as OpenAI's client waits
-# Bodies of requests that a server must refuse with a status from 400 to 499.
-BAD_BODIES = (
-    b"", b"{", b"[]", b"{}", b'"prompt"', b'{"prompt": "\xff"}', b'{"prompt": 7}',
-    b'{"prompt": []}', b'{"prompt": ""}', b'{"prompt": [999999999]}', b'{"prompt": ["He", 5]}',
-    b'{"prompt": "He", "max_tokens": -1}', b'{"prompt": "He", "temperature": "warm"}',
-    b'{"prompt": "He", "model": "no-such-model"}', b'{"prompt": "He", "n": 0}',
-    b'{"prompt": "He", "stop": 5}', b'{"prompt": "He", "top_p": 2}',
-)  # fmt: skip
-
-
-class Wrong(Exception):
-    """The server did not do what it must; the text says what."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +84,7 @@ async def drive(
         for index, prompt in waiting:
             fate = rng.random() if rng else 1.0
             if rng and fate < MALFORMED:
-                await refused(client, rng.choice(BAD_BODIES))
+                await rng.choice(KINDS)(client, rng)
                 run.others["malformed"] += 1
             elif rng and fate < MALFORMED + LEAVE:
                 try:
@@ -157,26 +147,6 @@ async def read(response: httpx.Response, index: int, began: float) -> Answer:
     if tokens is None or reason is None or not ended:
         raise Wrong(f"the stream for prompt {index} has no end, no finish_reason or no usage")
     return Answer(index, "".join(texts), tokens, first or whole, whole)
-
-
-async def refused(client: httpx.AsyncClient, body: bytes) -> None:
-    """Send a malformed request, which has to be refused in the protocol's form."""
-    kind = {"Content-Type": "application/json"}
-    response = await client.post("/v1/completions", content=body, headers=kind)
-    if not 400 <= response.status_code < 500:
-        raise Wrong(f"{body!r} was answered with status {response.status_code}")
-    message_of(response.status_code, response.content)
-
-
-def message_of(status: int, body: bytes) -> str:
-    """Return the message of an error, which has to be one line, and no traceback."""
-    try:
-        message = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise Wrong(f"status {status} without OpenAI's error object: {body[:200]!r}") from error
-    if not isinstance(message, str) or len(message.splitlines()) != 1 or "Traceback" in message:
-        raise Wrong(f"status {status} with another message than one line: {message!r}")
-    return message
 
 
 async def gauges(client: httpx.AsyncClient) -> dict[str, float] | None:
