@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from speculative_t5.decoding import FinishReason, Stats
+from speculative_t5.decoding.transform import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
-from speculative_t5.serve import Busy, Event, Figures, State, Unavailable
+from speculative_t5.serve import Busy, Event, Figures, State, Unavailable, WrongPrompt
 from speculative_t5.serve.app import Settings, make_app
 from speculative_t5.serve.server import Server, bind
 
@@ -20,7 +21,7 @@ import httpx
 
 PATIENCE = 30  # seconds, on a machine that does other things
 MODEL = "tiny"
-FAIL, STALL, VANISH = "fail", "stall", "vanish"  # words of prompts
+FAIL, STALL, VANISH, FORBIDDEN = "fail", "stall", "vanish", "forbidden"  # words of prompts
 
 
 def rounds_of(prompt: Any, sample: int, options: GenerationOptions) -> list[Chunk]:
@@ -80,6 +81,9 @@ class FakeCall:
                     await self.service.held.wait()
                 if VANISH.upper() in chunk.text:
                     return
+                if FORBIDDEN.upper() in chunk.text:
+                    yield Event(number, error=NOTHING_LEFT, refused=True)
+                    return
                 if FAIL.upper() in chunk.text:
                     yield Event(number, error="decoding has failed: send the request again")
                     del waiting[number]
@@ -132,10 +136,10 @@ class FakeService:
             raise Busy("the queue is full: wait and send the request again", 1)
         for prompt in prompts:
             if isinstance(prompt, str) and not prompt.strip():
-                raise ValueError("the prompt is empty: give some text")
+                raise WrongPrompt("the prompt is empty: give some text")
             largest = max((part for part in prompt if isinstance(part, int)), default=0)
             if largest >= 100:
-                raise ValueError(f"prompt ids must be from 0 to 99, got {largest}")
+                raise WrongPrompt(f"prompt ids must be from 0 to 99, got {largest}")
         self.calls.append(FakeCall(self, list(prompts), options))
         self.submitted.release()
         return self.calls[-1]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import langchain_openai
 import openai
 import pytest
 from serving import FAIL, PATIENCE, STALL, FakeService, Served, serving
@@ -174,14 +175,13 @@ def test_a_task_that_is_cancelled_frees_its_rows(served: Served) -> None:
 
 
 def test_langchain_sends_lists_and_nulls(served: Served) -> None:
-    langchain = pytest.importorskip("langchain_openai")
-    model = langchain.OpenAI(
+    model = langchain_openai.OpenAI(
         model="tiny", base_url=f"{served.url}/v1", api_key="right", max_retries=0,
         temperature=0, max_tokens=2,
     )  # fmt: skip
     assert model.batch(["a b c", "d"]) == ["A B", "D"]
     assert "".join(model.stream("a b c")) == "A B"
-    chat = langchain.ChatOpenAI(
+    chat = langchain_openai.ChatOpenAI(
         model="tiny", base_url=f"{served.url}/v1", api_key="right", max_retries=0
     )
     assert chat.invoke("a b c").content == "A B C"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -9,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.serve import refusals
 from speculative_t5.serve.guards import check_origins, is_local_name, read_keys
 from speculative_t5.serve.server import bind
 
 import httpx
 import pytest
 from messages import check_message
-from serving import FAIL, PATIENCE, STALL, VANISH, FakeService, Served, serving
+from serving import FAIL, FORBIDDEN, PATIENCE, STALL, VANISH, FakeService, Served, serving
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "a"}
@@ -23,7 +25,7 @@ USER = {"role": "user", "content": "a"}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serving(FakeService(max_queue=8), max_body=10_000) as running:
+    with serving(FakeService(max_queue=8), max_body=100_000) as running:
         yield running
 
 
@@ -56,16 +58,18 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
         ({"prompt": [["a"]]}, "prompt"),
         ({"prompt": [100]}, "prompt"),
         ({"prompt": [10**30]}, "prompt"),
-        ({"prompt": ["a"] * 9}, "prompt"),
-        ({"prompt": ["a"] * 5, "n": 2, "temperature": 1}, "prompt"),
+        ({"prompt": ["a"] * 9}, None),
+        ({"prompt": ["a"] * 5, "n": 2, "temperature": 1}, None),
         ({"prompt": "a", "n": 2}, "n"),
         ({"prompt": "a", "n": 0}, "n"),
-        ({"prompt": "a", "n": 10**9, "temperature": 1}, "prompt"),
+        ({"prompt": "a", "n": 10**9, "temperature": 1}, None),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "max_tokens": "9"}, "max_tokens"),
         ({"prompt": "a", "max_tokens": 2.5}, "max_tokens"),
         ({"prompt": "a", "max_tokens": True}, "max_tokens"),
         ({"prompt": "a", "max_tokens": 10**400}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 4097}, "max_tokens"),
+        ({"prompt": "a", "max_completion_tokens": 4097}, "max_completion_tokens"),
         ({"prompt": "a", "temperature": -1}, "temperature"),
         ({"prompt": "a", "temperature": "1"}, "temperature"),
         ({"prompt": "a", "temperature": [1]}, "temperature"),
@@ -78,6 +82,14 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
         ({"prompt": "a", "stop": ""}, "stop"),
         ({"prompt": "a", "stop": [5]}, "stop"),
         ({"prompt": "a", "stop": {}}, "stop"),
+        ({"prompt": "a", "stop": ["b"] * 17}, "stop"),
+        ({"prompt": "a", "stop": "b" * 501}, "stop"),
+        ({"prompt": "a", "suppress_tokens": [5] * 10_001}, "suppress_tokens"),
+        ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(1001)}}, "logit_bias"),
+        ({"prompt": "a", "bad_words": ["b"] * 101}, "bad_words"),
+        ({"prompt": "a", "bad_words": ["b" * 501]}, "bad_words"),
+        ({"prompt": "a", "bad_words": [[5] * 501]}, "bad_words"),
+        ({"prompt": "a"} | {f"own_{i}": 1 for i in range(100)}, None),
         ({"prompt": "a", "stop_token_ids": "5"}, "stop_token_ids"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "an id of logit_bias"),
         ({"prompt": "a", "logit_bias": {"-1": 1}}, "an id of logit_bias"),
@@ -95,6 +107,7 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
         ({"prompt": "a", "echo": True}, "echo"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "best_of": 3, "n": 2, "temperature": 1}, "best_of"),
         ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty"),
         ({"prompt": "a", "frequency_penalty": -1}, "frequency_penalty"),
         ({"prompt": "a", "logprobs": 0}, "logprobs"),
@@ -154,7 +167,8 @@ def test_a_body_that_is_not_json_is_refused(served: Served, body: bytes) -> None
 def test_half_of_a_surrogate_pair_is_refused(served: Served) -> None:
     for name in ("prompt", "model", "temperature", "temperatur\ud800"):
         body = json.dumps({"prompt": "a", name: "\ud800"})
-        check_error(served.client.post("/v1/completions", content=body), 400)
+        for content in (body, body.replace(r"\ud800", r"\uD800")):
+            check_error(served.client.post("/v1/completions", content=content), 400)
     assert served.post(prompt="\U0001f600").json()["choices"][0]["text"] == "\U0001f600"
 
 
@@ -181,18 +195,41 @@ def answer_to(served: Served, rest: bytes) -> str:
             return file.read().decode()
 
 
-def test_a_large_body_is_refused_before_it_is_read(served: Served) -> None:
-    check_error(served.post(prompt="a" * 10_001), 413)
-    assert answer_to(served, b"Content-Length: 10001\r\n\r\n").startswith("HTTP/1.1 413 ")
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the rest of a body that will not come."""
+    monkeypatch.setattr(refusals, "UNREAD_SECONDS", 0.1)
 
+
+def test_a_large_body_is_refused_before_it_is_read(served: Served, impatient: None) -> None:
+    check_error(served.post(prompt="a" * 100_001), 413)
+    assert answer_to(served, b"Content-Length: 100001\r\n\r\n").startswith("HTTP/1.1 413 ")
+
+
+def test_the_answer_to_a_huge_body_reaches_clients_that_read_after_sending() -> None:
+    async def send(url: str) -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+            return [
+                await client.post("/v1/completions", content=b" " * 8 * 2**20) for _ in range(5)
+            ]
+
+    with serving() as served:
+        for response in asyncio.run(send(served.url)):
+            check_error(response, 413)
+
+
+def test_a_body_without_a_length_is_refused_before_it_is_read() -> None:
     def endless() -> Iterator[bytes]:
-        while True:  # until the server closes the connection
+        for _ in range(100_000):  # until the server closes the connection
             yield b" " * 1000
+        raise AssertionError("the server has read 100 MB")
 
-    check_error(served.client.post("/v1/completions", content=endless()), 413)
+    # The limit is above the parts in which uvicorn passes a body on.
+    with serving(max_body=2**20) as served:
+        check_error(served.client.post("/v1/completions", content=endless()), 413)
 
 
-def test_a_slow_body_times_out() -> None:
+def test_a_slow_body_times_out(impatient: None) -> None:
     with serving(body_seconds=0.05) as served:
         answer = answer_to(served, b"Content-Length: 50\r\n\r\n{")
         assert answer.startswith("HTTP/1.1 408 ") and "did not arrive" in answer
@@ -224,9 +261,16 @@ def test_a_failure_in_decoding_is_500(served: Served) -> None:
     assert served.post(prompt="a").status_code == 200
 
 
+def test_options_that_leave_no_token_are_the_requests_fault(served: Served) -> None:
+    error = check_error(served.post(prompt=f"a b {FORBIDDEN}"), 400)
+    *_, last, _ = served.events(prompt=f"a b {FORBIDDEN}")
+    assert json.loads(last)["error"] == error
+
+
 def test_an_output_without_an_end_is_a_failure(served: Served) -> None:
-    error = check_error(served.post(prompt=f"a b {VANISH}"), 500)
-    *_, last, _ = served.events(prompt=f"a b {VANISH}")
+    prompts = ["a", f"a b {VANISH}"]  # the first one ends
+    error = check_error(served.post(prompt=prompts), 500)
+    *_, last, _ = served.events(prompt=prompts)
     assert json.loads(last)["error"]["message"] == error["message"]
 
 
@@ -252,7 +296,9 @@ def test_a_key_is_needed_except_for_what_is_public() -> None:
             response = served.client.get(path)
             assert check_error(response, 401)["code"] == "invalid_api_key"
             assert response.headers["www-authenticate"] == "Bearer"
-        for value in ("Bearer wrong", "Bearer", "Basic first-key", "first-key", "Bearer \xe9"):
+        wrong = ["Bearer wrong", "Bearer", "Basic first-key", "first-key", "Bearer \xe9"]
+        wrong += ["Bearer first-ke", "Bearer first-kez", "Bearer first-key2", "Bearer second-KEY"]
+        for value in wrong:
             headers = [(b"authorization", value.encode("latin-1"))]
             check_error(served.client.get("/v1/models", headers=headers), 401)
         for value in ("Bearer first-key", "bearer second-key"):
@@ -275,8 +321,12 @@ def test_pages_of_other_sites_may_not_ask() -> None:
             error = check_error(served.client.get("/health", headers={"host": host}), 403)
             assert repr(host) in error["message"]
         cross = {"sec-fetch-site": "cross-site", "origin": "https://evil.org"}
-        refused = served.client.post("/v1/completions", headers=cross, json={"prompt": "a"})
-        assert "https://evil.org" in check_error(refused, 403)["message"]
+        unsaid = {"origin": "https://evil.org"}  # of a browser that does not say cross-site
+        for headers in (cross, unsaid):
+            refused = served.client.post("/v1/completions", headers=headers, json={"prompt": "a"})
+            assert "https://evil.org" in check_error(refused, 403)["message"]
+        own = {"origin": served.url}
+        assert served.client.post("/v1/completions", headers=own, json={"prompt": "a"}).is_success
         assert served.client.get("/", headers=cross).status_code == 200  # somebody followed a link
     with serving(local=False, cors_origins=["https://evil.org"]) as served:
         assert served.client.get("/health", headers={"host": "evil.org"}).status_code == 200
@@ -350,6 +400,12 @@ def test_a_server_that_stops_lets_running_outputs_end() -> None:
             served.service.let_go()
             assert response.read().endswith(b"data: [DONE]\n\n")
         assert served.service.stopped == [7]
+
+
+def test_a_server_that_stops_while_it_loads_waits_for_no_outputs() -> None:
+    with serving(FakeService(state="loading")) as served:
+        pass
+    assert served.service.stopped == [0]
 
 
 def test_keys_are_read_from_a_file(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from speculative_t5.generation import GenerationOptions
+from speculative_t5.serve.responses import as_event
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -104,6 +106,21 @@ def test_the_servers_options_are_the_defaults() -> None:
             defaults,
             GenerationOptions(max_tokens=1, seed=3),
         ]
+
+
+def test_a_number_of_outputs_from_the_command_line_is_for_sampling_only() -> None:
+    with serving(defaults=GenerationOptions(temperature=1.0, num_return_sequences=3)) as served:
+        assert len(texts(served, prompt="a")) == 3
+        assert len(texts(served, prompt="a", temperature=0)) == 1
+        assert len(texts(served, prompt="a", n=2, best_of=2)) == 2
+
+
+def test_a_request_without_a_seed_may_get_one_by_chance() -> None:
+    with serving(draw_seeds=True) as served:
+        for fields in ({}, {}, {"seed": 5}):
+            served.post(prompt="a", temperature=1, **fields)
+        first, second, given = (call.options.seed for call in served.service.calls)
+        assert first != second and given == 5
 
 
 def test_finish_reasons_are_the_protocols(served: Served) -> None:
@@ -232,6 +249,9 @@ def test_health_follows_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
             assert served.service.last_call().stalled.wait(PATIENCE)
             response = served.client.get("/health")
             assert (response.status_code, response.json()) == (503, {"status": "stalled"})
+            # Its outputs have ended, and the client has not read them yet.
+            served.service.now = replace(served.service.now, queued=0, rows=0)
+            assert served.client.get("/health").status_code == 200
 
 
 def test_metrics_count_requests_tokens_and_times() -> None:
@@ -273,3 +293,9 @@ def test_curl_needs_no_content_type(served: Served) -> None:
         capture_output=True, check=True, timeout=PATIENCE,
     )  # fmt: skip
     assert json.loads(done.stdout)["choices"][0]["text"] == "A B C"
+
+
+def test_events_have_no_ends_of_lines_that_some_clients_see() -> None:
+    event = as_event({"text": "a\u2028b\u0085c ☕"})
+    assert len(event.splitlines()) == 2  # the event and the blank line after it
+    assert json.loads(event.removeprefix("data: ")) == {"text": "a\u2028b\u0085c ☕"}

@@ -388,6 +388,7 @@ def test_an_output_that_nothing_can_follow_ends_alone() -> None:
             hopeless = served.submit([[5, 1]], GenerationOptions(suppress_tokens=range(20)))
             assert await collect(hopeless) == [([], NOTHING_LEFT, "")]
             assert await collect(others) == expected
+            assert served.figures().failures == 0, "the request is wrong, and nothing has failed"
 
     run(test)
 
@@ -505,8 +506,8 @@ def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> None:
             stopping = asyncio.create_task(served.stop(0))
             await until(lambda: served.state == "stopping")
             gate.let(1)
-            found = await collect(call)
             await stopping
+            found = await asyncio.wait_for(collect(call), 10)  # nothing more will come
             assert [reason for _, reason, _ in found] == [service.STOPPED] * 5
             assert [bool(tokens) for tokens, _, _ in found] == [True] * 2 + [False] * 3
             assert served.state == "stopped" and served.figures().failures == 0

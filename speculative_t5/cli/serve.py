@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -15,13 +16,14 @@ import typer
 from ..errors import check_integer, first_line
 from ..generation import GenerationOptions, SpeculativeDecoder
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
-from .shaping import Chosen, ShapingOptions, choose, is_plain
+from .shaping import Chosen, ShapingOptions, choose, is_given, is_plain
 from .terminal import note
 
 if TYPE_CHECKING:
     from ..serve import Settings
 
 MOST_SECONDS = 86_400  # of a shutdown
+MOST_TOKENS = 4096  # of an output, unless --max-tokens has more
 in_server = partial(typer.Option, rich_help_panel="Server")
 
 
@@ -96,9 +98,11 @@ def serve(
     chosen = choose(ctx, options, sampling, shaping)
     rows = batch_size_of(options, batch_size)
     load = Loader(chosen, plain=is_plain(chosen, regular_decode=regular_decode))
+    defaults = default_options(chosen)
     settings = Settings(
-        model_name(chosen.models.model), default_options(chosen), keys, cors_origin or (),
-        local=is_loopback(host),
+        model_name(chosen.models.model), defaults, keys, cors_origin or (),
+        local=is_loopback(host), most_tokens=max(MOST_TOKENS, defaults.max_tokens),
+        draw_seeds=not is_given(ctx, "seed"),
     )  # fmt: skip
     service = Service(load, batch_size=rows, max_queue=max_queue)
     with bind(host, port) as listening:
@@ -113,6 +117,12 @@ def serve(
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
             signal.signal(signal.SIGHUP, server.handle_exit)
         server.run([listening])
+    if service.is_running:
+        # A pass that hangs, or loading. Python's end would take from it what it computes with, and
+        # MLX would abort.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     if load.error:
         raise load.error
     if service.failure:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from ..errors import shown
 from ..generation import GenerationOptions
 from ..tokenizers import ChatTokenizer, Prompt
-from .calls import Busy, Call, Unavailable
+from .calls import Busy, Call, Event, Unavailable, WrongPrompt
 from .guards import KeyGuard, SiteGuard, read_body
 from .metrics import Counted, Metrics, Stopwatch
 from .refusals import Refused, error_object
@@ -35,7 +35,7 @@ from .requests import (
     parse_prompts,
     parse_wanted,
 )
-from .responses import DONE, PING, Answer, Output, as_event
+from .responses import DONE, PING, Answer, Collected, as_event
 from .service import Service
 from .streams import EventStream, unless_gone, with_pauses
 
@@ -61,6 +61,8 @@ class Settings:
         api_keys: One of them must come with each request; without any, none is needed.
         cors_origins: The sites whose pages may ask; "*" is all.
         local: Whether only this machine reaches the server, so that Host headers are checked.
+        most_tokens: The most that a request may ask for as `max_tokens`.
+        draw_seeds: Whether a request without a seed gets one by chance.
         max_body: The longest body, in bytes.
         body_seconds: How long a body may take.
         ping_seconds: After how long without an event a stream gets a comment.
@@ -71,7 +73,9 @@ class Settings:
     api_keys: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
     local: bool = True
-    max_body: int = 4 * 2**20
+    most_tokens: int = 4096
+    draw_seeds: bool = False
+    max_body: int = 2 * 2**20
     body_seconds: float = 30.0
     ping_seconds: float = 15.0
 
@@ -125,7 +129,7 @@ async def _unknown(request: Request, error: HTTPException) -> Response:
     """Answer what has no route."""
     asked = f"{request.method} {shown(request.url.path)}"
     phrase = HTTPStatus(error.status_code).phrase.lower()
-    message = f"{asked} is no request of this server ({phrase}): use {', '.join(PATHS)}"
+    message = f"{asked} is not a route of this server ({phrase}): use {', '.join(PATHS)}"
     body = error_object(error.status_code, message)
     return JSONResponse(body, error.status_code, error.headers)
 
@@ -168,7 +172,8 @@ class Endpoints:
         state: str = figures.state
         since, now = figures.seconds_since_round, time.monotonic()
         waiting = max((now - each.began for each in self._running), default=0.0)
-        if state == "ready" and waiting > STALLED and (since is None or since > STALLED):
+        still = since is None or since > STALLED
+        if state == "ready" and figures.queued + figures.rows and waiting > STALLED and still:
             state = "stalled"
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
@@ -202,7 +207,10 @@ class Endpoints:
         if body is None:
             return Response(status_code=CLIENT_GONE)
         fields = parse_body(body)
-        wanted = parse_wanted(fields, settings.model, settings.defaults)
+        wanted = parse_wanted(
+            fields, settings.model, settings.defaults, most_tokens=settings.most_tokens,
+            draw_seeds=settings.draw_seeds,
+        )  # fmt: skip
         prompts = self._of_chat(fields) if chat else parse_prompts(fields)
         call = self._submit(prompts, wanted.options, "messages" if chat else "prompt")
         answer = Answer(settings.model, chat, wanted.traced)
@@ -231,14 +239,15 @@ class Endpoints:
         try:
             return self._service.submit(prompts, options)
         except ValueError as error:
-            raise as_refusal(error, param) from error
+            wrong = param if isinstance(error, WrongPrompt) else None
+            raise as_refusal(error, wrong) from error
 
     async def _whole(self, call: Call, answer: Answer) -> dict[str, Any]:
         with self._timed() as watch:
-            outputs = [Output() for _ in range(call.num_outputs)]
+            outputs = [Collected() for _ in range(call.num_outputs)]
             async for event in call:
                 if event.chunk is None:
-                    raise self._failure(event.error)
+                    raise self._failure(event)
                 watch.saw_tokens()
                 outputs[event.output].add(event.chunk)
             if not all(output.finish_reason for output in outputs):
@@ -250,7 +259,7 @@ class Endpoints:
         self, call: Call, answer: Answer, wanted: Wanted, write: Callable[[str], Awaitable[None]]
     ) -> None:
         with self._timed() as watch:
-            outputs = [Output() for _ in range(call.num_outputs)]
+            outputs = [Collected() for _ in range(call.num_outputs)]
             await write(answer.opening(call.num_outputs))
             error: Refused | None = None
             async with aclosing(with_pauses(call, self._settings.ping_seconds)) as events:
@@ -258,7 +267,7 @@ class Endpoints:
                     if event is None:
                         await write(PING)
                     elif event.chunk is None:
-                        error = self._failure(event.error)
+                        error = self._failure(event)
                         break
                     else:
                         watch.saw_tokens()
@@ -284,8 +293,11 @@ class Endpoints:
         finally:
             self._running.discard(watch)
 
-    def _failure(self, message: str | None) -> Refused:
-        """Return the refusal for outputs that ended by an error."""
+    def _failure(self, event: Event | None) -> Refused:
+        """Return the refusal for outputs that ended by an error, or without an end."""
+        if event and event.refused:
+            return Refused(400, event.error or "")
         stopping = self._service.state in ("stopping", "stopped")
-        text = message or "decoding ended before the output did: send the request again"
+        text = event and event.error
+        text = text or "decoding ended before the output did: send the request again"
         return Refused(503 if stopping else 500, text)

@@ -31,6 +31,10 @@ class Busy(Exception):
         self.retry_after = retry_after
 
 
+class WrongPrompt(ValueError):
+    """There is something wrong with a prompt."""
+
+
 class Unavailable(Exception):
     """The service is loading, is stopping or has failed; the message is one clear line.
 
@@ -52,11 +56,13 @@ class Event:
             samples of each prompt.
         chunk: What the round added; the last one has a finish reason.
         error: Why the output has failed, in one line fit for a client; no events of it follow.
+        refused: Whether what the request asks for is the reason of the failure.
     """
 
     output: int
     chunk: Chunk | None = None
     error: str | None = None
+    refused: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -106,7 +112,7 @@ class Output:
     def event(self, done: Round) -> Event:
         """Return the event of a round; a text that cannot be made is a failure of this output."""
         if done.error is not None:
-            return self.failed(done.error)
+            return Event(self.number, error=done.error, refused=True)
         try:
             return Event(self.number, self._maker.chunk(done))
         except Exception:  # it must not end the outputs of other calls

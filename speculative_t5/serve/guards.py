@@ -60,13 +60,25 @@ class SiteGuard:
                 403, f"the Host header is {shown(headers['host'])}, and this server answers only "
                 "to names of its own machine: use localhost, or start it with another --host",
             )  # fmt: skip
-        foreign = headers.get("sec-fetch-site") == "cross-site" and scope["method"] == "POST"
-        if foreign and not {"*", headers.get("origin")}.intersection(self._origins):
+        if is_foreign(headers) and scope["method"] == "POST" and not {
+            "*", headers.get("origin"),
+        }.intersection(self._origins):  # fmt: skip
             return Refused(
                 403, f"the request comes from the site {shown(headers.get('origin'))}, which may "
                 "not ask: give its origin by --cors-origin when starting the server",
             )  # fmt: skip
         return None
+
+
+def is_foreign(headers: Headers) -> bool:
+    """Whether a browser says that a page of another site sends the request.
+
+    Where it does not say so, its Origin has another host than the one that is asked.
+    """
+    if site := headers.get("sec-fetch-site"):
+        return site == "cross-site"
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("host")
 
 
 def is_local_name(host: str) -> bool:
@@ -89,7 +101,7 @@ class KeyGuard:
         refused = None
         if guarded and not self._knows(Headers(scope=scope).get("authorization", "")):
             refused = Refused(
-                401, "the API key is missing or is none of this server's: send a right one as "
+                401, "the API key is missing or is not valid here: send a valid one as "
                 "Authorization: Bearer KEY", code="invalid_api_key",
             )  # fmt: skip
         await (refused.response if refused else self._app)(scope, receive, send)
@@ -123,8 +135,8 @@ def read_keys(path: Path) -> list[str]:
             continue
         if not line.isascii() or not line.isprintable() or " " in line:
             raise ValueError(
-                f"line {number} of {path} is no key: write one key a line, in letters, digits and "
-                "signs of ASCII without spaces"
+                f"line {number} of {path} is not a key: write one key a line, in printable ASCII "
+                "without spaces"
             )
         keys.append(line)
     if not keys:

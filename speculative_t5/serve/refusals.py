@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+UNREAD_BYTES, UNREAD_SECONDS = 16 * 2**20, 5.0  # of a body, to read after its refusal
 
 
 class Refused(Exception):
@@ -33,6 +38,7 @@ class Refused(Exception):
         self.status = status
         self.param = param
         self.code = code
+        self.close = close
         self.headers: dict[str, str] = {}
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)
@@ -47,9 +53,37 @@ class Refused(Exception):
         return error_object(self.status, str(self), self.param, self.code)
 
     @property
-    def response(self) -> JSONResponse:
+    def response(self) -> Response:
         """The whole response."""
-        return JSONResponse(self.body, self.status, self.headers)
+        make = LastResponse if self.close else JSONResponse
+        return make(self.body, self.status, self.headers)
+
+
+class LastResponse(JSONResponse):
+    """Answers before a body has been read, and then reads more of it before the connection ends.
+
+    A connection that is closed with something unread is reset, and many clients then lose the
+    response.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNREAD_SECONDS):
+                await _skip(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _skip(receive: Receive) -> None:
+    """Read the rest of a body, up to `UNREAD_BYTES`."""
+    left = UNREAD_BYTES
+    while left > 0:
+        message = await receive()
+        if message["type"] != "http.request" or not message.get("more_body"):
+            return
+        left -= len(message["body"])
 
 
 def error_object(

@@ -23,8 +23,8 @@ DONE = "data: [DONE]\n\n"
 
 
 @dataclass
-class Output:
-    """What has come of one output."""
+class Collected:
+    """One output so far."""
 
     texts: list[str] = field(default_factory=list)
     tokens: list[dict[str, str]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def whole(self, outputs: Sequence[Output], prompt_tokens: int) -> dict[str, Any]:
+    def whole(self, outputs: Sequence[Collected], prompt_tokens: int) -> dict[str, Any]:
         """Return the response with all outputs."""
         choices = []
         for index, output in enumerate(outputs):
@@ -93,7 +93,7 @@ class Answer:
             sent += self._part(index, {}, REASONS[chunk.finish_reason])
         return sent
 
-    def usage(self, outputs: Sequence[Output], prompt_tokens: int) -> str:
+    def usage(self, outputs: Sequence[Collected], prompt_tokens: int) -> str:
         """Return the chunk of a stream that has the numbers of tokens."""
         usage = usage_of(outputs, prompt_tokens)
         return as_event(self._object("chat.completion.chunk", []) | {"usage": usage})
@@ -129,7 +129,7 @@ class Answer:
         return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
 
 
-def usage_of(outputs: Sequence[Output], prompt_tokens: int) -> dict[str, int]:
+def usage_of(outputs: Sequence[Collected], prompt_tokens: int) -> dict[str, int]:
     """Return the numbers of tokens."""
     emitted = sum(output.stats.emitted for output in outputs)
     return {
@@ -141,4 +141,5 @@ def usage_of(outputs: Sequence[Output], prompt_tokens: int) -> dict[str, int]:
 
 def as_event(value: dict[str, Any]) -> str:
     """Return a value as one server-sent event."""
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    # In ASCII: some clients take U+2028, and other ends of lines in Unicode, for those of events.
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"

@@ -11,10 +11,13 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from .connections import Connection, raise_file_limit
 from .service import Service
 
 KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close first
 LAST_BYTES = 5  # seconds for clients to read responses that have ended
+BACKLOG = 2048  # connections that may wait to be accepted
+ACCEPTED = 8  # connections at a time; until one is refused, it is a file that is open
 
 
 class Server(uvicorn.Server):
@@ -37,29 +40,31 @@ class Server(uvicorn.Server):
     ) -> None:
         # What uvicorn logs by default is not set up here: the metrics count requests.
         config = uvicorn.Config(
-            app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+            app, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=LAST_BYTES,
+            timeout_graceful_shutdown=LAST_BYTES, backlog=ACCEPTED,
         )  # fmt: skip
         super().__init__(config)
         self._service = service
         self._shutdown_seconds = shutdown_seconds
         self._ready = ready
-        self._loading = True
+        self._announced = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and begin to load."""
+        raise_file_limit()
         await super().startup(sockets)
+        for listening in sockets or ():  # asyncio takes what it accepts at a time for the backlog
+            listening.listen(BACKLOG)
         self._service.start()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look ten times a second whether the service is ready, or has failed to load."""
-        if self._loading and self._service.state != "loading":
-            self._loading = False
-            if self._service.state == "ready":
-                self._ready()
-            else:
-                self.should_exit = True
+        """Look ten times a second whether the service is ready, or has failed for good."""
+        if self._service.failure is not None:
+            self.should_exit = True
+        elif self._service.state == "ready" and not self._announced:
+            self._announced = True
+            self._ready()
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -72,13 +77,14 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running outputs end, answering everybody else by 503; then close."""
-        stopping = asyncio.ensure_future(self._service.stop(self._shutdown_seconds))
+        # Loading may take long, as when a model is downloaded, and no output waits for it.
+        seconds = 0.0 if self._service.state == "loading" else self._shutdown_seconds
+        stopping = asyncio.ensure_future(self._service.stop(seconds))
         while not (await asyncio.wait((stopping,), timeout=0.1))[0]:
             if self.force_exit:
                 stopping.cancel()
-                await self._service.stop(0)
-                break
-        else:
+                await asyncio.wait((stopping,))
+        if not stopping.cancelled():
             stopping.result()
         await super().shutdown(sockets)
 
@@ -93,7 +99,7 @@ def bind(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # localhost has an address of each family, and clients try the older one in any case.
         family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-        listening = socket.create_server(address[:2], family=family, backlog=2048)
+        listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
         # Connections inherit it; asyncio sets it only where a socket names its protocol. Without it
         # the parts of a response wait for each other, about 40 ms.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -16,11 +16,12 @@ from ..decoding import Batch, OwnRequest, Round, RowOptions, Sampler
 from ..errors import check_integer, first_line
 from ..generation import ChunkMaker, GenerationOptions, SpeculativeDecoder, row_options
 from ..tokenizers import Prompt, check_prompts
-from .calls import FAILED, Busy, Call, Figures, Output, State, Unavailable, deliver
+from .calls import FAILED, Busy, Call, Figures, Output, State, Unavailable, WrongPrompt, deliver
 
 LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
 MOST_SECONDS = 60  # to wait for room in the queue, at most
 GRACE = 10.0  # seconds for the thread to end after the time for outputs is over
+LAST_ROUND = 2.0  # seconds for it if there is no time; Python may abort if it exits in a round
 REHEARSAL_TOKENS = 4
 
 STOPPED = "the server stopped before the output had ended: wait and send the request again"
@@ -72,6 +73,11 @@ class Service:
         self._thread.start()
 
     @property
+    def is_running(self) -> bool:
+        """Whether the thread has begun and has not ended."""
+        return self._thread.is_alive()
+
+    @property
     def decoder(self) -> SpeculativeDecoder:
         """The decoder, once it has been loaded; Unavailable is raised before."""
         if self._decoder is None:
@@ -84,7 +90,8 @@ class Service:
         Raises:
             Busy: If there is no room in the queue; nothing has been tokenized then.
             Unavailable: If the service is not ready.
-            ValueError: If there is something wrong with a prompt or an option.
+            WrongPrompt: If there is something wrong with a prompt.
+            ValueError: If there is something wrong with an option.
         """
         check_prompts(prompts)
         check_options(options)
@@ -100,7 +107,7 @@ class Service:
         try:
             decoder = self.decoder
             shaping = decoder.shaping(options)
-            sources = [decoder.fit(prompt, options.max_tokens).ids for prompt in prompts]
+            sources = [encoded(decoder, prompt, options.max_tokens) for prompt in prompts]
         except BaseException:
             with self._changed:
                 self._queued -= wanted
@@ -134,15 +141,33 @@ class Service:
             )
 
     async def stop(self, seconds: float) -> None:
-        """Refuse new calls, and end when the others have ended, or in an error after a time."""
+        """Refuse new calls, and end when the others have ended, or in an error after a time.
+
+        If it is cancelled, they end in that error after the round.
+        """
         with self._changed:
             if self.state in ("loading", "ready"):
                 self.state = "stopping"
             self._deadline = min(self._deadline, time.monotonic() + seconds)
             self._changed.notify_all()
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join, seconds + GRACE)
-        self._end_all("stopped", STOPPED)  # nothing, unless the thread hangs or never began
+        try:
+            await self._wait_for_thread(seconds + GRACE)
+        except asyncio.CancelledError:
+            with self._changed:
+                self._deadline = time.monotonic()
+            await self._wait_for_thread(LAST_ROUND)
+            raise
+        finally:
+            self._end_all("stopped", STOPPED)  # nothing, unless the thread hangs or never began
+
+    async def _wait_for_thread(self, seconds: float) -> None:
+        """Wait until the thread has ended, at most for some seconds.
+
+        It is not joined in another thread, for which asyncio would wait to the end.
+        """
+        until = time.monotonic() + seconds
+        while self.is_running and time.monotonic() < until:
+            await asyncio.sleep(0.05)
 
     def _reserve(self, wanted: int) -> None:
         """Count outputs as queued."""
@@ -264,7 +289,7 @@ class Service:
                     del self._running[output.request.prompt_index]
                     self._ended += 1
                 if event.chunk is None:
-                    self._totals["failures"] += 1
+                    self._totals["failures"] += not event.refused
                     continue
                 _, drafted, accepted = done.stats.last_round
                 self._totals["drafted"] += drafted
@@ -294,6 +319,14 @@ class Service:
                 self._totals["failures"] += len(outputs)
             self._changed.notify_all()
         deliver((output, output.failed(error)) for output in outputs)
+
+
+def encoded(decoder: SpeculativeDecoder, prompt: Prompt, max_tokens: int) -> list[int]:
+    """Return a prompt's ids, for an output of `max_tokens`."""
+    try:
+        return decoder.fit(prompt, max_tokens).ids
+    except ValueError as error:
+        raise WrongPrompt(str(error)) from error
 
 
 def check_options(options: GenerationOptions) -> None:

@@ -1,0 +1,303 @@
+"""Connections: those that send nothing, or too slowly, or are too many; and offers of others."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import resource
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from speculative_t5.serve import connections
+from speculative_t5.serve.connections import (
+    FILES,
+    LEAST,
+    RESERVE,
+    Connection,
+    most_connections,
+    raise_file_limit,
+)
+
+import httpx
+import pytest
+from conftest import REPOSITORY
+from serving import PATIENCE, STALL, Served, serving
+from test_serve_command import Running
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+SHORT = 0.3  # seconds to wait for a head; nothing here depends on how long it is
+HEAD = b"Host: localhost\r\n"
+HALF = b"GET /health HTTP/1.1\r\n" + HEAD
+BODY = b'{"prompt": "a b %s", "stream": true}' % STALL.encode()
+ASK = b"POST /v1/completions HTTP/1.1\r\n" + HEAD
+STREAM = ASK + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+UNREAD = HEAD + b"Content-Length: 1000000\r\n\r\n"  # the end of a head whose body is not read
+
+
+# Runs a command that some code has changed.
+CHANGED = """
+import sys, threading
+from speculative_t5 import cli, serve
+from speculative_t5.cli import serve as command
+from speculative_t5.serve import service
+{change}
+sys.argv[0] = "__main__.py"
+cli.main()
+"""
+
+
+class Changed(Running):
+    """A server that some code has changed."""
+
+    def __init__(self, folder: Path, change: str, *arguments: str) -> None:
+        command = [sys.executable, "-c", CHANGED.format(change=change), "serve", "--port", "0"]
+        self.process = subprocess.Popen(
+            [*command, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline().decode().strip()
+        assert self.line, self.end()
+        self.url = f"http://127.0.0.1:{self.line.rpartition(':')[2]}"
+
+
+@contextmanager
+def started(folder: Path, *arguments: str, change: str = "") -> Iterator[Running]:
+    server = Changed(folder, change, *arguments) if change else Running(folder, *arguments)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", SHORT)
+    with serving() as served:
+        yield served
+
+
+def connect(port: int, sent: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), PATIENCE)
+    connection.sendall(sent)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server has closed a connection; reads what it has sent."""
+    try:
+        while select.select([connection], [], [], 0)[0]:
+            if not connection.recv(2**16):
+                return True
+    except ConnectionError:
+        return True
+    return False
+
+
+def until(holds: Callable[[], bool], pause: float = 0.01) -> None:
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(pause)
+
+
+def is_closed_while_sending(connection: socket.socket) -> bool:
+    """Send one more byte; whether the server has closed the connection."""
+    try:
+        connection.sendall(b"a")
+    except ConnectionError:
+        return True
+    return is_closed(connection)
+
+
+def test_what_is_private_to_uvicorn_is_there() -> None:
+    """Without these, connections would not be closed, and nobody would notice."""
+    source = inspect.getsource(H11Protocol)
+    used = ["self.loop = ", "self.transport = ", "self.connections = server_state.connections"]
+    for each in [*used, "self.cycle: RequestResponseCycle = None"]:
+        assert each in source, f"uvicorn has changed: it lacks {each!r}"
+    assert "self.response_complete = False" in inspect.getsource(RequestResponseCycle.__init__)
+    assert "if self._should_upgrade():" in inspect.getsource(H11Protocol.handle_events)
+    overridden = ("connection_made", "data_received", "connection_lost", "send_400_response")
+    for name in (*overridden, "_should_upgrade"):
+        own, theirs = getattr(Connection, name), getattr(H11Protocol, name)
+        assert list(inspect.signature(own).parameters) == list(inspect.signature(theirs).parameters)
+
+
+@pytest.mark.parametrize("sent", [b"no HTTP\r\n\r\n", ASK + CHUNKED + b"no chunk\r\n"])
+def test_what_is_no_http_is_answered_once(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as served, connect(served.port, sent) as connection:
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 400 ")
+        until(lambda: is_closed(connection))
+    assert [record.exc_info for record in caplog.records] == [None]
+
+
+def test_a_body_that_breaks_off_after_its_answer_closes_the_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    head = b"POST /nothing HTTP/1.1\r\n" + HEAD + CHUNKED
+    with serving() as served, connect(served.port, head) as connection:
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 404 ")
+        connection.sendall(b"no chunk\r\n")
+        until(lambda: is_closed(connection))
+    assert [record.exc_info for record in caplog.records] == [None]
+
+
+def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
+    with connect(served.port) as silent:
+        until(lambda: is_closed(silent))
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nX: ",
+        b"POST /nothing HTTP/1.1\r\n" + UNREAD,
+        b"GET /health HTTP/1.1\r\n" + UNREAD,
+        b"GET /health HTTP/1.1\r\n%s\r\nGET /health HTTP/1.1\r\nX: " % HEAD,
+    ],
+    ids=["line", "head", "body after a 404", "body after an answer", "second head"],
+)
+def test_a_connection_that_drips_is_closed(served: Served, begun: bytes) -> None:
+    with connect(served.port, begun) as dripping:
+        until(lambda: is_closed_while_sending(dripping), SHORT / 5)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_body_that_drips_after_a_refusal_is_closed(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", SHORT)
+    head = UNREAD if status == 401 else UNREAD.replace(b"localhost", b"example.org")
+    with (
+        serving(api_keys=["key"]) as served,
+        connect(served.port, b"POST /v1/completions HTTP/1.1\r\n" + head) as dripping,
+    ):
+        assert dripping.recv(12).endswith(str(status).encode())
+        until(lambda: is_closed_while_sending(dripping), SHORT / 5)
+
+
+def test_what_is_used_stays_open_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that waits and an idle connection outlive a later one that is silent."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 10 * SHORT)  # the time to send one, too
+    with (
+        serving() as served,
+        connect(served.port, STREAM) as stream,
+        connect(served.port, HALF + b"\r\n") as idle,
+    ):
+        assert idle.recv(12) == b"HTTP/1.1 200"
+        assert served.service.last_call().stalled.wait(PATIENCE)
+        with connect(served.port) as silent:
+            until(lambda: is_closed(silent))
+        assert not is_closed(idle)
+        idle.sendall(HALF + b"\r\n")
+        assert idle.recv(12) == b"HTTP/1.1 200"
+        served.service.let_go()
+        received = b""
+        while not received.endswith(b"0\r\n\r\n"):
+            assert (part := stream.recv(2**16))
+            received += part
+        assert b"[DONE]" in received
+
+
+def test_connections_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 5
+    monkeypatch.setattr(connections, "most_connections", lambda: most)
+    with serving() as served, ExitStack() as open_ones:
+
+        def opened() -> socket.socket:
+            return open_ones.enter_context(connect(served.port))
+
+        for _ in range(2):
+            kept = [opened() for _ in range(most)]
+            until(lambda: len(served.server.server_state.connections) == most)
+            beyond = [opened() for _ in range(40)]
+            until(lambda beyond=beyond: all(map(is_closed, beyond)))  # type: ignore[misc]
+            for each in kept:
+                each.sendall(HALF + b"\r\n")
+                assert each.recv(12) == b"HTTP/1.1 200"
+            open_ones.close()
+            until(lambda: not served.server.server_state.connections)
+        assert served.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+def test_an_upgrade_is_ignored(caplog: pytest.LogCaptureFixture, offer: str) -> None:
+    """Java's client offers HTTP/2 in each of its first requests."""
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": offer, "HTTP2-Settings": "AAA"}
+    with caplog.at_level(logging.WARNING), serving() as served:
+        for _ in range(2):
+            fields = {"prompt": "a b c"}
+            response = served.client.post("/v1/completions", json=fields, headers=headers)
+            assert response.json()["choices"][0]["text"] == "A B C"
+        assert served.client.get("/health").status_code == 200
+    assert not caplog.records
+
+
+INFINITE = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "most"),
+    [
+        ((1024, 2**20), FILES, FILES - RESERVE),
+        ((256, INFINITE), FILES, FILES - RESERVE),
+        ((120, 120), None, 120 - RESERVE),
+        ((100, 200), 200, 200 - RESERVE),
+        ((2**20, 2**20), None, 2**20 - RESERVE),
+        ((INFINITE, INFINITE), None, FILES - RESERVE),
+        ((70, 70), None, LEAST),
+    ],
+)
+def test_the_maximum_follows_from_the_files_that_may_be_open(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: int | None, most: int
+) -> None:
+    now = [limits]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: now[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, new: now.append(new))
+    raise_file_limit()
+    assert now[1:] == ([] if wanted is None else [(wanted, limits[1])])
+    assert most_connections() == most
+
+
+def test_a_limit_that_cannot_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: int, new: tuple[int, int]) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, INFINITE))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    raise_file_limit()
+    assert most_connections() == 256 - RESERVE
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_more_connections_than_files_do_no_harm(tmp_path: Path) -> None:
+    files = 120
+    change = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
+    with started(tmp_path, change=change) as server, server.client() as client:
+        port = int(server.url.rpartition(":")[2])
+        with ExitStack() as leaving:
+            heads = [leaving.enter_context(connect(port)) for _ in range(200)]
+            for each in heads:
+                with suppress(ConnectionError):  # it has been refused
+                    each.sendall(HALF)
+            until(lambda: sum(map(is_closed, heads)) >= len(heads) - (files - RESERVE))
+        until(lambda: answers(client))
+        code, log = server.end()
+        assert code == 0 and len(log) < 10

@@ -1,0 +1,349 @@
+"""The command `serve` when something ends: its model's folder, its time, the room in its queue."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from speculative_t5.cli.options import DecoderOptions
+from speculative_t5.generation import SpeculativeDecoder
+
+import httpx
+import pytest
+from conftest import REPOSITORY
+from messages import check_message
+from serving import PATIENCE
+from test_serve_command import PROMPTS, Running, figures, wait_until
+from test_serve_connections import started
+
+SMALL = REPOSITORY / "weights" / "correct-small"
+ENDLESS = {"max_tokens": 10**6, "min_tokens": 10**6}
+ALLOWED = ("--max-tokens", "1000000")  # else it is too many for a request
+LASTING = {"max_tokens": 60, "min_tokens": 60}
+FOREVER = "600"  # seconds that no test takes
+
+# Runs a command in which something happens as soon as a file of that name is opened once more.
+AT_OPEN = """
+import os, shutil, signal, sys, threading
+name, left = sys.argv[1], int(sys.argv[2])
+def audit(event, arguments):
+    global left
+    if event == "open" and str(arguments[0]).endswith(name):
+        left -= 1
+        if left == 0:
+            {action}
+from speculative_t5.cli import main
+sys.addaudithook(audit)
+sys.argv = ["__main__.py", *sys.argv[3:]]
+main()
+"""
+
+
+# Loading never ends, and would be waited for as long. The port is printed nevertheless.
+COMPUTES_FOR_EVER = """
+import mlx.core as mx
+def compute(self):
+    while True:
+        mx.eval(mx.random.normal((2000, 2000)) @ mx.ones((2000, 2000)))
+start = service.Service._serve
+def serve_all(self):
+    service.Batch.round = compute  # the rehearsal is over
+    start(self)
+service.Service._serve = serve_all
+"""
+LOADS_FOR_EVER = f"""
+def bind(host, port, real=serve.bind):
+    listening = real(host, port)
+    print(f":{{listening.getsockname()[1]}}", flush=True)
+    return listening
+serve.bind, service.GRACE = bind, {FOREVER}
+command.Loader.__call__ = lambda self: threading.Event().wait()
+"""
+
+# Once the server is ready, each round fails, also those of the rehearsal.
+LOSES_ITS_DEVICE = """
+def announce(*given, real=command.announce):
+    def fail(batch):
+        raise ValueError("the device is lost")
+    service.Batch.round = fail
+    real(*given)
+command.announce = announce
+"""
+
+
+def run_with(folder: Path, action: str, name: str, count: int, *arguments: str) -> tuple[int, str]:
+    """Run `serve`; return its exit code and standard error. It must end by itself."""
+    command = [sys.executable, "-c", AT_OPEN.format(action=action), name, str(count), "serve"]
+    done = subprocess.run(
+        [*command, "--port", "0", *arguments], cwd=folder, capture_output=True, text=True,
+        check=False, timeout=2 * PATIENCE,
+    )  # fmt: skip
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def one_line(errors: str) -> str:
+    """Check that there is one error of one line, and return it."""
+    (line,) = errors.splitlines()
+    check_message(line.removeprefix("error: "))
+    assert line.startswith("error: ")
+    return line
+
+
+class Streams:
+    """Streams of a server, each read to its end in a thread of its own."""
+
+    def __init__(self, server: Running) -> None:
+        self._server = server
+        self._client = server.client()
+        self._pool = ThreadPoolExecutor(32)
+        self._accepted = threading.Semaphore(0)
+
+    def __enter__(self) -> Streams:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error:  # streams may go on for ever
+            self._server.process.kill()
+        self._pool.shutdown()
+        self._client.close()
+
+    def ask(self, **fields: Any) -> Future[list[Any]]:
+        """Ask for a stream; return the events that it will have had at its end."""
+        return self._pool.submit(self._read, fields)
+
+    def post(self, **fields: Any) -> Future[httpx.Response]:
+        """Ask for a whole response."""
+        return self._pool.submit(self._client.post, "/v1/completions", json=fields)
+
+    def wait_until_accepted(self, count: int) -> None:
+        """Wait until that many more streams have begun."""
+        for _ in range(count):
+            assert self._accepted.acquire(timeout=PATIENCE)
+
+    def _read(self, fields: dict[str, Any]) -> list[Any]:
+        asked = {"stream": True, **fields}
+        with self._client.stream("POST", "/v1/completions", json=asked) as response:
+            assert response.status_code == 200
+            self._accepted.release()
+            parts = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
+        assert parts.pop() == "[DONE]"
+        return [json.loads(part) for part in parts]
+
+
+def text_of(events: list[Any]) -> str:
+    """Return the text of a stream of one output, which must have come to its end."""
+    choices = [choice for event in events for choice in event["choices"]]
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] in ("stop", "length")
+    return "".join(choice["text"] for choice in choices)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    """What the command line decodes with."""
+    return DecoderOptions().load()
+
+
+def test_a_model_that_vanishes_is_served_all_the_same(tmp_path: Path) -> None:
+    """Nothing is read from its folder once the server is ready."""
+    model, draft = tmp_path / "model", tmp_path / "draft"
+    for folder in (model, draft):
+        shutil.copytree(SMALL, folder)
+    expected = DecoderOptions(model=str(model), draft_model=str(draft)).load()
+    wanted: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0, "seed": 3, "top_k": 20},
+        {"speculative": False, "stop": [" the"]},
+        {"bad_words": ["was"], "forced_tokens": "It", "repetition_penalty": 1.2},
+    ]
+    with started(tmp_path, "--model", str(model), "--draft-model", str(draft)) as server:
+        shutil.rmtree(model)
+        shutil.rmtree(draft)
+        assert server.line.startswith("serving model at http://")
+        with server.client() as client:
+            for options in wanted:
+                for prompt in PROMPTS[:3]:
+                    fields = {"model": "model", "prompt": prompt, "max_tokens": 40, **options}
+                    (choice,) = client.post("/v1/completions", json=fields).json()["choices"]
+                    output = expected.generate(prompt, max_tokens=40, **options)
+                    assert choice["text"] == output.text, (options, prompt)
+            assert client.get("/").status_code == client.get("/health").status_code == 200
+        assert server.end() == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("config.json", 1), ("spiece.model", 1), ("weights.npz", 1), ("weights.npz", 2)],
+)
+def test_a_model_that_vanishes_while_it_is_loaded_is_one_line(
+    tmp_path: Path, name: str, count: int
+) -> None:
+    shutil.copytree(SMALL, tmp_path / "model")
+    code, errors = run_with(
+        tmp_path, "shutil.rmtree('model')", f"model/{name}", count,
+        "--model", "model", "--regular-decode",
+    )  # fmt: skip
+    assert code == 2 and f"model/{name}" in one_line(errors)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    code, errors = run_with(tmp_path, "pass", "no file", 1, "--model", "./model")
+    assert code == 2 and "'./model'" in one_line(errors)
+
+
+HANG = "sys.modules['speculative_t5.serve.service'].GRACE = 0.0; threading.Event().wait()"
+
+
+@pytest.mark.parametrize("then", ["pass", HANG], ids=["ends", "hangs"])
+def test_a_server_that_is_stopped_while_it_loads_does_not_serve(tmp_path: Path, then: str) -> None:
+    action = f"os.kill(os.getpid(), signal.SIGTERM); {then}"
+    assert run_with(tmp_path, action, "weights.npz", 1, "--shutdown-seconds", FOREVER) == (0, "")
+
+
+def test_sigterm_under_load_lets_streams_end(tmp_path: Path, decoder: SpeculativeDecoder) -> None:
+    options = ("--batch-size", "4", "--shutdown-seconds", FOREVER)
+    with started(tmp_path, *options) as server, server.client() as client:
+        with Streams(server) as streams:
+            found = [streams.ask(prompt=prompt, **LASTING) for prompt in PROMPTS]
+            streams.wait_until_accepted(len(PROMPTS))
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: is_stopping(client))
+            check_refused(client)
+            texts = [text_of(each.result()) for each in found]
+        assert texts == [each.text for each in decoder.generate_batch(PROMPTS, **LASTING)]
+        _, errors = server.process.communicate(timeout=PATIENCE)
+        assert (server.process.returncode, errors) == (0, b"")
+
+
+def is_stopping(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").json() == {"status": "stopping"}
+    except httpx.TransportError:  # nobody listens any more
+        return True
+
+
+def check_refused(client: httpx.Client) -> None:
+    """Check that a new request is refused."""
+    try:
+        response = client.post("/v1/completions", json={"prompt": "a"})
+    except httpx.TransportError:  # all outputs have ended in the meantime
+        return
+    assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
+    check_message(response.json()["error"]["message"])
+
+
+def test_sigterm_without_time_tells_every_client(tmp_path: Path) -> None:
+    options = ("--batch-size", "4", "--shutdown-seconds", "0", *ALLOWED)
+    with started(tmp_path, *options) as server, server.client() as client:
+        with Streams(server) as streams:
+            found = [streams.ask(prompt=prompt, **ENDLESS) for prompt in PROMPTS]
+            whole = streams.post(prompt=PROMPTS[0], **ENDLESS)
+            wait_until(lambda: figures(client)["rows"] == 4)
+            wait_until(lambda: figures(client)["queued"] == len(PROMPTS) - 3)
+            server.process.send_signal(signal.SIGTERM)
+            for events in (each.result() for each in found):
+                *parts, last = events
+                check_message(last["error"]["message"])
+                assert all(part["choices"][0]["finish_reason"] is None for part in parts)
+            assert whole.result().status_code == 503
+        _, errors = server.process.communicate(timeout=PATIENCE)
+        assert (server.process.returncode, errors) == (0, b"")
+
+
+def test_a_second_signal_ends_streams_at_once(tmp_path: Path) -> None:
+    options = ("--shutdown-seconds", FOREVER, *ALLOWED)
+    with started(tmp_path, *options) as server, server.client() as client:
+        fields = {"prompt": PROMPTS[0], "stream": True, **ENDLESS}
+        with client.stream("POST", "/v1/completions", json=fields) as response:
+            parts = response.iter_lines()
+            assert "choices" in next(parts)
+            server.process.send_signal(signal.SIGTERM)
+            with server.client() as another:
+                wait_until(lambda: another.get("/health").json() == {"status": "stopping"})
+            server.process.send_signal(signal.SIGTERM)
+            _, errors = server.process.communicate(timeout=PATIENCE)
+        assert (server.process.returncode, errors) == (0, b"")
+
+
+def test_a_second_signal_does_not_wait_for_loading(tmp_path: Path) -> None:
+    with (
+        started(tmp_path, "--shutdown-seconds", FOREVER, change=LOADS_FOR_EVER) as server,
+        server.client() as client,
+    ):
+        for status in ("loading", "stopping"):
+            wait_until(lambda status=status: client.get("/health").json() == {"status": status})  # type: ignore[misc]
+            server.process.send_signal(signal.SIGINT)
+        _, errors = server.process.communicate(timeout=PATIENCE)
+        assert (server.process.returncode, errors) == (0, b"")
+
+
+def test_a_second_signal_does_not_wait_for_a_pass_that_hangs(tmp_path: Path) -> None:
+    """Python must not be torn down below the thread, which MLX would answer by aborting."""
+    with started(tmp_path, "--shutdown-seconds", FOREVER, change=COMPUTES_FOR_EVER) as server:
+        with (
+            server.client() as client,
+            client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}),
+        ):
+            server.process.send_signal(signal.SIGINT)
+            with server.client() as another:
+                wait_until(lambda: another.get("/health").json() == {"status": "stopping"})
+            server.process.send_signal(signal.SIGINT)
+        _, errors = server.process.communicate(timeout=PATIENCE)
+        assert (server.process.returncode, errors) == (0, b"")
+
+
+def test_a_server_that_cannot_decode_any_more_ends(tmp_path: Path) -> None:
+    """A service manager then starts it again."""
+    with (
+        started(tmp_path, "--shutdown-seconds", FOREVER, change=LOSES_ITS_DEVICE) as server,
+        server.client() as client,
+    ):
+        response = client.post("/v1/completions", json={"prompt": PROMPTS[0]})
+        assert response.status_code == 500
+        check_message(response.json()["error"]["message"])
+        _, errors = server.process.communicate(timeout=PATIENCE)
+        *log, last = errors.decode().splitlines()
+        assert server.process.returncode == 1
+        assert "the device is lost" in last and last.startswith("error: ")
+        check_message(last.removeprefix("error: "))
+        assert log[0] == "ERROR: a round has failed"
+        assert "ERROR: the decoding thread has ended" in log
+
+
+def test_those_who_were_accepted_get_theirs_when_the_queue_is_full(
+    tmp_path: Path, decoder: SpeculativeDecoder
+) -> None:
+    options = ("--batch-size", "2", "--max-queue", "4", *ALLOWED)
+    expected = [each.text for each in decoder.generate_batch(PROMPTS, max_tokens=40)]
+    with started(tmp_path, *options) as server, server.client() as client:
+        with Streams(server) as streams, ExitStack() as leaving:
+            for _ in range(2):
+                fields = {"prompt": PROMPTS[0], "stream": True, **ENDLESS}
+                leaving.enter_context(client.stream("POST", "/v1/completions", json=fields))
+            wait_until(lambda: figures(client)["rows"] == 2)
+            waiting = [streams.ask(prompt=prompt, max_tokens=40) for prompt in PROMPTS[:4]]
+            wait_until(lambda: figures(client)["queued"] == 4)
+            for stream in (True, False) * 5:
+                fields = {"prompt": PROMPTS[4], "stream": stream}
+                response = client.post("/v1/completions", json=fields)
+                assert response.status_code == 429
+                assert 1 <= int(response.headers["retry-after"]) <= 60
+                error = response.json()["error"]
+                assert error["code"] == "queue_full"
+                check_message(error["message"], "4 outputs")
+            assert figures(client)["queued"] == 4
+            leaving.close()
+            assert [text_of(each.result()) for each in waiting] == expected[:4]
+            later = [streams.ask(prompt=prompt, max_tokens=40) for prompt in PROMPTS[4:]]
+            assert [text_of(each.result()) for each in later] == expected[4:]
+        assert server.end() == (0, [])
