@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import langchain_openai
 import openai
 import pytest
 from serving import FAIL, PATIENCE, STALL, FakeService, Served, serving
@@ -175,6 +174,8 @@ def test_a_task_that_is_cancelled_frees_its_rows(served: Served) -> None:
 
 
 def test_langchain_sends_lists_and_nulls(served: Served) -> None:
+    import langchain_openai  # takes seconds, in each process of a run
+
     model = langchain_openai.OpenAI(
         model="tiny", base_url=f"{served.url}/v1", api_key="right", max_retries=0,
         temperature=0, max_tokens=2,
