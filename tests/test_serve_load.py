@@ -237,7 +237,7 @@ def test_rows_that_are_left_over_are_noticed(fake: Fake, url: str) -> None:
         async with new_client(url) as client:
             fake.fault = "leak"
             body = {"prompt": "left", "stream": True, "stream_options": {"include_usage": True}}
-            async with client.stream("POST", "/v1/completions", json=body) as response:
+            async with client.other.stream("POST", "/v1/completions", json=body) as response:
                 await anext(response.aiter_lines())
             await settle(client, seconds=0.2)
 

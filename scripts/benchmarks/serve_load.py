@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import httpx
 import numpy as np
 import typer
@@ -44,6 +45,7 @@ REPOSITORY = Path(__file__).parents[2]
 PROMPTS = REPOSITORY / "tests" / "learners.tsv"  # sentences of learners, a tab, their corrections
 BATCH = "batch"
 MARK = 1000  # requests between two lines on the server's memory
+FAULTS = (Wrong, httpx.HTTPError, aiohttp.ClientError)  # of a server, not of this program
 MAX_SHOWN = 3  # outputs that differ
 
 
@@ -121,9 +123,9 @@ def main(
     load = Load(texts, Offline(texts, options), counts, max_tokens, api_key, rng, disturb)
     try:
         figures = asyncio.run(load.measure(urls, turns))
-    except (Wrong, httpx.HTTPError, ExceptionGroup) as error:
+    except (*FAULTS, ExceptionGroup) as error:
         reason = first_of(error)
-        if not isinstance(reason, Wrong | httpx.HTTPError):
+        if not isinstance(reason, FAULTS):
             raise
         sys.exit(f"error: {type(reason).__name__}: {reason}")
     title = f"{requests} requests, {turns} turns, {'disturbed' if disturb else 'undisturbed'}"

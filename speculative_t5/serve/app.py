@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -35,9 +35,9 @@ from .requests import (
     parse_prompts,
     parse_wanted,
 )
-from .responses import DONE, PING, Answer, Collected, as_event
+from .responses import DONE, Answer, Collected, as_event
 from .service import Service
-from .streams import EventStream, unless_gone, with_pauses
+from .streams import EventStream, Write, unless_gone
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
 PATHS = {
@@ -216,8 +216,9 @@ class Endpoints:
         answer = Answer(settings.model, chat, wanted.traced)
         if wanted.stream:
             return EventStream(
-                lambda write: self._stream(call, answer, wanted, write), close=call.cancel
-            )
+                lambda write: self._stream(call, answer, wanted, write),
+                close=call.cancel, ping_seconds=settings.ping_seconds,
+            )  # fmt: skip
         try:
             whole = await unless_gone(request.receive, self._whole(call, answer))
         finally:
@@ -255,33 +256,32 @@ class Endpoints:
             watch.ended()
             return answer.whole(outputs, sum(call.prompt_tokens))
 
-    async def _stream(
-        self, call: Call, answer: Answer, wanted: Wanted, write: Callable[[str], Awaitable[None]]
-    ) -> None:
+    async def _stream(self, call: Call, answer: Answer, wanted: Wanted, write: Write) -> str:
+        """Write the events of a call, and return those that end the stream.
+
+        The last round comes with the end: each write costs as much as a token of a small model.
+        """
         with self._timed() as watch:
             outputs = [Collected() for _ in range(call.num_outputs)]
-            await write(answer.opening(call.num_outputs))
-            error: Refused | None = None
-            async with aclosing(with_pauses(call, self._settings.ping_seconds)) as events:
+            if opening := answer.opening(call.num_outputs):
+                await write(opening)
+            left, failure = call.num_outputs, None
+            async with aclosing(aiter(call)) as events:
                 async for event in events:
-                    if event is None:
-                        await write(PING)
-                    elif event.chunk is None:
-                        error = self._failure(event)
+                    if event.chunk is None:
+                        failure = event
                         break
-                    else:
-                        watch.saw_tokens()
-                        outputs[event.output].add(event.chunk)
-                        await write(answer.round(event.output, event.chunk))
-            if error is None and not all(output.finish_reason for output in outputs):
-                error = self._failure(None)
-            if error:
-                await write(as_event(error.body))
-            else:
-                watch.ended()
-                if wanted.usage:
-                    await write(answer.usage(outputs, sum(call.prompt_tokens)))
-            await write(DONE)
+                    watch.saw_tokens()
+                    outputs[event.output].add(event.chunk)
+                    text = answer.round(event.output, event.chunk)
+                    left -= event.is_last
+                    if left == 0:
+                        watch.ended()
+                        if wanted.usage:
+                            text += answer.usage(outputs, sum(call.prompt_tokens))
+                        return text + DONE
+                    await write(text)
+            return as_event(self._failure(failure).body) + DONE
 
     @contextmanager
     def _timed(self) -> Iterator[Stopwatch]:

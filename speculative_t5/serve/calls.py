@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -153,7 +153,7 @@ class Call:
         self._left = num_outputs  # that have not ended; of the event loop's thread
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()  # None: cancelled
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
         try:
             while self._left:
                 event = await self._events.get()

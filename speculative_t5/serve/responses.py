@@ -18,7 +18,6 @@ from ..decoding import FinishReason, Stats
 from ..generation import Chunk
 
 REASONS: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length"}
-PING = ": ping\n\n"
 DONE = "data: [DONE]\n\n"
 
 

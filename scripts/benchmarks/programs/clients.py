@@ -1,7 +1,8 @@
 """Clients of a server, many at once: each asks for one prompt after another, as a stream.
 
 They may be made to misbehave: a third of the requests leaves at a random moment, and a tenth is
-nonsense.
+nonsense. Streams are read by aiohttp: the clients share the processors with the server, and take a
+third of what httpx takes for a request.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import aiohttp
 import httpx
 
 from .nonsense import KINDS, Wrong, message_of
@@ -49,15 +52,31 @@ class Run:
     seconds: float = 0.0
 
 
-def new_client(url: str, key: str | None = None) -> httpx.AsyncClient:
-    """Return a client without a limit of connections, so that requests wait in the server."""
+@dataclass(frozen=True)
+class Client:
+    """Connects to a server: `streams` for prompts, `other` for all else."""
+
+    streams: aiohttp.ClientSession
+    other: httpx.AsyncClient
+
+
+@asynccontextmanager
+async def new_client(url: str, key: str | None = None) -> AsyncIterator[Client]:
+    """Yield a client without a limit of connections, so that requests wait in the server."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=PATIENCE)
+    patience = aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE, sock_read=PATIENCE)
+    async with (
+        aiohttp.ClientSession(
+            url, headers=headers, timeout=patience, connector=aiohttp.TCPConnector(limit=0)
+        ) as streams,
+        httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=PATIENCE) as other,
+    ):
+        yield Client(streams, other)
 
 
 async def drive(
-    client: httpx.AsyncClient,
+    client: Client,
     prompts: Sequence[str],
     clients: int,
     max_tokens: int,
@@ -84,7 +103,7 @@ async def drive(
         for index, prompt in waiting:
             fate = rng.random() if rng else 1.0
             if rng and fate < MALFORMED:
-                await rng.choice(KINDS)(client, rng)
+                await rng.choice(KINDS)(client.other, rng)
                 run.others["malformed"] += 1
             elif rng and fate < MALFORMED + LEAVE:
                 try:
@@ -103,9 +122,7 @@ async def drive(
     return run
 
 
-async def ask(
-    client: httpx.AsyncClient, index: int, prompt: str, max_tokens: int, run: Run
-) -> Answer:
+async def ask(client: Client, index: int, prompt: str, max_tokens: int, run: Run) -> Answer:
     """Return the output for a prompt; while the queue is full, wait as long as the server says."""
     began = time.perf_counter()
     body = {
@@ -113,27 +130,27 @@ async def ask(
         "stream_options": {"include_usage": True},
     }  # fmt: skip
     while True:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code == 200:
-                return await read(response, index, began)
-            message = message_of(response.status_code, await response.aread())
-            if response.status_code != 429:
-                raise Wrong(f"status {response.status_code}: {message}")
+        async with client.streams.post("/v1/completions", json=body) as response:
+            if response.status == 200:
+                return await read(response.content, index, began)
+            message = message_of(response.status, await response.read())
+            if response.status != 429:
+                raise Wrong(f"status {response.status}: {message}")
         run.others["queue full"] += 1
         await asyncio.sleep(float(response.headers["Retry-After"]))
 
 
-async def read(response: httpx.Response, index: int, began: float) -> Answer:
+async def read(lines: aiohttp.StreamReader, index: int, began: float) -> Answer:
     """Read a stream to its end."""
     texts: list[str] = []
     first, tokens, reason, ended = 0.0, None, None, False
-    async for line in response.aiter_lines():
-        if not line.startswith("data: "):
+    async for line in lines:
+        if not line.startswith(b"data: "):
             continue
-        if line == "data: [DONE]":
+        if line == b"data: [DONE]\n":
             ended = True
             continue
-        event = json.loads(line.removeprefix("data: "))
+        event = json.loads(line.removeprefix(b"data: "))
         if "error" in event:
             raise Wrong(f"a stream ended by an error: {event['error']['message']}")
         for choice in event["choices"]:
@@ -149,9 +166,9 @@ async def read(response: httpx.Response, index: int, began: float) -> Answer:
     return Answer(index, "".join(texts), tokens, first or whole, whole)
 
 
-async def gauges(client: httpx.AsyncClient) -> dict[str, float] | None:
+async def gauges(client: Client) -> dict[str, float] | None:
     """Return how many outputs wait and are decoded; None if the server has no metrics."""
-    response = await client.get("/metrics")
+    response = await client.other.get("/metrics")
     if response.status_code == 404:
         return None
     lines = (
@@ -161,7 +178,7 @@ async def gauges(client: httpx.AsyncClient) -> dict[str, float] | None:
     return {name: float(found[f"speculative_t5_{name}"]) for name in ("queued", "rows")}
 
 
-async def settle(client: httpx.AsyncClient, seconds: float = 30.0) -> None:
+async def settle(client: Client, seconds: float = 30.0) -> None:
     """Wait until the server decodes nothing any more; `Wrong` if that does not happen."""
     until = time.monotonic() + seconds
     while (found := await gauges(client)) and any(found.values()):
@@ -170,9 +187,9 @@ async def settle(client: httpx.AsyncClient, seconds: float = 30.0) -> None:
         await asyncio.sleep(0.1)
 
 
-async def model_of(client: httpx.AsyncClient) -> str:
+async def model_of(client: Client) -> str:
     """Return the name of the server's model."""
-    response = await client.get("/v1/models")
+    response = await client.other.get("/v1/models")
     if response.status_code != 200:
         message = message_of(response.status_code, response.content)
         raise Wrong(f"/v1/models has status {response.status_code}: {message}")
