@@ -8,5 +8,7 @@ extra=test
 "$python" -m ruff check .
 "$python" -m mypy
 .venv/bin/lint-imports
-# One process for each processor, each with one thread: more would wait for each other.
-OMP_NUM_THREADS=1 exec "$python" -m pytest --numprocesses auto --dist loadfile "$@"
+# One process for each processor, each with one thread: more would wait for each other. One that
+# crashes ends the run: once another has taken its place, pytest-xdist may wait for ever (#1323).
+OMP_NUM_THREADS=1 exec "$python" -m pytest --numprocesses auto --dist loadfile \
+    --max-worker-restart 0 "$@"
