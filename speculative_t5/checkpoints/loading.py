@@ -11,7 +11,7 @@ import mlx.core as mx
 from .. import device
 from ..cpu import accelerate
 from ..device import default_dtype
-from ..models import T5, CausalModel, SharingDraft, is_causal
+from ..models import T5, CausalModel, SharingDraft, is_causal, parts_of, split_of
 from ..tokenizers import Tokenizer, load_tokenizer, read_prefix
 from .causal import load_causal
 from .folder import read_json
@@ -26,7 +26,10 @@ DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 @overload
 def load(
-    name_or_path: str | Path, *, dtype: mx.Dtype | str | None = None
+    name_or_path: str | Path,
+    *,
+    dtype: mx.Dtype | str | None = None,
+    group: mx.distributed.Group | None = None,
 ) -> tuple[T5 | CausalModel, Tokenizer]: ...
 
 
@@ -44,6 +47,7 @@ def load(
     *,
     dtype: mx.Dtype | str | None = None,
     target: T5 | CausalModel | None = None,
+    group: mx.distributed.Group | None = None,
 ) -> tuple[T5 | CausalModel | SharingDraft, Tokenizer | None]:
     """Load a model and its tokenizer; the tokenizer's `prefix` is the one in config.json, if any.
 
@@ -59,15 +63,22 @@ def load(
         target: The model that this one is to draft for. A draft that shares its target's encoder
             needs it; it computes in the target's type, and its tokenizer is None, as it is the
             target's.
+        group: The processes to split a T5 among, see `T5.shard`; each reads its part only, and the
+            whole of one tensor at a time where a file is our own (.npz).
 
     Raises:
         ValueError: If there is no such folder or name, it is not a whole T5 or decoder-only model
-            or the draft of another target, or it cannot compute in that type.
+            or the draft of another target, it cannot compute in that type, or it cannot be split
+            so.
     """
     device.enter_thread()
     device.limit_memory()
     kind = as_dtype(dtype)
     folder = locate(name_or_path)
+    if group is not None and group.size() == 1:
+        group = None
+    if group is not None and (holds_draft(folder) or holds_causal(folder)):
+        raise ValueError(f"only a T5 can be split among processes: load {folder} without a group")
     if holds_draft(folder):
         return load_draft(folder, target), None
     prefix = read_prefix(folder)
@@ -76,7 +87,7 @@ def load(
     if holds_causal(folder):
         model, tokenizer = load_causal(folder, kind)
     else:
-        model, tokenizer = _load_t5(folder, kind or default_dtype())
+        model, tokenizer = _load_t5(folder, kind or default_dtype(), group)
     cast(Any, tokenizer).prefix = prefix
     return model, tokenizer
 
@@ -118,7 +129,9 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _load_t5(folder: Path, dtype: mx.Dtype) -> tuple[T5, Tokenizer]:
+def _load_t5(
+    folder: Path, dtype: mx.Dtype, group: mx.distributed.Group | None
+) -> tuple[T5, Tokenizer]:
     checkpoint = open_checkpoint(folder)
     tokenizer = load_tokenizer(folder, checkpoint.config)
     if dtype == mx.float16 and checkpoint.config.gated:
@@ -127,19 +140,34 @@ def _load_t5(folder: Path, dtype: mx.Dtype) -> tuple[T5, Tokenizer]:
             stacklevel=3,
         )
     model = T5(checkpoint.config)
-    model.load_weights([(p.name, _read(checkpoint, p, dtype)) for p in checkpoint.parameters])
+    if group is not None:
+        model.shard(group)
+    weights = [(p.name, _read(checkpoint, p, dtype, group)) for p in checkpoint.parameters]
+    model.load_weights(weights)
     model.vocabulary = tokenizer.vocabulary
     accelerate(model)
     return model, tokenizer
 
 
-def _read(checkpoint: Checkpoint, parameter: Parameter, dtype: mx.Dtype) -> mx.array:
+def _read(
+    checkpoint: Checkpoint,
+    parameter: Parameter,
+    dtype: mx.Dtype,
+    group: mx.distributed.Group | None,
+) -> mx.array:
+    """Read a parameter, or this process's part of it."""
+    split = split_of(parameter.name, checkpoint.config) if group is not None else None
     parts = []
     for name in parameter.sources:
         tensor = checkpoint.tensors[name]
-        part = as_mlx(tensor.read(), tensor.dtype)
-        # Quantized weights, packed into integers, are not cast.
-        parts.append(part if tensor.dtype == mx.uint32 else part.astype(dtype))
+        pieces = [tensor.read()]
+        if split and group is not None:
+            count = len(parameter.sources)
+            pieces = parts_of(pieces[0], split, group.rank(), group.size(), tensors=count)
+        for piece in pieces:
+            part = as_mlx(piece, tensor.dtype)
+            # Quantized weights, packed into integers, are not cast.
+            parts.append(part if tensor.dtype == mx.uint32 else part.astype(dtype))
         mx.eval(parts)
     whole = mx.concatenate(parts) if len(parts) > 1 else parts[0]
     mx.eval(whole)

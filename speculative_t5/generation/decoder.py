@@ -111,15 +111,17 @@ class SpeculativeDecoder(Engine):
         delta: float = 0.0,
         verify: VerifyRule = "auto",
         dtype: mx.Dtype | str | None = None,
+        group: mx.distributed.Group | None = None,
         **options: Unpack[DecoderKeywords],
     ) -> SpeculativeDecoder:
         """Load target and draft from folders, or by names that `load` looks up.
 
         The draft "lookup" needs no model. `dtype` is passed to `load` for both models; all other
-        options are the constructor's.
+        options are the constructor's. With a `group` of processes (`mx.distributed.init()`), the
+        target is split among them, and each has the whole draft; all must then make the same calls.
         """
         check_keywords(options)  # before models are loaded
-        target, tokenizer = load(model, dtype=dtype)
+        target, tokenizer = load(model, dtype=dtype, group=group)
         small: LanguageModel | Literal["lookup"] | None = None
         if draft == "lookup":
             small = "lookup"

@@ -20,7 +20,7 @@ from ..decoding import (
     Sampler,
     Verifier,
 )
-from ..models import SharingDraft
+from ..models import T5, SharingDraft
 from .options import DraftingOptions, GenerationOptions
 from .shaping import Shaping
 
@@ -120,9 +120,14 @@ def pair_up(
     """Return the draft model, if there is one, and the options with what the draft implies.
 
     Raises:
-        ValueError: If the draft does not go with the target, or the draft vocabulary leaves out the
-            EOS of a T5.
+        ValueError: If the draft does not go with the target, the draft vocabulary leaves out the
+            EOS of a T5, or processes that share the target would draft different numbers.
     """
+    if isinstance(model, T5) and model.num_processes > 1 and options.num_draft == "auto":
+        raise ValueError(
+            "num_draft 'auto' goes by measured times, and the processes that share a model must "
+            "draft alike: give a number"
+        )
     if isinstance(draft, str) and draft == "lookup":
         draft, options = None, replace(options, lookup=True)
     elif draft is not None and not hasattr(draft, "start"):

@@ -21,4 +21,5 @@ from .t5.layers import (
 )
 from .t5.model import T5
 from .t5.positions import position_biases
+from .t5.sharding import parts_of, split_of
 from .t5.sharing import SharingConfig, SharingDraft, copy_layers

@@ -18,6 +18,7 @@ from .compiled import CompiledDecoder
 from .config import Quantization, T5Config
 from .layers import Decoder, Encoder, Head
 from .session import T5Session
+from .sharding import shard
 
 # Tokens in one pass of the encoder, padding included, unless one prompt has more. On a CPU larger
 # products gain nothing, and smaller groups have sources of more similar length, so less padding.
@@ -38,6 +39,7 @@ class T5(nn.Module):
         super().__init__()
         device.enter_thread()
         self.config = config
+        self.num_processes = 1  # that share the layers, see `shard`
         self.vocabulary: Vocabulary | None = None
         self._compiled: CompiledDecoder | None = None
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
@@ -126,7 +128,7 @@ class T5(nn.Module):
         """
         config, (batch, length) = self.config, tokens.shape
         # A cache with room for exactly these tokens: nothing comes before them.
-        empty = mx.zeros((batch, config.num_heads, length, config.d_kv), self.dtype)
+        empty = mx.zeros((batch, self.num_heads, length, config.d_kv), self.dtype)
         cache = [(empty, empty)] * config.num_decoder_layers
         sources = self.decoder.read(memory, memory.shape[1])
         start, tables = mx.zeros(1, dtype=mx.int32), self.decoder.position_bias.tables()
@@ -187,6 +189,31 @@ class T5(nn.Module):
         """Compile the decoder anew at its next use; needed after weights or layers were changed."""
         with COMPILING:
             self._compiled = None
+
+    def shard(self, group: mx.distributed.Group) -> None:
+        """Split the layers among the processes of a group, each keeping its part (see `sharding`).
+
+        Every process then has to run the same passes: the sums are exact to rounding, and the same
+        bits in all of them, so that each makes the same choices. Weights loaded later have to be
+        parts, as `checkpoints.load` reads them.
+
+        Raises:
+            ValueError: If the processes cannot share heads, units or groups of quantized weights
+                evenly.
+        """
+        if self.num_processes > 1:
+            raise ValueError(
+                f"the model is split among {self.num_processes} processes: load it again to "
+                "split it in another way"
+            )
+        shard(self, group)
+        self.num_processes = group.size()
+        self.recompile()
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of each attention in this process."""
+        return self.config.num_heads // self.num_processes
 
     def sources(
         self, prompts: Sequence[Sequence[int]], decoders: Sequence[Decoder] | None = None

@@ -43,7 +43,7 @@ class T5Session:
         self._sources = sources
         self._decoder = decoder
         self._layers = slice(config.num_decoder_layers)
-        shape = LayerShape(config.num_heads, config.d_kv, config.d_kv, model.dtype)
+        shape = LayerShape(model.num_heads, config.d_kv, config.d_kv, model.dtype)
         self._cache = KVCache([shape] * config.num_decoder_layers, batch, width)
 
     @property

@@ -67,6 +67,11 @@ class SharingDraft(nn.Module):
         return self._target[0]
 
     @property
+    def num_heads(self) -> int:
+        """Heads of each attention; a draft's layers are never split among processes."""
+        return self.config.num_heads
+
+    @property
     def shared(self) -> nn.Module:
         """The target's embedding."""
         embedding: nn.Module = self.target.shared

@@ -1,0 +1,115 @@
+"""Tensor parallelism: a T5 whose layers are split among the processes of a group.
+
+As Megatron-LM does it (Shoeybi et al. 2019, arXiv:1909.08053): every process has some heads of each
+attention, with their part of the position bias, and some units of each feed-forward; the output
+matrices add up what the processes have found. That is two sums of (B, L, d_model) for an encoder's
+layer and three for a decoder's. Embedding, norms and head are whole in each process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.distributed import shard_inplace, shard_linear
+
+from .config import T5Config
+from .layers import CrossAttention, FeedForward, SelfAttention
+
+if TYPE_CHECKING:
+    from .model import T5
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a matrix is split: along an axis, each of several equal segments of it by itself."""
+
+    axis: int
+    segments: int = 1
+
+
+def split_of(name: str, config: T5Config) -> Split | None:
+    """Return how a parameter is split; None if it is whole in each process."""
+    splits = {
+        "position_bias.": Split(1),
+        "self_attention.qkv.": Split(0, 3),
+        "cross_attention.q.": Split(0),
+        "cross_attention.kv.": Split(0, 2),
+        "feed_forward.wi.": Split(0, 2 if config.gated else 1),
+        "attention.out.": Split(1),
+        "feed_forward.wo.": Split(1),
+    }
+    return next((split for part, split in splits.items() if part in name), None)
+
+
+def parts_of(
+    stored: np.ndarray, split: Split, rank: int, size: int, *, tensors: int = 1
+) -> list[np.ndarray]:
+    """Return one process's part of a stored tensor, in pieces to be stacked by rows; no copies.
+
+    The parameter consists of `tensors` such tensors, stacked by rows as well.
+    """
+    segments = split.segments // tensors if split.axis == 0 else 1
+    pieces = np.split(stored, segments, axis=0)
+    return [np.split(piece, size, axis=split.axis)[rank] for piece in pieces]
+
+
+def check_divisible(config: T5Config, size: int) -> None:
+    """Refuse to split a model of this shape among `size` processes if something does not divide.
+
+    Raises:
+        ValueError: If so; it names the size that is in the way.
+    """
+    for name in ("num_heads", "d_ff"):
+        if getattr(config, name) % size:
+            raise ValueError(
+                f"{name} is {getattr(config, name)}, which {size} processes cannot share evenly: "
+                "use a number of processes that divides it"
+            )
+    how = config.quantization
+    if how is None:
+        return
+    for name, width in (
+        ("d_ff", config.d_ff),
+        ("num_heads * d_kv", config.num_heads * config.d_kv),
+    ):
+        if width % how.group_size == 0 and width // size % how.group_size:
+            raise ValueError(
+                f"{name} is {width}, quantized in groups of {how.group_size}, which {size} "
+                "processes cannot share evenly: use fewer processes, or quantize in smaller groups"
+            )
+
+
+def shard(model: T5, group: mx.distributed.Group) -> None:
+    """Replace a model's layers by this process's part of them, see `T5.shard`."""
+    size = group.size()
+    check_divisible(model.config, size)
+    for bias in (model.encoder.position_bias, model.decoder.position_bias):
+        shard_inplace(bias, lambda *_: 1, group=group)
+    for attention, names in attentions(model):
+        for name, segments in names.items():
+            layer = shard_linear(attention[name], "all-to-sharded", segments=segments, group=group)
+            attention[name] = layer
+        attention.out = shard_linear(attention.out, "sharded-to-all", group=group)
+        attention.num_heads //= size
+    for feed in feed_forwards(model):
+        segments = 2 if feed.gated else 1
+        feed.wi = shard_linear(feed.wi, "all-to-sharded", segments=segments, group=group)
+        feed.wo = shard_linear(feed.wo, "sharded-to-all", group=group)
+
+
+def attentions(model: T5) -> Iterator[tuple[SelfAttention | CrossAttention, dict[str, int]]]:
+    """Yield each attention, with the segments of its matrices that are split by rows."""
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        yield layer.self_attention, {"qkv": 3}
+    for layer in model.decoder.layers:
+        yield layer.cross_attention, {"q": 1, "kv": 2}
+
+
+def feed_forwards(model: T5) -> Iterator[FeedForward]:
+    """Yield each feed-forward."""
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        yield layer.feed_forward

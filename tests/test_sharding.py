@@ -1,0 +1,131 @@
+"""A T5 split among processes computes what it computes in one, and each holds its part."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.models import Quantization, T5Config
+from speculative_t5.models.t5.sharding import check_divisible
+
+import pytest
+from checkpoints import write_causal
+from conftest import REPOSITORY, V1_0, V1_1, tiny_model, write_checkpoint
+from messages import check_message
+
+PROMPTS = 16
+EVEN = {"num_heads": 4, "d_ff": 64, "d_model": 64, "d_kv": 16}
+SHAPES: dict[str, dict[str, Any]] = {
+    "v1_0": V1_0 | EVEN,
+    "v1_1": V1_1 | EVEN | {"num_decoder_layers": 2},
+    "quantized": V1_1 | EVEN,
+}
+
+
+def run_ranks(size: int, folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Run tests/sharded.py in several processes on this machine, connected as a ring."""
+    with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
+    hosts = [[f"127.0.0.1:{each.getsockname()[1]}"] for each in with_ports]
+    for each in with_ports:
+        each.close()
+    file = folder / "hosts.json"
+    file.write_text(json.dumps(hosts))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, REPOSITORY / "tests" / "sharded.py", *arguments],
+            env=os.environ | {"MLX_RANK": f"{rank}", "MLX_HOSTFILE": f"{file}",
+                              "PYTHONPATH": f"{REPOSITORY}", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    try:
+        results = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, results, strict=True):
+        assert process.returncode == 0, errors
+    return [json.loads(output.splitlines()[-1]) for output, _ in results]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("kind", SHAPES)
+def test_processes_that_share_a_model_give_its_outputs(
+    kind: str, tmp_path: Path, spiece: bytes
+) -> None:
+    size = 2
+    folder, draft = tmp_path / kind, tmp_path / "draft"
+    write_checkpoint(folder, SHAPES[kind], spiece, seed=3)
+    write_checkpoint(draft, V1_0, spiece, seed=4)
+    if kind == "quantized":
+        folder = convert(str(folder), tmp_path / "small", quantize=8, group_size=32)
+    found = run_ranks(size, tmp_path, str(folder), str(draft), f"{PROMPTS}")
+    assert [one["rank"] for one in found] == [*range(size)]
+    for one in found:
+        assert one["size"] == size and one["differ"] == []
+        assert one["gap"] < 1e-5 * max(1.0, one["scale"])
+        assert one["share"] < 0.4 + 0.6 / size
+        assert one["outputs"] == found[0]["outputs"]
+        for name in one["outputs"]:
+            assert one[name] == PROMPTS + 1, name
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "named"),
+    [
+        ({"num_heads": 3}, 2, "num_heads is 3"),
+        ({"num_heads": 4, "d_ff": 30}, 4, "d_ff is 30"),
+        ({"quantization": {"bits": 8, "group_size": 64}, "d_ff": 64}, 2, "d_ff is 64, quantized"),
+    ],
+)
+def test_what_does_not_divide_is_refused_by_name(
+    changes: dict[str, Any], size: int, named: str
+) -> None:
+    shape = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 4, "num_layers": 1,
+             "num_decoder_layers": 1, "vocab_size": 40}  # fmt: skip
+    if "quantization" in changes:
+        changes = changes | {"quantization": Quantization(**changes["quantization"])}
+    with pytest.raises(ValueError) as caught:
+        check_divisible(T5Config(**shape | changes), size)
+    check_message(str(caught.value), named)
+
+
+class Pair:
+    """Stands for the group of two processes, of which this is the first."""
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+
+def test_a_draft_or_a_decoder_only_model_cannot_be_split(tmp_path: Path) -> None:
+    write_causal(tmp_path)
+    with pytest.raises(ValueError) as caught:
+        load(tmp_path, group=Pair())  # type: ignore[call-overload]
+    check_message(str(caught.value), "only a T5")
+
+
+def test_processes_that_share_a_model_do_not_draft_by_their_own_times() -> None:
+    model = tiny_model()
+    model.num_processes = 2
+    with pytest.raises(ValueError) as caught:
+        SpeculativeDecoder(model, tiny_model(seed=1), num_draft="auto")
+    check_message(str(caught.value), "num_draft 'auto'")
+
+
+def test_a_model_is_split_once() -> None:
+    model = tiny_model()
+    model.num_processes = 2
+    with pytest.raises(ValueError) as caught:
+        model.shard(Pair())  # type: ignore[arg-type]
+    check_message(str(caught.value), "split among 2 processes")
