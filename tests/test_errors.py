@@ -18,6 +18,7 @@ HOLE = "{}"  # stands for what is only known at run time
 ERRORS = {"ValueError", "OSError", "RuntimeError", "Failure", "Refused"}
 WITHOUT_A_MESSAGE = {  # of their own
     "AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "Busy", "WrongPrompt",
+    "PromptTooLong",
 }  # fmt: skip
 NOTES = {"note", "fail", "Line"}  # show or keep a line
 MOST = 300  # characters of a message's own

@@ -91,9 +91,9 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
         ({"prompt": "a", "bad_words": [[5] * 501]}, "bad_words"),
         ({"prompt": "a"} | {f"own_{i}": 1 for i in range(100)}, None),
         ({"prompt": "a", "stop_token_ids": "5"}, "stop_token_ids"),
-        ({"prompt": "a", "logit_bias": {"x": 1}}, "an id of logit_bias"),
-        ({"prompt": "a", "logit_bias": {"-1": 1}}, "an id of logit_bias"),
-        ({"prompt": "a", "logit_bias": {"5": "1"}}, "a bias of logit_bias"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"5": "1"}}, "logit_bias"),
         ({"prompt": "a", "logit_bias": [[5, 1]]}, "logit_bias"),
         ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
         ({"prompt": "a", "no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
@@ -172,6 +172,29 @@ def test_half_of_a_surrogate_pair_is_refused(served: Served) -> None:
     assert served.post(prompt="\U0001f600").json()["choices"][0]["text"] == "\U0001f600"
 
 
+@pytest.mark.parametrize("shape", ['{"a":%s}', "[%s]"])
+def test_what_nests_too_deeply_is_refused(served: Served, shape: str) -> None:
+    """Reading and writing JSON end at different depths, which depend on the stack before them."""
+    seen = set()
+    for depth in range(100, 1100, 7):
+        inner = '"\\ud83d\\ude00"'
+        for _ in range(depth):
+            inner = shape % inner
+        content = f'{{"prompt": "a", "own": {inner}}}'
+        response = served.client.post("/v1/completions", content=content)
+        seen.add(response.status_code)
+        if response.status_code != 200:
+            check_error(response, 400)
+            assert "nests too deeply" in response.text
+    assert seen == {200, 400}
+
+
+def test_a_number_without_end_is_refused(served: Served) -> None:
+    content = '{"prompt": "a", "seed": %s}' % ("9" * 5000)
+    error = check_error(served.client.post("/v1/completions", content=content), 400)
+    assert "5000 digits" in error["message"]
+
+
 def test_another_model_is_not_found(served: Served) -> None:
     error = check_error(served.post(prompt="a", model="gpt-4"), 404, "model")
     assert error["code"] == "model_not_found" and "'gpt-4'" in error["message"]
@@ -181,6 +204,7 @@ def test_other_paths_and_methods_get_an_error_object(served: Served) -> None:
     for path in ("/v1", "/v1/completions/", "/v1/embeddings", "/docs", "/%00", "/../etc/passwd"):
         check_error(served.client.get(path), 404)
     response = served.client.get("/v1/completions")
+    assert "use POST" in response.text
     check_error(response, 405)
     assert response.headers["allow"] == "POST"
     check_error(served.client.delete("/v1/models"), 405)

@@ -232,6 +232,16 @@ def test_what_a_server_must_not_do_ends_the_test(
         serve_load.main([url], clients="4", requests=200, turns=1, prompts=prompts, disturb=True)
 
 
+@pytest.mark.parametrize(
+    ("url", "clients"),
+    [("http://a:1", "0"), ("http://a:1", "1,x"), ("http://a:1", "1,"), ("127.0.0.1:8080", "1"),
+     ("http://a:1/v1", "1")],
+)  # fmt: skip
+def test_wrong_arguments_are_one_line(url: str, clients: str, prompts: Path) -> None:
+    with pytest.raises(SystemExit, match="^error: .* must be .*, got '[^']*'$"):
+        serve_load.main([url], clients=clients, prompts=prompts)
+
+
 def test_rows_that_are_left_over_are_noticed(fake: Fake, url: str) -> None:
     async def leave() -> None:
         async with new_client(url) as client:

@@ -14,7 +14,7 @@ from speculative_t5.serve.responses import as_event
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serving import PATIENCE, STALL, FakeService, Served, serving
+from serving import FAIL, PATIENCE, STALL, FakeService, Served, serving
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +258,7 @@ def test_metrics_count_requests_tokens_and_times() -> None:
     with serving() as served:
         served.post(prompt="a")
         served.events(prompt="a b c")
+        served.events(prompt=f"a b {FAIL}")  # fails after its first tokens
         served.post(prompt="")
         served.client.get("/v1/models/tiny")
         served.client.get("/nothing")
@@ -269,13 +270,13 @@ def test_metrics_count_requests_tokens_and_times() -> None:
     }
     requests = {key[1:]: value for key, value in found.items() if key[0] == "requests_total"}
     assert requests == {
-        ("/v1/completions", "200"): 2, ("/v1/completions", "400"): 1, ("/v1/models", "200"): 1,
+        ("/v1/completions", "200"): 3, ("/v1/completions", "400"): 1, ("/v1/models", "200"): 1,
         ("other", "404"): 1,
     }  # fmt: skip
     figures = {
         "ready": 1, "queued": 2, "rows": 3, "rounds_total": 40, "drafted_total": 50,
         "accepted_total": 30, "emitted_total": 90, "prompt_tokens_total": 70, "failures_total": 1,
-        "seconds_since_round": 0.5, "first_token_seconds_count": 2, "request_seconds_count": 2,
+        "seconds_since_round": 0.5, "first_token_seconds_count": 3, "request_seconds_count": 2,
     }  # fmt: skip
     assert {name: found[name,] for name in figures} == figures
 

@@ -115,10 +115,16 @@ def main(
     ] = False,
 ) -> None:
     """Load one or several servers, and check each output against that of the command `batch`."""
+    counts = [int(count) for count in clients.split(",") if count.isdecimal()]
+    if len(counts) != clients.count(",") + 1 or min(counts) < 1:
+        sys.exit(f"error: --clients must be numbers of at least 1 by commas, got {clients!r}")
+    for url in urls:
+        parts = urlsplit(url)
+        if url != f"http://{parts.netloc}" or not parts.netloc:
+            sys.exit(f"error: an address must be like http://127.0.0.1:8080, got {url!r}")
     lines = prompts.read_text(encoding="utf-8").splitlines()
     texts = list(islice(cycle(line.split("\t")[0] for line in lines if line.strip()), requests))
     options = ["--max-tokens", str(max_tokens), *shlex.split(batch_options)]
-    counts = [int(count) for count in clients.split(",")]
     rng = random.Random(seed)
     load = Load(texts, Offline(texts, options), counts, max_tokens, api_key, rng, disturb)
     try:

@@ -127,9 +127,15 @@ async def _unavailable(_: Request, error: Unavailable) -> Response:
 
 async def _unknown(request: Request, error: HTTPException) -> Response:
     """Answer what has no route."""
-    asked = f"{request.method} {shown(request.url.path)}"
-    phrase = HTTPStatus(error.status_code).phrase.lower()
-    message = f"{asked} is not a route of this server ({phrase}): use {', '.join(PATHS)}"
+    path, allowed = shown(request.url.path), (error.headers or {}).get("Allow")
+    if allowed:
+        message = f"{path} does not take {request.method}: use {allowed}"
+    else:
+        phrase = HTTPStatus(error.status_code).phrase.lower()
+        message = (
+            f"{request.method} {path} is not a route of this server ({phrase}): "
+            f"use {', '.join(PATHS)}"
+        )
     body = error_object(error.status_code, message)
     return JSONResponse(body, error.status_code, error.headers)
 

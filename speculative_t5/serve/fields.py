@@ -19,6 +19,7 @@ LARGEST_SEED = 2**63 - 1
 # Bounds on what decoding works through at every token, where other requests would wait for it.
 MOST_STOPS, MOST_WORDS, MOST_IDS, MOST_BIASES = 16, 100, 10_000, 1_000
 LONGEST = 500  # characters of a stop or a bad word, or ids of a bad word
+LONGEST_NAME = 40  # characters of a field's name that may be misspelt
 LOGPROBS = (
     "logprobs would need one more pass over each output, which this server does not make: "
     "leave logprobs out"
@@ -36,22 +37,31 @@ def check_name(name: str, value: Any) -> None:
         if "logprobs" in name:
             raise Refused(400, LOGPROBS, param=name)
         raise Refused(
-            400, f"{name} is {shown(value)}, which this server does not do: leave it out",
+            400, f"{name} is {as_json(value)}, which this server does not do: leave it out",
             param=name,
         )  # fmt: skip
     if name in OPTIONS or name in OTHERS:
+        return
+    if len(name) > LONGEST_NAME:  # comparing takes time, and it is no slip of the pen
         return
     if near := difflib.get_close_matches(name, [*OPTIONS, *OTHERS], 1, cutoff=0.85):
         raise Refused(400, f"there is no field {shown(name)}: write {near[0]} if that is meant")
 
 
-def refuse(name: str, expected: str, found: object) -> NoReturn:
+def refuse(name: str, expected: str, found: object, *, param: str | None = None) -> NoReturn:
+    """Refuse what a field, or a part of the field `param`, must not be."""
     objects = found if isinstance(found, list) else [found]
     if any(isinstance(each, Mapping) for each in objects):  # their colons would read like advice
         kind = "a list that holds an object" if isinstance(found, list) else "an object"
     else:
-        kind = shown(found)
-    raise Refused(400, f"{name} must be {expected}, got {kind}", param=name)
+        kind = as_json(found)
+    raise Refused(400, f"{name} must be {expected}, got {kind}", param=param or name)
+
+
+def as_json(found: object) -> str:
+    """Show a value of a request, in the words of JSON where Python has others."""
+    words: dict[object, str] = {True: "true", False: "false", None: "null"}
+    return words[found] if found is None or isinstance(found, bool) else shown(found)
 
 
 def boolean(name: str, found: Any) -> bool:
@@ -69,13 +79,13 @@ def _integer(least: int, most: int = LARGEST) -> Check:
     return check
 
 
-def _number(name: str, found: Any) -> float:
+def _number(name: str, found: Any, *, param: str | None = None) -> float:
     try:
         number = float(found) if not isinstance(found, str | bool) else math.nan
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        refuse(name, "a number", found)
+        refuse(name, "a number", found, param=param)
     return number
 
 
@@ -139,8 +149,8 @@ def _biases(name: str, found: Any) -> dict[int, float]:
     biases = {}
     for token, bias in found.items():
         if not (token.isascii() and token.isdigit() and len(token) < 10):
-            refuse(f"an id of {name}", "the digits of one", token)
-        biases[int(token)] = _number(f"a bias of {name}", bias)
+            refuse(f"an id of {name}", "the digits of one", token, param=name)
+        biases[int(token)] = _number(f"a bias of {name}", bias, param=name)
     return biases
 
 

@@ -63,9 +63,11 @@ class SiteGuard:
         if is_foreign(headers) and scope["method"] == "POST" and not {
             "*", headers.get("origin"),
         }.intersection(self._origins):  # fmt: skip
+            origin = headers.get("origin")
+            site = f"the site {shown(origin)}" if origin else "another site"
             return Refused(
-                403, f"the request comes from the site {shown(headers.get('origin'))}, which may "
-                "not ask: give its origin by --cors-origin when starting the server",
+                403, f"the request comes from {site}, which may not ask: give its origin by "
+                "--cors-origin when starting the server",
             )  # fmt: skip
         return None
 

@@ -21,6 +21,7 @@ from .fields import LARGEST, OPTIONS, boolean, check_name, is_id, refuse
 from .refusals import Refused
 
 MOST_FIELDS = 100
+MOST_DIGITS = 1000  # of an integer
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -37,17 +38,21 @@ class Wanted:
 def parse_body(body: bytes) -> dict[str, Any]:
     """Parse the body of a request, a JSON object, without the fields that are null."""
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        found = json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_int=_integer)
+        if b"\\ud" in body.lower():
+            json.dumps(found, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise Refused(400, f"the body is {not_utf8(error)}") from error
-    except (ValueError, RecursionError) as error:
+    except UnicodeEncodeError as error:
+        raise Refused(
+            400, "the body has half of a surrogate pair, which is no text: send whole characters"
+        ) from error
+    except RecursionError as error:
+        raise Refused(400, "the body nests too deeply: send a flatter object") from error
+    except ValueError as error:
         raise Refused(
             400, f"the body is not JSON ({first_line(error)}): send one JSON object"
         ) from error
-    if b"\\ud" in body.lower() and not _is_text(found):
-        raise Refused(
-            400, "the body has half of a surrogate pair, which is no text: send whole characters"
-        )
     if not isinstance(found, dict):
         raise Refused(400, f"the body must be a JSON object, got {shown(found)}")
     if len(found) > MOST_FIELDS:
@@ -88,10 +93,8 @@ def parse_wanted(
     if not isinstance(streaming, Mapping):
         refuse("stream_options", "an object", streaming)
     if changes.get("max_tokens", 0) > most_tokens:
-        raise Refused(
-            400, f"max_tokens is {changes['max_tokens']}: give at most {most_tokens}",
-            param="max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens",
-        )  # fmt: skip
+        name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+        refuse(name, f"an integer from 1 to {most_tokens}", changes["max_tokens"])
     if draw_seeds:
         changes.setdefault("seed", secrets.randbelow(LARGEST))
     return Wanted(
@@ -200,13 +203,10 @@ def as_refusal(error: ValueError, param: str | None = None) -> Refused:
     return Refused(400, text, param=named if named in OPTIONS else param)
 
 
-def _is_text(found: object) -> bool:
-    """Whether all texts in a value of JSON can be written in UTF-8."""
-    try:
-        json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:  # Python's own limit has a message for programmers
+        raise Refused(400, f"the body has a number of {len(digits)} digits: send a shorter one")
+    return int(digits)
 
 
 def _no_number(text: str) -> NoReturn:

@@ -15,7 +15,7 @@ from itertools import count
 from ..decoding import Batch, OwnRequest, Round, RowOptions, Sampler
 from ..errors import check_integer, first_line
 from ..generation import ChunkMaker, GenerationOptions, SpeculativeDecoder, row_options
-from ..tokenizers import Prompt, check_prompts
+from ..tokenizers import Prompt, PromptTooLong, check_prompts
 from .calls import FAILED, Busy, Call, Figures, Output, State, Unavailable, WrongPrompt, deliver
 
 LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
@@ -98,27 +98,29 @@ class Service:
         prompts = list(prompts)
         samples = options.num_return_sequences
         wanted = len(prompts) * samples
-        if not 1 <= wanted <= self._max_queue:
+        if not wanted:
+            raise ValueError("the request has no prompt: give at least one")
+        if wanted > self._max_queue:
             raise ValueError(
                 f"the request asks for {wanted} outputs, and the queue holds {self._max_queue}: "
-                "give at least one prompt, or split the request"
+                "split the request"
             )
         self._reserve(wanted)
         try:
             decoder = self.decoder
             shaping = decoder.shaping(options)
             sources = [encoded(decoder, prompt, options.max_tokens) for prompt in prompts]
+            own = row_options(options, shaping)
+            call = Call(asyncio.get_running_loop(), [*map(len, sources)], wanted, self._forget)
+            for number in range(wanted):
+                source = sources[number // samples]
+                request = OwnRequest(next(self._numbers), source, replace(own, number=number))
+                maker = ChunkMaker(decoder.tokenizer, shaping.filter())
+                call.waiting.append(Output(call, number, request, maker))
         except BaseException:
             with self._changed:
                 self._queued -= wanted
             raise
-        own = row_options(options, shaping)
-        call = Call(asyncio.get_running_loop(), [*map(len, sources)], wanted, self._forget)
-        for number in range(wanted):
-            source = sources[number // samples]
-            request = OwnRequest(next(self._numbers), source, replace(own, number=number))
-            maker = ChunkMaker(decoder.tokenizer, shaping.filter())
-            call.waiting.append(Output(call, number, request, maker))
         with self._changed:
             if self.state != "ready":
                 self._queued -= wanted
@@ -177,8 +179,8 @@ class Service:
             lacking = self._queued + wanted - self._max_queue
             if lacking > 0:
                 raise Busy(
-                    f"{self._queued} outputs wait already, and the queue holds {self._max_queue}: "
-                    "wait and send the request again",
+                    f"the queue holds {self._max_queue} outputs, {self._queued} wait already, and "
+                    f"the request asks for {wanted}: wait and send the request again",
                     self._seconds_for(lacking),
                 )
             self._queued += wanted
@@ -325,6 +327,10 @@ def encoded(decoder: SpeculativeDecoder, prompt: Prompt, max_tokens: int) -> lis
     """Return a prompt's ids, for an output of `max_tokens`."""
     try:
         return decoder.fit(prompt, max_tokens).ids
+    except PromptTooLong as error:
+        raise WrongPrompt(
+            f"{error.found}: split the text, or start the server with --truncate"
+        ) from error
     except ValueError as error:
         raise WrongPrompt(str(error)) from error
 

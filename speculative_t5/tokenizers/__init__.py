@@ -10,7 +10,7 @@ from .base import ChatTokenizer, Tokenizer, unknown_characters
 from .byt5 import ByteTokenizer
 from .causal import CausalTokenizer, has_vocabulary
 from .detokenizer import Detokenizer, pieces
-from .encoding import Prompt, PromptEncoder, Source, check_prompts
+from .encoding import Prompt, PromptEncoder, PromptTooLong, Source, check_prompts
 from .files import GENERATION_CONFIG, TOKENIZER_FILES, read_prefix
 from .loading import has_tokenizer, load_tokenizer
 from .prompt_files import (

@@ -18,6 +18,18 @@ CHARACTERS = 64  # of a token, at most; the longest pieces of T5 have 16, but sp
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
+class PromptTooLong(ValueError):
+    """A prompt has more tokens than the model reads.
+
+    Attributes:
+        found: What is wrong, without what to do about it.
+    """
+
+    def __init__(self, found: str, advice: str) -> None:
+        super().__init__(f"{found}: {advice}")
+        self.found = found
+
+
 @dataclass(frozen=True)
 class Source:
     """A prompt as the model reads it."""
@@ -104,9 +116,10 @@ class PromptEncoder:
         """
         limit, unknown = self._longest(max_tokens), ""
         if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS and not self._truncate:
-            raise ValueError(  # without its tokens, which would take long to count
+            raise PromptTooLong(  # without its tokens, which would take long to count
                 f"the prompt has {len(prompt)} characters, and {limit} tokens is all that "
-                f"{self._allowed}: {self._advice(chat=self._chat)}"
+                f"{self._allowed}",
+                self._advice(chat=self._chat),
             )
         ids = self.encode(prompt)
         if isinstance(prompt, str) and self._tokenizer is not None:
@@ -116,9 +129,9 @@ class PromptEncoder:
         chat = self._chat or any(isinstance(part, Mapping) for part in prompt)
         if self._truncate and not chat:
             return Source(self._shortened(ids, limit), len(ids) - limit, unknown)
-        raise ValueError(
-            f"the prompt has {len(ids)} tokens, more than the {limit} that {self._allowed}: "
-            f"{self._advice(chat=chat)}"
+        raise PromptTooLong(
+            f"the prompt has {len(ids)} tokens, more than the {limit} that {self._allowed}",
+            self._advice(chat=chat),
         )
 
     @property

@@ -1,8 +1,8 @@
 """Clients of a server, many at once: each asks for one prompt after another, as a stream.
 
 They may be made to misbehave: a third of the requests leaves at a random moment, and a tenth is
-nonsense. Streams are read by aiohttp: the clients share the processors with the server, and take a
-third of what httpx takes for a request.
+nonsense. Clients and server share the processors, so streams are read by aiohttp, which needs a
+third of the processor time that httpx needs for a request.
 """
 
 from __future__ import annotations
