@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 import threading
 from collections import Counter
@@ -20,6 +21,7 @@ import plain_server
 import psutil
 import pytest
 import serve_load
+import serve_start
 import uvicorn
 from conftest import tiny_model
 from programs import checkpoints
@@ -258,6 +260,22 @@ def test_rows_that_are_left_over_are_noticed(fake: Fake, url: str) -> None:
 def test_the_process_at_a_port_is_found(url: str) -> None:
     port = int(url.rsplit(":", 1)[1])
     assert serve_load.process_at(port) == psutil.Process()
+
+
+def test_starts_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    serve_start.main(
+        turns=1, options="--model correct-small --regular-decode", prompt="He go home."
+    )
+    found = re.fullmatch(r"ready after ([\d.]+) s, first answer after ([\d.]+) s: '.+'\n",
+                         capsys.readouterr().out)  # fmt: skip
+    assert found and 0 < float(found[1]) < float(found[2])
+    with pytest.raises(SystemExit, match="the server has ended"):
+        serve_start.main(turns=1, options="--model nothing", prompt="")
+
+
+def test_prompts_may_be_joined(fake: Fake, url: str, prompts: Path) -> None:
+    serve_load.main([url], clients="2", requests=5, turns=1, prompts=prompts, join=2)
+    assert f"{PROMPTS[2]} {PROMPTS[3]}" in fake.seen
 
 
 def test_batch_gives_the_expected_outputs() -> None:

@@ -107,6 +107,7 @@ def main(
     prompts: Annotated[
         Path, typer.Option(help="A prompt a line, up to a tab; taken again from the first.")
     ] = PROMPTS,
+    join: Annotated[int, typer.Option(min=1, help="Lines of the file that make a prompt.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Bound on an output's tokens.")] = 256,
     api_key: Annotated[str | None, typer.Option(help="Key of the servers.")] = None,
     seed: Annotated[int, typer.Option(help="For the order, and for those who leave.")] = 0,
@@ -123,7 +124,8 @@ def main(
         if url != f"http://{parts.netloc}" or not parts.netloc:
             sys.exit(f"error: an address must be like http://127.0.0.1:8080, got {url!r}")
     lines = prompts.read_text(encoding="utf-8").splitlines()
-    texts = list(islice(cycle(line.split("\t")[0] for line in lines if line.strip()), requests))
+    sources = cycle(line.split("\t")[0] for line in lines if line.strip())
+    texts = [" ".join(islice(sources, join)) for _ in range(requests)]
     options = ["--max-tokens", str(max_tokens), *shlex.split(batch_options)]
     rng = random.Random(seed)
     load = Load(texts, Offline(texts, options), counts, max_tokens, api_key, rng, disturb)

@@ -32,9 +32,9 @@ def serve(
     ctx: typer.Context,
     *,
     host: Annotated[
-        str, in_server(help="Address to listen at; 0.0.0.0 is every address of this machine.")
+        str, in_server(help="Address to listen on; 0.0.0.0 is every address of this machine.")
     ] = "127.0.0.1",
-    port: Annotated[int, in_server(help="Port to listen at; 0 is any that is free.")] = 8080,
+    port: Annotated[int, in_server(help="Port to listen on; 0 is any that is free.")] = 8080,
     batch_size: Annotated[
         int | None,
         in_server(help="Outputs to decode side by side.", show_default="16, or 1 with --steady"),
@@ -45,7 +45,7 @@ def serve(
     api_key_file: Annotated[
         Path | None,
         in_server(
-            help="File of API keys, one a line, of which each request must have one.",
+            help="File of API keys, one per line; each request must carry one of them.",
             show_default="no key is needed",
         ),
     ] = None,

@@ -121,7 +121,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Read API keys from a file, one a line; blank lines and those that begin with # have none.
+    """Read API keys from a file, one per line; blank lines and those that begin with # have none.
 
     Raises:
         ValueError: If the file has no key, or a line that cannot be one.
@@ -142,7 +142,7 @@ def read_keys(path: Path) -> list[str]:
             )
         keys.append(line)
     if not keys:
-        raise ValueError(f"{path} has no API key: write one a line, or leave out --api-key-file")
+        raise ValueError(f"{path} has no API key: write one per line, or leave out --api-key-file")
     return keys
 
 
