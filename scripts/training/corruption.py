@@ -113,18 +113,9 @@ def _pick(rng: random.Random, candidates: list[int]) -> int | None:
     return rng.choice(candidates) if candidates else None
 
 
-def _is_name(i: int, word: str) -> bool:
-    """Whether a word may be a name: it has a capital that does not come from its place."""
-    core = _split(word)[1]
-    return core[1:] != core[1:].lower() or (i > 0 and core[:1].isupper())
-
-
 def slip(words: list[str], rng: random.Random) -> list[str] | None:
-    """Make a typing slip: a letter swapped with the next, dropped, doubled, or a key beside it.
-
-    Names have none: nobody could tell what they were.
-    """
-    i = _pick(rng, [i for i, w in enumerate(words) if len(bare(w)) > 2 and not _is_name(i, w)])
+    """Make a typing slip: a letter swapped with the next, dropped, doubled, or a key beside it."""
+    i = _pick(rng, [i for i, w in enumerate(words) if len(bare(w)) > 2])
     if i is None:
         return None
     before, core, after = _split(words[i])

@@ -72,7 +72,7 @@ class Learner:
             return damaged, right
         damaged = right if rng.random() < 0.26 else self.sentence(right, rng)
         pair = rename((damaged, right), rng, self._words)
-        if rng.random() < 0.22:
+        if rng.random() < 0.18:
             pair = replace_words(pair, self._words, rng)
         if rng.random() < 0.4:
             pair = british(pair)

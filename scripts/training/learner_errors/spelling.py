@@ -286,8 +286,8 @@ SOUNDS = [
 
 
 def by_ear(text: str, rng: random.Random, lexicon: Lexicon) -> str | None:
-    """Spell a longer word, not a name, with other letters for one of its sounds."""
-    words = [*re.finditer(r"^[A-Z][a-z]{4,}\b|\b[a-z]{5,}\b", text)]
+    """Spell a longer word with other letters for one of its sounds."""
+    words = [w for w in re.finditer(r"\b[A-Za-z][a-z]{4,}\b", text)]
     if not words:
         return None
     found = rng.choice(words)

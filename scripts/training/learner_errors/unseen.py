@@ -122,7 +122,7 @@ def replace_words(pair: Pair, words: Words, rng: random.Random) -> Pair:
 
     An ending such as -s or -ing stays, so that grammar can be seen. Names get new names.
     """
-    shared = sorted(w for w in _once(pair[0]) & _once(pair[1]) if len(w) > 2 and words.seldom(w))
+    shared = sorted(w for w in _once(pair[0]) & _once(pair[1]) if len(w) > 3 and words.seldom(w))
     for old in rng.sample(shared, min(len(shared), rng.choice([1, 1, 2, 3]))):
         new = words.new(rng)
         if old[0].isupper():
