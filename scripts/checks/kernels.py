@@ -22,6 +22,10 @@ class Kernels(nn.Linear):
 
     def summed(self, x: mx.array, parts: int) -> mx.array:
         """Multiply by parts of the columns, and add the results."""
+        if not x.size:
+            # MLX 0.32 frees the copy of a part of the weight that it makes for a product of no rows
+            # before that copy is written: later memory is overwritten, or the process crashes.
+            return mx.zeros((*x.shape[:-1], self.weight.shape[0]), x.dtype)
         edges = [x.shape[-1] * part // parts for part in range(1, parts)]
         sums = zip(mx.split(x, edges, axis=-1), mx.split(self.weight, edges, axis=1), strict=True)
         return sum((a @ b.T for a, b in sums), start=mx.zeros(1, x.dtype))
