@@ -8,16 +8,18 @@ layer and three for a decoder's. Embedding, norms and head are whole in each pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx.nn.layers.distributed import shard_inplace, shard_linear
+from mlx.utils import tree_flatten, tree_unflatten
 
 from .config import T5Config
-from .layers import CrossAttention, FeedForward, SelfAttention
+from .layers import CrossAttention, SelfAttention
+from .positions import PositionBias
 
 if TYPE_CHECKING:
     from .model import T5
@@ -85,31 +87,18 @@ def check_divisible(config: T5Config, size: int) -> None:
 
 def shard(model: T5, group: mx.distributed.Group) -> None:
     """Replace a model's layers by this process's part of them, see `T5.shard`."""
-    size = group.size()
-    check_divisible(model.config, size)
-    for bias in (model.encoder.position_bias, model.decoder.position_bias):
-        shard_inplace(bias, lambda *_: 1, group=group)
-    for attention, names in attentions(model):
-        for name, segments in names.items():
-            layer = shard_linear(attention[name], "all-to-sharded", segments=segments, group=group)
-            attention[name] = layer
-        attention.out = shard_linear(attention.out, "sharded-to-all", group=group)
-        attention.num_heads //= size
-    for feed in feed_forwards(model):
-        segments = 2 if feed.gated else 1
-        feed.wi = shard_linear(feed.wi, "all-to-sharded", segments=segments, group=group)
-        feed.wo = shard_linear(feed.wo, "sharded-to-all", group=group)
-
-
-def attentions(model: T5) -> Iterator[tuple[SelfAttention | CrossAttention, dict[str, int]]]:
-    """Yield each attention, with the segments of its matrices that are split by rows."""
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        yield layer.self_attention, {"qkv": 3}
-    for layer in model.decoder.layers:
-        yield layer.cross_attention, {"q": 1, "kv": 2}
-
-
-def feed_forwards(model: T5) -> Iterator[FeedForward]:
-    """Yield each feed-forward."""
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        yield layer.feed_forward
+    config, size = model.config, group.size()
+    check_divisible(config, size)
+    leaves = tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module)
+    layers = []
+    for name, module in cast(list[tuple[str, nn.Module]], leaves):
+        split = split_of(f"{name}.weight", config)
+        if isinstance(module, PositionBias):
+            shard_inplace(module, lambda *_: 1, group=group)
+        elif split is not None:
+            kind = "sharded-to-all" if split.axis else "all-to-sharded"
+            layers.append((name, shard_linear(module, kind, segments=split.segments, group=group)))
+    model.update_modules(tree_unflatten(layers))
+    for module in model.modules():
+        if isinstance(module, SelfAttention | CrossAttention):
+            module.num_heads //= size
