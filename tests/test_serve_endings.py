@@ -260,6 +260,14 @@ def test_sigterm_without_time_tells_every_client(tmp_path: Path) -> None:
         assert (server.process.returncode, errors) == (0, b"")
 
 
+def signal_twice(server: Running, number: signal.Signals) -> None:
+    """Send a signal, and once the server is stopping, send it again."""
+    server.process.send_signal(number)
+    with server.client() as client:
+        wait_until(lambda: client.get("/health").json() == {"status": "stopping"})
+    server.process.send_signal(number)
+
+
 def test_a_second_signal_ends_streams_at_once(tmp_path: Path) -> None:
     options = ("--shutdown-seconds", FOREVER, *ALLOWED)
     with started(tmp_path, *options) as server, server.client() as client:
@@ -267,10 +275,7 @@ def test_a_second_signal_ends_streams_at_once(tmp_path: Path) -> None:
         with client.stream("POST", "/v1/completions", json=fields) as response:
             parts = response.iter_lines()
             assert "choices" in next(parts)
-            server.process.send_signal(signal.SIGTERM)
-            with server.client() as another:
-                wait_until(lambda: another.get("/health").json() == {"status": "stopping"})
-            server.process.send_signal(signal.SIGTERM)
+            signal_twice(server, signal.SIGTERM)
             _, errors = server.process.communicate(timeout=PATIENCE)
         assert (server.process.returncode, errors) == (0, b"")
 
@@ -294,10 +299,7 @@ def test_a_second_signal_does_not_wait_for_a_pass_that_hangs(tmp_path: Path) -> 
             server.client() as client,
             client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}),
         ):
-            server.process.send_signal(signal.SIGINT)
-            with server.client() as another:
-                wait_until(lambda: another.get("/health").json() == {"status": "stopping"})
-            server.process.send_signal(signal.SIGINT)
+            signal_twice(server, signal.SIGINT)
         _, errors = server.process.communicate(timeout=PATIENCE)
         assert (server.process.returncode, errors) == (0, b"")
 

@@ -156,13 +156,12 @@ def _read(
     group: mx.distributed.Group | None,
 ) -> mx.array:
     """Read a parameter, or this process's part of it."""
-    split = split_of(parameter.name, checkpoint.config) if group is not None else None
+    split, count = split_of(parameter.name, checkpoint.config), len(parameter.sources)
     parts = []
     for name in parameter.sources:
         tensor = checkpoint.tensors[name]
         pieces = [tensor.read()]
-        if split and group is not None:
-            count = len(parameter.sources)
+        if split is not None and group is not None:
             pieces = parts_of(pieces[0], split, group.rank(), group.size(), tensors=count)
         for piece in pieces:
             part = as_mlx(piece, tensor.dtype)

@@ -193,9 +193,9 @@ class T5(nn.Module):
     def shard(self, group: mx.distributed.Group) -> None:
         """Split the layers among the processes of a group, each keeping its part (see `sharding`).
 
-        Every process then has to run the same passes: the sums are exact to rounding, and the same
-        bits in all of them, so that each makes the same choices. Weights loaded later have to be
-        parts, as `checkpoints.load` reads them.
+        From then on every process has to run the same passes. The sums have the same bits in all of
+        them, so all make the same choices. Weights that are loaded later have to be parts, as
+        `checkpoints.load` reads them.
 
         Raises:
             ValueError: If the processes cannot share heads, units or groups of quantized weights
@@ -220,7 +220,7 @@ class T5(nn.Module):
     ) -> SourceCache:
         """Encode prompts for `decoders` (see `encode`), those of similar length together.
 
-        Past some hundred tokens a pass gains nothing from more of them, and loses by padding.
+        Past a few hundred tokens, on CPUs 128, a larger pass gains nothing, and loses by padding.
         """
         groups = _groups(prompts)
         if len(groups) == 1:
