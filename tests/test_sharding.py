@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.checkpoints import save_draft
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.models import Quantization, T5Config
 from speculative_t5.models.t5.sharding import check_divisible
 
 import pytest
 from checkpoints import write_causal
-from conftest import REPOSITORY, V1_0, V1_1, tiny_model, write_checkpoint
+from conftest import REPOSITORY, V1_0, V1_1, tiny_model, tiny_sharing, write_checkpoint
 from messages import check_message
 
-PROMPTS = 16
+PROMPTS = 8
 EVEN = {"num_heads": 4, "d_ff": 64, "d_model": 64, "d_kv": 16}
 SHAPES: dict[str, dict[str, Any]] = {
     "v1_0": V1_0 | EVEN,
@@ -51,6 +52,7 @@ def run_ranks(size: int, folder: Path, *arguments: str) -> list[dict[str, Any]]:
     finally:
         for process in processes:
             process.kill()
+            process.wait()
     for process, (_, errors) in zip(processes, results, strict=True):
         assert process.returncode == 0, errors
     return [json.loads(output.splitlines()[-1]) for output, _ in results]
@@ -61,21 +63,36 @@ def run_ranks(size: int, folder: Path, *arguments: str) -> list[dict[str, Any]]:
 def test_processes_that_share_a_model_give_its_outputs(
     kind: str, tmp_path: Path, spiece: bytes
 ) -> None:
-    size = 2
     folder, draft = tmp_path / kind, tmp_path / "draft"
     write_checkpoint(folder, SHAPES[kind], spiece, seed=3)
     write_checkpoint(draft, V1_0, spiece, seed=4)
     if kind == "quantized":
         folder = convert(str(folder), tmp_path / "small", quantize=8, group_size=32)
-    found = run_ranks(size, tmp_path, str(folder), str(draft), f"{PROMPTS}")
+    sharing = tiny_sharing(load(folder)[0], layers=1, noise=0.01)
+    save_draft(tmp_path / "sharing", sharing, "target")
+    size, arguments = 2, ("--sharing", str(tmp_path / "sharing"), "--prompts", f"{PROMPTS}")
+    found = run_ranks(size, tmp_path, str(folder), str(draft), *arguments)
     assert [one["rank"] for one in found] == [*range(size)]
     for one in found:
         assert one["size"] == size and one["differ"] == []
         assert one["gap"] < 1e-5 * max(1.0, one["scale"])
         assert one["share"] < 0.4 + 0.6 / size
         assert one["outputs"] == found[0]["outputs"]
-        for name in one["outputs"]:
-            assert one[name] == PROMPTS + 1, name
+        assert set(one["same"].values()) == {PROMPTS + 1}, one["same"]
+
+
+@pytest.mark.cpu
+def test_all_processes_follow_the_first_where_they_round_differently(
+    tmp_path: Path, spiece: bytes
+) -> None:
+    folder, draft = tmp_path / "target", tmp_path / "draft"
+    write_checkpoint(folder, SHAPES["v1_0"], spiece, seed=3)
+    write_checkpoint(draft, V1_0, spiece, seed=4)
+    first, second = run_ranks(
+        2, tmp_path, str(folder), str(draft), "--prompts", "6", "--round-differently"
+    )
+    assert second["outputs"] == first["outputs"]
+    assert set(first["same"].values()) == {6 + 1}, first["same"]
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,13 @@ from .loop import Batch, decode
 from .model_drafter import ModelDrafter
 from .plan import WINDOW, OwnRequest, Plan, Request, in_order_of_length
 from .protocols import (
+    Agree,
     Encoded,
     LanguageModel,
     Session,
     SharingModel,
     Vocabulary,
+    alone,
     fingerprint,
 )
 from .results import FinishReason, Origin, Round, Stats, origins_of_round, total

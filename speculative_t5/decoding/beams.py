@@ -19,7 +19,7 @@ import numpy as np
 from .. import device
 from ..errors import check_integer, check_number
 from .plan import Request
-from .protocols import LanguageModel
+from .protocols import Agree, LanguageModel, alone
 from .results import FinishReason, Stats
 from .rows import Ends, ends_of, room
 from .transform import History, LogitsTransform
@@ -80,12 +80,14 @@ class BeamPlan:
         max_tokens: Upper bound on each output's tokens, EOS included.
         transform: Applied to log-probabilities, whose exponentials need not sum to 1 then.
         stop_ids: Ids that end an output, besides those of EOS.
+        agree: Applied to what a pass has found.
     """
 
     options: BeamOptions
     max_tokens: int
     transform: LogitsTransform | None = None
     stop_ids: frozenset[int] = frozenset()
+    agree: Agree = alone
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class _Batch:
         # Of n beams at most n continuations end by each id: this leaves n that do not end.
         count = max(2, 1 + len(self._ends)) * plan.options.num_beams
         totals = (scores[:, None] + log_probs[:, 0]).reshape(len(searches), -1, log_probs.shape[2])
-        return read_candidates(best_continuations(totals, count))
+        return read_candidates(plan.agree(best_continuations(totals, count)))
 
 
 Candidate = tuple[float, int, int]  # a continuation's score, its beam and its last token

@@ -13,7 +13,7 @@ import numpy as np
 from .. import device
 from .draft import Draft, empty_draft
 from .plan import OwnRequest, Plan, Request
-from .protocols import Encoded, LanguageModel, Session
+from .protocols import Agree, Encoded, LanguageModel, Session, alone
 from .results import Round
 from .rows import Proposal, Row, ends_of, room
 from .sampling import RowSamplers, round_keys
@@ -124,7 +124,9 @@ class Batch:
                 read(draft.tokens)
             drafted = time.perf_counter()
             history = History(contexts, [row.start for row in rows], draft.tokens)
-            proposals = verify(session, history, draft, plan.verifier, verify_keys)
+            proposals = verify(
+                session, history, draft, plan.verifier, verify_keys, agree=plan.agree
+            )
         ended, now = time.perf_counter(), self.clock.read()
         whole = [row for row in rows if row.limit >= num_draft]  # had room for the whole draft
         for row, proposal in zip(rows, proposals, strict=True):
@@ -276,6 +278,8 @@ def verify(
     draft: Draft,
     verifier: Verifier,
     keys: mx.array | None,
+    *,
+    agree: Agree = alone,
 ) -> list[Proposal]:
     """Run the target over the last token and the draft, and read the verdict on each row.
 
@@ -299,7 +303,7 @@ def verify(
     if logits is not None and verifier.sampler.transforms:
         parts["nothing"] = nothing_allowed(logits).astype(mx.int32)
     # The round's only wait: one array holds all that the host has to know.
-    rows = read(mx.concatenate([*parts.values()], axis=1))
+    rows = read(agree(mx.concatenate([*parts.values()], axis=1)))
     ends = list(accumulate(part.shape[1] for part in parts.values()))
     proposals = []
     for row, length, is_greedy in zip(rows, draft.lengths, greedy, strict=True):

@@ -9,7 +9,7 @@ from functools import partial
 import mlx.core as mx
 
 from .draft import Draft, empty_draft
-from .protocols import LanguageModel, Session
+from .protocols import Agree, LanguageModel, Session, alone
 from .sampling import Group, RowSamplers, Sampler, argmax, place_keys, sample
 from .transform import History, nothing_allowed
 
@@ -23,6 +23,7 @@ class ModelDrafter:
         vocab_size: The target's vocabulary size. Models of one family differ in padding: the
             draft's logits beyond it are dropped, and missing ones have probability 0.
         first_ids: Propose only ids below this; None is all.
+        agree: Applied to what is drafted.
     """
 
     def __init__(
@@ -31,10 +32,12 @@ class ModelDrafter:
         sampler: Sampler | RowSamplers,
         vocab_size: int,
         first_ids: int | None = None,
+        agree: Agree = alone,
     ) -> None:
         self._model = model
         self._sampler = sampler
         self._vocab_size = vocab_size
+        self._agree = agree
         self._width = min(model.vocab_size, vocab_size, first_ids or vocab_size)
         self._prompts: list[list[int]] = []
         self._session: Session | None = None
@@ -56,9 +59,10 @@ class ModelDrafter:
         session = self._session = self._encoded()
         lengths = [num_draft] * len(context)
         if keys is None:
-            return Draft(self._best(session, context, num_draft), lengths).limited(rooms)
+            tokens = self._agree(self._best(session, context, num_draft))
+            return Draft(tokens, lengths).limited(rooms)
         tokens, probs = self._sampled(session, context, place_keys(keys, num_draft))
-        return Draft(tokens, lengths, probs).limited(rooms)
+        return Draft(self._agree(tokens), lengths, probs).limited(rooms)
 
     def _room(self, context: Sequence[int]) -> int:
         """Return how many tokens fit after a context; the last drafted one is never fed."""

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from .drafters import Drafter
-from .protocols import SharingModel
+from .protocols import Agree, SharingModel, alone
 from .rows import RowOptions
 from .schedule import Schedule
 from .verify import Verifier
@@ -42,6 +42,7 @@ class Plan:
         sharing: The draft model, if it shares the target's encoder.
         timed: Wait for each draft, to tell its time from that of verifying. A round then has a
             second wait, and takes longer.
+        agree: Applied to what a round has found; the drafter has it, too.
     """
 
     drafter: Drafter
@@ -52,6 +53,7 @@ class Plan:
     width: int | None = None
     sharing: SharingModel | None = None
     timed: bool = False
+    agree: Agree = alone
 
     def options_of(self, request: Request | OwnRequest) -> RowOptions:
         """Return the options that a request is decoded with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -36,6 +36,16 @@ def fingerprint(description: str, parameters: Any) -> str:
     for name, head in sorted(heads.items()):
         digest.update(f"{name} {head.tolist()}".encode())
     return digest.hexdigest()
+
+
+# Where processes share a target: returns the ids of the first of them, in all of them. Machines may
+# round differently, and what one chose otherwise than the others would have them run other passes.
+Agree = Callable[[mx.array], mx.array]
+
+
+def alone(ids: mx.array) -> mx.array:
+    """Return ids as they are: there is no other process to agree with."""
+    return ids
 
 
 Encoded = Any  # result of `Session.encode` for one prompt, opaque to others

@@ -14,6 +14,7 @@ from ..decoding import (
     beam_search,
 )
 from ..tokenizers import Detokenizer, Tokenizer, pieces
+from .drafting import agreement
 from .options import GenerationOptions
 from .outputs import Generation
 from .shaping import Shaping
@@ -45,7 +46,8 @@ def beam_outputs(
     beams = options.beams
     assert beams is not None
     transform = shaping.sampler.transform
-    plan = BeamPlan(beams, options.max_tokens, transform, shaping.stop_ids)
+    stop_ids, agree = shaping.stop_ids, agreement(model)
+    plan = BeamPlan(beams, options.max_tokens, transform, stop_ids, agree)
     results = beam_search(model, requests, plan, batch_size=max(1, batch_size // beams.num_beams))
     return ((done.index, _best(done, tokenizer)) for done in results)
 

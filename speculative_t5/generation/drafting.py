@@ -7,6 +7,7 @@ from typing import Literal
 
 from ..checkpoints import dtype_name
 from ..decoding import (
+    Agree,
     CombinedDrafter,
     Drafter,
     EmptyDrafter,
@@ -19,6 +20,7 @@ from ..decoding import (
     RowSamplers,
     Sampler,
     Verifier,
+    alone,
 )
 from ..models import T5, SharingDraft
 from .options import DraftingOptions, GenerationOptions
@@ -49,6 +51,7 @@ def make_plan(
         ahead=drafter is None and model.is_decoder_only and not sampler.transforms,
         width=width,
         sharing=draft if drafter and isinstance(draft, SharingDraft) else None,
+        agree=agreement(model),
     )
 
 
@@ -73,6 +76,7 @@ def make_open_plan(
         Verifier(samplers, drafting.delta, drafting.by_block),
         width=width,
         sharing=draft if isinstance(draft, SharingDraft) else None,
+        agree=agreement(model),
     )
 
 
@@ -97,7 +101,9 @@ def make_drafter(
     """Return the drafter for a target, or None where nothing drafts."""
     by_model = None
     if draft:
-        by_model = ModelDrafter(draft, sampler, model.vocab_size, options.draft_vocab)
+        by_model = ModelDrafter(
+            draft, sampler, model.vocab_size, options.draft_vocab, agreement(model)
+        )
     if not options.lookup:
         return by_model
     lookup = LookupDrafter(
@@ -110,6 +116,11 @@ def make_drafter(
     if by_model is None:
         return lookup
     return CombinedDrafter(by_model, lookup, model.eos_token_ids, shared=options.steady)
+
+
+def agreement(model: LanguageModel) -> Agree:
+    """Return what makes choices the same in all processes that share a target."""
+    return model.agreed if isinstance(model, T5) else alone
 
 
 def pair_up(

@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+
+from .sharding import split_of
+
+if TYPE_CHECKING:
+    from .model import T5
 
 PLACES = 4  # of each weight
 CLOSE = 1.3 * 2.0**-8  # relative: rounding to bfloat16, and to float16 there and here
@@ -17,15 +22,21 @@ TINY = 2e-7  # float16's rounding of the smallest numbers
 _SAMPLE = re.compile(rf"([0-9a-f]{{16}})\.((?:[0-9a-f]{{{4 * (PLACES + 1)}}})+)")
 
 
-def sample_weights(model: nn.Module) -> str:
+def sample_weights(model: T5) -> str:
     """Return a sample of a model's weights as text, which `same_weights` compares.
 
     After a digest of all names and shapes it has, for each weight, float16 numbers in hexadecimal:
     some of its elements, and how far quantization may have moved them, 0 if it is not quantized.
+    Elements of a weight that is split among processes are unknown, NaN.
     """
     shapes, numbers = [], []
     for name, weight in sorted(_weights(model), key=lambda item: item[0]):
         shape, elements, step = _elements(name, weight)
+        split = split_of(f"{name}.weight", model.config) if model.num_processes > 1 else None
+        if split is not None:
+            whole = list(shape)
+            whole[split.axis] *= model.num_processes
+            shape, elements = tuple(whole), mx.full(elements.shape, mx.nan)
         shapes.append((name, shape))
         numbers.append(mx.concatenate([elements, step[None]]).astype(mx.float16))
     digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
@@ -34,14 +45,17 @@ def sample_weights(model: nn.Module) -> str:
 
 
 def same_weights(a: str, b: str) -> bool:
-    """Whether two samples may be of the same model, perhaps in other types or quantized."""
+    """Whether two samples may be of the same model, perhaps in other types or quantized.
+
+    Only `b` may be that of a model that is split.
+    """
     (names, x), (others, y) = _parts(a), _parts(b)
     if names != others or x.shape != y.shape:
         return False
     (x, x_step), (y, y_step) = (np.split(each, [PLACES], axis=1) for each in (x, y))
-    room = CLOSE * np.maximum(np.abs(x), np.abs(y)) + TINY + x_step + y_step
-    with np.errstate(invalid="ignore"):  # of infinities
-        return bool(np.all((x == y) | (np.abs(x - y) <= room)))
+    with np.errstate(invalid="ignore"):  # of infinities, and what is unknown
+        room = CLOSE * np.maximum(np.abs(x), np.abs(y)) + TINY + x_step + y_step
+        return bool(np.all((x == y) | (np.abs(x - y) <= room) | np.isnan(y)))
 
 
 def is_sample(text: object) -> bool:

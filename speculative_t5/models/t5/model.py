@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from ... import device
+from ... import device, processes
 from ...decoding import Vocabulary, fingerprint
 from ..cache import KeysValues, SourceCache, additive, padding_mask, source_width
 from .compiled import CompiledDecoder
@@ -40,6 +40,7 @@ class T5(nn.Module):
         device.enter_thread()
         self.config = config
         self.num_processes = 1  # that share the layers, see `shard`
+        self._group: mx.distributed.Group | None = None  # of these processes
         self.vocabulary: Vocabulary | None = None
         self._compiled: CompiledDecoder | None = None
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
@@ -193,9 +194,8 @@ class T5(nn.Module):
     def shard(self, group: mx.distributed.Group) -> None:
         """Split the layers among the processes of a group, each keeping its part (see `sharding`).
 
-        From then on every process has to run the same passes. The sums have the same bits in all of
-        them, so all make the same choices. Weights that are loaded later have to be parts, as
-        `checkpoints.load` reads them.
+        From then on every process has to run the same passes; `agreed` makes their choices the
+        same. Weights that are loaded later have to be parts, as `checkpoints.load` reads them.
 
         Raises:
             ValueError: If the processes cannot share heads, units or groups of quantized weights
@@ -207,8 +207,15 @@ class T5(nn.Module):
                 "split it in another way"
             )
         shard(self, group)
-        self.num_processes = group.size()
+        self.num_processes, self._group = group.size(), group
         self.recompile()
+
+    def agreed(self, ids: mx.array) -> mx.array:
+        """Return the ids that the first of the processes has found, an array of int32, in all.
+
+        What each computes by itself, after the last sum, has the same bits on equal machines only.
+        """
+        return ids if self._group is None else processes.of_first(ids, self._group)
 
     @property
     def num_heads(self) -> int:
