@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from .errors import printable
 
-Message = dict[str, Any]  # JSON
+Message = Mapping[str, Any]  # JSON
 
 
 class StartError(ValueError):
@@ -36,7 +36,7 @@ def exchange(group: mx.distributed.Group, message: Message) -> list[Message]:
     """
     if group.size() == 1:
         return [message]
-    own = json.dumps(message).encode()
+    own = json.dumps(dict(message)).encode()
     stored = mx.array(list(own), dtype=mx.uint8)
     lengths = mx.distributed.all_gather(mx.array([len(own)]), group=group)
     sizes = cast(list[int], lengths.tolist())
@@ -46,13 +46,18 @@ def exchange(group: mx.distributed.Group, message: Message) -> list[Message]:
     return [json.loads(bytes(row[:n])) for row, n in zip(rows, sizes, strict=True)]
 
 
-def check_same(group: mx.distributed.Group, facts: Mapping[str, str]) -> None:
+def check_same(
+    group: mx.distributed.Group, facts: Mapping[str, str], own: Message | None = None
+) -> Message:
     """Wait for all processes; refuse to go on if a fact is not the same in all of them.
+
+    Returns:
+        The first process's `own`.
 
     Raises:
         StartError: If so, or if one process has called `give_up` instead. It names the process.
     """
-    found = exchange(group, {"facts": dict(facts)})
+    found = exchange(group, {"facts": dict(facts), "own": own or {}})
     for rank, message in enumerate(found):
         if "error" in message:
             raise StartError(f"{named(rank, group)}: {message['error']}", failed=True)
@@ -61,10 +66,11 @@ def check_same(group: mx.distributed.Group, facts: Mapping[str, str]) -> None:
         for name, value in message["facts"].items():
             if value != first.get(name):
                 raise StartError(
-                    f"{named(rank, group)} has another {name} than process 1: "
+                    f"{named(rank, group)} and process 1 differ in {name}: "
                     f"{printable(value)}, not {printable(first.get(name, 'none'))}; "
-                    "make it the same on all machines"
+                    "use the same in all of them"
                 )
+    return cast(Message, found[0]["own"])
 
 
 def give_up(group: mx.distributed.Group, error: str) -> None:

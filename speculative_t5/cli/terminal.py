@@ -20,6 +20,7 @@ from ..decoding import FinishReason, Stats
 from ..generation import Chunk
 from ..tokenizers import Source
 from .tips import SWITCH, due_tips
+from .together import is_launched, join, others
 
 SLOW = 3.0  # seconds
 SLOW_START = (
@@ -69,10 +70,13 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     warnings.showwarning = lambda message, *_: note(f"warning: {one_line(str(message))}")
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _terminate)
+    if is_launched():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    else:
+        handle_signals()
     try:
+        if is_launched():
+            join()
         code = app(prog_name=name, standalone_mode=False) or 0
         if code == INTERRUPTED:  # newer versions of typer catch Ctrl-C
             raise KeyboardInterrupt
@@ -82,19 +86,27 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     except ArgumentError as error:
         context = getattr(error, "ctx", None)  # of the command that was given the argument
         asked = context.command_path if context else name
-        fail(f"{_argument_error(error)}; see {asked} --help", BAD_INPUT)
+        fail(f"{_argument_error(error)}; see {asked} --help", BAD_INPUT, error)
     except BrokenPipeError:
         # The reader went away, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except ValueError as error:
-        fail(str(error), BAD_INPUT)
+        fail(str(error), BAD_INPUT, error)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
         where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{_with_advice(error)}", FAILED if full else BAD_INPUT)
+        fail(f"{where}{_with_advice(error)}", FAILED if full else BAD_INPUT, error)
     except (RuntimeError, MemoryError) as error:
-        fail(failure(error), FAILED)
+        fail(failure(error), FAILED, error)
+
+
+def handle_signals() -> None:
+    """End by an exception at signals, so that half-written files are removed."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _terminate)
 
 
 @contextlib.contextmanager
@@ -124,7 +136,13 @@ def signals_held() -> Iterator[None]:
 
 
 def note(line: str) -> None:
-    """Print a line beside the output, on standard error."""
+    """Print a line beside the output, on standard error; of several processes, the first does."""
+    one = others()
+    if one is None or one.is_first:
+        _say(line)
+
+
+def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -223,9 +241,14 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def fail(message: str, code: int) -> NoReturn:
+def fail(message: str, code: int, error: BaseException | None = None) -> NoReturn:
     """Print an error in one line, and exit."""
-    note("error: " + one_line(message))
+    line = "error: " + one_line(message)
+    one = others()
+    if one is None:
+        _say(line)
+    else:
+        one.fail(error, line, _say)
     sys.exit(code)
 
 
@@ -277,5 +300,4 @@ def _open_closed_streams() -> None:
 
 
 def _terminate(number: int, _: object) -> NoReturn:
-    """Exit by an exception, so that half-written files are removed."""
     sys.exit(128 + number)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import mlx.core as mx
 
-from ..checkpoints import load
+from .. import __version__, processes
+from ..checkpoints import digest_of, load, locate
 from ..decoding import (
     WINDOW,
     LanguageModel,
@@ -119,8 +121,15 @@ class SpeculativeDecoder(Engine):
         The draft "lookup" needs no model. `dtype` is passed to `load` for both models; all other
         options are the constructor's. With a `group` of processes (`mx.distributed.init()`), the
         target is split among them, and each has the whole draft; all must then make the same calls.
+        What they would do is compared before the models are loaded.
+
+        Raises:
+            StartError: In all processes, if their versions, weights or options differ.
         """
         check_keywords(options)  # before models are loaded
+        if group is not None:
+            chosen = {"num_draft": num_draft, "delta": delta, "verify": verify, "dtype": dtype}
+            check_processes(group, model, draft, chosen | options)
         target, tokenizer = load(model, dtype=dtype, group=group)
         small: LanguageModel | Literal["lookup"] | None = None
         if draft == "lookup":
@@ -287,3 +296,24 @@ class SpeculativeDecoder(Engine):
             ValueError: See `encode`; and if the prompt is too long and `truncate` is not set.
         """
         return self._prompts.fit(prompt, max_tokens)
+
+
+def check_processes(
+    group: mx.distributed.Group,
+    model: str | Path,
+    draft: str | Path | None,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Wait for all processes; refuse to go on if their versions, models or options differ.
+
+    Raises:
+        StartError: In all processes, if so.
+    """
+    facts = {"the version of speculative_t5": __version__, "the version of MLX": version("mlx")}
+    for role, name in (("the target", model), ("the draft", draft)):
+        if name is None or name == "lookup":
+            facts[role] = name or "none"
+        else:
+            facts[role] = f"weights {digest_of(locate(name))}"
+    facts |= {name: repr(value) for name, value in (options or {}).items()}
+    processes.check_same(group, facts)
