@@ -51,6 +51,7 @@ from .terminal import (
     print_stream,
     run,
 )
+from .together import others
 
 DEFAULT_PROMPT = (
     "my sister have never been too paris. She wants to to go their next summer, but its "
@@ -107,10 +108,17 @@ def generate(
 ) -> None:
     """Generate text with a T5 or a decoder-only model, faster by speculative decoding.
 
-    The text goes to standard output, a line of statistics to standard error.
+    The text goes to standard output, a line of statistics to standard error. Started in several
+    processes, as by mlx.launch, they share the target.
     """
+    one = others()
     if ctx.invoked_subcommand:
         _refuse_options_before(ctx, ctx.invoked_subcommand)
+        if one and ctx.invoked_subcommand != "batch":
+            raise ValueError(
+                f"{ctx.invoked_subcommand} runs in one process, and {one.group.size()} were "
+                "started: start it without a launcher"
+            )
         return
     if prompt is None or prompt == "-":
         prompt = _read_prompt(asked=prompt == "-")
@@ -126,8 +134,12 @@ def generate(
         raise ValueError("the prompt is empty: give some text by --prompt or on standard input")
     chosen = choose(ctx, options, sampling, shaping)  # checked before the models are loaded
     wanted = GenerationOptions(**chosen.keywords)
-    decoder = chosen.models.load(plain=is_plain(chosen, regular_decode=regular_decode))
+    group = one.group if one else None
+    plain = is_plain(chosen, regular_decode=regular_decode)
+    decoder = chosen.models.load(plain=plain, group=group)
     source = decoder.fit(prompt, wanted.max_tokens)
+    if one:
+        one.start({"the prompt": str(source.ids)})
     if example:
         note(f"prompt: {prompt}")
     note_unread(source)
@@ -155,7 +167,7 @@ def _stream(
         else:
             last = print_stream(chunks)
     estimated = None
-    if last.stats.drafted and is_terminal(sys.stderr):  # the estimate takes time
+    if last.stats.drafted and is_terminal(sys.stderr) and not others():  # the estimate takes time
         estimated = speedup(decoder, source, last.stats, options)
     note(footer(last.stats, last.finish_reason, options.max_tokens, estimated))
 
@@ -287,6 +299,13 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
 
 def _read_prompt(*, asked: bool) -> str | None:
     """Read the prompt from standard input if that is a pipe or a file, or was asked for."""
+    if others():  # a launcher gives each process a pipe, and may never end it
+        if asked:
+            raise ValueError(
+                "one prompt on standard input cannot be read by several processes: give it by "
+                "--prompt"
+            )
+        return None
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError) as error:  # closed, or not a file at all

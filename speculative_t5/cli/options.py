@@ -9,6 +9,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+import mlx.core as mx
 import typer
 
 from ..checkpoints import DTYPES, is_draft, model_folders, named_draft
@@ -162,13 +163,18 @@ class DecoderOptions:
         ),
     ] = False
 
-    def load(self, *, plain: bool = False) -> SpeculativeDecoder:
-        """Load the models and make a decoder; a plain one has no draft."""
+    def load(
+        self, *, plain: bool = False, group: mx.distributed.Group | None = None
+    ) -> SpeculativeDecoder:
+        """Load the models and make a decoder; a plain one has no draft.
+
+        The processes of a group share the target.
+        """
         check_utf8("--prefix", self.prefix or "")
         draft = None if plain else draft_of(self.model, self.draft_model)
         lookup = self.lookup and not plain
         return SpeculativeDecoder.from_pretrained(
-            self.model, draft, dtype=self.dtype, lookup=lookup, **self._keywords()
+            self.model, draft, dtype=self.dtype, lookup=lookup, group=group, **self._keywords()
         )
 
     def remake(self, first: SpeculativeDecoder) -> SpeculativeDecoder:

@@ -71,7 +71,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if is_launched():
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _on_signals(signal.SIG_DFL, signal.SIG_DFL)
     else:
         handle_signals()
     try:
@@ -103,10 +103,14 @@ def run(app: typer.Typer, name: str) -> NoReturn:
 
 def handle_signals() -> None:
     """End by an exception at signals, so that half-written files are removed."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    _on_signals(signal.default_int_handler, _terminate)
+
+
+def _on_signals(interrupted: Any, ended: Any) -> None:
+    """Set handlers for Ctrl-C, and for other signals that end a process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _terminate)
+            signal.signal(number, interrupted if number == signal.SIGINT else ended)
 
 
 @contextlib.contextmanager
