@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Annotated, cast
 
-import mlx.core as mx
 import typer
-from tqdm import tqdm
 
+from ..errors import count
 from ..generation import Generation
-from ..tokenizers import JSON_SUFFIXES, Format, Shard, count_lines, open_input, read_lines
+from ..tokenizers import JSON_SUFFIXES, Format, Line, Shard, count_lines, open_input, read_lines
+from .division import Division, divide
 from .job import Earlier, Output, Record, Requests, process
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
+from .parts import join_parts
+from .progress import Progress
 from .shaping import ShapingOptions, choose, is_plain
-from .terminal import (
-    SOME_FAILED,
-    Failure,
-    a_few_of,
-    cut_at,
-    give_tips,
-    note,
-    one_line,
-    signals_held,
-)
-
-MAX_ERRORS_SHOWN = 10  # on standard error
+from .terminal import SOME_FAILED, Failure, give_tips, note, signals_held
+from .together import others
 
 
 @with_groups
@@ -70,6 +60,19 @@ def batch(
     shard: Annotated[
         str, typer.Option(help="Use a part of INPUT: 2/8 is every eighth line, from the second on.")
     ] = "1/1",
+    parallel: Annotated[
+        str,
+        typer.Option(
+            help="What several processes, as mlx.launch starts them, divide: data, the lines; or "
+            "tensor, the model."
+        ),
+    ] = "data",
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join", help="Put the parts that several processes have written together to OUTPUT."
+        ),
+    ] = False,
     options: DecoderOptions,
     regular_decode: RegularDecode = False,
     sampling: SamplingOptions,
@@ -80,16 +83,35 @@ def batch(
     A line that cannot be used gets a record with its error; the run continues, and its exit code
     is 3. A record is written once it and all records before it are done. Sampling depends on the
     seed and the number of the line.
+
+    Of several processes, as mlx.launch starts them, each writes its part, such as OUTPUT.2-of-3,
+    and the first one joins them at the end. With --parallel tensor they share the model instead.
     """
-    part = Shard.parse(shard)
     if resume and force:
         raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
     with open_input(source) as stream:
-        writer = Output(output, stream, resume=resume, force=force)
-        lines = read_lines(stream, *_format(source, form, field), part)
+        kind, at = _format(source, form, field), stream.tell() if stream.seekable() else None
+
+        def read(part: Shard) -> Iterator[Line]:
+            if at is not None:
+                stream.seek(at)
+            return read_lines(stream, *kind, part)
+
+        whole = Output(output, stream, resume=resume, force=force)
+        if join:
+            joined = join_parts(output, read(Shard()))
+            note(f"[{count(joined.done, 'record')} in {output}, {joined.failed:,} with errors]")
+            raise typer.Exit(SOME_FAILED if joined.failed else 0)
         total = count_lines(stream)
         chosen = choose(ctx, options, sampling, shaping)
-        decoder = chosen.models.load(plain=is_plain(chosen, regular_decode=regular_decode))
+        alone = Division(output, Shard.parse(shard), resume=resume, force=force)
+        work = divide(others(), parallel, alone, stream, chosen.models.facts, to_file=whole.is_file)
+        if work.is_done(read):
+            return
+        writer = Output(work.output, stream, resume=work.resume, force=work.force)
+        lines, expected = read(work.shard), None if total is None else work.shard.size(total)
+        plain = is_plain(chosen, regular_decode=regular_decode)
+        decoder = chosen.models.load(plain=plain, group=work.group)
 
         def generate(requests: Requests) -> Iterator[tuple[int, Generation]]:
             by_length = total is not None  # prompts from a pipe are decoded as they come
@@ -98,13 +120,17 @@ def batch(
             )
 
         generate([])  # checks the options before anything is written
-        expected = None if total is None else part.size(total)
         with writer:
             earlier = Earlier()
-            if resume:
+            if work.resume:
                 lines, earlier = writer.resume(lines)
+            skipped = work.start(earlier.done)
+            if skipped:
+                lines, earlier = islice(lines, skipped, None), Earlier(skipped)
             most = chosen.keywords["max_tokens"]
-            with _Progress(expected, earlier, most, resumable=writer.is_file) as progress:
+            with Progress(
+                expected, earlier, most, resumable=writer.is_file, shown=work.shown
+            ) as progress:
 
                 def emit(record: Record) -> None:
                     with signals_held():
@@ -113,100 +139,15 @@ def batch(
 
                 encode = partial(decoder.fit, max_tokens=most)
                 process(lines, generate, encode, emit, watch=progress.count)
-    if expected is not None and progress.written < expected:
-        raise Failure(
-            f"{source} had {expected} lines to do when the run began but {progress.written} when "
-            "it was read: run this again once nothing changes it any more"
-        )
-    give_tips()
-    if progress.failed:
-        raise typer.Exit(SOME_FAILED)
-
-
-class _Progress:
-    """Shows on standard error how a run goes: a bar, errors, and a summary at the end."""
-
-    def __init__(
-        self, total: int | None, earlier: Earlier, max_tokens: int, *, resumable: bool
-    ) -> None:
-        self.written, self.failed, self._cut = earlier.done, earlier.failed, earlier.cut.copy()
-        self._total = total
-        self._earlier = earlier.done
-        self._max_tokens = max_tokens
-        self._resumable = resumable
-        self._unknown: dict[str, None] = {}  # characters, in the order they were found
-        self._lacking = 0  # prompts with some of them
-        self._shown = self._tokens = self._rounds = self._drafted = self._accepted = 0
-        self._began = time.perf_counter()
-        self._bar = tqdm(total=total, initial=earlier.done, unit=" prompts", disable=None)
-
-    def count(self, record: Record) -> None:
-        """Count a record."""
-        if record.done is None:
-            self.failed += 1
-            self._show(f"line {record.line.number}: {record.error}")
-        else:
-            for done in (record.done, *record.done.alternatives):
-                stats = done.stats
-                self._tokens += stats.emitted
-                self._rounds += stats.rounds
-                self._drafted += stats.drafted
-                self._accepted += stats.accepted
-            self._cut[record.done.stats.emitted] += record.done.finish_reason == "length"
-            rate = self._tokens / (time.perf_counter() - self._began)
-            self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-        self._lacking += bool(record.unknown)
-        self._unknown |= dict.fromkeys(record.unknown)
-        self._bar.update()
-
-    def _show(self, error: str) -> None:
-        self._shown += 1
-        if self._shown <= MAX_ERRORS_SHOWN:
-            tqdm.write(one_line(error), file=sys.stderr)
-        elif self._shown == MAX_ERRORS_SHOWN + 1:
-            tqdm.write("further errors are only in the output", file=sys.stderr)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the bar and show the summary."""
-        self._bar.close()
-        if self._lacking:
-            note(
-                f"prompts with characters that the model's vocabulary lacks: {self._lacking:,} "
-                f"({a_few_of(self._unknown)}); it sees the unknown token instead"
+        if expected is not None and progress.written < expected:
+            raise Failure(
+                f"{source} had {expected} lines to do when the run began but {progress.written} "
+                "when it was read: run this again once nothing changes it any more"
             )
-        note(f"[{', '.join(self._parts())}]")
-        if kind is not None and self.written and self._resumable:
-            note("the records written so far are kept; --resume continues after them")
-
-    def _parts(self) -> Iterator[str]:
-        seconds = time.perf_counter() - self._began
-        share = "" if self._total in (None, self.written) else f" of {self._total:,}"
-        yield f"{self.written:,}{share} prompts"
-        if self._earlier:
-            yield f"{self._earlier:,} of them earlier"
-        if self.failed:
-            yield f"{self.failed:,} with errors"
-        if at_most := self._cut[self._max_tokens]:
-            yield f"{at_most:,} {cut_at(self._max_tokens)}"
-        if others := self._cut.total() - at_most:
-            yield f"{others:,} {cut_at(None)}"
-        if self._rounds:
-            yield f"{self._tokens:,} tokens in {seconds:.1f} s"
-            yield f"{self._tokens / seconds:,.0f} tokens/s"
-            drafted = self._drafted
-            yield f"acceptance {self._accepted / drafted:.0%}" if drafted else "no draft"
-            yield f"{self._tokens / self._rounds:.1f} tokens per round"
-            resident, arrays = peak_memory() / 1e6, mx.get_peak_memory() / 1e6
-            yield f"peak memory {resident:,.0f} MB, MLX's {arrays:,.0f}"
-
-
-def peak_memory() -> int:
-    """Return the peak resident size of this process, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        failed = work.finish(read, progress.failed)
+    give_tips()
+    if failed:
+        raise typer.Exit(SOME_FAILED)
 
 
 def _format(source: str, form: str | None, field: str | None) -> tuple[Format, str]:

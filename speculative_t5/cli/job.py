@@ -228,29 +228,16 @@ class Output:
             following = reader.readline(MAX_RECORD)
             while following:
                 raw, following = following, reader.readline(MAX_RECORD)
-                record, line = _parse(raw), next(lines, None)
+                record, line = parse_record(raw), next(lines, None)
                 if record is None and line is not None and not following and _is_torn(raw, line):
                     lines = chain([line], lines)  # done again
                     break
-                self._check(record, line, earlier.done + 1)
+                check_record(f"{self._name}, line {earlier.done + 1},", record, line)
                 earlier.count(record or {})
                 end += len(raw)
         os.truncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
         return lines, earlier
-
-    def _check(self, record: dict[str, Any] | None, line: Line | None, number: int) -> None:
-        where = f"{self._name}, line {number},"
-        advice = "give another --output, or --force to start anew"
-        if record is None:
-            raise ValueError(f"{where} is not a record of a batch: {advice}")
-        if line is None:
-            raise ValueError(f"{where} is more than the input has lines for: {advice}")
-        if (record.get("id"), record.get("prompt")) != (line.id, line.prompt):
-            raise ValueError(
-                f"{where} is not about line {line.number} of the input, as it has another id or "
-                f"prompt: {advice}"
-            )
 
     def append(self, record: Record) -> None:
         """Write one record: all of it, or to a file nothing if the disk is full."""
@@ -267,7 +254,21 @@ class Output:
             raise
 
 
-def _parse(raw: bytes) -> dict[str, Any] | None:
+def check_record(where: str, record: Mapping[str, Any] | None, line: Line | None) -> None:
+    """Refuse what is not a record of this line of the input; `where` says where it was found."""
+    advice = "give another --output, or --force to start anew"
+    if record is None:
+        raise ValueError(f"{where} is not a record of a batch: {advice}")
+    if line is None:
+        raise ValueError(f"{where} is more than the input has lines for: {advice}")
+    if (record.get("id"), record.get("prompt")) != (line.id, line.prompt):
+        raise ValueError(
+            f"{where} is not about line {line.number} of the input, as it has another id or "
+            f"prompt: {advice}"
+        )
+
+
+def parse_record(raw: bytes) -> dict[str, Any] | None:
     """Parse a record; return None if it is not one, or not a whole line."""
     try:
         record = json.loads(raw) if raw.endswith(b"\n") else None

@@ -14,7 +14,7 @@ import typer
 
 from ..checkpoints import DTYPES, is_draft, model_folders, named_draft
 from ..errors import check_utf8
-from ..generation import NumDraft, SpeculativeDecoder
+from ..generation import NumDraft, SpeculativeDecoder, process_facts
 
 DEFAULT_MODEL = "correct-base"
 # Options by the panels of --help.
@@ -176,6 +176,10 @@ class DecoderOptions:
         return SpeculativeDecoder.from_pretrained(
             self.model, draft, dtype=self.dtype, lookup=lookup, group=group, **self._keywords()
         )
+
+    def facts(self) -> dict[str, str]:
+        """Return that in which processes that do a job together may not differ."""
+        return process_facts(self.model, draft_of(self.model, self.draft_model))
 
     def remake(self, first: SpeculativeDecoder) -> SpeculativeDecoder:
         """Make another decoder with the models of one that `load` has made."""

@@ -3,11 +3,11 @@
 `options` are values, made once from keyword arguments and passed on whole; `outputs` are values as
 well. `rewriting` sends whole texts through a decoder: `splitting` finds their sentences, `layout`
 puts outputs in their places, `comparison` shows what changed. Imports `checkpoints`, `tokenizers`,
-`decoding`, `errors` and `device`.
+`decoding`, `errors`, `processes` and `device`.
 """
 
 from .comparison import changes, lines
-from .decoder import SpeculativeDecoder
+from .decoder import SpeculativeDecoder, process_facts
 from .drafting import row_options
 from .html_view import STYLES as ORIGIN_STYLES
 from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import mlx.core as mx
 
-from .. import __version__, processes
+from .. import __version__
 from ..checkpoints import digest_of, load, locate
 from ..decoding import (
     WINDOW,
@@ -21,6 +21,7 @@ from ..decoding import (
     pair_probabilities,
 )
 from ..errors import check_integer
+from ..processes import check_same
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from .drafting import pair_up
 from .engine import Engine
@@ -129,7 +130,7 @@ class SpeculativeDecoder(Engine):
         check_keywords(options)  # before models are loaded
         if group is not None:
             chosen = {"num_draft": num_draft, "delta": delta, "verify": verify, "dtype": dtype}
-            check_processes(group, model, draft, chosen | options)
+            check_same(group, process_facts(model, draft, **chosen, **options))
         target, tokenizer = load(model, dtype=dtype, group=group)
         small: LanguageModel | Literal["lookup"] | None = None
         if draft == "lookup":
@@ -298,22 +299,12 @@ class SpeculativeDecoder(Engine):
         return self._prompts.fit(prompt, max_tokens)
 
 
-def check_processes(
-    group: mx.distributed.Group,
-    model: str | Path,
-    draft: str | Path | None,
-    options: Mapping[str, Any] | None = None,
-) -> None:
-    """Wait for all processes; refuse to go on if their versions, models or options differ.
-
-    Raises:
-        StartError: In all processes, if so.
-    """
+def process_facts(model: str | Path, draft: str | Path | None, **options: object) -> dict[str, str]:
+    """Return that in which processes that work together may not differ, see `check_same`."""
     facts = {"the version of speculative_t5": __version__, "the version of MLX": version("mlx")}
     for role, name in (("the target", model), ("the draft", draft)):
         if name is None or name == "lookup":
             facts[role] = name or "none"
         else:
             facts[role] = f"weights {digest_of(locate(name))}"
-    facts |= {name: repr(value) for name, value in (options or {}).items()}
-    processes.check_same(group, facts)
+    return facts | {name: repr(value) for name, value in options.items()}
