@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ import pytest
 from checkpoints import write_causal
 from conftest import REPOSITORY, V1_0, V1_1, tiny_model, tiny_sharing, write_checkpoint
 from messages import check_message
+from ranks import ended, started
 
 PROMPTS = 8
 EVEN = {"num_heads": 4, "d_ff": 64, "d_model": 64, "d_kv": 16}
@@ -31,31 +28,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def run_ranks(size: int, folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Run tests/sharded.py in several processes on this machine, connected as a ring."""
-    with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
-    hosts = [[f"127.0.0.1:{each.getsockname()[1]}"] for each in with_ports]
-    for each in with_ports:
-        each.close()
-    file = folder / "hosts.json"
-    file.write_text(json.dumps(hosts))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, REPOSITORY / "tests" / "sharded.py", *arguments],
-            env=os.environ | {"MLX_RANK": f"{rank}", "MLX_HOSTFILE": f"{file}",
-                              "PYTHONPATH": f"{REPOSITORY}", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    try:
-        results = [process.communicate(timeout=300) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for process, (_, errors) in zip(processes, results, strict=True):
-        assert process.returncode == 0, errors
-    return [json.loads(output.splitlines()[-1]) for output, _ in results]
+    """Run tests/sharded.py in several processes; return what each has found."""
+    command = [str(REPOSITORY / "tests" / "sharded.py"), *arguments]
+    with started(folder, [command] * size) as processes:
+        results = ended(processes)
+    for code, _, errors in results:
+        assert code == 0, errors
+    return [json.loads(output.splitlines()[-1]) for _, output, _ in results]
 
 
 @pytest.mark.cpu

@@ -117,7 +117,7 @@ def generate(
         if one and ctx.invoked_subcommand != "batch":
             raise ValueError(
                 f"{ctx.invoked_subcommand} runs in one process, and {one.group.size()} were "
-                "started: start it without a launcher"
+                "started: run it without a launcher"
             )
         return
     if prompt is None or prompt == "-":

@@ -43,7 +43,7 @@ def check_count(output: str, count: int) -> None:
         if shard.count != count:
             raise ValueError(
                 f"{path} is the part of one of {shard.count} processes, and {count} run now: "
-                f"start {shard.count}, or give --force to start anew"
+                f"run {shard.count} again, or give --force to start anew"
             )
 
 
@@ -61,7 +61,7 @@ def is_done(output: str, lines: Iterator[Line]) -> bool:
             return False
     except FileNotFoundError:
         return False
-    for _ in records([Path(output)], lines, "finish it with one process"):
+    for _ in records([Path(output)], lines, "run the command again without a launcher"):
         pass
     return True
 
@@ -105,7 +105,7 @@ def join_parts(output: str, lines: Iterator[Line]) -> Earlier:
     if len(counts) > 1:
         raise ValueError(
             f"{output} has parts of {' and of '.join(map(str, sorted(counts)))} processes: "
-            "remove those of one run"
+            "delete those of one run"
         )
     (count,) = counts
     for number in range(1, count + 1):

@@ -1,0 +1,275 @@
+"""Commands that a launcher has started in several processes: they share a model, or the lines."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from speculative_t5.checkpoints.conversion import convert
+
+import pytest
+from commands import Call, caller
+from conftest import V1_0, run, write_checkpoint
+from messages import check_message
+from ranks import ended, started
+
+pytestmark = pytest.mark.cpu
+PROGRAM = ("-m", "speculative_t5")
+PAIR = ("--model", "even", "--draft-model", "draft", "--max-tokens", "12")
+BATCH = ("batch", "in.txt", *PAIR, "--output")
+MANY = 400  # prompts: a process must not be done before it is ended
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
+    """A folder with a target that two processes can share, another one, and a draft."""
+    folder = tmp_path_factory.mktemp("models")
+    shape = V1_0 | {"num_heads": 4}
+    for name, where, seed in (("even", "weights", 1), ("draft", "weights", 2), ("even", "new", 3)):
+        write_checkpoint(folder / "checkpoint", shape, spiece, seed=seed)
+        convert(str(folder / "checkpoint"), folder / where / name)
+    return folder
+
+
+@pytest.fixture
+def here(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with these models and 20 prompts, one of them empty."""
+    (tmp_path / "weights").symlink_to(models / "weights")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    write_prompts(tmp_path, 20)
+    return tmp_path
+
+
+@pytest.fixture
+def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(here, monkeypatch, capfd)
+
+
+def write_prompts(folder: Path, number: int) -> None:
+    words = ["old", "man", "The", "sea", "and", "was", "fish"]
+    prompts = [" ".join(words[(i * j) % 7] for j in range(1, 2 + i % 9)) for i in range(number)]
+    prompts[11] = ""
+    (folder / "in.txt").write_text("\n".join(prompts) + "\n")
+
+
+def alone(folder: Path, *options: str) -> bytes:
+    """Return the records that one process writes."""
+    done = run(folder, *BATCH, "alone.jsonl", "--force", *options)
+    assert done.returncode == 3, done.stderr
+    return (folder / "alone.jsonl").read_bytes()
+
+
+def together(folder: Path, size: int, *arguments: str) -> list[tuple[int, str, str]]:
+    with started(folder, [(*PROGRAM, *arguments)] * size) as processes:
+        return ended(processes)
+
+
+@pytest.mark.parametrize("options", [(), ("--temperature", "1", "--seed", "3")])
+def test_each_process_has_some_of_the_lines(here: Path, options: tuple[str, ...]) -> None:
+    results = together(here, 3, *BATCH, "out.jsonl", *options)
+    assert [code for code, _, _ in results] == [3, 0, 0]
+    assert all(output == "" for _, output, _ in results)
+    assert "20 records of 3 processes in out.jsonl, 1 with errors" in results[0][2]
+    assert [errors.count("line 12: empty") for _, _, errors in results] == [0, 0, 1]
+    assert [len(errors.splitlines()) for _, _, errors in results][1:] == [0, 1]
+    assert (here / "out.jsonl").read_bytes() == alone(here, *options)
+    assert not list(here.glob("out.jsonl.*"))
+
+
+def test_a_process_that_dies_costs_its_own_lines(here: Path) -> None:
+    write_prompts(here, MANY)
+    command = [(*PROGRAM, *BATCH, "out.jsonl", "--batch-size", "2")] * 3
+    with started(here, command) as processes:
+        wait_for_records(here / "out.jsonl.2-of-3", 5)
+        processes[1].send_signal(signal.SIGKILL)
+        results = ended(processes)
+    assert [code for code, _, _ in results] == [1, -9, 0]
+    assert not (here / "out.jsonl").exists()
+    last = results[0][2].splitlines()[-1]
+    assert last.startswith("process 1 of 3: error: failed while running: out.jsonl.2-of-3 has no ")
+    check_message(last, "run the command again with --resume")
+    kept = [(here / f"out.jsonl.{n}-of-3").read_bytes().count(b"\n") for n in (1, 2, 3)]
+    assert kept[0] == 134 and 5 <= kept[1] < 133 and kept[2] == 133
+    results = together(here, 3, *BATCH, "out.jsonl", "--resume")
+    assert [code for code, _, _ in results] == [3, 0, 0]
+    expected = alone(here)
+    assert (here / "out.jsonl").read_bytes() == expected
+    results = together(here, 2, *BATCH, "out.jsonl", "--resume")
+    assert [code for code, _, _ in results] == [0, 0]
+    assert results[0][2] == "out.jsonl has all records already\n"
+    assert (here / "out.jsonl").read_bytes() == expected and not list(here.glob("out.jsonl.*"))
+
+
+def wait_for_records(path: Path, number: int) -> None:
+    until = time.monotonic() + 120
+    while not path.exists() or path.read_bytes().count(b"\n") < number:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_processes_share_the_model_and_the_first_one_writes(here: Path) -> None:
+    expected = alone(here)
+    sharing = (*BATCH, "out.jsonl", "--parallel", "tensor")
+    results = together(here, 2, *sharing)
+    assert [code for code, _, _ in results] == [3, 0] and results[1][1:] == ("", "")
+    assert results[0][2].startswith("line 12: empty")
+    assert (here / "out.jsonl").read_bytes() == expected
+    (here / "out.jsonl").write_bytes(expected[:900])  # torn in the middle of a record
+    together(here, 2, *sharing, "--resume")
+    assert (here / "out.jsonl").read_bytes() == expected
+
+
+def test_the_first_process_prints_the_text(here: Path) -> None:
+    ask = (*PAIR, "--prompt", "The old man and the fish")
+    (code, output, errors), *others = together(here, 2, *ask)
+    assert code == 0 and others == [(0, "", "")]
+    assert output == run(here, *ask).stdout.decode()
+    assert "tokens per round" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "named"),
+    [
+        (("--max-tokens", "5"), {}, "differ in the command line"),
+        ((), {"SPECULATIVE_T5_WEIGHTS": "new"}, "differ in the target: weights"),
+        ((), {"SPECULATIVE_T5_WEIGHTS": "none", "HOME": "none"}, "process 2 of 2: no model here"),
+    ],
+)
+@pytest.mark.parametrize("command", [(), ("batch", "in.txt", "--output", "out.jsonl")])
+def test_a_process_that_would_do_something_else_is_named(
+    here: Path, models: Path, command: tuple[str, ...], arguments: tuple[str, ...],
+    environment: dict[str, str], named: str,
+) -> None:  # fmt: skip
+    (here / "weights").unlink()
+    places = {"new": str(models / "new"), "none": str(here)}
+    environment = {name: places[value] for name, value in environment.items()}
+    first = {"SPECULATIVE_T5_WEIGHTS": str(models / "weights")}
+    ask = (*PROGRAM, *command, "--model", "even", *([] if command else ["--prompt", "old man"]))
+    with started(here, [ask, (*ask, *arguments)], [first, first | environment]) as processes:
+        results = ended(processes)
+    assert [code for code, _, _ in results] == [2, 2]
+    assert results[1][1:] == ("", ""), results[1]
+    (line,) = results[0][2].splitlines()
+    check_message(line.removeprefix("error: "), named)
+    assert not [path for path in here.glob("out.jsonl*") if path.stat().st_size]
+
+
+def test_a_process_of_another_version_is_named(here: Path) -> None:
+    main = "from speculative_t5.cli import main; main()"
+    other = f"import speculative_t5; speculative_t5.__version__ = '0.1'; {main}"
+    ask = (*PAIR, "--prompt", "old man")
+    with started(here, [("-c", main, *ask), ("-c", other, *ask)]) as processes:
+        results = ended(processes)
+    (line,) = results[0][2].splitlines()
+    check_message(line.removeprefix("error: "), "differ in the version of speculative_t5: 0.1, not")
+    assert [code for code, _, _ in results] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("models",), "models runs in one process"),
+        (("--prompt", "-"), "one prompt on standard input"),
+        (("batch", "-", "--output", "out.jsonl"), "several processes cannot read one pipe"),
+        (("batch", "in.txt"), "which - is not"),
+        (("batch", "in.txt", "--output", "out.jsonl", "--shard", "1/2"), "--shard 1/2"),
+        (("batch", "in.txt", "--output", "out.jsonl", "--parallel", "both"), "--parallel must be"),
+        ((*PAIR, "--prompt", "x", "--num-draft", "auto"), "num_draft 'auto'"),
+        (("--nonsense",), "No such option"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_one_line(
+    here: Path, arguments: tuple[str, ...], named: str
+) -> None:
+    results = together(here, 2, *arguments)
+    assert [code for code, _, _ in results] == [2, 2]
+    assert results[1][1:] == ("", ""), results[1]
+    (line,) = results[0][2].splitlines()
+    assert named in line
+    if "--nonsense" not in arguments:
+        check_message(line.removeprefix("error: "), named)
+
+
+def write_parts(here: Path, *sizes: int) -> bytes:
+    """Write the records of one process as parts of several; return the whole."""
+    whole = alone(here)
+    lines = whole.splitlines(keepends=True)
+    for number in range(1, len(sizes) + 1):
+        own = lines[number - 1 :: len(sizes)][: sizes[number - 1]]
+        (here / f"out.jsonl.{number}-of-{len(sizes)}").write_bytes(b"".join(own))
+    return whole
+
+
+JOIN = ("batch", "in.txt", "--output", "out.jsonl", "--join")
+
+
+def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
+    whole = write_parts(here, 7, 7, 6)
+    done = call(*JOIN)
+    assert (done.code, done.err) == (3, ["[20 records in out.jsonl, 1 with errors]"])
+    assert (here / "out.jsonl").read_bytes() == whole
+    assert not list(here.glob("out.jsonl.*"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda here: (here / "out.jsonl.2-of-3").unlink(), "out.jsonl.2-of-3 is missing"),
+        (lambda here: truncate(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
+        (lambda here: swap(here), "is not about line 1 of the input"),
+        (lambda here: (here / "out.jsonl.2-of-2").write_text(""), "parts of 2 and of 3 processes"),
+        (lambda here: (here / "in.txt").write_text("old\n"), "is not about line 1 of the input"),
+        (lambda here: (here / "out.jsonl").write_text("mine\n"), "out.jsonl has something in it"),
+        (lambda here: [p.unlink() for p in here.glob("out.jsonl.*")], "no parts of out.jsonl"),
+    ],
+)
+def test_parts_that_do_not_make_a_whole_are_kept(
+    here: Path, call: Call, damage: object, named: str
+) -> None:
+    write_parts(here, 7, 7, 6)
+    damage(here)  # type: ignore[operator]
+    before = {path.name: path.read_bytes() for path in here.glob("out.jsonl*")}
+    done = call(*JOIN)
+    assert done.code == 2 and len(done.err) == 1
+    check_message(done.err[0].removeprefix("error: "), named)
+    assert {path.name: path.read_bytes() for path in here.glob("out.jsonl*")} == before
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def swap(here: Path) -> None:
+    first, second = (here / f"out.jsonl.{number}-of-3" for number in (1, 2))
+    first.rename(here / "other")
+    second.rename(first)
+    (here / "other").rename(second)
+
+
+def test_a_part_that_is_being_written_is_not_joined(here: Path, call: Call) -> None:
+    write_parts(here, 10, 10)
+    holder = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, 2); print(); input()"
+    part = str(here / "out.jsonl.1-of-2")
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, part], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        done = call(*JOIN)
+        other.kill()
+    assert done.code == 2
+    check_message(done.err[0].removeprefix("error: "), "a process is writing to")
+
+
+def test_parts_of_another_number_of_processes_are_not_resumed(here: Path) -> None:
+    write_parts(here, 7, 7, 6)
+    results = together(here, 2, *BATCH, "out.jsonl", "--resume")
+    assert [code for code, _, _ in results] == [2, 2]
+    check_message(results[0][2].strip().removeprefix("error: "), "one of 3 processes")
+    results = together(here, 2, *BATCH, "out.jsonl", "--force")
+    assert [code for code, _, _ in results] == [3, 0]
+    assert (here / "out.jsonl").read_bytes() == (here / "alone.jsonl").read_bytes()
+    assert not list(here.glob("out.jsonl.*"))
