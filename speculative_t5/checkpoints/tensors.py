@@ -55,7 +55,9 @@ class StoredTensor:
 
 def as_mlx(array: np.ndarray, dtype: mx.Dtype) -> mx.array:
     """Copy an array that stands for `dtype` to MLX."""
-    return mx.array(array).view(mx.bfloat16) if dtype == mx.bfloat16 else mx.array(array)
+    # Of some columns of a matrix MLX would copy, and keep, the others as well.
+    copied = mx.array(np.asarray(array, order="C"))
+    return copied.view(mx.bfloat16) if dtype == mx.bfloat16 else copied
 
 
 def as_numpy(array: mx.array) -> np.ndarray:
