@@ -81,6 +81,15 @@ def test_each_process_has_some_of_the_lines(here: Path, options: tuple[str, ...]
     assert not list(here.glob("out.jsonl.*"))
 
 
+def test_a_process_with_a_shard_of_its_own_works_by_itself(here: Path) -> None:
+    command = [(*PROGRAM, *BATCH, f"{number}.jsonl", "--shard", f"{number}/2") for number in (1, 2)]
+    with started(here, command) as processes:
+        results = ended(processes)
+    assert sorted(code for code, _, _ in results) == [0, 3]
+    lines = [(here / f"{number}.jsonl").read_bytes().splitlines(True) for number in (1, 2)]
+    assert b"".join(a + b for a, b in zip(*lines, strict=True)) == alone(here)
+
+
 def test_a_process_that_dies_costs_its_own_lines(here: Path) -> None:
     write_prompts(here, MANY)
     command = [(*PROGRAM, *BATCH, "out.jsonl", "--batch-size", "2")] * 3
@@ -186,7 +195,6 @@ class Pair:
         (("models",), "models runs in one process"),
         (("--prompt", "-"), "one prompt on standard input"),
         (("batch", "in.txt"), "which - is not"),
-        (("batch", "in.txt", "--output", "out.jsonl", "--shard", "1/2"), "--shard 1/2"),
         (("batch", "in.txt", "--output", "out.jsonl", "--parallel", "both"), "--parallel must be"),
     ],
 )

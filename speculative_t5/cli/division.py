@@ -90,11 +90,6 @@ class ByLines(Division):
     def __init__(
         self, one: Together, division: Division, stream: BinaryIO, facts: dict[str, str]
     ) -> None:
-        if division.shard != Shard():
-            raise ValueError(
-                f"--shard {division.shard.number}/{division.shard.count} divides the lines, and so "
-                f"do the {one.group.size()} processes: leave out one of them"
-            )
         shard = Shard(one.group.rank() + 1, one.group.size())
         self._one, self._whole = one, division.output
         self._facts = facts | {"the input": _digest(stream)}

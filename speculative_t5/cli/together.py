@@ -64,8 +64,9 @@ _current: Together | None = None
 
 
 def is_launched() -> bool:
-    """Whether this process may be one of several."""
-    return any(name in os.environ for name in RANKS)
+    """Whether this process may be one of several; one with a shard of its own works by itself."""
+    own = any(argument.split("=")[0] == "--shard" for argument in sys.argv[1:])
+    return not own and any(name in os.environ for name in RANKS)
 
 
 def join() -> None:
