@@ -1,0 +1,318 @@
+"""`Generator`: a decoder as a function from columns to more columns, for Ray Data and Spark.
+
+Nothing of Ray or Spark is imported here: both call any function of a batch. pyarrow is imported
+where a batch is one of its tables. Imports `generation`, `checkpoints` and the rooms below them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack, cast, overload
+
+import mlx.core as mx
+import numpy as np
+
+from .checkpoints import as_dtype, dtype_name
+from .errors import check_integer, check_utf8, shown
+from .generation import (
+    DecoderKeywords,
+    DraftingOptions,
+    Generation,
+    GenerationKeywords,
+    GenerationOptions,
+    NumDraft,
+    SpeculativeDecoder,
+    VerifyRule,
+    split_keywords,
+)
+from .tokenizers import Source
+
+COUNTS = {"tokens": "emitted", "rounds": "rounds", "drafted": "drafted", "accepted": "accepted"}
+EXACT = 2**53  # floats below it tell all integers apart
+
+_loading = threading.Lock()  # of the process: a generator with one of its own could not be pickled
+
+
+class DecodingKeywords(DecoderKeywords, total=False):
+    """Keywords of `SpeculativeDecoder.from_pretrained`."""
+
+    num_draft: NumDraft
+    delta: float
+    verify: VerifyRule
+    dtype: mx.Dtype | str | None
+
+
+class GeneratorKeywords(DecodingKeywords, GenerationKeywords, total=False):
+    """Keywords of `Generator` besides those in its signature."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The output for one row, or why there is none."""
+
+    done: Generation | None = None
+    error: str | None = None
+    truncated: bool = False
+
+    def count(self, name: str) -> int:
+        """Return a statistic of the output, see `COUNTS`; 0 if there is none."""
+        return getattr(self.done.stats, COUNTS[name]) if self.done else 0
+
+
+class Generator:
+    """Generates an output for each row of a batch: a callable for Ray Data's `map_batches`.
+
+    The models are loaded with the first batch, in the process that calls it, and stay there. So
+    making one only checks its options, which a driver can do as well; pickles hold options alone,
+    before and after the first batch; and a model that cannot be loaded ends a job with the reason,
+    while Ray takes whatever fails as an actor is made for a failure of its own.
+
+    Args:
+        model: The target, by its path or name, see `load`. Workers look it up where they run.
+        draft: A draft model in the same way; "lookup" to copy from the prompt; None for none.
+        prompt_column: The column of prompts, which are text.
+        index_column: The column of each row's index, an integer of at least 0. Sampling needs it:
+            a row's output depends on seed and index, wherever it is computed. Index i samples as
+            line i + 1 of the command `batch`. Greedy decoding does without.
+        column_prefix: Put before the names of all columns that are added.
+        batch_size: Rows to decode side by side, as in `iter_batch`. Batches may have any size.
+        options: Those of `SpeculativeDecoder.from_pretrained`, except `group`, and of `generate`,
+            except `probabilities` and `progress`.
+
+    Raises:
+        ValueError: If an option is out of its range, or rows are to be sampled without an index.
+        TypeError: If there is no such option.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        draft: str | Path | None = None,
+        *,
+        prompt_column: str = "prompt",
+        index_column: str | None = None,
+        column_prefix: str = "",
+        batch_size: int | None = None,
+        **options: Unpack[GeneratorKeywords],
+    ) -> None:
+        for name, value in (("model", model), ("draft", draft or "none")):
+            if not isinstance(value, str | Path) or not str(value):
+                raise ValueError(f"{name} must be given by its name or path, got {value!r}")
+        names = {"prompt_column": prompt_column, "column_prefix": column_prefix}
+        if index_column is not None:
+            names["index_column"] = index_column
+        for name, text in names.items():
+            if not isinstance(text, str):
+                raise ValueError(f"{name} must be a string, got {text!r}")
+            check_utf8(name, text)
+        decoding, generation = _split(options)
+        self._rows = _check_drafting(decoding).rows(batch_size)
+        chosen = GenerationOptions(**generation)
+        self._is_sampled = chosen.temperature > 0
+        if self._is_sampled and index_column is None:
+            raise ValueError(
+                f"temperature is {chosen.temperature} and no index_column is given, and what a row "
+                "samples depends on its index: name a column of integers that number the rows"
+            )
+        if (dtype := as_dtype(decoding.get("dtype"))) is not None:
+            decoding["dtype"] = dtype_name(dtype)  # MLX's types cannot be pickled
+        self._model, self._draft = model, draft
+        self._prompt_column, self._index_column = prompt_column, index_column
+        self._prefix = column_prefix
+        self._decoding, self._generation = decoding, generation
+        self._max_tokens = chosen.max_tokens
+        optional = {
+            "score": chosen.scores,
+            "truncated": decoding.get("truncate", False),
+            "alternatives": chosen.num_return_sequences > 1,
+        }
+        self._names = (
+            "text", "finish_reason", *filter(optional.get, optional), *COUNTS, "error"
+        )  # fmt: skip
+        self._decoder: SpeculativeDecoder | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_decoder": None}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that are added; they depend on the options alone."""
+        return tuple(self._prefix + name for name in self._names)
+
+    @property
+    def decoder(self) -> SpeculativeDecoder:
+        """The decoder of this process, which the first use loads."""
+        with _loading:
+            if self._decoder is None:
+                made = SpeculativeDecoder.from_pretrained(
+                    self._model, self._draft, **self._decoding
+                )
+                made.iter_batch([], **self._generation)  # checks the options with these models
+                self._decoder = made
+            return self._decoder
+
+    @overload
+    def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]: ...
+
+    @overload
+    def __call__(self, batch: Any) -> Any: ...
+
+    def __call__(self, batch: Any) -> Any:
+        """Return a batch with all its columns, and those of the outputs behind them.
+
+        A batch of NumPy arrays, a dict, gives such a dict; a table of pyarrow gives a table, whose
+        types are the same for every batch. (From arrays, Ray derives types from values: a batch
+        without errors then has an error column of another type than one that has some.)
+
+        The columns that are added:
+
+        - `text` and `finish_reason`, null where there is an error.
+        - `score`, with `scores`; null, or NaN in an array, where there is an error.
+        - `truncated`, with `truncate`: whether the prompt was too long and was cut.
+        - `alternatives`, with `num_return_sequences`: a list of further outputs, each with its
+          text, finish_reason and score.
+        - `tokens`, `rounds`, `drafted`, `accepted`: int64, 0 where there is an error.
+        - `error`: why a row has no output, for example as its prompt is empty or too long; null for
+          all others.
+
+        Raises:
+            ValueError: If the batch lacks a column, or has one of those that would be added; or if
+                the models cannot be loaded, or do not go with the options.
+        """
+        is_table = not isinstance(batch, Mapping)
+        self._check_columns(batch.column_names if is_table else list(batch))
+        values = _listed(batch[self._prompt_column])
+        indices: Sequence[Any] = range(len(values))
+        if self._is_sampled:
+            indices = _listed(batch[self._index_column])
+        rows = self._decode(values, indices)
+        if not is_table:
+            added = zip(self.columns, self._names, strict=True)
+            return dict(batch) | {column: _as_array(name, rows) for column, name in added}
+        for column, name in zip(self.columns, self._names, strict=True):
+            batch = batch.append_column(column, self._as_arrow(name, rows))
+        return batch
+
+    def _check_columns(self, found: Sequence[str]) -> None:
+        """Refuse a batch that lacks a column, or has one that would be added."""
+        wanted = {"prompt_column": self._prompt_column, "index_column": self._index_column}
+        for option, name in wanted.items():
+            if name is not None and name not in found:
+                names = ", ".join(map(shown, found)) or "none"
+                raise ValueError(
+                    f"the rows have no column {name!r}, only {names}: give one of them as {option}"
+                )
+        for name in self.columns:
+            if name in found:
+                raise ValueError(
+                    f"the rows already have a column {name!r}, which an output would replace: give "
+                    "a column_prefix for the names of new columns"
+                )
+
+    def _decode(self, values: Sequence[Any], indices: Sequence[Any]) -> list[Row]:
+        """Return the outputs in the order of the rows."""
+        if not values:
+            return []
+        decoder = self.decoder  # what it may raise is no error of a row
+        rows = [Row()] * len(values)
+        # Outputs come by index, so of rows with the same one only the first is in the first pass.
+        passes: list[dict[int, tuple[int, Source]]] = []
+        for place, (value, index) in enumerate(zip(values, indices, strict=True)):
+            try:
+                number = _as_index(index)
+                if not isinstance(value, str):
+                    raise ValueError(f"a prompt must be text, got {shown(value)}")
+                source = decoder.fit(value, self._max_tokens)
+            except ValueError as error:
+                rows[place] = Row(error=str(error))
+                continue
+            free = (requests for requests in passes if number not in requests)
+            if (requests := next(free, None)) is None:
+                passes.append(requests := {})
+            requests[number] = place, source
+        for requests in passes:
+            sources = ((number, source.ids) for number, (_, source) in requests.items())
+            outputs = decoder.iter_batch(sources, batch_size=self._rows, **self._generation)
+            for number, done in outputs:
+                place, source = requests[number]
+                rows[place] = Row(done, truncated=source.cut > 0)
+        return rows
+
+    def _as_arrow(self, name: str, rows: Sequence[Row]) -> Any:
+        """Return a column as an array of pyarrow, whose type depends on nothing but its name."""
+        import pyarrow as pa
+
+        parts = [("text", pa.string()), ("finish_reason", pa.string())]
+        if "score" in self._names:
+            parts.append(("score", pa.float64()))
+        kinds = {
+            "score": pa.float64(),
+            "truncated": pa.bool_(),
+            "alternatives": pa.list_(pa.struct(parts)),
+        }
+        kinds |= dict.fromkeys(COUNTS, pa.int64())
+        return pa.array([_value(name, row) for row in rows], kinds.get(name, pa.string()))
+
+
+def _split(options: GeneratorKeywords) -> tuple[DecodingKeywords, GenerationKeywords]:
+    """Split the options into those of a decoder and those of its calls."""
+    for name in options:
+        if name not in GeneratorKeywords.__optional_keys__:
+            raise TypeError(f"Generator got an unexpected keyword argument {name!r}")
+    decoding, generation = (
+        {name: value for name, value in options.items() if name in part.__optional_keys__}
+        for part in (DecodingKeywords, GenerationKeywords)
+    )
+    return cast(DecodingKeywords, decoding), cast(GenerationKeywords, generation)
+
+
+def _check_drafting(decoding: DecodingKeywords) -> DraftingOptions:
+    """Return the options about drafting, which are checked as they are made."""
+    own = {name: decoding.get(name) for name in ("num_draft", "delta", "verify")}
+    given = {name: value for name, value in own.items() if name in decoding}
+    rest = {k: v for k, v in decoding.items() if k in DecoderKeywords.__optional_keys__}
+    drafting, _ = split_keywords(cast(DecoderKeywords, rest))
+    return DraftingOptions(**cast(Any, given), **drafting)
+
+
+def _listed(column: Any) -> list[Any]:
+    """Return a column's values as Python's own."""
+    values = column.tolist() if hasattr(column, "tolist") else column.to_pylist()
+    return cast(list[Any], values)
+
+
+def _as_index(value: Any) -> int:
+    """Return a row's index; NumPy makes floats of integers where some are null."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:
+        value = int(value)
+    return check_integer("a row's index", value, 0)
+
+
+def _value(name: str, row: Row) -> Any:
+    """Return a row's value in a column, None for null."""
+    done = row.done
+    if name in COUNTS:
+        return row.count(name)
+    if name in ("truncated", "error"):
+        return getattr(row, name)
+    if name == "alternatives":
+        return [_as_alternative(each) for each in done.alternatives] if done else []
+    return getattr(done, name) if done else None
+
+
+def _as_alternative(done: Generation) -> dict[str, Any]:
+    score = {} if done.score is None else {"score": done.score}
+    return {"text": done.text, "finish_reason": done.finish_reason, **score}
+
+
+def _as_array(name: str, rows: Sequence[Row]) -> np.ndarray:
+    """Return a column as an array of NumPy."""
+    kinds: dict[str, Any] = {"score": np.float64, "truncated": np.bool_}
+    kinds |= dict.fromkeys(COUNTS, np.int64)
+    array = np.empty(len(rows), kinds.get(name, object))
+    for place, row in enumerate(rows):
+        array[place] = _value(name, row)  # of None, a float array makes NaN
+    return array
