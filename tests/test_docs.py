@@ -24,6 +24,8 @@ from typing import Any
 from speculative_t5.checkpoints import convert, load, save_draft
 from speculative_t5.distill import DistillOptions, new_draft
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from checkpoints import write_causal
 from conftest import REPOSITORY, V1_1, write_checkpoint
@@ -35,6 +37,7 @@ PAGES = [
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]  # fmt: skip
 SERVER = "http://127.0.0.1:8080"  # where the pages say that a server is
+SHARED = "/mnt/shared"  # a folder that all machines of a cluster see
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 CAUSAL = {  # repositories of the Hub, and what stands for them
     "openai-community/gpt2-xl": "gpt2",
@@ -127,11 +130,17 @@ def test_python_runs_and_prints_what_it_says(
     code = "\n".join(blocks(page, "python"))
     if SERVER in code:
         code = code.replace(SERVER, request.getfixturevalue("server"))
+    if SHARED in code:
+        code = code.replace(SHARED, str(tmp_path))
+        (tmp_path / "in").mkdir()
+        table = pa.table({"id": [1, 2], "sentence": ["He go home.", None]})
+        pq.write_table(table, tmp_path / "in" / "part.parquet")
     done = subprocess.run(
         [sys.executable, "-"], input=code, cwd=REPOSITORY, capture_output=True, text=True,
         env=os.environ | {
             "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path),
             "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"),
+            "RAY_USAGE_STATS_ENABLED": "0",
         },
         check=False,
     )  # fmt: skip
