@@ -144,12 +144,21 @@ def test_the_first_process_prints_the_text(here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "named"),
     [
-        (("--max-tokens", "5"), {}, "differ in the command line"),
-        ((), {"SPECULATIVE_T5_WEIGHTS": "new"}, "differ in the target: weights"),
-        ((), {"SPECULATIVE_T5_WEIGHTS": "none", "HOME": "none"}, "process 2 of 2: no model here"),
+        pytest.param(("--max-tokens", "5"), {}, "differ in the command line", id="options"),
+        pytest.param(
+            (), {"SPECULATIVE_T5_WEIGHTS": "new"}, "differ in the target: weights", id="weights"
+        ),
+        pytest.param(
+            (),
+            {"SPECULATIVE_T5_WEIGHTS": "none", "HOME": "none"},
+            "process 2 of 2: no model here",
+            id="no model",
+        ),
     ],
 )
-@pytest.mark.parametrize("command", [(), ("batch", "in.txt", "--output", "out.jsonl")])
+@pytest.mark.parametrize(
+    "command", [(), ("batch", "in.txt", "--output", "out.jsonl")], ids=["default", "batch"]
+)
 def test_a_process_that_would_do_something_else_is_named(
     here: Path, models: Path, command: tuple[str, ...], arguments: tuple[str, ...],
     environment: dict[str, str], named: str,
@@ -252,13 +261,14 @@ def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
     ("damage", "named"),
     [
         (lambda here: (here / "out.jsonl.2-of-3").unlink(), "out.jsonl.2-of-3 is missing"),
-        (lambda here: truncate(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
+        (lambda here: tear(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
         (lambda here: swap(here), "is not about line 1 of the input"),
         (lambda here: (here / "out.jsonl.2-of-2").write_text(""), "parts of 2 and of 3 processes"),
         (lambda here: (here / "in.txt").write_text("old\n"), "has more records than the input"),
         (lambda here: (here / "out.jsonl").write_text("mine\n"), "out.jsonl has something in it"),
         (lambda here: [p.unlink() for p in here.glob("out.jsonl.*")], "no parts of out.jsonl"),
     ],
+    ids=["missing", "torn", "swapped", "of two runs", "of other lines", "with a whole", "none"],
 )
 def test_parts_that_do_not_make_a_whole_are_kept(
     here: Path, call: Call, damage: object, named: str
@@ -272,7 +282,7 @@ def test_parts_that_do_not_make_a_whole_are_kept(
     assert {path.name: path.read_bytes() for path in here.glob("out.jsonl*")} == before
 
 
-def truncate(path: Path) -> None:
+def tear(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
 
 
