@@ -43,7 +43,9 @@ def started(
             process.communicate()
 
 
-def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Wait for processes; return each one's exit code, output and errors."""
-    found = [process.communicate(timeout=300) for process in processes]
+def ended(
+    processes: Sequence[subprocess.Popen[str]], timeout: float = 300.0
+) -> list[tuple[int, str, str]]:
+    """Wait for processes, some seconds each; return their exit codes, outputs and errors."""
+    found = [process.communicate(timeout=timeout) for process in processes]
     return [(p.returncode, *texts) for p, texts in zip(processes, found, strict=True)]

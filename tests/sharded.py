@@ -22,6 +22,7 @@ parser.add_argument("folder", metavar="FOLDER")
 parser.add_argument("draft", metavar="DRAFT")
 parser.add_argument("--sharing", metavar="DRAFT", help="one that shares the encoder")
 parser.add_argument("--prompts", type=int, default=16)
+parser.add_argument("--batch-size", type=int, default=5)
 parser.add_argument("--round-differently", action="store_true", help="all but the first process")
 given = parser.parse_args()
 
@@ -83,7 +84,7 @@ def main() -> None:
                 verify=rule,
                 lookup=lookup,  # type: ignore[arg-type]
             )
-            results = decoder.generate_batch(prompts, batch_size=5, **options)
+            results = decoder.generate_batch(prompts, batch_size=given.batch_size, **options)
             results.append(decoder.generate(prompts[0], **options))
             both.append([result.tokens for result in results])
         name = f"{kind}, {rule}, {temperature:g}, {more}"
