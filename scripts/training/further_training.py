@@ -58,7 +58,6 @@ def train_further(
     autocast: bool,
     teacher: Path | None = None,
     keep: float = 0.0,
-    right: float = 0.0,
 ) -> None:
     """Train a converted folder further; write a checkpoint for convert.py of its name to `work`.
 
@@ -74,12 +73,9 @@ def train_further(
         teacher: A checkpoint of the same vocabulary to learn from, as written here.
         keep: Share of the weights of `start_from` in the result's, from 0 to 1. For it, runs that
             resume read `start_from` again.
-        right: Share of the examples whose errors are taken out, so that the model leaves alone
-            more of what is right, from 0 to 1.
     """
-    for option, share in (("--keep", keep), ("--right", right)):
-        if not 0 <= share <= 1:
-            raise typer.BadParameter(f"{option} must be from 0 to 1, got {share}")
+    if not 0 <= keep <= 1:
+        raise typer.BadParameter(f"--keep must be from 0 to 1, got {keep}")
     name = start_from.name
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "spiece.model").exists():
@@ -100,7 +96,7 @@ def train_further(
     }
 
     def examples() -> Iterator[Example]:
-        for pair in mixed_examples(learner, corruptor, sentences, run.step + 7, right=right):
+        for pair in mixed_examples(learner, corruptor, sentences, run.step + 7):
             yield encode(tokenizer, pair)
 
     run.train(examples, judged, checkpoint, every=every, batch=tokens)

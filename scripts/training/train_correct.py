@@ -198,9 +198,6 @@ def learners(
     keep: Annotated[
         float, typer.Option(help="Share of the weights to start from in the result's.")
     ] = 0.0,
-    right: Annotated[
-        float, typer.Option(help="Share of the examples whose errors are taken out.")
-    ] = 0.0,
 ) -> None:
     """Train a converted correct-base or correct-small further, on learners' errors."""
     from further_training import train_further
@@ -208,7 +205,7 @@ def learners(
     train_further(
         data, work, start_from,
         minutes=minutes, rate=rate, every=every, tokens=tokens, autocast=autocast,
-        teacher=teacher, keep=keep, right=right,
+        teacher=teacher, keep=keep,
     )  # fmt: skip
 
 

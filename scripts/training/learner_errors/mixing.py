@@ -107,16 +107,12 @@ def read_german(path: Path) -> list[str]:
 
 
 def mixed_examples(
-    learner: Learner, corruptor: Corruptor, sentences: list[str], seed: int, *, right: float = 0.0
+    learner: Learner, corruptor: Corruptor, sentences: list[str], seed: int
 ) -> Iterator[Pair]:
-    """Yield examples forever, some of `corruption`'s kind: what correct-base is trained on.
-
-    A share `right` of them is made right, to be left alone.
-    """
+    """Yield examples forever, some of `corruption`'s kind: what correct-base is trained on."""
     rng = random.Random(seed)
     while True:
-        pair = (corruptor if rng.random() < OLD_KIND else learner).example(sentences, rng)
-        yield (PREFIX + pair[1], pair[1]) if rng.random() < right else pair
+        yield (corruptor if rng.random() < OLD_KIND else learner).example(sentences, rng)
 
 
 def learner_examples(learner: Learner, sentences: list[str], seed: int) -> Iterator[Pair]:
