@@ -56,7 +56,8 @@ def main() -> None:
     }
     rng = random.Random(0)
     ids = range(3, min(whole.vocab_size, 100))
-    prompts = [[*rng.choices(ids, k=rng.randint(1, 9)), 1] for _ in range(given.prompts)]
+    lengths = [rng.choice((rng.randint(1, 9), 40)) for _ in range(given.prompts)]  # 40: in groups
+    prompts = [[*rng.choices(ids, k=length), 1] for length in lengths]
     if given.round_differently and group.rank():
         disturb(part)
     settings: list[tuple[str, str, float, dict[str, Any]]] = [

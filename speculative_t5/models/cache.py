@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import Generic, TypeVar
 
@@ -155,9 +154,12 @@ class SourceCache:
     @classmethod
     def empty_like(cls, other: SourceCache, batch: int, length: int) -> SourceCache:
         """Make `batch` rows of `length` zeros, otherwise like another cache."""
-        _, num_heads, _, head_dim = other.layers[0][0].shape
-        zeros = partial(mx.zeros, (batch, num_heads, length, head_dim), other.layers[0][0].dtype)
-        return cls([(zeros(), zeros()) for _ in other.layers], [length] * batch)
+
+        def zeros(like: mx.array) -> mx.array:
+            return mx.zeros((batch, like.shape[1], length, like.shape[3]), like.dtype)
+
+        # Layers may differ in heads: those of a draft beside a target that is split.
+        return cls([(zeros(k), zeros(v)) for k, v in other.layers], [length] * batch)
 
     @property
     def capacity(self) -> int:
