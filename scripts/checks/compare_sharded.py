@@ -35,15 +35,18 @@ SHAPES = {"v1.0": V1_0 | EVEN, "v1.1": V1_1 | EVEN | {"num_decoder_layers": 2}}
 def main(
     processes: Annotated[int, typer.Option(help="Processes to split each model among.")] = 2,
     prompts: Annotated[int, typer.Option(help="Random prompts.")] = 200,
+    batch_size: Annotated[int, typer.Option(help="Prompts to decode side by side.")] = 25,
     model: Annotated[str | None, typer.Option(help="A target, instead of random ones.")] = None,
     draft_model: Annotated[str, typer.Option(help="Its draft.")] = "correct-small",
     sharing: Annotated[str | None, typer.Option(help="A draft that shares its encoder.")] = None,
 ) -> None:
+    side_by_side = ("--batch-size", f"{batch_size}")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         if model is not None:
             with_sharing = ("--sharing", sharing) if sharing else ()
-            compare(model, place, processes, prompts, model, draft_model, *with_sharing)
+            drafts = (draft_model, *with_sharing)
+            compare(model, place, processes, prompts, model, *drafts, *side_by_side)
             return
         spiece = train_spiece(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
         write_checkpoint(place / "draft", V1_0, spiece, seed=4)
@@ -55,13 +58,13 @@ def main(
             save_draft(draft, tiny_sharing(load(place / name)[0], layers=1, noise=0.01), name)
             compare(
                 name, place, processes, prompts, str(place / name), str(place / "draft"),
-                "--sharing", str(draft),
+                "--sharing", str(draft), *side_by_side,
             )  # fmt: skip
 
 
 def compare(name: str, place: Path, processes: int, prompts: int, *arguments: str) -> None:
     """Print a line about a model; raise if anything differs."""
-    command = [str(SHARDED), *arguments, "--prompts", f"{prompts}", "--batch-size", "25"]
+    command = [str(SHARDED), *arguments, "--prompts", f"{prompts}"]
     with started(place, [command] * processes) as running:
         results = ended(running, 3600)
     for code, _, errors in results:
