@@ -1,7 +1,7 @@
 """Several processes that do the same work together, by MLX's distributed layer.
 
-What they tell each other before they begin, so that one that would do something else is found out
-at once, and how all take the first one's results. Imports `errors`.
+They compare what they are about to do before they begin, so that one that would do something else
+is found out at once; and they can take the first one's results. Imports `errors`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,7 @@ Message = Mapping[str, Any]  # JSON
 
 
 class StartError(ValueError):
-    """All processes raise it at once: they differ, or one of them could not start.
-
-    Attributes:
-        failed: Whether one of them could not start.
-    """
-
-    def __init__(self, message: str, *, failed: bool = False) -> None:
-        super().__init__(message)
-        self.failed = failed
+    """All processes raise it at once: they differ, or one of them could not start."""
 
 
 def exchange(group: mx.distributed.Group, message: Message) -> list[Message]:
@@ -60,7 +52,7 @@ def check_same(
     found = exchange(group, {"facts": dict(facts), "own": own or {}})
     for rank, message in enumerate(found):
         if "error" in message:
-            raise StartError(f"{named(rank, group)}: {message['error']}", failed=True)
+            raise StartError(f"{named(rank, group)}: {message['error']}")
     first = found[0]["facts"]
     for rank, message in enumerate(found):
         for name, value in message["facts"].items():
@@ -68,7 +60,7 @@ def check_same(
                 raise StartError(
                     f"{named(rank, group)} and process 1 differ in {name}: "
                     f"{printable(value)}, not {printable(first.get(name, 'none'))}; "
-                    "use the same in all of them"
+                    "use the same on all machines"
                 )
     return cast(Message, found[0]["own"])
 

@@ -111,12 +111,18 @@ def test_a_draft_or_a_decoder_only_model_cannot_be_split(tmp_path: Path) -> None
     check_message(str(caught.value), "only a T5")
 
 
-def test_processes_that_share_a_model_do_not_draft_by_their_own_times() -> None:
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"num_draft": "auto"}, "num_draft 'auto'"), ({"steady": True}, "steady passes")],
+)
+def test_processes_that_share_a_model_do_not_go_by_what_each_measures(
+    options: dict[str, Any], named: str
+) -> None:
     model = tiny_model()
     model.num_processes = 2
     with pytest.raises(ValueError) as caught:
-        SpeculativeDecoder(model, tiny_model(seed=1), num_draft="auto")
-    check_message(str(caught.value), "num_draft 'auto'")
+        SpeculativeDecoder(model, tiny_model(seed=1), **options)
+    check_message(str(caught.value), named)
 
 
 def test_a_model_is_split_once() -> None:

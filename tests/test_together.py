@@ -74,6 +74,7 @@ def test_each_process_has_some_of_the_lines(here: Path, options: tuple[str, ...]
     results = together(here, 3, *BATCH, "out.jsonl", *options)
     assert [code for code, _, _ in results] == [3, 0, 0]
     assert all(output == "" for _, output, _ in results)
+    assert results[0][2].startswith("process 1 of 3: [7 prompts, ")
     assert "20 records of 3 processes in out.jsonl, 1 with errors" in results[0][2]
     assert [errors.count("line 12: empty") for _, _, errors in results] == [0, 0, 1]
     assert [len(errors.splitlines()) for _, _, errors in results][1:] == [0, 1]
@@ -92,13 +93,15 @@ def test_a_process_with_a_shard_of_its_own_works_by_itself(here: Path) -> None:
 
 def test_a_process_that_dies_costs_its_own_lines(here: Path) -> None:
     write_prompts(here, MANY)
-    command = [(*PROGRAM, *BATCH, "out.jsonl", "--batch-size", "2")] * 3
+    (here / "out.jsonl").write_text("of an earlier run\n")
+    (here / "out.jsonl.1-of-2").write_text("of another one\n")
+    command = [(*PROGRAM, *BATCH, "out.jsonl", "--batch-size", "2", "--force")] * 3
     with started(here, command) as processes:
         wait_for_records(here / "out.jsonl.2-of-3", 5)
         processes[1].send_signal(signal.SIGKILL)
         results = ended(processes)
     assert [code for code, _, _ in results] == [1, -9, 0]
-    assert not (here / "out.jsonl").exists()
+    assert not (here / "out.jsonl").exists() and not (here / "out.jsonl.1-of-2").exists()
     last = results[0][2].splitlines()[-1]
     assert last.startswith("process 1 of 3: error: failed while running: out.jsonl.2-of-3 has no ")
     check_message(last, "out.jsonl.2-of-3 has no record of line")
@@ -177,6 +180,43 @@ def test_a_process_that_would_do_something_else_is_named(
     assert not [path for path in here.glob("out.jsonl*") if path.stat().st_size]
 
 
+@pytest.mark.parametrize("parallel", ["data", "tensor"])
+def test_a_run_that_is_refused_changes_nothing(here: Path, parallel: str) -> None:
+    (here / "out.jsonl").write_text("of an earlier run\n")
+    main = "from speculative_t5.cli import division, main; main()"
+    other = main.replace("; ", "; division._digest = lambda stream: 'another'; ")
+    ask = (*BATCH, "out.jsonl", "--force", "--parallel", parallel)
+    with started(here, [("-c", main, *ask), ("-c", other, *ask)]) as processes:
+        results = ended(processes)
+    assert [code for code, _, _ in results] == [2, 2] and results[1][1:] == ("", "")
+    (line,) = results[0][2].splitlines()
+    check_message(line.removeprefix("error: "), "process 2 of 2 and process 1 differ in the input")
+    assert (here / "out.jsonl").read_text() == "of an earlier run\n"
+    parts = list(here.glob("out.jsonl.*"))
+    assert all(part.stat().st_size == 0 for part in parts)
+    again = together(here, 3, *BATCH, "out.jsonl", "--force")  # empty parts are in nobody's way
+    assert again[0][0] == 3 and not list(here.glob("out.jsonl.*"))
+
+
+def test_a_launched_process_may_be_the_only_one(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_RANK", "0")
+    assert call("--version").code == 0
+    (here / "empty").write_text("")
+    monkeypatch.setenv("MLX_HOSTFILE", "empty")  # as mlx.launch -n 1
+    assert call("--version").code == 0
+
+
+def test_a_process_that_finds_no_others_is_refused(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_RANK", "1")
+    done = call("--version")
+    assert done.code == 2
+    check_message(done.err[0].removeprefix("error: "), "MLX finds no others")
+
+
 def test_a_process_of_another_version_is_named(here: Path) -> None:
     main = "from speculative_t5.cli import main; main()"
     other = f"import speculative_t5; speculative_t5.__version__ = '0.1'; {main}"
@@ -205,6 +245,7 @@ class Pair:
         (("--prompt", "-"), "one prompt on standard input"),
         (("batch", "in.txt"), "which - is not"),
         (("batch", "in.txt", "--output", "out.jsonl", "--parallel", "both"), "--parallel must be"),
+        (("batch", "in.txt", "--output", "out.jsonl", "--join"), "--join is for one process"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(
@@ -213,6 +254,7 @@ def test_what_several_processes_cannot_do_is_refused(
     told: list[str] = []
     monkeypatch.setattr("speculative_t5.cli.together._current", Together(Pair()))  # type: ignore[arg-type]
     monkeypatch.setattr(processes, "give_up", lambda _, error: told.append(error))
+    monkeypatch.setattr(processes, "exchange", lambda _, message: [message])
     done = call(*arguments)
     assert done.code == 2 and done.err == [f"error: {told[0]}"]
     check_message(told[0], named)
@@ -263,7 +305,7 @@ def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
         (lambda here: (here / "out.jsonl.2-of-3").unlink(), "out.jsonl.2-of-3 is missing"),
         (lambda here: tear(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
         (lambda here: swap(here), "is not about line 1 of the input"),
-        (lambda here: (here / "out.jsonl.2-of-2").write_text(""), "parts of 2 and of 3 processes"),
+        (lambda here: (here / "out.jsonl.2-of-2").write_text("x"), "parts of 2 and of 3 processes"),
         (lambda here: (here / "in.txt").write_text("old\n"), "has more records than the input"),
         (lambda here: (here / "out.jsonl").write_text("mine\n"), "out.jsonl has something in it"),
         (lambda here: [p.unlink() for p in here.glob("out.jsonl.*")], "no parts of out.jsonl"),
@@ -293,6 +335,21 @@ def swap(here: Path) -> None:
     (here / "other").rename(second)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--output", "out.jsonl", "--resume"), "--join replaces OUTPUT"),
+        ((), "--join needs the --output"),
+    ],
+)
+def test_options_that_do_not_go_with_joining(
+    here: Path, call: Call, options: tuple[str, ...], named: str
+) -> None:
+    done = call("batch", "in.txt", "--join", *options)
+    assert done.code == 2
+    check_message(done.err[0].removeprefix("error: "), named)
+
+
 def test_a_part_that_is_being_written_is_not_joined(here: Path, call: Call) -> None:
     write_parts(here, 10, 10)
     holder = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, 2); print(); input()"
@@ -312,7 +369,7 @@ def test_parts_of_another_number_of_processes_are_not_resumed(here: Path) -> Non
     write_parts(here, 7, 7, 6)
     results = together(here, 2, *BATCH, "out.jsonl", "--resume")
     assert [code for code, _, _ in results] == [2, 2]
-    check_message(results[0][2].strip().removeprefix("error: "), "one of 3 processes")
+    check_message(results[0][2].strip().removeprefix("error: "), "by one of 3 processes")
     results = together(here, 2, *BATCH, "out.jsonl", "--force")
     assert [code for code, _, _ in results] == [3, 0]
     assert (here / "out.jsonl").read_bytes() == (here / "alone.jsonl").read_bytes()

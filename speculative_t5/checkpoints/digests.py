@@ -1,4 +1,4 @@
-"""Telling a model's files from another's without reading them as a whole."""
+"""Digests that tell models apart, without reading whole files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import os
 from pathlib import Path
 
 WEIGHTS = (".safetensors", ".npz", ".bin")
-OTHERS = ("config.json", "spiece.model", "spm.model", "tokenizer.json", "tokenizer_config.json")
+OTHERS = (
+    "config.json", "generation_config.json", "spiece.model", "spm.model", "tokenizer.json",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt",
+)  # fmt: skip
 BLOCK, BLOCKS = 2**16, 64  # bytes, and how many of each file are read
 
 

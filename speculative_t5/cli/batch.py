@@ -17,7 +17,7 @@ from .job import Earlier, Output, Record, Requests, process
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
 from .parts import join_parts
 from .progress import Progress
-from .shaping import ShapingOptions, choose, is_plain
+from .shaping import Chosen, ShapingOptions, choose, is_plain
 from .terminal import SOME_FAILED, Failure, give_tips, note, signals_held
 from .together import others
 
@@ -56,7 +56,9 @@ def batch(
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the records in OUTPUT and continue after them.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the contents of OUTPUT.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the contents of OUTPUT, and its parts.")
+    ] = False,
     shard: Annotated[
         str, typer.Option(help="Use a part of INPUT: 2/8 is every eighth line, from the second on.")
     ] = "1/1",
@@ -97,15 +99,18 @@ def batch(
                 stream.seek(at)
             return read_lines(stream, *kind, part)
 
-        whole = Output(output, stream, resume=resume, force=force)
+        one = others()
+        if one is None or one.is_first:
+            Output(output, stream, resume=resume, force=force)  # refuses what cannot be written
         if join:
+            _check_join(output, launched=one is not None, resume=resume)
             joined = join_parts(output, read(Shard()))
             note(f"[{count(joined.done, 'record')} in {output}, {joined.failed:,} with errors]")
             raise typer.Exit(SOME_FAILED if joined.failed else 0)
         total = count_lines(stream)
         chosen = choose(ctx, options, sampling, shaping)
         alone = Division(output, Shard.parse(shard), resume=resume, force=force)
-        work = divide(others(), parallel, alone, stream, chosen.models.facts, to_file=whole.is_file)
+        work = divide(one, parallel, alone, stream, partial(_facts, chosen))
         if work.is_done(read):
             return
         writer = Output(work.output, stream, resume=work.resume, force=work.force)
@@ -127,9 +132,15 @@ def batch(
             skipped = work.start(earlier.done)
             if skipped:
                 lines, earlier = islice(lines, skipped, None), Earlier(skipped)
+            writer.begin()
             most = chosen.keywords["max_tokens"]
             with Progress(
-                expected, earlier, most, resumable=writer.is_file, shown=work.shown
+                expected,
+                earlier,
+                most,
+                resumable=writer.is_file,
+                shown=work.shown,
+                label=work.label,
             ) as progress:
 
                 def emit(record: Record) -> None:
@@ -148,6 +159,21 @@ def batch(
     give_tips()
     if failed:
         raise typer.Exit(SOME_FAILED)
+
+
+def _facts(chosen: Chosen) -> dict[str, str]:
+    """Return the facts that must be the same in all processes."""
+    return chosen.models.facts() | {"the options": str(chosen.keywords)}
+
+
+def _check_join(output: str, *, launched: bool, resume: bool) -> None:
+    """Refuse options that do not go with --join."""
+    if launched:
+        raise ValueError("--join is for one process: run it without a launcher")
+    if output == "-":
+        raise ValueError("--join needs the --output whose parts are to be joined: give it")
+    if resume:
+        raise ValueError("--join replaces OUTPUT, which --resume keeps: leave out --resume")
 
 
 def _format(source: str, form: str | None, field: str | None) -> tuple[Format, str]:

@@ -15,15 +15,15 @@ import typer
 from ..errors import count
 from ..tokenizers import Line, Shard
 from .parts import (
-    check_count,
+    check_parts,
     is_done,
     join_parts,
     part_name,
-    remove_parts,
+    remove_stale_parts,
     wait_for_parts,
 )
 from .progress import Shown
-from .terminal import Failure, handle_signals, note
+from .terminal import FAILED, Failure, handle_signals, note
 from .together import Together
 
 Read = Callable[[Shard], Iterator[Line]]  # the lines of a shard
@@ -38,11 +38,13 @@ class Division:
         resume: Whether it keeps what is in that file.
         force: Whether it replaces that.
         group: The processes that share the model.
-        shown: What it shows the user of its progress.
+        shown: What of its progress is shown to the user.
+        label: Put before its summary.
     """
 
     group: mx.distributed.Group | None = None
     shown: Shown = "all"
+    label = ""
 
     def __init__(self, output: str, shard: Shard, *, resume: bool, force: bool) -> None:
         self.output, self.shard = output, shard
@@ -57,24 +59,25 @@ class Division:
         return 0
 
     def finish(self, read: Read, failed: int) -> int:
-        """End the job; of `failed` records with errors return those to answer for."""
+        """End the job; return how many of `failed` records with errors the exit code is to tell."""
         return failed
 
 
 class ByModel(Division):
     """Processes that share the model decode the same lines; the first one writes the records."""
 
-    def __init__(self, one: Together, division: Division, stream: BinaryIO) -> None:
+    def __init__(self, one: Together, division: Division, facts: dict[str, str]) -> None:
         if one.is_first:
-            super().__init__(division.output, division.shard, resume=division.resume,
-                             force=division.force)  # fmt: skip
+            own = (division.output, division.resume, division.force)
         else:
-            super().__init__(os.devnull, division.shard, resume=False, force=False)
+            own = (os.devnull, False, False)
+        super().__init__(own[0], division.shard, resume=own[1], force=own[2])
         self.group, self.shown = one.group, "all" if one.is_first else "nothing"
-        self._one, self._facts = one, {"the input": _digest(stream)}
+        self._one, self._facts = one, facts
 
     def start(self, done: int) -> int:
-        first = int(self._one.start(self._facts, {"done": done})["done"])
+        first = int(self._one.compare(self._facts, {"done": done})["done"])
+        self._one.start({})
         return 0 if self._one.is_first else first
 
     def finish(self, read: Read, failed: int) -> int:
@@ -87,39 +90,34 @@ class ByLines(Division):
     From the start to the end none of them waits for another one.
     """
 
-    def __init__(
-        self, one: Together, division: Division, stream: BinaryIO, facts: dict[str, str]
-    ) -> None:
+    def __init__(self, one: Together, division: Division, facts: dict[str, str]) -> None:
         shard = Shard(one.group.rank() + 1, one.group.size())
-        self._one, self._whole = one, division.output
-        self._facts = facts | {"the input": _digest(stream)}
+        self._one, self._whole, self._facts = one, division.output, facts
         if not division.force:
-            check_count(division.output, shard.count)
+            check_parts(division.output, shard.count)
         output = part_name(division.output, shard)
         super().__init__(output, shard, resume=division.resume, force=division.force)
-        self.shown = "all" if one.is_first else "errors"
+        self.shown, self.label = "all" if one.is_first else "errors", f"{one.name}: "
 
     def is_done(self, read: Read) -> bool:
-        if not self.resume or not is_done(self._whole, read(Shard())):
+        """Whether the first process, on whose machine the output is, finds that all is done."""
+        if not self.resume:
             return False
-        self._begin(done=True)
-        return True
+        found = self._one.is_first and is_done(self._whole, read(Shard()))
+        done = bool(self._one.compare(self._facts, {"done": found})["done"])
+        if done:
+            note(f"{self._whole} has all records already")
+        return done
 
     def start(self, done: int) -> int:
-        if self._begin(done=False):
-            Path(self.output).unlink()
-            raise typer.Exit
-        return 0
-
-    def _begin(self, *, done: bool) -> bool:
-        """Wait for the others; return whether the first one finds that all is done."""
-        is_done = bool(self._one.start(self._facts, {"done": done})["done"])
+        self._one.compare(self._facts)
+        # By now each process has locked its part: what has no lock is of an earlier run.
+        if self.force and self._one.is_first:
+            remove_stale_parts(self._whole)
+            Path(self._whole).unlink(missing_ok=True)
+        self._one.start({})
         handle_signals()  # from here on it waits for none of them
-        if self._one.is_first and (is_done or self.force):
-            remove_parts(self._whole, keep=None if is_done else self.shard.count)
-        if is_done:
-            note(f"{self._whole} has all records already")
-        return is_done
+        return 0
 
     def finish(self, read: Read, failed: int) -> int:
         if not self._one.is_first:
@@ -127,10 +125,13 @@ class ByLines(Division):
         missing = wait_for_parts(self._whole, self.shard.count)
         if missing:
             names = " and ".join(map(str, missing))
-            note(f"not on this machine: {names}; copy what is missing, then run batch with --join")
-            return failed
+            note(
+                f"not on this machine: {names}; copy what is missing, then run batch with --join, "
+                "without a launcher"
+            )
+            raise typer.Exit(FAILED)
         try:
-            joined = join_parts(self._whole, read(Shard()))
+            joined = join_parts(self._whole, read(Shard()), self.shard.count)
         except ValueError as error:
             raise Failure(str(error)) from error
         processes = f"of {self.shard.count} processes"
@@ -145,8 +146,6 @@ def divide(
     division: Division,
     stream: BinaryIO,
     facts: Callable[[], dict[str, str]],
-    *,
-    to_file: bool,
 ) -> Division:
     """Return what this process does of a job.
 
@@ -155,8 +154,7 @@ def divide(
         parallel: What they divide, data or tensor.
         division: What it would do if it were alone.
         stream: The input.
-        facts: Returns those in which processes may not differ.
-        to_file: Whether the output is a file.
+        facts: Returns the facts that must be the same in all processes.
     """
     if parallel not in ("data", "tensor"):
         raise ValueError(f"--parallel must be data or tensor, got {parallel!r}")
@@ -166,14 +164,16 @@ def divide(
         raise ValueError(
             "several processes cannot read one pipe: write the prompts to a file, and give that"
         )
+    same = facts() | {"the input": _digest(stream)}
     if parallel == "tensor":
-        return ByModel(one, division, stream)
-    if not to_file:
+        return ByModel(one, division, same)
+    found = Path(division.output)
+    if division.output == "-" or (found.exists() and not found.is_file()):
         raise ValueError(
             f"several processes write parts beside a file, which {division.output} is not: give "
             "an --output that is one"
         )
-    return ByLines(one, division, stream, facts())
+    return ByLines(one, division, same)
 
 
 def _digest(stream: BinaryIO) -> str:

@@ -146,7 +146,7 @@ class Earlier:
 class Output:
     """A file of records, appended a whole line at a time.
 
-    The file is not created or changed before it is entered (`with`), which also locks it.
+    The file is not created before it is entered (`with`), which also locks it.
 
     Args:
         name: The file; "-" is standard output.
@@ -171,6 +171,7 @@ class Output:
         self._name = name
         self._keep, self._force = resume, force
         self._file = 1
+        self._begun = False
         try:
             found = os.fstat(1) if name == "-" else os.stat(name)
         except FileNotFoundError:
@@ -209,10 +210,14 @@ class Output:
                 "--output",
             )
             self._check_size(os.fstat(self._file).st_size)  # another run may have written to it
-            if not self._keep:
-                os.truncate(self._file, 0)
             undo.pop_all()
         return self
+
+    def begin(self) -> None:
+        """Empty the file, unless its records are to be kept; until then nothing is changed."""
+        self._begun = True
+        if self.is_file and not self._keep:
+            os.truncate(self._file, 0)
 
     def __exit__(self, *_: object) -> None:
         if self._name != "-":
@@ -241,6 +246,8 @@ class Output:
 
     def append(self, record: Record) -> None:
         """Write one record: all of it, or to a file nothing if the disk is full."""
+        if not self._begun:
+            self.begin()
         start = os.lseek(self._file, 0, os.SEEK_CUR) if self.is_file else 0
         rest = record.to_json()
         try:

@@ -139,7 +139,8 @@ def generate(
     decoder = chosen.models.load(plain=plain, group=group)
     source = decoder.fit(prompt, wanted.max_tokens)
     if one:
-        one.start({"the prompt": str(source.ids)})
+        decoder.iter_batch([], **chosen.keywords)  # checks the options in all processes
+        one.start({"the prompt": str(source.ids), "the options": str(chosen.keywords)})
     if example:
         note(f"prompt: {prompt}")
     note_unread(source)

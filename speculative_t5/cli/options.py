@@ -178,8 +178,9 @@ class DecoderOptions:
         )
 
     def facts(self) -> dict[str, str]:
-        """Return that in which processes that do a job together may not differ."""
-        return process_facts(self.model, draft_of(self.model, self.draft_model))
+        """Return the facts that must be the same in all processes that do a job together."""
+        draft = draft_of(self.model, self.draft_model)
+        return process_facts(self.model, draft, dtype=self.dtype)
 
     def remake(self, first: SpeculativeDecoder) -> SpeculativeDecoder:
         """Make another decoder with the models of one that `load` has made."""

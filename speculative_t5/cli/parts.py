@@ -1,13 +1,14 @@
 """The records of a job in parts, one for each of several processes, and how they are joined.
 
-Part 2 of 3 of `out.jsonl` is the file `out.jsonl.2-of-3`: what `--shard 2/3` writes. A process that
-dies costs its own lines alone; the same command with --resume goes on with all parts.
+Part 2 of 3 of `out.jsonl` is the file `out.jsonl.2-of-3`: the records of `--shard 2/3`. A process
+that dies costs its own lines alone; the same command with --resume goes on with all parts.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -27,43 +28,53 @@ def part_name(output: str, shard: Shard) -> str:
 
 def find_parts(output: str) -> dict[Path, Shard]:
     """Find the parts of an output, in order."""
-    pattern = re.compile(re.escape(Path(output).name) + r"\.([0-9]{1,9})-of-([0-9]{1,9})")
-    try:
-        paths = list(Path(output).parent.iterdir())
-    except OSError:
-        return {}
-    found = {path: pattern.fullmatch(path.name) for path in paths}
+    number = "([1-9][0-9]{0,8})"
+    pattern = re.compile(re.escape(Path(output).name) + rf"\.{number}-of-{number}")
+    found = {path: pattern.fullmatch(path.name) for path in Path(output).parent.iterdir()}
     parts = {path: Shard(int(m[1]), int(m[2])) for path, m in found.items() if m}
     return dict(sorted(parts.items(), key=lambda item: (item[1].count, item[1].number)))
 
 
-def check_count(output: str, count: int) -> None:
-    """Refuse to go on with parts of another number of processes."""
+def check_parts(output: str, count: int) -> None:
+    """Refuse to go on with records of another number of processes."""
     for path, shard in find_parts(output).items():
-        if shard.count != count:
+        if shard.count != count and path.stat().st_size:
             raise ValueError(
-                f"{path} is the part of one of {shard.count} processes, and {count} run now: "
-                f"run {shard.count} again, or give --force to start anew"
+                f"{path} was written by one of {shard.count} processes, and {count} are running: "
+                f"run {shard.count} again, or give --force to start over"
             )
 
 
-def remove_parts(output: str, *, keep: int | None = None) -> None:
-    """Remove the parts of an output; those of `keep` processes stay."""
-    for path, shard in find_parts(output).items():
-        if shard.count != keep:
+def remove_stale_parts(output: str) -> None:
+    """Remove the parts of an output that no process has locked."""
+    for path in find_parts(output):
+        if not _is_busy(path):
             path.unlink(missing_ok=True)
 
 
 def is_done(output: str, lines: Iterator[Line]) -> bool:
-    """Whether an output has a record of each line; refuse one that has some of them."""
-    try:
-        if not os.path.getsize(output):
-            return False
-    except FileNotFoundError:
+    """Whether an output has a record of each line.
+
+    Raises:
+        ValueError: If it has some of them only, or if there are records in parts as well.
+    """
+    if not _size(Path(output)):
         return False
-    for _ in records([Path(output)], lines, "run the command again without a launcher"):
+    for part in find_parts(output):
+        if _size(part):
+            raise ValueError(
+                f"both {output} and its part {part} have records: delete those that you do not need"
+            )
+    for _ in _records([Path(output)], lines, "run the command again without a launcher"):
         pass
     return True
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def wait_for_parts(output: str, count: int) -> list[Path]:
@@ -79,7 +90,7 @@ def wait_for_parts(output: str, count: int) -> list[Path]:
 
 
 def _is_busy(path: Path) -> bool:
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # some network disks lock only files that may be written
         try:
             lock(file.fileno(), "")
         except ValueError:
@@ -87,51 +98,71 @@ def _is_busy(path: Path) -> bool:
     return False
 
 
-def join_parts(output: str, lines: Iterator[Line]) -> Earlier:
+def join_parts(output: str, lines: Iterator[Line], count: int | None = None) -> Earlier:
     """Write the records of all parts to the output, in the order of the lines; remove the parts.
 
     The output is replaced as a whole, or not at all.
 
+    Args:
+        output: The file; a link is followed.
+        lines: The whole input.
+        count: The number of parts; by default that of those that are there. If it is given, the
+            output must not have got records meanwhile.
+
     Raises:
         ValueError: If a part is missing, not whole, still being written or of other lines.
     """
-    parts = find_parts(output)
-    if not parts:
+    target = Path(os.path.realpath(output))
+    if count is not None and _size(target):
+        raise ValueError(
+            f"{output} has got records of another job meanwhile: move it, and run batch with --join"
+        )
+    parts = _all_parts(output, count)
+    joined, temporary = Earlier(), target.with_name(f"{target.name}.joining")
+    with ExitStack() as undo:
+        for path in parts:
+            part = undo.enter_context(path.open("r+b"))
+            lock(part.fileno(), f"a process is writing to {path}: wait for it to end")
+        undo.callback(temporary.unlink, missing_ok=True)
+        with temporary.open("wb") as file:
+            for raw in _records(parts, lines, "run the command again with --resume"):
+                joined.count(parse_record(raw) or {})
+                file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, temporary)
+        os.replace(temporary, target)
+        for path in parts:
+            path.unlink(missing_ok=True)
+    return joined
+
+
+def _all_parts(output: str, count: int | None) -> list[Path]:
+    """Return the parts in order; refuse to go on if one is missing, or some are of other runs."""
+    found = find_parts(output)
+    if not found:
         raise ValueError(
             f"there are no parts of {output} beside it, such as {part_name(output, Shard(1, 2))}: "
             "copy them there, or give another --output"
         )
-    counts = {shard.count for shard in parts.values()}
+    counts = {shard.count for path, shard in found.items() if _size(path)}
+    counts = {count} if count else counts or {shard.count for shard in found.values()}
     if len(counts) > 1:
         raise ValueError(
             f"{output} has parts of {' and of '.join(map(str, sorted(counts)))} processes: "
             "delete those of one run"
         )
-    (count,) = counts
-    for number in range(1, count + 1):
-        path = Path(part_name(output, Shard(number, count)))
-        if path not in parts:
+    (size,) = counts
+    parts = [Path(part_name(output, Shard(number, size))) for number in range(1, size + 1)]
+    for path in parts:
+        if not path.exists():
             raise ValueError(f"{path} is missing: copy it from the machine that has written it")
-    joined = Earlier()
-    temporary = Path(f"{output}.joining")
-    with ExitStack() as undo:
-        for path in parts:
-            part = undo.enter_context(path.open("rb"))
-            lock(part.fileno(), f"a process is writing to {path}: wait for it to end")
-        undo.callback(temporary.unlink, missing_ok=True)
-        with temporary.open("wb") as file:
-            for raw in records([*parts], lines, "run the command again with --resume"):
-                joined.count(parse_record(raw) or {})
-                file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, output)
-    remove_parts(output)
-    return joined
+    return parts
 
 
-def records(parts: Sequence[Path], lines: Iterable[Line], advice: str) -> Iterator[bytes]:
-    """Yield the records of files that have those of the lines, one after another.
+def _records(parts: Sequence[Path], lines: Iterable[Line], advice: str) -> Iterator[bytes]:
+    """Yield the records of files that have those of the lines in turn.
 
     Raises:
         ValueError: If one is missing, or of another line.

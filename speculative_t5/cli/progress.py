@@ -29,6 +29,7 @@ class Progress:
         *,
         resumable: bool,
         shown: Shown = "all",
+        label: str = "",
     ) -> None:
         self.written, self.failed, self._cut = earlier.done, earlier.failed, earlier.cut.copy()
         self._total = total
@@ -39,6 +40,7 @@ class Progress:
         self._lacking = 0  # prompts with some of them
         self._shown = self._tokens = self._rounds = self._drafted = self._accepted = 0
         self._began = time.perf_counter()
+        self._label = label
         self._shows_errors = shown != "nothing"
         hidden = None if shown == "all" else True  # None: if it is not a terminal
         self._bar = tqdm(total=total, initial=earlier.done, unit=" prompts", disable=hidden)
@@ -82,7 +84,7 @@ class Progress:
                 f"prompts with characters that the model's vocabulary lacks: {self._lacking:,} "
                 f"({a_few_of(self._unknown)}); it sees the unknown token instead"
             )
-        note(f"[{', '.join(self._parts())}]")
+        note(f"{self._label}[{', '.join(self._parts())}]")
         if kind is not None and self.written and self._resumable:
             note("the records written so far are kept; --resume continues after them")
 

@@ -77,6 +77,8 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     try:
         if is_launched():
             join()
+            if others() is None:
+                handle_signals()
         code = app(prog_name=name, standalone_mode=False) or 0
         if code == INTERRUPTED:  # newer versions of typer catch Ctrl-C
             raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from typing import Literal, Unpack
 import mlx.core as mx
 
 from .. import __version__
-from ..checkpoints import digest_of, load, locate
+from ..checkpoints import as_dtype, digest_of, dtype_name, load, locate
 from ..decoding import (
     WINDOW,
     LanguageModel,
@@ -20,6 +20,7 @@ from ..decoding import (
     in_order_of_length,
     pair_probabilities,
 )
+from ..device import default_dtype
 from ..errors import check_integer
 from ..processes import check_same
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
@@ -129,8 +130,8 @@ class SpeculativeDecoder(Engine):
         """
         check_keywords(options)  # before models are loaded
         if group is not None:
-            chosen = {"num_draft": num_draft, "delta": delta, "verify": verify, "dtype": dtype}
-            check_same(group, process_facts(model, draft, **chosen, **options))
+            chosen = {"num_draft": num_draft, "delta": delta, "verify": verify} | options
+            check_same(group, process_facts(model, draft, dtype=dtype, **chosen))
         target, tokenizer = load(model, dtype=dtype, group=group)
         small: LanguageModel | Literal["lookup"] | None = None
         if draft == "lookup":
@@ -299,9 +300,16 @@ class SpeculativeDecoder(Engine):
         return self._prompts.fit(prompt, max_tokens)
 
 
-def process_facts(model: str | Path, draft: str | Path | None, **options: object) -> dict[str, str]:
-    """Return that in which processes that work together may not differ, see `check_same`."""
+def process_facts(
+    model: str | Path,
+    draft: str | Path | None,
+    *,
+    dtype: mx.Dtype | str | None = None,
+    **options: object,
+) -> dict[str, str]:
+    """Return the facts that must be the same in all processes, see `check_same`."""
     facts = {"the version of speculative_t5": __version__, "the version of MLX": version("mlx")}
+    facts["the type to compute in"] = dtype_name(as_dtype(dtype) or default_dtype())
     for role, name in (("the target", model), ("the draft", draft)):
         if name is None or name == "lookup":
             facts[role] = name or "none"
