@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -278,95 +276,8 @@ def test_the_same_error_in_all_processes_is_one_line(
     assert named in line
 
 
-def write_parts(here: Path, *sizes: int) -> bytes:
-    """Write the records of one process as parts of several; return the whole."""
-    whole = alone(here)
-    lines = whole.splitlines(keepends=True)
-    for number in range(1, len(sizes) + 1):
-        own = lines[number - 1 :: len(sizes)][: sizes[number - 1]]
-        (here / f"out.jsonl.{number}-of-{len(sizes)}").write_bytes(b"".join(own))
-    return whole
-
-
-JOIN = ("batch", "in.txt", "--output", "out.jsonl", "--join")
-
-
-def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
-    whole = write_parts(here, 7, 7, 6)
-    done = call(*JOIN)
-    assert (done.code, done.err) == (3, ["[20 records in out.jsonl, 1 with errors]"])
-    assert (here / "out.jsonl").read_bytes() == whole
-    assert not list(here.glob("out.jsonl.*"))
-
-
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (lambda here: (here / "out.jsonl.2-of-3").unlink(), "out.jsonl.2-of-3 is missing"),
-        (lambda here: tear(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
-        (lambda here: swap(here), "is not about line 1 of the input"),
-        (lambda here: (here / "out.jsonl.2-of-2").write_text("x"), "parts of 2 and of 3 processes"),
-        (lambda here: (here / "in.txt").write_text("old\n"), "has more records than the input"),
-        (lambda here: (here / "out.jsonl").write_text("mine\n"), "out.jsonl has something in it"),
-        (lambda here: [p.unlink() for p in here.glob("out.jsonl.*")], "no parts of out.jsonl"),
-    ],
-    ids=["missing", "torn", "swapped", "of two runs", "of other lines", "with a whole", "none"],
-)
-def test_parts_that_do_not_make_a_whole_are_kept(
-    here: Path, call: Call, damage: object, named: str
-) -> None:
-    write_parts(here, 7, 7, 6)
-    damage(here)  # type: ignore[operator]
-    before = {path.name: path.read_bytes() for path in here.glob("out.jsonl*")}
-    done = call(*JOIN)
-    assert done.code == 2 and len(done.err) == 1
-    check_message(done.err[0].removeprefix("error: "), named)
-    assert {path.name: path.read_bytes() for path in here.glob("out.jsonl*")} == before
-
-
-def tear(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-5])
-
-
-def swap(here: Path) -> None:
-    first, second = (here / f"out.jsonl.{number}-of-3" for number in (1, 2))
-    first.rename(here / "other")
-    second.rename(first)
-    (here / "other").rename(second)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (("--output", "out.jsonl", "--resume"), "--join replaces OUTPUT"),
-        ((), "--join needs the --output"),
-    ],
-)
-def test_options_that_do_not_go_with_joining(
-    here: Path, call: Call, options: tuple[str, ...], named: str
-) -> None:
-    done = call("batch", "in.txt", "--join", *options)
-    assert done.code == 2
-    check_message(done.err[0].removeprefix("error: "), named)
-
-
-def test_a_part_that_is_being_written_is_not_joined(here: Path, call: Call) -> None:
-    write_parts(here, 10, 10)
-    holder = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, 2); print(); input()"
-    part = str(here / "out.jsonl.1-of-2")
-    with subprocess.Popen(
-        [sys.executable, "-c", holder, part], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        done = call(*JOIN)
-        other.kill()
-    assert done.code == 2
-    check_message(done.err[0].removeprefix("error: "), "a process is writing to")
-
-
 def test_parts_of_another_number_of_processes_are_not_resumed(here: Path) -> None:
-    write_parts(here, 7, 7, 6)
+    (here / "out.jsonl.3-of-3").write_bytes(alone(here).splitlines(keepends=True)[2])
     results = together(here, 2, *BATCH, "out.jsonl", "--resume")
     assert [code for code, _, _ in results] == [2, 2]
     check_message(results[0][2].strip().removeprefix("error: "), "by one of 3 processes")

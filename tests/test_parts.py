@@ -1,0 +1,114 @@
+"""`batch --join`: parts of a job are put together, or left as they are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import Call, caller
+from messages import check_message
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with 20 prompts, one of them empty."""
+    prompts = [f"prompt {number}" if number != 12 else "" for number in range(1, 21)]
+    (tmp_path / "in.txt").write_text("\n".join(prompts) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(here, monkeypatch, capfd)
+
+
+def write_parts(here: Path, *sizes: int) -> bytes:
+    """Write records of the prompts as parts of several processes; return the whole."""
+    lines = []
+    for number, prompt in enumerate((here / "in.txt").read_text().splitlines(), 1):
+        outcome = {"text": prompt.upper()} if prompt else {"error": "empty"}
+        lines.append(json.dumps({"id": number, "prompt": prompt} | outcome).encode() + b"\n")
+    for number, size in enumerate(sizes, 1):
+        own = lines[number - 1 :: len(sizes)][:size]
+        (here / f"out.jsonl.{number}-of-{len(sizes)}").write_bytes(b"".join(own))
+    return b"".join(lines)
+
+
+JOIN = ("batch", "in.txt", "--output", "out.jsonl", "--join")
+
+
+def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
+    whole = write_parts(here, 7, 7, 6)
+    done = call(*JOIN)
+    assert (done.code, done.err) == (3, ["[20 records in out.jsonl, 1 with errors]"])
+    assert (here / "out.jsonl").read_bytes() == whole
+    assert not list(here.glob("out.jsonl.*"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda here: (here / "out.jsonl.2-of-3").unlink(), "out.jsonl.2-of-3 is missing"),
+        (lambda here: tear(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
+        (lambda here: swap(here), "is not about line 1 of the input"),
+        (lambda here: (here / "out.jsonl.2-of-2").write_text("x"), "parts of 2 and of 3 processes"),
+        (lambda here: (here / "in.txt").write_text("prompt 1\n"), "has more records than the input"),
+        (lambda here: (here / "out.jsonl").write_text("mine\n"), "out.jsonl has something in it"),
+        (lambda here: [p.unlink() for p in here.glob("out.jsonl.*")], "no parts of out.jsonl"),
+    ],
+    ids=["missing", "torn", "swapped", "of two runs", "of other lines", "with a whole", "none"],
+)
+def test_parts_that_do_not_make_a_whole_are_kept(
+    here: Path, call: Call, damage: object, named: str
+) -> None:
+    write_parts(here, 7, 7, 6)
+    damage(here)  # type: ignore[operator]
+    before = {path.name: path.read_bytes() for path in here.glob("out.jsonl*")}
+    done = call(*JOIN)
+    assert done.code == 2 and len(done.err) == 1
+    check_message(done.err[0].removeprefix("error: "), named)
+    assert {path.name: path.read_bytes() for path in here.glob("out.jsonl*")} == before
+
+
+def tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def swap(here: Path) -> None:
+    first, second = (here / f"out.jsonl.{number}-of-3" for number in (1, 2))
+    first.rename(here / "other")
+    second.rename(first)
+    (here / "other").rename(second)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--output", "out.jsonl", "--resume"), "--join replaces OUTPUT"),
+        ((), "--join needs the --output"),
+    ],
+)
+def test_options_that_do_not_go_with_joining(
+    here: Path, call: Call, options: tuple[str, ...], named: str
+) -> None:
+    done = call("batch", "in.txt", "--join", *options)
+    assert done.code == 2
+    check_message(done.err[0].removeprefix("error: "), named)
+
+
+def test_a_part_that_is_being_written_is_not_joined(here: Path, call: Call) -> None:
+    write_parts(here, 10, 10)
+    holder = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, 2); print(); input()"
+    part = str(here / "out.jsonl.1-of-2")
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, part], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        done = call(*JOIN)
+        other.kill()
+    assert done.code == 2
+    check_message(done.err[0].removeprefix("error: "), "a process is writing to")
