@@ -15,7 +15,7 @@ from conftest import REPOSITORY
 from messages import complaint
 
 HOLE = "{}"  # stands for what is only known at run time
-ERRORS = {"ValueError", "OSError", "RuntimeError", "Failure", "Refused"}
+ERRORS = {"ValueError", "OSError", "RuntimeError", "Failure", "Refused", "StartError"}
 WITHOUT_A_MESSAGE = {  # of their own
     "AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "Busy", "WrongPrompt",
     "PromptTooLong",

@@ -55,7 +55,10 @@ def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
         (lambda here: tear(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
         (lambda here: swap(here), "is not about line 1 of the input"),
         (lambda here: (here / "out.jsonl.2-of-2").write_text("x"), "parts of 2 and of 3 processes"),
-        (lambda here: (here / "in.txt").write_text("prompt 1\n"), "has more records than the input"),
+        (
+            lambda here: (here / "in.txt").write_text("prompt 1\n"),
+            "has more records than the input",
+        ),
         (lambda here: (here / "out.jsonl").write_text("mine\n"), "out.jsonl has something in it"),
         (lambda here: [p.unlink() for p in here.glob("out.jsonl.*")], "no parts of out.jsonl"),
     ],
