@@ -115,7 +115,8 @@ def join_parts(output: str, lines: Iterator[Line], count: int | None = None) -> 
     target = Path(os.path.realpath(output))
     if count is not None and _size(target):
         raise ValueError(
-            f"{output} has got records of another job meanwhile: save it elsewhere, and run batch with --join"
+            f"{output} has got records of another job meanwhile: save it elsewhere, and run batch "
+            "with --join"
         )
     parts = _all_parts(output, count)
     joined, temporary = Earlier(), target.with_name(f"{target.name}.joining")
