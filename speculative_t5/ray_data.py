@@ -132,6 +132,7 @@ class Generator:
         self._names = (
             "text", "finish_reason", *filter(optional.get, optional), *COUNTS, "error"
         )  # fmt: skip
+        self._check_names([name for name in (prompt_column, index_column) if name is not None])
         self._decoder: SpeculativeDecoder | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,6 +184,11 @@ class Generator:
                 the models cannot be loaded, or do not go with the options.
         """
         is_table = not isinstance(batch, Mapping)
+        if is_table and not hasattr(batch, "append_column"):
+            raise ValueError(
+                "a batch must be a dict of NumPy arrays or a table of pyarrow (batch_format "
+                f"'numpy' or 'pyarrow'), got {type(batch).__name__}"
+            )
         self._check_columns(batch.column_names if is_table else list(batch))
         values = _listed(batch[self._prompt_column])
         indices: Sequence[Any] = range(len(values))
@@ -205,6 +211,10 @@ class Generator:
                 raise ValueError(
                     f"the rows have no column {name!r}, only {names}: give one of them as {option}"
                 )
+        self._check_names(found)
+
+    def _check_names(self, found: Sequence[str]) -> None:
+        """Refuse names of columns that are to be added too."""
         for name in self.columns:
             if name in found:
                 raise ValueError(
@@ -280,8 +290,10 @@ def _check_drafting(decoding: DecodingKeywords) -> DraftingOptions:
 
 def _listed(column: Any) -> list[Any]:
     """Return a column's values as Python's own."""
-    values = column.tolist() if hasattr(column, "tolist") else column.to_pylist()
-    return cast(list[Any], values)
+    for name in ("tolist", "to_pylist"):
+        if hasattr(column, name):
+            return cast(list[Any], getattr(column, name)())
+    return list(column)
 
 
 def _as_index(value: Any) -> int:

@@ -176,7 +176,6 @@ def test_columns_that_do_not_fit_are_refused(make: Any) -> None:
         ({}, {"line": column(["a"]), "n": np.arange(1)}, "'line', 'n'"),
         ({}, {}, "none"),
         ({"index_column": "i", "temperature": 1.0}, {"prompt": column(["a"])}, "'i'"),
-        ({"prompt_column": "text"}, {"text": column(["a"])}, "'text'"),
         ({"column_prefix": "x_"}, {"prompt": column(["a"]), "x_error": np.arange(1)}, "'x_error'"),
     ):
         for each in (batch, pa.table(batch)):
@@ -198,6 +197,7 @@ def test_columns_that_do_not_fit_are_refused(make: Any) -> None:
         ({"dtype": "int8"}, "int8"),
         ({"max_tokens": 0}, "0"),
         ({"prompt_column": 3}, "3"),
+        ({"prompt_column": "text"}, "'text'"),
         ({"index_column": 3}, "3"),
         ({"column_prefix": None}, "None"),
         ({"draft": 5}, "5"),
@@ -209,6 +209,13 @@ def test_wrong_options_are_refused_before_any_model_is_loaded(
     with pytest.raises(ValueError) as caught:
         Generator("no such model", **options)
     check_message(str(caught.value), found)
+
+
+def test_batches_of_other_kinds_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError) as caught:
+        make()([{"prompt": "a"}])
+    check_message(str(caught.value), "list")
+    assert make()({"prompt": ["old man"]})["error"].tolist() == [None]
 
 
 def test_unknown_options_and_models_are_refused(make: Any, tmp_path: Path) -> None:

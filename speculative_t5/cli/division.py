@@ -59,7 +59,11 @@ class Division:
         return 0
 
     def finish(self, read: Read, failed: int) -> int:
-        """End the job; return how many of `failed` records with errors the exit code is to tell."""
+        """End the job, of which `failed` records here have errors.
+
+        Returns:
+            The number of records with errors that decides on the exit code.
+        """
         return failed
 
 
