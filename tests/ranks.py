@@ -14,6 +14,16 @@ from pathlib import Path
 from conftest import REPOSITORY
 
 
+class Pair:
+    """Stands for the group of two processes, of which this is the first."""
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+
 @contextmanager
 def started(
     folder: Path, commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]] = ()

@@ -50,14 +50,21 @@ def rows_of(batch: Any, names: tuple[str, ...] = ADDED) -> list[tuple[Any, ...]]
                       for c in columns), strict=True))  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 5, 16])
-def test_outputs_are_the_decoders_in_order(make: Any, models: Any, size: int) -> None:
-    decoder = SpeculativeDecoder.from_pretrained(*models)
-    expected = [
+def decoded(models: Any, prompts: list[str], *, max_tokens: int) -> list[tuple[Any, ...]]:
+    """The rows that the decoder itself gives."""
+    outputs = SpeculativeDecoder.from_pretrained(*models).generate_batch(
+        prompts, max_tokens=max_tokens
+    )
+    return [
         (o.text, o.finish_reason, o.stats.emitted, o.stats.rounds, o.stats.drafted,
          o.stats.accepted, None)
-        for o in decoder.generate_batch(PROMPTS, max_tokens=12)
+        for o in outputs
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 5, 16])
+def test_outputs_are_the_decoders_in_order(make: Any, models: Any, size: int) -> None:
+    expected = decoded(models, PROMPTS, max_tokens=12)
     assert len({text for text, *_ in expected}) > 7
     generate = make(batch_size=size)
     ids = np.arange(len(PROMPTS))
@@ -252,10 +259,5 @@ def test_a_ray_job_whose_worker_is_killed_loses_nothing(
     table = pq.read_table(tmp_path / "job" / "out").sort_by("id")
     assert table["id"].to_pylist() == list(range(300))
     assert table["prompt"].to_pylist() == prompts
-    decoder = SpeculativeDecoder.from_pretrained(*models)
-    expected = [
-        (o.text, o.finish_reason, o.stats.emitted, o.stats.rounds, o.stats.drafted,
-         o.stats.accepted, None)
-        for o in decoder.generate_batch(prompts, max_tokens=32)
-    ]  # fmt: skip
+    expected = decoded(models, prompts, max_tokens=32)
     assert rows_of(table) == expected

@@ -16,7 +16,7 @@ import pytest
 from checkpoints import write_causal
 from conftest import REPOSITORY, V1_0, V1_1, tiny_model, tiny_sharing, write_checkpoint
 from messages import check_message
-from ranks import ended, started
+from ranks import Pair, ended, started
 
 PROMPTS = 8
 EVEN = {"num_heads": 4, "d_ff": 64, "d_model": 64, "d_kv": 16}
@@ -92,16 +92,6 @@ def test_what_does_not_divide_is_refused_by_name(
     with pytest.raises(ValueError) as caught:
         check_divisible(T5Config(**shape | changes), size)
     check_message(str(caught.value), named)
-
-
-class Pair:
-    """Stands for the group of two processes, of which this is the first."""
-
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return 2
 
 
 def test_a_draft_or_a_decoder_only_model_cannot_be_split(tmp_path: Path) -> None:

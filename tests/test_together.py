@@ -14,7 +14,7 @@ import pytest
 from commands import Call, caller
 from conftest import V1_0, run, write_checkpoint
 from messages import check_message
-from ranks import ended, started
+from ranks import Pair, ended, started
 
 pytestmark = pytest.mark.cpu
 PROGRAM = ("-m", "speculative_t5")
@@ -99,7 +99,7 @@ def test_a_process_that_dies_costs_its_own_lines(here: Path) -> None:
         processes[1].send_signal(signal.SIGKILL)
         results = ended(processes)
     assert [code for code, _, _ in results] == [1, -9, 0]
-    assert not (here / "out.jsonl").exists() and not (here / "out.jsonl.1-of-2").exists()
+    assert (here / "out.jsonl").read_bytes() == b"" and not (here / "out.jsonl.1-of-2").exists()
     last = results[0][2].splitlines()[-1]
     assert last.startswith("process 1 of 3: error: failed while running: out.jsonl.2-of-3 has no ")
     check_message(last, "out.jsonl.2-of-3 has no record of line")
@@ -224,16 +224,6 @@ def test_a_process_of_another_version_is_named(here: Path) -> None:
     (line,) = results[0][2].splitlines()
     check_message(line.removeprefix("error: "), "differ in the version of speculative_t5: 0.1, not")
     assert [code for code, _, _ in results] == [2, 2]
-
-
-class Pair:
-    """Stands for a group of two processes, of which this is the first."""
-
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return 2
 
 
 @pytest.mark.parametrize(

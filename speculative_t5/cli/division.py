@@ -118,7 +118,8 @@ class ByLines(Division):
         # By now each process has locked its part: what has no lock is of an earlier run.
         if self.force and self._one.is_first:
             remove_stale_parts(self._whole)
-            Path(self._whole).unlink(missing_ok=True)
+            if os.path.exists(self._whole):
+                os.truncate(self._whole, 0)
         self._one.start({})
         handle_signals()  # from here on it waits for none of them
         return 0
