@@ -111,7 +111,7 @@ def test_the_result_is_converted_and_trained_further(
     for name in ("first", "second"):
         train_further(
             data, tmp_path / name, source,
-            minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False, keep=0.5,
+            minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False, caution=0.5, keep=0.5,
         )  # fmt: skip
         source = convert(str(tmp_path / name / source.name), tmp_path / f"{name}-converted")
         model, tokenizer = load(source)
@@ -138,6 +138,19 @@ def test_a_model_learns_what_its_teacher_says(
     before = run._loss(*batch).item()
     run.train(examples, {}, tmp_path / "model.pt", every=1, batch=64)
     assert 0 < run._loss(*batch).item() < before / 2
+
+
+def test_a_cautious_run_learns_other_targets(
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(float(second) for second in range(1000))
+    monkeypatch.setattr(further_training.time, "perf_counter", lambda: next(clock))
+    run = make_run(start(converted, 120), minutes=5)
+    ids, mask, other = torch.tensor([EXAMPLE[0]]), torch.ones(1, 4), torch.tensor([[11, 12, 1]])
+    run.caution = lambda ids, *_: other.repeat(len(ids), 1)  # type: ignore[assignment]
+    before = run._loss(ids, mask, other).item()
+    run.train(examples, {}, tmp_path / "model.pt", every=1, batch=64)
+    assert run._loss(ids, mask, other).item() < before / 2
 
 
 def test_a_result_may_keep_a_share_of_the_weights_before(converted: Path) -> None:

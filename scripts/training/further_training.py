@@ -5,6 +5,7 @@ vocabulary of which gets bytes and common characters if it has none, and trains 
 minutes; a run that was stopped resumes. The rate is constant, then goes down to 0 in the last
 quarter. The loss on held-out examples, of `corruption`'s kind and of learners', is printed at every
 checkpoint. With a teacher, a model learns the teacher's distributions instead of the right tokens.
+With caution, it learns to leave what it is not sure of as it is.
 
 The result may keep a share of the weights that it started from: the mean of two models on one path
 of training is often better than either (Wortsman et al. 2022, "Robust fine-tuning of zero-shot
@@ -30,6 +31,7 @@ import sentencepiece as spm
 import torch
 import typer
 from byte_pieces import add_pieces
+from caution import Caution
 from corruption import Corruptor, read_sentences
 from learner_errors import Learner, mixed_examples, read_german
 from torch.nn.functional import kl_div
@@ -57,6 +59,7 @@ def train_further(
     tokens: int,
     autocast: bool,
     teacher: Path | None = None,
+    caution: float = 0.0,
     keep: float = 0.0,
 ) -> None:
     """Train a converted folder further; write a checkpoint for convert.py of its name to `work`.
@@ -64,16 +67,20 @@ def train_further(
     Args:
         data: The pairs file.
         work: Folder for the vocabulary, the checkpoint to resume from, and the result.
-        start_from: A converted folder. The runs that resume in `work` no longer read its weights.
+        start_from: A converted folder.
         minutes: Time to train, in all runs.
         rate: Adafactor's rate, relative to the size of the weights.
         every: Minutes between checkpoints.
         tokens: Tokens of a step, padding included.
         autocast: Whether to multiply in bfloat16; very slow on a CPU without instructions for it.
         teacher: A checkpoint of the same vocabulary to learn from, as written here.
-        keep: Share of the weights of `start_from` in the result's, from 0 to 1. For it, runs that
-            resume read `start_from` again.
+        caution: The least probability that `start_from` gives to the corrections in the examples;
+            errors whose correction has less stay in the targets, too. Runs that resume read
+            `start_from` again for this and for `keep`.
+        keep: Share of the weights of `start_from` in the result's, from 0 to 1.
     """
+    if not 0 <= caution <= 1:
+        raise typer.BadParameter(f"--caution must be from 0 to 1, got {caution}")
     if not 0 <= keep <= 1:
         raise typer.BadParameter(f"--keep must be from 0 to 1, got {keep}")
     name = start_from.name
@@ -87,6 +94,9 @@ def train_further(
     run = Run(model, rate=rate, minutes=minutes, autocast=autocast, state=state)
     if teacher is not None:
         run.teacher = T5ForConditionalGeneration.from_pretrained(teacher).eval()
+    if caution:
+        before = start(start_from, tokenizer.get_piece_size())
+        run.caution = Caution(before, tokenizer, least=caution, autocast=autocast)
     sentences, unseen = read_sentences(data)
     learner, corruptor = Learner(sentences, read_german(data)), Corruptor(sentences)
     held_out = random.Random(1)
@@ -165,6 +175,7 @@ class Run:
         )  # fmt: skip
         self.step, self._trained = 0, 0.0
         self.teacher: T5ForConditionalGeneration | None = None
+        self.caution: Caution | None = None
         if state:
             model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
@@ -190,6 +201,8 @@ class Run:
         saved, tokens, losses = self._trained, 0, []
         while (now := time.perf_counter() - began) < self._seconds:
             ids, mask, labels = next(source)
+            if self.caution is not None:
+                labels = self.caution(ids, mask, labels)
             for group in self._optimizer.param_groups:
                 group["lr"] = self.rate_at(now)
             loss = self._loss(ids, mask, labels)

@@ -195,6 +195,9 @@ def learners(
     teacher: Annotated[
         Path | None, typer.Option(help="Checkpoint whose distributions to learn.")
     ] = None,
+    caution: Annotated[
+        float, typer.Option(help="Least probability of the corrections to learn, before training.")
+    ] = 0.0,
     keep: Annotated[
         float, typer.Option(help="Share of the weights to start from in the result's.")
     ] = 0.0,
@@ -205,7 +208,7 @@ def learners(
     train_further(
         data, work, start_from,
         minutes=minutes, rate=rate, every=every, tokens=tokens, autocast=autocast,
-        teacher=teacher, keep=keep,
+        teacher=teacher, caution=caution, keep=keep,
     )  # fmt: skip
 
 
