@@ -126,7 +126,7 @@ def test_a_file_of_other_records_is_left_alone(job: Job) -> None:
     }
     for content, message in cases.items():
         job.target.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{message}.*--force to start anew"):
+        with pytest.raises(ValueError, match=f"{message}.*--force to start over"):
             job.run(resume=True)
         assert job.target.read_bytes() == content
 

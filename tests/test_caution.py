@@ -84,14 +84,14 @@ def test_other_corrections_are_made_unless_they_are_close(
 ) -> None:
     pairs = [
         ("He go home, and then we sees him.", "He goes home, and then we see him."),
-        ("He go home if we sees him.", "He goes home if we see him."),
-        ("He go home and sees him.", "He goes home and see him."),
+        ("He go if we sees him.", "He goes if we see him."),
+        ("He go and sees him.", "He goes and see him."),
     ]  # fmt: skip
     assert targets(tokenizer, pairs, "goes", 0.5) == sorted(
         [
             "He go home, and then we see him.",
-            "He go home if we see him.",
-            "He go home and sees him.",
+            "He go if we see him.",
+            "He go and sees him.",
         ]
     )
 

@@ -19,7 +19,7 @@ from corruption import PREFIX
 from train_correct import Example, pad
 from transformers import T5ForConditionalGeneration
 
-APART = 3  # corrections with fewer unchanged words between them stand or fall together
+APART = 2  # corrections with fewer unchanged words between them stand or fall together
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class Output:
         if size and not (self._keep or self._force):
             raise ValueError(
                 f"the output {self._name} has something in it: use --resume to go on with it, or "
-                "--force to start anew"
+                "--force to start over"
             )
 
     def __enter__(self) -> Output:
@@ -263,7 +263,7 @@ class Output:
 
 def check_record(where: str, record: Mapping[str, Any] | None, line: Line | None) -> None:
     """Refuse what is not a record of this line of the input; `where` says where it was found."""
-    advice = "give another --output, or --force to start anew"
+    advice = "give another --output, or --force to start over"
     if record is None:
         raise ValueError(f"{where} is not a record of a batch: {advice}")
     if line is None:

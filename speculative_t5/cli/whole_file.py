@@ -132,7 +132,7 @@ class PartialFile:
         if first.endswith(b"\n") and not (self._resume or self._force):
             raise ValueError(
                 f"{self.path} holds the pieces of an earlier run: use --resume to go on with them, "
-                "or --force to start anew"
+                "or --force to start over"
             )
         torn = _line(self._header).startswith(first)  # or nothing yet
         if not (first.endswith(b"\n") or torn) and (self._resume or not self._force):
@@ -152,7 +152,7 @@ class PartialFile:
             if found.get(name) != value:
                 raise ValueError(
                     f"{self.path} is of a run with another {name}: give what that run had, or use "
-                    "--force without --resume to start anew"
+                    "--force without --resume to start over"
                 )
 
     def _number(self, piece: Header) -> int:
@@ -160,7 +160,7 @@ class PartialFile:
         if isinstance(number, int) and {"output", "reason"} <= piece.keys():
             return number
         raise ValueError(
-            f"{self.path} holds a line that is no piece: use --force without --resume to start anew"
+            f"{self.path} holds a line that is no piece: use --force without --resume to start over"
         )
 
     def append(self, piece: Header) -> None:
