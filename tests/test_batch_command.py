@@ -82,6 +82,7 @@ def test_json_lines_go_through_standard_streams(call: Call, here: Path) -> None:
     assert (here / "out.jsonl").read_text() == done.out
     piped = call("batch", "-", *MODELS, *SHORT, "--prefix", "The ", stdin="old man")
     assert piped.records[0]["text"] == done.records[0]["text"]
+    assert piped.err[-1].startswith("[1 prompt, ")
 
 
 def test_records_do_not_depend_on_batch_size_or_shards(call: Call) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 import mlx.core as mx
 from tqdm import tqdm
 
+from ..errors import count
 from .job import Earlier, Record
 from .terminal import a_few_of, cut_at, note, one_line
 
@@ -90,8 +91,10 @@ class Progress:
 
     def _parts(self) -> Iterator[str]:
         seconds = time.perf_counter() - self._began
-        share = "" if self._total in (None, self.written) else f" of {self._total:,}"
-        yield f"{self.written:,}{share} prompts"
+        if self._total in (None, self.written):
+            yield count(self.written, "prompt")
+        else:
+            yield f"{self.written:,} of {count(self._total, 'prompt')}"
         if self._earlier:
             yield f"{self._earlier:,} of them earlier"
         if self.failed:

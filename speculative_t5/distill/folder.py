@@ -65,7 +65,7 @@ class RunFolder:
         now = "" if name in INPUTS else f", and this one has {_as_option(name, settings[name])}"
         raise ValueError(
             f"the run in {self.path} was begun with {before}{now}: "
-            "use the same to resume it, or delete the folder to begin anew"
+            "use the same to resume it, or delete the folder to start over"
         )
 
     def is_done(self, output: Path) -> bool:

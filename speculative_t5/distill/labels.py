@@ -116,7 +116,7 @@ class LabelFile:
 
     def _foreign(self, before: int, what: str) -> ValueError:
         return ValueError(
-            f"{self._path}, line {before + 1}, {what}: delete the file to label anew, or move it"
+            f"{self._path}, line {before + 1}, {what}: delete the file to label again, or move it"
         )
 
 
