@@ -40,6 +40,13 @@ def examples() -> Iterator[Example]:
         yield EXAMPLE
 
 
+def write_pairs(folder: Path) -> Path:
+    data = folder / "deu.txt.xz"
+    with lzma.open(data, "wt", encoding="utf-8") as file:
+        file.writelines(f"{line}\tGuten Tag.\n" for line in [*TEXT, *map(str, range(200))])
+    return data
+
+
 def make_run(model: Any, minutes: float = 0.02, state: dict[str, Any] | None = None) -> Run:
     return Run(model, rate=1e-2, minutes=minutes, autocast=False, state=state)
 
@@ -105,9 +112,7 @@ def test_the_result_is_converted_and_trained_further(
     """The vocabulary grows once, and the prefix stays."""
     monkeypatch.setattr(further_training, "HELD_OUT", 2)
     edit_json(converted / "config.json", prefix="correct: ", draft="small")
-    data, text, source = tmp_path / "deu.txt.xz", "Ünïcode ☃", converted
-    with lzma.open(data, "wt", encoding="utf-8") as file:
-        file.writelines(f"{line}\tGuten Tag.\n" for line in [*TEXT, *map(str, range(200))])
+    data, text, source = write_pairs(tmp_path), "Ünïcode ☃", converted
     for name in ("first", "second"):
         train_further(
             data, tmp_path / name, source,
@@ -138,6 +143,31 @@ def test_a_model_learns_what_its_teacher_says(
     before = run._loss(*batch).item()
     run.train(examples, {}, tmp_path / "model.pt", every=1, batch=64)
     assert 0 < run._loss(*batch).item() < before / 2
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_caution_asks_the_teacher_or_the_weights_before(
+    converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taught: bool
+) -> None:
+    asked: list[Any] = []
+
+    def caution(model: Any, *_: Any, **__: Any) -> Any:
+        asked.append(model.get_input_embeddings().weight[5, 0].item())
+        return lambda ids, mask, labels: labels
+
+    monkeypatch.setattr(further_training, "HELD_OUT", 2)
+    monkeypatch.setattr(further_training, "Caution", caution)
+    teacher = start(converted, 500)  # of the size that the vocabulary grows to
+    own = teacher.get_input_embeddings().weight[5, 0].item()
+    with torch.no_grad():
+        teacher.get_input_embeddings().weight[5, 0] = own + 1
+    teacher.save_pretrained(tmp_path / "teacher")
+    train_further(
+        write_pairs(tmp_path), tmp_path / "work", converted,
+        minutes=1e-4, rate=1e-3, every=1, tokens=200, autocast=False, caution=0.5,
+        teacher=tmp_path / "teacher" if taught else None,
+    )  # fmt: skip
+    assert asked == pytest.approx([own + taught])
 
 
 def test_a_cautious_run_learns_other_targets(

@@ -74,9 +74,9 @@ def train_further(
         tokens: Tokens of a step, padding included.
         autocast: Whether to multiply in bfloat16; very slow on a CPU without instructions for it.
         teacher: A checkpoint of the same vocabulary to learn from, as written here.
-        caution: The least probability that `start_from` gives to the corrections in the examples;
-            errors whose correction has less stay in the targets, too. Runs that resume read
-            `start_from` again for this and for `keep`.
+        caution: The least probability that the teacher, or without one `start_from`, gives to the
+            corrections in the examples; errors whose correction has less stay in the targets, too.
+            Runs that resume read `start_from` again for this and for `keep`.
         keep: Share of the weights of `start_from` in the result's, from 0 to 1.
     """
     if not 0 <= caution <= 1:
@@ -95,8 +95,8 @@ def train_further(
     if teacher is not None:
         run.teacher = T5ForConditionalGeneration.from_pretrained(teacher).eval()
     if caution:
-        before = start(start_from, tokenizer.get_piece_size())
-        run.caution = Caution(before, tokenizer, least=caution, autocast=autocast)
+        asked = run.teacher or start(start_from, tokenizer.get_piece_size())
+        run.caution = Caution(asked, tokenizer, least=caution, autocast=autocast)
     sentences, unseen = read_sentences(data)
     learner, corruptor = Learner(sentences, read_german(data)), Corruptor(sentences)
     held_out = random.Random(1)

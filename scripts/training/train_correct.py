@@ -17,8 +17,8 @@ with any character by
 
 or with another folder as --start-from. `runs/learners/correct-base` is then for convert.py, and
 what that writes can be trained further in the same way, with another --work; `--keep 0.3` makes the
-result a mean with the weights before, which had the lower loss on held-out text.
-weights/correct-small learns from it:
+result a mean with the weights before, and `--caution 0.6` leaves errors in the targets that it is
+not sure how to correct (see `caution`). weights/correct-small learns from it:
 
     python scripts/training/train_correct.py learners   --data deu.txt.xz --work runs/small \
         --start-from weights/correct-small --teacher runs/learners/correct-base
@@ -196,7 +196,8 @@ def learners(
         Path | None, typer.Option(help="Checkpoint whose distributions to learn.")
     ] = None,
     caution: Annotated[
-        float, typer.Option(help="Least probability of the corrections to learn, before training.")
+        float,
+        typer.Option(help="Least probability of a correction to be learnt, else left."),
     ] = 0.0,
     keep: Annotated[
         float, typer.Option(help="Share of the weights to start from in the result's.")
