@@ -70,7 +70,7 @@ def bench(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Text file with a prompt on each line.", show_default="six sentences to correct"
+            help="Text file with one prompt per line.", show_default="six sentences to correct"
         ),
     ] = None,
     prefix: Prefix = None,
@@ -85,10 +85,10 @@ def bench(
         bool, typer.Option("--steady", help="Measure each number in steady mode, too.")
     ] = False,
     max_tokens: Annotated[
-        int, typer.Option(help="Upper bound on tokens of each output, EOS included.")
+        int, typer.Option(help="Upper bound on the tokens of an output, EOS included.")
     ] = 128,
     turns: Annotated[
-        int, typer.Option(help="How often everything is measured; medians are reported.")
+        int, typer.Option(help="How many times to measure everything; medians are reported.")
     ] = 5,
     random_weights: Annotated[
         str | None,
@@ -111,7 +111,7 @@ def bench(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Draw speed-up, forwards and theory by K to this file (needs matplotlib).",
+            help="File for a plot of speed-up, forwards and theory by K (needs matplotlib).",
             show_default=False,
         ),
     ] = None,

@@ -46,26 +46,33 @@ def document(
         str | None, in_output(help="File to write.", show_default="standard output")
     ] = None,
     by: Annotated[
-        str, typer.Option(help="What to decode at a time: sentence, paragraph or tokens.")
+        str,
+        typer.Option(
+            help="What to decode at a time: sentence, paragraph, or tokens (as many sentences as "
+            "fit in --piece-tokens)."
+        ),
     ] = "sentence",
     language: Annotated[
-        str, typer.Option(help="Language whose rules split the text into sentences, as a code.")
+        str,
+        typer.Option(
+            help="Code of the language whose rules split the text into sentences, such as en or de."
+        ),
     ] = "en",
     piece_tokens: Annotated[
-        int, typer.Option(help="With --by tokens: most tokens of the sentences decoded at a time.")
+        int, typer.Option(help="With --by tokens: most tokens to decode at a time.")
     ] = RewriteOptions.piece_tokens,
     max_tokens: Annotated[
         int | None,
         typer.Option(
             help="Upper bound on the tokens of each piece's output, EOS included.",
-            show_default="at least twice the piece's, and 16",
+            show_default="twice the piece's and 16 more, rounded up",
         ),
     ] = None,
     min_similarity: Annotated[
         float,
         typer.Option(
-            help="Least similarity of a piece and its output, from 0 to 1; above 0, their numbers "
-            "and addresses must be the same, too."
+            help="Leave a piece as it is if its output is less similar to it than this, from 0 to "
+            "1; above 0, also if numbers or addresses in it would change."
         ),
     ] = RewriteOptions.min_similarity,
     batch_size: Annotated[
@@ -81,19 +88,17 @@ def document(
     ] = None,
     diff_output: Annotated[
         str | None,
-        in_output(
-            help="Page to write with --diff html.", show_default="the output's name and .diff.html"
-        ),
+        in_output(help="Page to write with --diff html.", show_default="OUTPUT.diff.html"),
     ] = None,
     resume: Annotated[
         bool,
-        in_output("--resume", help="Go on with the pieces that a stopped run has left."),
+        in_output("--resume", help="Continue a stopped run, keeping the pieces that it did."),
     ] = False,
     force: Annotated[
         bool,
         in_output(
             "--force",
-            help="Replace OUTPUT and the page; without --resume, drop what a stopped run has left.",
+            help="Replace OUTPUT and the page; without --resume, drop the pieces of a stopped run.",
         ),
     ] = False,
     options: DecoderOptions,

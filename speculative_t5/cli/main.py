@@ -81,7 +81,8 @@ def generate(
     prompt: Annotated[
         str | None,
         in_models(
-            help="Prompt; - reads it from standard input, as does a pipe.",
+            help="Prompt; - reads it from standard input. Without this option, a pipe or a "
+            "redirected file is read.",
             show_default=f"a sentence to correct, if the model is {DEFAULT_MODEL}",
         ),
     ] = None,
@@ -108,8 +109,8 @@ def generate(
 ) -> None:
     """Generate text with a T5 or a decoder-only model, faster by speculative decoding.
 
-    The text goes to standard output, a line of statistics to standard error. Started in several
-    processes, as by mlx.launch, they share the target.
+    The text goes to standard output, a line of statistics to standard error. Several processes that
+    mlx.launch has started share the target.
     """
     one = others()
     if ctx.invoked_subcommand:
@@ -225,7 +226,7 @@ def convert_command(
     only_inspect: Annotated[
         bool,
         typer.Option(
-            "--inspect", help="Show what would be written and what it takes; write nothing."
+            "--inspect", help="Show how large the model would be in each type; write nothing."
         ),
     ] = False,
 ) -> None:
