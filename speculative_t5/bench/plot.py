@@ -51,6 +51,18 @@ def pyplot() -> Any:
     return plt
 
 
+def check_plot(path: Path) -> None:
+    """Refuse, before a run, a path that `draw` could not write to."""
+    plt = pyplot()
+    figure = plt.figure()
+    kinds = figure.canvas.get_supported_filetypes()
+    plt.close(figure)
+    if path.suffix[1:] not in kinds:
+        raise ValueError(f"the plot cannot be written to {path}: give a name that ends in .png")
+    if not path.parent.is_dir():
+        raise ValueError(f"the plot cannot be written to {path}: create the folder {path.parent}")
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure to a file, whose name says its kind, and close it."""
     try:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
+from ..bench import check_plot
 from ..checkpoints import as_dtype, find_folder, load, new_folder
 from ..decoding import LanguageModel
 from ..distill import (
@@ -25,7 +26,6 @@ from ..distill import (
     Subject,
     check_options,
     check_output,
-    check_plot,
     draw,
     fastest,
     new_draft,
