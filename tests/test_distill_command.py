@@ -219,6 +219,7 @@ BAD = {
     ("--minutes", "inf"): "minutes must be above 0 and finite, got inf",
     ("--learning-rate", "nan"): "learning_rate must be above 0 and finite, got nan",
     ("--temperature", "nan"): "temperature must be 0 or at least 1e-05, got nan",
+    ("--field", "text"): "is text, whose lines have no fields",
     ("--format", "csv"): "--format must be text or jsonl, got 'csv'",
     ("--config", "absent.toml"): "absent.toml: No such file or directory",
     ("--plot", "loss.xyz"): "the plot cannot be written to loss.xyz",
