@@ -103,7 +103,9 @@ def batch(
 
         one = others()
         if one is None or one.is_first:
-            Output(output, stream, resume=resume, force=force)  # refuses what cannot be written
+            # Refuses what cannot be written.
+            advice = {"advice": "--force to replace it, or give another --output"} if join else {}
+            Output(output, stream, resume=resume, force=force, **advice)
         if join:
             _check_join(output, launched=one is not None, resume=resume)
             joined = join_parts(output, read(Shard()))
@@ -173,7 +175,7 @@ def _check_join(output: str, *, launched: bool, resume: bool) -> None:
     if launched:
         raise ValueError("--join is for one process: run it without a launcher")
     if output == "-":
-        raise ValueError("--join needs the --output whose parts are to be joined: give it")
+        raise ValueError("--join needs the --output whose parts it joins: give it")
     if resume:
         raise ValueError("--join replaces OUTPUT, which --resume keeps: leave out --resume")
 
