@@ -179,7 +179,7 @@ def test_a_file_gives_options_and_the_command_line_wins(
         ("a.yaml", "a: [", "a.yaml is not YAML"),
         ("a.yaml", "!!python/object/apply:os.getcwd []", "a.yaml is not YAML"),
         ("a.toml", b"\xff", "a.toml is not UTF-8"),
-        ("a.ini", "steps = 7", "is a file of another kind, expected .toml, .json"),
+        ("a.ini", "steps = 7", "a.ini has the suffix '.ini', expected .toml, .json"),
         ("a.toml", "steps = 0", "steps must be an integer of at least 1, got 0"),
     ],
 )
@@ -288,7 +288,7 @@ def test_a_stopped_run_goes_on_by_the_same_command(
     assert other.code == 2 and "has --prefix 'fix: ':" in other.err[-1]
     prompts.write_text(prompts.read_text() + "One more.\n")
     other = distill(call, prompts, *SHORT, "--output", "out")
-    assert other.code == 2 and "begun with other data" in other.err[-1]
+    assert other.code == 2 and "started with other data" in other.err[-1]
     prompts.write_text(prompts.read_text().removesuffix("One more.\n"))
     done = distill(call, prompts, *SHORT, "--output", "out")
     assert done.code == 0 and done.out.startswith("read 45 lines: 40 labelled (2 of them held out)")

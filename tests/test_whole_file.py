@@ -59,8 +59,8 @@ def test_torn_lines_are_cut_off(tmp_path: Path) -> None:
         (HEADER, b"", {}, "holds the pieces of an earlier run"),
         ({**HEADER, "text": "c3"}, b"", {"resume": True}, "another text"),
         ({**HEADER, "model": "c3"}, b"", {"resume": True}, "another model"),
-        (HEADER, b"no piece\n", {"resume": True}, "a line that is no piece"),
-        (HEADER, b'{"piece": "1"}\n', {"resume": True}, "a line that is no piece"),
+        (HEADER, b"no piece\n", {"resume": True}, "a line that is not a piece"),
+        (HEADER, b'{"piece": "1"}\n', {"resume": True}, "a line that is not a piece"),
     ],
 )
 def test_pieces_of_other_runs_are_left_alone(
@@ -87,7 +87,7 @@ def test_what_is_of_no_run_is_left_alone(tmp_path: Path, notes: bytes, options: 
             return
     with pytest.raises(ValueError) as raised, entered(tmp_path / "out", **options):
         pass
-    check_message(str(raised.value), "holds something else than pieces")
+    check_message(str(raised.value), "holds something other than pieces")
     assert path.read_bytes() == notes
     with entered(tmp_path / "out", force=True):
         assert path.read_bytes().endswith(b"}\n")

@@ -60,7 +60,7 @@ def _read(path: Path) -> Mapping[Any, Any]:
         ".yml": ("YAML", _parse_yaml),
     }
     if path.suffix not in parsers:
-        raise ValueError(f"{path} is a file of another kind, expected {', '.join(parsers)}")
+        raise ValueError(f"{path} has the suffix {path.suffix!r}, expected {', '.join(parsers)}")
     kind, parse = parsers[path.suffix]
     try:
         found = parse(path.read_bytes().decode("utf-8"))

@@ -220,7 +220,10 @@ class Conversation:
 def typed_lines() -> Iterator[str]:
     """Yield the lines of standard input; a terminal has a line editor and a history."""
     if sys.stdin is None:
-        raise ValueError("the prompts come from standard input, which is closed: give it lines")
+        raise ValueError(
+            "the prompts come from standard input, which is closed: run this on a terminal, or "
+            "give it a file of them"
+        )
     if not sys.stdin.isatty():
         for line in sys.stdin:
             yield line.rstrip("\n")

@@ -114,7 +114,7 @@ def document(
     wanted = RewriteOptions(cast(By, by), language, piece_tokens, max_tokens, min_similarity)
     page = _page(output, diff, diff_output)
     if resume and output is None:
-        raise ValueError("--resume goes on with a file: give its name by --output")
+        raise ValueError("--resume continues a file: give its name with --output")
     if options.truncate:
         raise ValueError("--truncate would lose a part of the text: leave it out")
     if output is None and sys.stdout is None:
@@ -125,7 +125,7 @@ def document(
         for name in filter(None, (output, page)):
             check_target(name, stream, force=force)
         if resume and output is not None and is_special(output):
-            raise ValueError(f"--resume goes on with a file, and {output} is none: leave it out")
+            raise ValueError(f"--resume continues a file, which {output} is not: leave it out")
         text = _read(stream, "standard input" if source == "-" else source)
     decoder = options.load(plain=regular_decode)
     whole = Document(decoder, text, wanted)
@@ -154,10 +154,10 @@ def _page(output: str | None, diff: str | None, diff_output: str | None) -> str 
             raise ValueError("--diff-output names a page: use it with --diff html")
         return None
     if diff_output is None and (output is None or is_special(output)):
-        raise ValueError("--diff html writes a page: give its name by --diff-output")
+        raise ValueError("--diff html writes a page: give its name with --diff-output")
     page = diff_output if diff_output is not None else f"{output}.diff.html"
     if is_same(page, output or STDOUT):
-        raise ValueError(f"{page} is the output itself: give another name by --diff-output")
+        raise ValueError(f"{page} is the output itself: give another name with --diff-output")
     return page
 
 

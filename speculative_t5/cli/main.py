@@ -127,12 +127,13 @@ def generate(
     if prompt is None:
         if Path(options.model).name != DEFAULT_MODEL:  # the sentence would mean nothing to it
             raise ValueError(
-                f"there is no prompt for {options.model}: give one by --prompt or on standard input"
+                f"there is no prompt for {options.model}: give one with --prompt or on standard "
+                "input"
             )
         prompt = DEFAULT_PROMPT
     check_utf8("--prompt", prompt)
     if not prompt.strip():
-        raise ValueError("the prompt is empty: give some text by --prompt or on standard input")
+        raise ValueError("the prompt is empty: give some text with --prompt or on standard input")
     chosen = choose(ctx, options, sampling, shaping)  # checked before the models are loaded
     wanted = GenerationOptions(**chosen.keywords)
     group = one.group if one else None
@@ -295,7 +296,7 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
         if is_given(ctx, name):
             option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
             if name in {each.name for each in commands[command].params}:
-                raise ValueError(f"{option} comes before {command!r}: put it after that")
+                raise ValueError(f"{option} comes before {command!r}: put it after {command!r}")
             raise ValueError(f"{option} is not an option of {command!r}: leave it out")
 
 
@@ -304,7 +305,7 @@ def _read_prompt(*, asked: bool) -> str | None:
     if others():  # a launcher gives each process a pipe, and may never end it
         if asked:
             raise ValueError(
-                "one prompt on standard input cannot be read by several processes: give it by "
+                "one prompt on standard input cannot be read by several processes: give it with "
                 "--prompt"
             )
         return None
@@ -313,7 +314,7 @@ def _read_prompt(*, asked: bool) -> str | None:
     except (AttributeError, OSError, ValueError) as error:  # closed, or not a file at all
         if asked:
             raise ValueError(
-                "the prompt was to come from standard input, which is closed: give it by --prompt"
+                "the prompt was to come from standard input, which is closed: give it with --prompt"
             ) from error
         return None
     if not asked and not stat.S_ISFIFO(mode) and not stat.S_ISREG(mode):

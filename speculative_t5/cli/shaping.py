@@ -204,4 +204,4 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(bias)
     except ValueError:
-        raise ValueError(f"logit_bias must be an id and a bias, as 17=-2.5, got {text!r}") from None
+        raise ValueError(f"logit_bias must be ID=BIAS, such as 17=-2.5, got {text!r}") from None
