@@ -188,6 +188,9 @@ def test_two_runs_do_not_write_to_one_file(call: Call, here: Path) -> None:
     ("arguments", "found"),
     [
         (("absent.txt",), "absent.txt"),
+        (("",), "the text must be the name of a file, or -, got ''"),
+        (("in.txt", "--output", ""), "the output must be the name of a file, got ''"),
+        (("in.txt", "--diff", "html", "--diff-output", ""), "must be the name of a file, got ''"),
         (("empty.txt",), "empty.txt is empty"),
         (("latin.txt",), "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
         ((".",), "."),

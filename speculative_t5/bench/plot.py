@@ -20,7 +20,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     if not fixed:
         raise ValueError(
             f"there is nothing to plot in {', '.join(r.name for r in reports)}: "
-            "give a model as --draft-model"
+            "give a model with --draft-model"
         )
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     ks = [k for k, _ in fixed]

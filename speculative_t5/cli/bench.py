@@ -136,7 +136,9 @@ def bench(
             truncate=truncate,
         )  # fmt: skip
         if plot and not first.draft:
-            raise ValueError("--plot is of a draft model's drafts: give one as --draft-model")
+            raise ValueError(
+                "there is nothing to plot without a draft model: give one with --draft-model"
+            )
         sources = _sources(first, prompts, max_tokens)
         benchmark, num_prompts = _pair(first, sources, task), len(sources)
     with tqdm(total=turns + 2, desc="measuring", unit="turn", disable=None) as bar:
@@ -197,7 +199,7 @@ def _sources(decoder: SpeculativeDecoder, path: Path | None, max_tokens: int) ->
             raise ValueError(f"{path} is {not_utf8(error)}") from error
     sources = [decoder.fit(line, max_tokens).ids for line in lines if line.strip()]
     if not sources:
-        raise ValueError(f"{path} has no prompts: write one on each of its lines")
+        raise ValueError(f"{path} has no prompts: write one per line")
     return sources
 
 

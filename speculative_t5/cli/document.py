@@ -121,9 +121,12 @@ def document(
         raise ValueError("the text was to go to standard output, which is closed: give an --output")
     if source == "-" and sys.stdin is None:
         raise ValueError("the text was to come from standard input, which is closed: give a file")
+    if not source:
+        raise ValueError("the text must be the name of a file, or -, got ''")
     with open(0 if source == "-" else source, "rb", closefd=source != "-") as stream:
-        for name in filter(None, (output, page)):
-            check_target(name, stream, force=force)
+        for name in (output, page):
+            if name is not None:
+                check_target(name, stream, force=force)
         if resume and output is not None and is_special(output):
             raise ValueError(f"--resume continues a file, which {output} is not: leave it out")
         text = _read(stream, "standard input" if source == "-" else source)

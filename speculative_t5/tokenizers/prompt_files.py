@@ -70,6 +70,8 @@ def open_input(name: str) -> BinaryIO:
                 "the prompts were to come from standard input, which is closed: give a file"
             )
         return open(0, "rb", closefd=False)
+    if not name:
+        raise ValueError("the input must be the name of a file, or -, got ''")
     if Path(name).is_dir():
         raise ValueError(f"{name} is a folder, expected a file of prompts")
     return open(name, "rb")
