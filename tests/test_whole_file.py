@@ -53,6 +53,19 @@ def test_torn_lines_are_cut_off(tmp_path: Path) -> None:
         assert kept.endswith(b"\n") and kept.count(b"\n") == max(lines, 1) + 1
 
 
+def test_nothing_stays_if_the_first_line_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"), entered(tmp_path / "out"):
+            pass
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("header", "more", "options", "found"),
     [

@@ -102,9 +102,15 @@ class PartialFile:
         with ExitStack() as undo:
             undo.callback(os.close, self._file)
             self._lock()
+            undo.callback(self._drop_if_empty)
             self._begin()
             undo.pop_all()
         return self
+
+    def _drop_if_empty(self) -> None:
+        """Remove the file if its first line could not be written."""
+        if not os.fstat(self._file).st_size:
+            self.path.unlink(missing_ok=True)
 
     def _lock(self) -> None:
         busy = (
