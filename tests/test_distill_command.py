@@ -176,7 +176,11 @@ def test_a_file_gives_options_and_the_command_line_wins(
         ("a.json", "[3]", "a.json is [3], expected names and values"),
         ("a.json", "{", "a.json is not JSON"),
         ("a.toml", "steps: 7", "a.toml is not TOML"),
-        ("a.yaml", "a: [", "a.yaml is not YAML"),
+        (
+            "a.yaml",
+            "loss: kl\na: [1",
+            "a.yaml is not YAML (expected ',' or ']', but got '<stream end>' at line 2, column 6)",
+        ),
         ("a.yaml", "!!python/object/apply:os.getcwd []", "a.yaml is not YAML"),
         ("a.toml", b"\xff", "a.toml is not UTF-8"),
         ("a.ini", "steps = 7", "a.ini has the suffix '.ini', expected .toml, .json"),
