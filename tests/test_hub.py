@@ -68,7 +68,7 @@ def test_a_name_is_downloaded_once_and_converted_to_a_flat_folder(hub: Hub) -> N
     hub.requests.clear()
     notes: list[str] = []
     assert convert(NAME, observer=Observer(note=notes.append)) == Path("weights/tiny-t5")
-    assert notes == [f"weights/tiny-t5 is there already, of {NAME}; --force converts it again"]
+    assert notes == [f"weights/tiny-t5 exists already, made from {NAME}; --force converts it again"]
     assert hub.requests == []
     with refused("weights/tiny-t5 exists: use --force to replace it"):
         convert(NAME, dtype="float16")

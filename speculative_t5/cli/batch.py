@@ -156,8 +156,8 @@ def batch(
                 process(lines, generate, encode, emit, watch=progress.count)
         if expected is not None and progress.written < expected:
             raise Failure(
-                f"{source} had {expected} lines to do when the run began but {progress.written} "
-                "when it was read: run this again once nothing changes it any more"
+                f"{source} changed during the run: it had {expected} lines to do, then "
+                f"{progress.written}; run this again once nothing changes it any more"
             )
         failed = work.finish(read, progress.failed)
     give_tips()
