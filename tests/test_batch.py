@@ -138,7 +138,7 @@ def test_an_output_is_kept_unless_forced(job: Job) -> None:
         job.run()
         whole = job.target.read_bytes()
         for run in (late.__enter__, job.run):
-            with pytest.raises(ValueError, match="has something in it: use --resume .* --force to"):
+            with pytest.raises(ValueError, match="is not empty: use --resume .* --force to"):
                 run()
     assert job.target.read_bytes() == whole
     job.target.write_bytes(b"precious")

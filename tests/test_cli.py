@@ -124,6 +124,18 @@ def test_help_groups_options_and_shows_defaults(call: Call) -> None:
         assert ("--regular-decode" in text) == (command == "batch")
 
 
+def test_help_shows_only_what_a_command_takes(call: Call) -> None:
+    refused = {"--scores", "--num-beams", "--length-penalty", "--early-stopping"}
+    for command, missing in (("serve", refused), ("repl", refused | {"--num-return-sequences"})):
+        text = call(command, "-h").out
+        assert not missing & set(re.findall(r"--[\w-]+", text))
+        assert "--max-tokens" in text and "Beam search" not in text
+        assert "scores" in call(command, "--scores").err[-1]  # which is refused all the same
+    seed = " ".join(call("serve", "-h").out.replace("│", " ").partition("--seed")[2].split())
+    assert seed.startswith("<int> Seed of requests that give none. [default: (a new one for each")
+    assert refused <= set(re.findall(r"--[\w-]+", call("batch", "-h").out))
+
+
 def test_the_installed_program_has_its_own_name_and_completion(call: Call) -> None:
     text = call("--help", program="speculative-t5").out
     assert "Usage: speculative-t5 [OPTIONS]" in text and "--install-completion" in text

@@ -176,10 +176,14 @@ def test_a_file_gives_options_and_the_command_line_wins(
         ("a.json", "[3]", "a.json is [3], expected names and values"),
         ("a.json", "{", "a.json is not JSON"),
         ("a.toml", "steps: 7", "a.toml is not TOML"),
-        ("a.yaml", "a: [", "a.yaml is not YAML"),
+        (
+            "a.yaml",
+            "loss: kl\na: [1",
+            "a.yaml is not YAML (expected ',' or ']', but got '<stream end>' at line 2, column 6)",
+        ),
         ("a.yaml", "!!python/object/apply:os.getcwd []", "a.yaml is not YAML"),
         ("a.toml", b"\xff", "a.toml is not UTF-8"),
-        ("a.ini", "steps = 7", "is a file of another kind, expected .toml, .json"),
+        ("a.ini", "steps = 7", "a.ini has the suffix '.ini', expected .toml, .json"),
         ("a.toml", "steps = 0", "steps must be an integer of at least 1, got 0"),
     ],
 )
@@ -219,6 +223,7 @@ BAD = {
     ("--minutes", "inf"): "minutes must be above 0 and finite, got inf",
     ("--learning-rate", "nan"): "learning_rate must be above 0 and finite, got nan",
     ("--temperature", "nan"): "temperature must be 0 or at least 1e-05, got nan",
+    ("--field", "text"): "is text, whose lines have no fields",
     ("--format", "csv"): "--format must be text or jsonl, got 'csv'",
     ("--config", "absent.toml"): "absent.toml: No such file or directory",
     ("--plot", "loss.xyz"): "the plot cannot be written to loss.xyz",
@@ -287,7 +292,7 @@ def test_a_stopped_run_goes_on_by_the_same_command(
     assert other.code == 2 and "has --prefix 'fix: ':" in other.err[-1]
     prompts.write_text(prompts.read_text() + "One more.\n")
     other = distill(call, prompts, *SHORT, "--output", "out")
-    assert other.code == 2 and "begun with other data" in other.err[-1]
+    assert other.code == 2 and "started with other data" in other.err[-1]
     prompts.write_text(prompts.read_text().removesuffix("One more.\n"))
     done = distill(call, prompts, *SHORT, "--output", "out")
     assert done.code == 0 and done.out.startswith("read 45 lines: 40 labelled (2 of them held out)")

@@ -156,7 +156,11 @@ def test_the_digest_depends_on_every_byte(read: Any) -> None:
 
 BAD: dict[str, tuple[dict[str, str | bytes], str, str]] = {
     "not JSON": ({"a.jsonl": '{"prompt": "a"}\nb\n'}, "a.jsonl", "a.jsonl, line 2: not JSON"),
-    "no field": ({"a.jsonl": '{"text": "a"}\n'}, "a.jsonl", "line 1: no field 'prompt', it has"),
+    "no field": (
+        {"a.jsonl": '{"text": "a"}\n'},
+        "a.jsonl",
+        "line 1: no field 'prompt' (found: 'text')",
+    ),
     "not UTF-8": ({"a.txt": b"a\nb\xff\n"}, "a.txt", "a.txt, line 2: not UTF-8: byte 0xff"),
     "number": (
         {"a.jsonl": '{"prompt": "a", "completion": 3}'},

@@ -158,8 +158,8 @@ def test_a_draft_that_does_not_pay_is_called_so() -> None:
     assert not found.pays
     assert found.verdict == (
         "It does not pay: decoding is 1.05 times as fast as without a draft with --num-draft 1, "
-        "the best number, and 1.00 times with --num-draft auto; distill from more prompts or for "
-        "more steps, or try --draft-model lookup."
+        "the best fixed number, and 1.00 times with --num-draft auto; distill from more prompts or "
+        "for more steps, or try --draft-model lookup."
     )
 
 

@@ -118,8 +118,8 @@ def test_a_killed_run_gives_the_same_bytes(
             {"options": replace(SHORT, steps=None, minutes=1.0)},
             "with --steps 14, and this one has no --steps",
         ),
-        ({"data": replace(DATA, digest="f" * 64)}, "begun with other data"),
-        ({"model": target(seed=19)}, "begun with another target"),
+        ({"data": replace(DATA, digest="f" * 64)}, "started with other data"),
+        ({"model": target(seed=19)}, "started with another target"),
         (
             {"read_by": {"prefix": "correct: "}},
             "no --prefix, and this one has --prefix 'correct: '",

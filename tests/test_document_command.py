@@ -165,7 +165,7 @@ def test_what_another_run_left_is_refused(
         patch.setattr(PartialFile, "append", stop)
         done = call(*DOCUMENT)
     assert done.code == 1
-    assert done.err[0] == "the 1 piece done so far are kept; --resume goes on with them"
+    assert done.err[0] == "the work so far (1 piece) is kept; --resume continues from there"
     if not change:
         (here / "in.txt").write_bytes(TEXT.replace("apple", "pear").encode())
     before = (here / "out.txt.partial.jsonl").read_bytes()
@@ -188,6 +188,9 @@ def test_two_runs_do_not_write_to_one_file(call: Call, here: Path) -> None:
     ("arguments", "found"),
     [
         (("absent.txt",), "absent.txt"),
+        (("",), "the text must be the name of a file, or -, got ''"),
+        (("in.txt", "--output", ""), "the output must be the name of a file, got ''"),
+        (("in.txt", "--diff", "html", "--diff-output", ""), "must be the name of a file, got ''"),
         (("empty.txt",), "empty.txt is empty"),
         (("latin.txt",), "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
         ((".",), "."),
@@ -216,7 +219,11 @@ def test_two_runs_do_not_write_to_one_file(call: Call, here: Path) -> None:
         ),
         (("in.txt", "--diff", "html", "--diff-output", "/dev/stdout"), "output itself"),
         (("in.txt", "--output", "/dev/null", "--diff", "html"), "--diff html"),
-        (("in.txt", "--output", "/dev/null", "--resume", "--model", "none"), "/dev/null is none"),
+        pytest.param(
+            ("in.txt", "--output", "/dev/null", "--resume", "--model", "none"),
+            "which /dev/null is not",
+            id="none",
+        ),
         (("in.txt", "--diff", "html"), "--diff html"),
         (("in.txt", "--diff", "pdf"), "'pdf'"),
         (("in.txt", "--diff-output", "x"), "--diff-output"),

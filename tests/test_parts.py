@@ -59,7 +59,10 @@ def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
             lambda here: (here / "in.txt").write_text("prompt 1\n"),
             "has more records than the input",
         ),
-        (lambda here: (here / "out.jsonl").write_text("mine\n"), "out.jsonl has something in it"),
+        (
+            lambda here: (here / "out.jsonl").write_text("mine\n"),
+            "out.jsonl is not empty",
+        ),
         (lambda here: [p.unlink() for p in here.glob("out.jsonl.*")], "no parts of out.jsonl"),
     ],
     ids=["missing", "torn", "swapped", "of two runs", "of other lines", "with a whole", "none"],
@@ -85,6 +88,15 @@ def swap(here: Path) -> None:
     first.rename(here / "other")
     second.rename(first)
     (here / "other").rename(second)
+
+
+def test_what_to_do_about_a_whole_works(here: Path, call: Call) -> None:
+    records = write_parts(here, 7, 7, 6)
+    (here / "out.jsonl").write_text("mine\n")
+    (line,) = call(*JOIN).err
+    assert "use --force to replace it" in line and "--resume" not in line
+    assert call(*JOIN, "--force").code == 3  # one record has an error
+    assert (here / "out.jsonl").read_bytes() == records
 
 
 @pytest.mark.parametrize(

@@ -57,18 +57,21 @@ def test_json_lines_have_a_field_and_perhaps_an_id() -> None:
 
 def test_lines_that_cannot_be_used_have_an_error() -> None:
     assert errors(b'x\n\n[1]\n"s"\n') == [
-        f"not JSON: Expecting value: line 1 column 1 (char 0); {ONE_OBJECT}",
+        f"not JSON: Expecting value at character 1; {ONE_OBJECT}",
         EMPTY,
         f"not a JSON object but an array; {ONE_OBJECT}",
         f"not a JSON object but a string; {ONE_OBJECT}",
     ]
     assert errors(b'{}\n{"a": 1, "b": 2}\n{"text": null}\n{"text": {}}\n{"text": " "}') == [
-        "no field 'text', it has nothing: name the prompt's by --field",
-        "no field 'text', it has 'a', 'b': name the prompt's by --field",
+        "no field 'text' (found: nothing): give the prompt's field with --field",
+        "no field 'text' (found: 'a', 'b'): give the prompt's field with --field",
         "'text' is null, expected a string",
         "'text' is an object, expected a string",
         "'text' is empty, expected a prompt",
     ]
+    unclosed, control = errors(b'{"text": "a\n{"text": "a\tb"}')
+    assert unclosed == f"not JSON: Unterminated string starting at character 10; {ONE_OBJECT}"
+    assert control == f"not JSON: Invalid control character at character 12; {ONE_OBJECT}"
     (error,) = errors(b'{"text": "\\ud800"}')
     assert error == "'text' holds half of a surrogate pair, expected text"
     (error,) = errors(b'{"text": "a", "id": "\\ud800"}')
@@ -102,7 +105,7 @@ def test_shards_part_the_lines() -> None:
 
 @pytest.mark.parametrize("text", ["", "2", "0/3", "4/3", "1/0", "-1/3", "1/3/5", "a/b", "1.5/3"])
 def test_bad_shards_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"a shard must be given as 1/8 to 8/8, got {text!r}"):
+    with pytest.raises(ValueError, match=f"a shard must be 1/N to N/N, such as 2/8, got {text!r}"):
         Shard.parse(text)
 
 

@@ -85,7 +85,7 @@ def test_options_are_set_by_name(screen: Screen) -> None:
     [
         ("/set num_draft x", "num_draft must be an integer of at least 1 or auto, got 'x'"),
         ("/set delta much", "delta must be a number, got 'much'"),
-        ("/set colour red", "there is nothing to set named 'colour': choose from num_draft"),
+        ("/set colour red", "there is no setting named 'colour': choose from num_draft"),
         ("/set prefix x", "use /prefix TEXT"),
         ("/set num_draft", "/set takes a name and a value, got 'num_draft'"),
         ("/frobnicate", "there is no command '/frobnicate': use /set"),

@@ -162,7 +162,10 @@ def test_a_prompt_that_is_wrong_is_said_to_be(running: Running) -> None:
         "the prompt is empty": {"prompt": " "},
         "prompt ids must be from 0 to": {"prompt": [10**6]},
         "the prompt has": {"prompt": "too long " * 2000},
-        "an option names the id": {"prompt": "a", "logit_bias": {"999999": 1}},
+        "logit_bias has the id 999999, and the model has ids below": {
+            "prompt": "a",
+            "logit_bias": {"999999": 1},
+        },
         "outputs, and the queue holds 40": {"prompt": ["a"] * 41},
     }
     with running.client() as client:

@@ -473,7 +473,7 @@ def test_an_address_that_cannot_be_bound_is_named() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         wrong = {("127.0.0.1", port): "used by another program", ("no host", 0): "--host must be",
-                 ("192.0.2.1", 0): "cannot be bound to"}  # fmt: skip
+                 ("192.0.2.1", 0): "cannot be listened on"}  # fmt: skip
         for (host, number), expected in wrong.items():
             with pytest.raises(ValueError, match=expected) as error:
                 bind(host, number)

@@ -152,7 +152,7 @@ def test_the_first_process_prints_the_text(here: Path) -> None:
         pytest.param(
             (),
             {"SPECULATIVE_T5_WEIGHTS": "none", "HOME": "none"},
-            "process 2 of 2: no model here",
+            "process 2 of 2: no model on this machine",
             id="no model",
         ),
     ],
@@ -231,7 +231,7 @@ def test_a_process_of_another_version_is_named(here: Path) -> None:
     [
         (("models",), "models runs in one process"),
         (("--prompt", "-"), "one prompt on standard input"),
-        (("batch", "in.txt"), "which - is not"),
+        (("batch", "in.txt"), "standard output is not a file"),
         (("batch", "in.txt", "--output", "out.jsonl", "--parallel", "both"), "--parallel must be"),
         (("batch", "in.txt", "--output", "out.jsonl", "--join"), "--join is for one process"),
     ],

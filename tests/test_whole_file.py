@@ -53,14 +53,27 @@ def test_torn_lines_are_cut_off(tmp_path: Path) -> None:
         assert kept.endswith(b"\n") and kept.count(b"\n") == max(lines, 1) + 1
 
 
+def test_nothing_stays_if_the_first_line_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"), entered(tmp_path / "out"):
+            pass
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("header", "more", "options", "found"),
     [
         (HEADER, b"", {}, "holds the pieces of an earlier run"),
         ({**HEADER, "text": "c3"}, b"", {"resume": True}, "another text"),
         ({**HEADER, "model": "c3"}, b"", {"resume": True}, "another model"),
-        (HEADER, b"no piece\n", {"resume": True}, "a line that is no piece"),
-        (HEADER, b'{"piece": "1"}\n', {"resume": True}, "a line that is no piece"),
+        (HEADER, b"no piece\n", {"resume": True}, "a line that is not a piece"),
+        (HEADER, b'{"piece": "1"}\n', {"resume": True}, "a line that is not a piece"),
     ],
 )
 def test_pieces_of_other_runs_are_left_alone(
@@ -87,7 +100,7 @@ def test_what_is_of_no_run_is_left_alone(tmp_path: Path, notes: bytes, options: 
             return
     with pytest.raises(ValueError) as raised, entered(tmp_path / "out", **options):
         pass
-    check_message(str(raised.value), "holds something else than pieces")
+    check_message(str(raised.value), "holds something other than pieces")
     assert path.read_bytes() == notes
     with entered(tmp_path / "out", force=True):
         assert path.read_bytes().endswith(b"}\n")

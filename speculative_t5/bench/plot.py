@@ -20,7 +20,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     if not fixed:
         raise ValueError(
             f"there is nothing to plot in {', '.join(r.name for r in reports)}: "
-            "give a model as --draft-model"
+            "give a model with --draft-model"
         )
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     ks = [k for k, _ in fixed]
@@ -49,6 +49,18 @@ def pyplot() -> Any:
     from matplotlib import pyplot as plt
 
     return plt
+
+
+def check_plot(path: Path) -> None:
+    """Refuse, before a run, a path that `draw` could not write to."""
+    plt = pyplot()
+    figure = plt.figure()
+    kinds = figure.canvas.get_supported_filetypes()
+    plt.close(figure)
+    if path.suffix[1:] not in kinds:
+        raise ValueError(f"the plot cannot be written to {path}: give a name that ends in .png")
+    if not path.parent.is_dir():
+        raise ValueError(f"the plot cannot be written to {path}: create the folder {path.parent}")
 
 
 def save_figure(figure: Any, path: Path) -> None:

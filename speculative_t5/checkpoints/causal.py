@@ -199,7 +199,7 @@ def check_fit(folder: Path, model: CausalModel, tokenizer: CausalTokenizer) -> N
     if size - len(tokenizer.vocabulary.special) > rows:
         raise ValueError(
             f"the tokenizer in {folder} has {size} pieces, the model {rows} rows for them: "
-            "copy there the tokenizer that belongs to the model"
+            "copy the tokenizer that belongs to the model there"
         )
     beyond = [end for end in model.eos_token_ids if end >= rows]
     if beyond:

@@ -91,7 +91,7 @@ def convert(
     local = Path(model).is_dir()
     if local and revision is not None:
         raise ValueError(
-            f"a revision is of a repository on the Hub, and {model} is a folder: "
+            f"a revision is for a repository on the Hub, and {model} is a folder: "
             "leave --revision out"
         )
     if local and holds_draft(Path(model)):
@@ -103,7 +103,7 @@ def convert(
     made = {"repository": model, "revision": revision, **options}
     exists = (output / "weights.npz").exists()
     if exists and not force and not local and made.items() <= origin(output).items():
-        observer.note(f"{output} is there already, of {model}; --force converts it again")
+        observer.note(f"{output} exists already, made from {model}; --force converts it again")
         return output
     _check_output(output, Path(model) if local else None, replace=force)
     source, extra = Path(model), {}

@@ -49,11 +49,18 @@ def could_be_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and ".." not in name
 
 
+def refuse_file(name: str) -> None:
+    """Refuse the path of a file, which may lie in the model folder that is meant."""
+    if Path(name).is_file():
+        raise ValueError(f"{name} is a file, expected a folder or a name on the Hub")
+
+
 def flat_name(name: str) -> str:
     """Return the part of a repository's name after its slash; refuse impossible names."""
+    refuse_file(name)
     if not could_be_name(name):
         raise ValueError(
-            f"no checkpoint folder {name!r}, and not a valid name on the Hub: "
+            f"{name!r} is neither a folder here nor a valid name on the Hub: "
             "give the path of a folder, or a name such as google/flan-t5-small"
         )
     return name.rsplit("/", 1)[-1]
@@ -235,8 +242,8 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise ValueError(
-            f"there is no folder {name!r}, the Hub cannot be reached, and it is not in the cache: "
-            "check the path, the network and HF_HUB_OFFLINE"
+            f"there is no folder {name!r}, it is not in the Hub's cache, and the Hub cannot be "
+            "reached: check the name or path, the network and HF_HUB_OFFLINE"
         ) from error
     except errors.EntryNotFoundError as error:
         raise ValueError(
@@ -253,6 +260,6 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EDQUOT):
             raise
         raise ValueError(
-            f"{name} could not be had from the Hub: {first_line(error)}; "
+            f"{name} could not be downloaded from the Hub: {first_line(error)}; "
             "check the network, or try again later"
         ) from error

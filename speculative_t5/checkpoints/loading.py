@@ -15,7 +15,7 @@ from ..models import T5, CausalModel, SharingDraft, is_causal, parts_of, split_o
 from ..tokenizers import Tokenizer, load_tokenizer, read_prefix
 from .causal import load_causal
 from .folder import read_json
-from .hub import could_be_name, download, find_cached, look_up
+from .hub import could_be_name, download, find_cached, look_up, refuse_file
 from .places import find_folder, known_names
 from .sharing import holds_draft, load_draft
 from .t5 import Checkpoint, Parameter, open_checkpoint
@@ -119,13 +119,14 @@ def holds_causal(folder: Path) -> bool:
 
 def _from_hub(name: str) -> Path:
     """Return a repository's folder in the Hub's cache, with every file that loading needs."""
+    refuse_file(name)
     try:
         if not could_be_name(name):
             raise ValueError("it cannot be a name on the Hub: check the path")
         return find_cached(name) or download(look_up(name, causal=True))
     except ValueError as error:
         raise ValueError(
-            f"no model here (found: {known_names()}) is named {name!r}, and {error}"
+            f"no model on this machine is named {name!r} (found: {known_names()}); {error}"
         ) from error
 
 

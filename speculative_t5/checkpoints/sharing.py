@@ -58,7 +58,7 @@ def load_draft(folder: Path, target: T5 | CausalModel | None) -> SharingDraft:
     name = target_name(folder)
     if target is None:
         raise ValueError(
-            f"{folder} is a draft for {name}, whose encoder it shares, and no model of its own: "
+            f"{folder} is a draft for {name}, whose encoder it shares, and not a model of its own: "
             f"give it as the draft of {name} (--draft-model, or load(..., target=model))"
         )
     config, sample = _read_config(folder)

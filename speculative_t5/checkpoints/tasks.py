@@ -66,7 +66,7 @@ def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
         if not isinstance(tasks.get(task), dict):
             names = ", ".join(map(printable, [*tasks, ALL]))
             raise ValueError(
-                f"{name_or_path} has no options for the task {task!r}: choose from {names}"
+                f"{name_or_path} has no options for the task {task!r}: choose one of {names}"
             )
         raw |= tasks[task]
     prefix = raw.get("prefix")

@@ -109,7 +109,7 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of that file."""
-    busy = "another conversion is at work on it: wait for its end, or choose another --output"
+    busy = "another conversion is at work on it: wait for it to end, or choose another --output"
     with path.open("w") as file:
         try:
             lock(file.fileno(), busy)

@@ -29,13 +29,13 @@ def batch(
         str,
         typer.Argument(
             metavar="INPUT",
-            help="File of prompts, one a line, as text or JSON Lines; - is standard input.",
+            help="File of prompts, one per line, as text or JSON Lines; - is standard input.",
             show_default=False,
         ),
     ],
     *,
     output: Annotated[
-        str, typer.Option(help="File to write, a JSON record a line; - is standard output.")
+        str, typer.Option(help="File to write, one JSON record per line; - is standard output.")
     ] = "-",
     batch_size: Annotated[
         int | None,
@@ -51,13 +51,13 @@ def batch(
     ] = None,
     field: Annotated[
         str | None,
-        typer.Option(help="Field of a JSON object that has the prompt.", show_default="text"),
+        typer.Option(help="Field of each JSON object that holds the prompt.", show_default="text"),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the records in OUTPUT and continue after them.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the contents of OUTPUT, and its parts.")
+        bool, typer.Option("--force", help="Replace the records in OUTPUT and its parts.")
     ] = False,
     shard: Annotated[
         str, typer.Option(help="Use a part of INPUT: 2/8 is every eighth line, from the second on.")
@@ -65,14 +65,16 @@ def batch(
     parallel: Annotated[
         str,
         typer.Option(
-            help="What several processes, as mlx.launch starts them, divide: data, the lines; or "
-            "tensor, the model."
+            help="What the processes that mlx.launch has started divide among themselves: data "
+            "(the lines) or tensor (the model)."
         ),
     ] = "data",
     join: Annotated[
         bool,
         typer.Option(
-            "--join", help="Put the parts that several processes have written together to OUTPUT."
+            "--join",
+            help="Generate nothing; join the parts that several processes have written, such as "
+            "OUTPUT.2-of-3, to make OUTPUT.",
         ),
     ] = False,
     options: DecoderOptions,
@@ -80,14 +82,14 @@ def batch(
     sampling: SamplingOptions,
     shaping: ShapingOptions,
 ) -> None:
-    """Generate for each line of a file of prompts; write one JSON record a line, in order.
+    """Generate for each line of a file of prompts; write one JSON record per line, in order.
 
     A line that cannot be used gets a record with its error; the run continues, and its exit code
     is 3. A record is written once it and all records before it are done. Sampling depends on the
-    seed and the number of the line.
+    seed and the line number.
 
-    Of several processes, as mlx.launch starts them, each writes its part, such as OUTPUT.2-of-3,
-    and the first one joins them at the end. With --parallel tensor they share the model instead.
+    Each of several processes that mlx.launch has started writes a part, such as OUTPUT.2-of-3, and
+    the first one joins the parts at the end. With --parallel tensor they share the model instead.
     """
     if resume and force:
         raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
@@ -101,7 +103,9 @@ def batch(
 
         one = others()
         if one is None or one.is_first:
-            Output(output, stream, resume=resume, force=force)  # refuses what cannot be written
+            # Refuses what cannot be written.
+            advice = {"advice": "--force to replace it, or give another --output"} if join else {}
+            Output(output, stream, resume=resume, force=force, **advice)
         if join:
             _check_join(output, launched=one is not None, resume=resume)
             joined = join_parts(output, read(Shard()))
@@ -152,8 +156,8 @@ def batch(
                 process(lines, generate, encode, emit, watch=progress.count)
         if expected is not None and progress.written < expected:
             raise Failure(
-                f"{source} had {expected} lines to do when the run began but {progress.written} "
-                "when it was read: run this again once nothing changes it any more"
+                f"{source} changed during the run: it had {expected} lines to do, then "
+                f"{progress.written}; run this again once nothing changes it any more"
             )
         failed = work.finish(read, progress.failed)
     give_tips()
@@ -171,7 +175,7 @@ def _check_join(output: str, *, launched: bool, resume: bool) -> None:
     if launched:
         raise ValueError("--join is for one process: run it without a launcher")
     if output == "-":
-        raise ValueError("--join needs the --output whose parts are to be joined: give it")
+        raise ValueError("--join needs the --output whose parts it joins: give it")
     if resume:
         raise ValueError("--join replaces OUTPUT, which --resume keeps: leave out --resume")
 

@@ -25,11 +25,11 @@ from ..bench import (
     Bench,
     Report,
     Variant,
+    check_plot,
     check_shapes,
     context_of,
     draw,
     plain_variant,
-    pyplot,
     random_model,
     random_prompts,
     settled_outputs,
@@ -37,6 +37,7 @@ from ..bench import (
     variants_of,
 )
 from ..checkpoints import as_dtype
+from ..errors import count as counted
 from ..errors import not_utf8
 from ..generation import NumDraft, SpeculativeDecoder
 from .options import (
@@ -70,7 +71,7 @@ def bench(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Text file with a prompt on each line.", show_default="six sentences to correct"
+            help="Text file with one prompt per line.", show_default="six sentences to correct"
         ),
     ] = None,
     prefix: Prefix = None,
@@ -85,10 +86,10 @@ def bench(
         bool, typer.Option("--steady", help="Measure each number in steady mode, too.")
     ] = False,
     max_tokens: Annotated[
-        int, typer.Option(help="Upper bound on tokens of each output, EOS included.")
+        int, typer.Option(help="Upper bound on the tokens of an output, EOS included.")
     ] = 128,
     turns: Annotated[
-        int, typer.Option(help="How often everything is measured; medians are reported.")
+        int, typer.Option(help="How many times to measure everything; medians are reported.")
     ] = 5,
     random_weights: Annotated[
         str | None,
@@ -111,7 +112,7 @@ def bench(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Draw speed-up, forwards and theory by K to this file (needs matplotlib).",
+            help="File for a plot of speed-up, forwards and theory by K (needs matplotlib).",
             show_default=False,
         ),
     ] = None,
@@ -134,6 +135,10 @@ def bench(
             model, draft, dtype=dtype, prefix=prefix, max_source_length=max_source_length,
             truncate=truncate,
         )  # fmt: skip
+        if plot and not first.draft:
+            raise ValueError(
+                "there is nothing to plot without a draft model: give one with --draft-model"
+            )
         sources = _sources(first, prompts, max_tokens)
         benchmark, num_prompts = _pair(first, sources, task), len(sources)
     with tqdm(total=turns + 2, desc="measuring", unit="turn", disable=None) as bar:
@@ -181,12 +186,7 @@ def _check(counts: Mapping[str, int], acceptance: float, plot: Path | None) -> N
     if not 0 <= acceptance <= 1:
         raise ValueError(f"--acceptance must be from 0 to 1, got {acceptance}")
     if plot:
-        pyplot()
-        if not plot.absolute().parent.is_dir():
-            raise ValueError(
-                f"--plot needs the folder {plot.absolute().parent}, which does not exist: "
-                "create it, or give another path"
-            )
+        check_plot(plot)
 
 
 def _sources(decoder: SpeculativeDecoder, path: Path | None, max_tokens: int) -> list[list[int]]:
@@ -199,7 +199,7 @@ def _sources(decoder: SpeculativeDecoder, path: Path | None, max_tokens: int) ->
             raise ValueError(f"{path} is {not_utf8(error)}") from error
     sources = [decoder.fit(line, max_tokens).ids for line in lines if line.strip()]
     if not sources:
-        raise ValueError(f"{path} has no prompts: write one on each of its lines")
+        raise ValueError(f"{path} has no prompts: write one per line")
     return sources
 
 
@@ -229,7 +229,7 @@ def _random(
     """Compare plain decoding with drafts of a given acceptance, on random weights."""
     names, max_tokens = shapes.split(":"), task.max_tokens
     if len(names) != 2:
-        raise ValueError(f"--random must be TARGET:DRAFT, as t5-base:t5-small, got {shapes!r}")
+        raise ValueError(f"--random must be TARGET:DRAFT, such as t5-base:t5-small, got {shapes!r}")
     check_shapes(*names)
     for name in names:
         limit = context_of(name)
@@ -316,8 +316,9 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
         )
         for r in reports
     ]  # fmt: skip
-    lines = [f"{result['target']}{draft}; {result['prompts']} prompts, greedy, "
-             f"{result['turns']} turns, {result['machine']['device']}"]  # fmt: skip
+    prompts, turns = counted(result["prompts"], "prompt"), counted(result["turns"], "turn")
+    lines = [f"{result['target']}{draft}; {prompts}, greedy, {turns}, "
+             f"{result['machine']['device']}"]  # fmt: skip
     lines += columns([names, *rows], right=range(1, len(names)))
     lines.append(
         "forwards: how many times fewer forward passes of the target, per token, than plain\n"
@@ -341,9 +342,9 @@ def _lengths(text: str) -> list[int]:
         ends = (first, last if dash else first)
         if not all(end.strip().isdecimal() for end in ends):
             raise ValueError(
-                f"--num-draft must be numbers and ranges, as 1-8 or 2,4,8, got {text!r}"
+                f"--num-draft must be numbers and ranges, such as 1-8 or 2,4,8, got {text!r}"
             )
         lengths += range(int(ends[0]), int(ends[1]) + 1)
     if not lengths or min(lengths) < 1:
-        raise ValueError(f"--num-draft must be at least 1, ranges upwards, got {text!r}")
+        raise ValueError(f"--num-draft must be at least 1, and ranges must rise, got {text!r}")
     return sorted(set(lengths))

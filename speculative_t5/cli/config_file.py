@@ -60,7 +60,7 @@ def _read(path: Path) -> Mapping[Any, Any]:
         ".yml": ("YAML", _parse_yaml),
     }
     if path.suffix not in parsers:
-        raise ValueError(f"{path} is a file of another kind, expected {', '.join(parsers)}")
+        raise ValueError(f"{path} has the suffix {path.suffix!r}, expected {', '.join(parsers)}")
     kind, parse = parsers[path.suffix]
     try:
         found = parse(path.read_bytes().decode("utf-8"))
@@ -83,8 +83,15 @@ def _parse_yaml(text: str) -> Any:
     try:
         found = yaml.load(text, loader)  # a safe one
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(_yaml_fault(error)) from error
     return {} if found is None else found
+
+
+def _yaml_fault(error: Exception) -> str:
+    """Return what is wrong with a YAML file, and where in it."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{problem or first_line(error)}{where}"
 
 
 def _fits(value: Any, kind: str) -> bool:
@@ -98,4 +105,4 @@ def _unknown(path: Path, key: Any, names: Mapping[str, str]) -> str:
     """Say that a key is none of the names, and which of them may have been meant."""
     wrong = f"{path}: {shown(key)} is not an option"
     near = difflib.get_close_matches(str(key).replace("-", "_"), names, 1)
-    return f"{wrong}: write {near[0]} if that is meant" if near else f"{wrong}: leave it out"
+    return f"{wrong}: write {near[0]} if you meant that" if near else f"{wrong}: leave it out"

@@ -47,12 +47,10 @@ class Settings:
     def changed(self, name: str, text: str) -> Settings:
         """Return these settings with one value parsed from text; refuse what is no value of it."""
         if name == "prefix":
-            raise ValueError(f"the prefix is not set by /set, got {text!r}: use /prefix TEXT")
+            raise ValueError(f"the prefix is not set with /set, got {text!r}: use /prefix TEXT")
         names = [each.name for each in fields(self) if each.name != "prefix"]
         if name not in names:
-            raise ValueError(
-                f"there is nothing to set named {name!r}: choose from {', '.join(names)}"
-            )
+            raise ValueError(f"there is no setting named {name!r}: choose from {', '.join(names)}")
         return replace(self, **{name: _value(name, type(getattr(self, name)), text)})
 
     def sampling(self) -> dict[str, Any]:
@@ -220,7 +218,10 @@ class Conversation:
 def typed_lines() -> Iterator[str]:
     """Yield the lines of standard input; a terminal has a line editor and a history."""
     if sys.stdin is None:
-        raise ValueError("the prompts come from standard input, which is closed: give it lines")
+        raise ValueError(
+            "the prompts come from standard input, which is closed: run this on a terminal, or "
+            "give it a file of them"
+        )
     if not sys.stdin.isatty():
         for line in sys.stdin:
             yield line.rstrip("\n")

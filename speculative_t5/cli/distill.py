@@ -13,6 +13,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
+from ..bench import check_plot
 from ..checkpoints import as_dtype, find_folder, load, new_folder
 from ..decoding import LanguageModel
 from ..distill import (
@@ -25,7 +26,6 @@ from ..distill import (
     Subject,
     check_options,
     check_output,
-    check_plot,
     draw,
     fastest,
     new_draft,
@@ -59,15 +59,15 @@ def distill(
     model: Annotated[
         str,
         typer.Option(
-            help="Target: a folder, or the name of a T5 on this machine or the Hugging Face Hub.",
+            help="Target, a T5: a folder, or the name of one on this machine or on the Hub.",
             autocompletion=complete_model,
         ),
     ],
     data: Annotated[
         Path,
         typer.Option(
-            help="Prompts: a text file with one a line; JSON Lines with prompt and perhaps "
-            "completion; or a folder with train and perhaps valid files."
+            help="Prompts: text, one per line; JSON Lines, each with a prompt and optionally a "
+            "completion; or a folder with a train and optionally a valid file."
         ),
     ],
     output: Annotated[
@@ -76,7 +76,7 @@ def distill(
     ] = None,
     layers: Annotated[int, typer.Option(help="Decoder layers of the draft.")] = DEFAULTS.layers,
     d_ff: Annotated[
-        int | None, typer.Option(help="Width of its feed-forward.", show_default="the target's")
+        int | None, typer.Option(help="Its feed-forward width.", show_default="the target's")
     ] = None,
     steps: Annotated[
         int | None,
@@ -87,12 +87,12 @@ def distill(
         typer.Option(help="Minutes for the whole run, instead of --steps.", show_default=False),
     ] = None,
     batch_tokens: Annotated[
-        int, typer.Option(help="Tokens of a step, of prompts and outputs.")
+        int, typer.Option(help="Tokens of a training step, prompts and outputs together.")
     ] = DEFAULTS.batch_tokens,
     learning_rate: Annotated[
-        float, typer.Option(help="The largest learning rate.")
+        float, typer.Option(help="Peak learning rate.")
     ] = DEFAULTS.learning_rate,
-    loss: Annotated[str, typer.Option(help=f"One of {', '.join(LOSSES)}.")] = DEFAULTS.loss,
+    loss: Annotated[str, typer.Option(help=f"Loss: {', '.join(LOSSES)}.")] = DEFAULTS.loss,
     draft_vocab: Annotated[
         int | None,
         typer.Option(help="Let the draft propose only the first N ids.", show_default="all"),
@@ -108,7 +108,7 @@ def distill(
     ] = DEFAULTS.seed,
     prefix: Prefix = None,
     field: Annotated[
-        str, typer.Option(help="Field of a JSON object that has the prompt.")
+        str, typer.Option(help="Field of each JSON object that holds the prompt.")
     ] = "prompt",
     format: Annotated[  # its name in files of options, too
         str | None,
@@ -145,11 +145,11 @@ def distill(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, in_output("--dry-run", help="Read the data and say what it takes; write nothing.")
+        bool, in_output("--dry-run", help="Read the data and describe the run; write nothing.")
     ] = False,
     plot: Annotated[
         Path | None,
-        in_output(help="PNG file to draw the loss and the tokens per pass to.", show_default=False),
+        in_output(help="File for a plot of the loss and of tokens per pass.", show_default=False),
     ] = None,
 ) -> None:
     """Train a draft for a T5 from prompts alone.

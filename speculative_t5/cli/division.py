@@ -14,6 +14,7 @@ import typer
 
 from ..errors import count
 from ..tokenizers import Line, Shard
+from .job import shown_name
 from .parts import (
     check_parts,
     is_done,
@@ -175,8 +176,8 @@ def divide(
     found = Path(division.output)
     if division.output == "-" or (found.exists() and not found.is_file()):
         raise ValueError(
-            f"several processes write parts beside a file, which {division.output} is not: give "
-            "an --output that is one"
+            f"several processes write parts beside their output, and {shown_name(division.output)} "
+            "is not a file: give an --output that is one"
         )
     return ByLines(one, division, same)
 

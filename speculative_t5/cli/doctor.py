@@ -29,14 +29,15 @@ def doctor(
     dtype: Dtype = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Run this check only; may be given more than once."),
+        typer.Option(metavar="NAME", help="Run only this check; may be repeated."),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Leave this check out; may be given more than once."),
+        typer.Option(metavar="NAME", help="Leave this check out; may be repeated."),
     ] = None,
     as_json: Annotated[
-        bool, in_output("--json", help="Print one JSON object with all numbers instead.")
+        bool,
+        in_output("--json", help="Print one JSON object with all numbers instead of the report."),
     ] = False,
     list_checks: Annotated[bool, in_output("--list", help="List the checks; run none.")] = False,
 ) -> None:

@@ -46,26 +46,33 @@ def document(
         str | None, in_output(help="File to write.", show_default="standard output")
     ] = None,
     by: Annotated[
-        str, typer.Option(help="What to decode at a time: sentence, paragraph or tokens.")
+        str,
+        typer.Option(
+            help="What to decode at a time: sentence, paragraph, or tokens (as many sentences as "
+            "fit in --piece-tokens)."
+        ),
     ] = "sentence",
     language: Annotated[
-        str, typer.Option(help="Language whose rules split the text into sentences, as a code.")
+        str,
+        typer.Option(
+            help="Code of the language whose rules split the text into sentences, such as en or de."
+        ),
     ] = "en",
     piece_tokens: Annotated[
-        int, typer.Option(help="With --by tokens: most tokens of the sentences decoded at a time.")
+        int, typer.Option(help="With --by tokens: most tokens to decode at a time.")
     ] = RewriteOptions.piece_tokens,
     max_tokens: Annotated[
         int | None,
         typer.Option(
             help="Upper bound on the tokens of each piece's output, EOS included.",
-            show_default="at least twice the piece's, and 16",
+            show_default="twice the piece's and 16 more, rounded up",
         ),
     ] = None,
     min_similarity: Annotated[
         float,
         typer.Option(
-            help="Least similarity of a piece and its output, from 0 to 1; above 0, their numbers "
-            "and addresses must be the same, too."
+            help="Leave a piece as it is if its output is less similar to it than this, from 0 to "
+            "1; above 0, also if numbers or addresses in it would change."
         ),
     ] = RewriteOptions.min_similarity,
     batch_size: Annotated[
@@ -81,19 +88,17 @@ def document(
     ] = None,
     diff_output: Annotated[
         str | None,
-        in_output(
-            help="Page to write with --diff html.", show_default="the output's name and .diff.html"
-        ),
+        in_output(help="Page to write with --diff html.", show_default="OUTPUT.diff.html"),
     ] = None,
     resume: Annotated[
         bool,
-        in_output("--resume", help="Go on with the pieces that a stopped run has left."),
+        in_output("--resume", help="Continue a stopped run, keeping the pieces that it did."),
     ] = False,
     force: Annotated[
         bool,
         in_output(
             "--force",
-            help="Replace OUTPUT and the page; without --resume, drop what a stopped run has left.",
+            help="Replace OUTPUT and the page; without --resume, drop the pieces of a stopped run.",
         ),
     ] = False,
     options: DecoderOptions,
@@ -109,18 +114,21 @@ def document(
     wanted = RewriteOptions(cast(By, by), language, piece_tokens, max_tokens, min_similarity)
     page = _page(output, diff, diff_output)
     if resume and output is None:
-        raise ValueError("--resume goes on with a file: give its name by --output")
+        raise ValueError("--resume continues a file: give its name with --output")
     if options.truncate:
         raise ValueError("--truncate would lose a part of the text: leave it out")
     if output is None and sys.stdout is None:
         raise ValueError("the text was to go to standard output, which is closed: give an --output")
     if source == "-" and sys.stdin is None:
         raise ValueError("the text was to come from standard input, which is closed: give a file")
+    if not source:
+        raise ValueError("the text must be the name of a file, or -, got ''")
     with open(0 if source == "-" else source, "rb", closefd=source != "-") as stream:
-        for name in filter(None, (output, page)):
-            check_target(name, stream, force=force)
+        for name in (output, page):
+            if name is not None:
+                check_target(name, stream, force=force)
         if resume and output is not None and is_special(output):
-            raise ValueError(f"--resume goes on with a file, and {output} is none: leave it out")
+            raise ValueError(f"--resume continues a file, which {output} is not: leave it out")
         text = _read(stream, "standard input" if source == "-" else source)
     decoder = options.load(plain=regular_decode)
     whole = Document(decoder, text, wanted)
@@ -149,10 +157,10 @@ def _page(output: str | None, diff: str | None, diff_output: str | None) -> str 
             raise ValueError("--diff-output names a page: use it with --diff html")
         return None
     if diff_output is None and (output is None or is_special(output)):
-        raise ValueError("--diff html writes a page: give its name by --diff-output")
+        raise ValueError("--diff html writes a page: give its name with --diff-output")
     page = diff_output if diff_output is not None else f"{output}.diff.html"
     if is_same(page, output or STDOUT):
-        raise ValueError(f"{page} is the output itself: give another name by --diff-output")
+        raise ValueError(f"{page} is the output itself: give another name with --diff-output")
     return page
 
 

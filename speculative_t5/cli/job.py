@@ -143,6 +143,11 @@ class Earlier:
             self.cut[tokens] += 1
 
 
+def shown_name(output: str) -> str:
+    """Return how messages call an output."""
+    return "standard output" if output == "-" else output
+
+
 class Output:
     """A file of records, appended a whole line at a time.
 
@@ -153,6 +158,7 @@ class Output:
         stream: The input, which must be another file.
         resume: Keep the records in the file.
         force: Replace the records in the file.
+        advice: What to use instead if the file has records and neither option is given.
 
     Raises:
         ValueError: If the file is the input, or has records and neither option is given; when it is
@@ -160,7 +166,13 @@ class Output:
     """
 
     def __init__(
-        self, name: str, stream: BinaryIO, *, resume: bool = False, force: bool = False
+        self,
+        name: str,
+        stream: BinaryIO,
+        *,
+        resume: bool = False,
+        force: bool = False,
+        advice: str = "--resume to continue it, or --force to start over",
     ) -> None:
         if not name:
             raise ValueError(f"the output must be the name of a file, or -, got {name!r}")
@@ -169,7 +181,7 @@ class Output:
                 "the records were to go to standard output, which is closed: give an --output"
             )
         self._name = name
-        self._keep, self._force = resume, force
+        self._keep, self._force, self._advice = resume, force, advice
         self._file = 1
         self._begun = False
         try:
@@ -183,7 +195,7 @@ class Output:
         self.is_file = is_file and name != "-"
         if resume and not self.is_file:
             raise ValueError(
-                f"--resume needs an --output that is a file, which {name} is not: "
+                f"--resume needs an --output that is a file, which {shown_name(name)} is not: "
                 "give one, or leave --resume out"
             )
         if self.is_file:
@@ -191,10 +203,7 @@ class Output:
 
     def _check_size(self, size: int) -> None:
         if size and not (self._keep or self._force):
-            raise ValueError(
-                f"the output {self._name} has something in it: use --resume to go on with it, or "
-                "--force to start over"
-            )
+            raise ValueError(f"the output {self._name} is not empty: use {self._advice}")
 
     def __enter__(self) -> Output:
         if not self.is_file:
@@ -257,7 +266,7 @@ class Output:
             if self.is_file:
                 with suppress(OSError):  # the first error is the one to report
                     os.truncate(self._file, start)
-            error.filename = "standard output" if self._name == "-" else self._name
+            error.filename = shown_name(self._name)
             raise
 
 

@@ -81,7 +81,8 @@ def generate(
     prompt: Annotated[
         str | None,
         in_models(
-            help="Prompt; - reads it from standard input, as does a pipe.",
+            help="Prompt; - reads it from standard input. Without this option, a pipe or a "
+            "redirected file is read.",
             show_default=f"a sentence to correct, if the model is {DEFAULT_MODEL}",
         ),
     ] = None,
@@ -108,8 +109,8 @@ def generate(
 ) -> None:
     """Generate text with a T5 or a decoder-only model, faster by speculative decoding.
 
-    The text goes to standard output, a line of statistics to standard error. Started in several
-    processes, as by mlx.launch, they share the target.
+    The text goes to standard output, a line of statistics to standard error. Several processes that
+    mlx.launch has started share the target.
     """
     one = others()
     if ctx.invoked_subcommand:
@@ -126,12 +127,13 @@ def generate(
     if prompt is None:
         if Path(options.model).name != DEFAULT_MODEL:  # the sentence would mean nothing to it
             raise ValueError(
-                f"there is no prompt for {options.model}: give one by --prompt or on standard input"
+                f"there is no prompt for {options.model}: give one with --prompt or on standard "
+                "input"
             )
         prompt = DEFAULT_PROMPT
     check_utf8("--prompt", prompt)
     if not prompt.strip():
-        raise ValueError("the prompt is empty: give some text by --prompt or on standard input")
+        raise ValueError("the prompt is empty: give some text with --prompt or on standard input")
     chosen = choose(ctx, options, sampling, shaping)  # checked before the models are loaded
     wanted = GenerationOptions(**chosen.keywords)
     group = one.group if one else None
@@ -225,7 +227,7 @@ def convert_command(
     only_inspect: Annotated[
         bool,
         typer.Option(
-            "--inspect", help="Show what would be written and what it takes; write nothing."
+            "--inspect", help="Show how large the model would be in each type; write nothing."
         ),
     ] = False,
 ) -> None:
@@ -294,7 +296,7 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
         if is_given(ctx, name):
             option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
             if name in {each.name for each in commands[command].params}:
-                raise ValueError(f"{option} comes before {command!r}: put it after that")
+                raise ValueError(f"{option} comes before {command!r}: put it after {command!r}")
             raise ValueError(f"{option} is not an option of {command!r}: leave it out")
 
 
@@ -303,7 +305,7 @@ def _read_prompt(*, asked: bool) -> str | None:
     if others():  # a launcher gives each process a pipe, and may never end it
         if asked:
             raise ValueError(
-                "one prompt on standard input cannot be read by several processes: give it by "
+                "one prompt on standard input cannot be read by several processes: give it with "
                 "--prompt"
             )
         return None
@@ -312,7 +314,7 @@ def _read_prompt(*, asked: bool) -> str | None:
     except (AttributeError, OSError, ValueError) as error:  # closed, or not a file at all
         if asked:
             raise ValueError(
-                "the prompt was to come from standard input, which is closed: give it by --prompt"
+                "the prompt was to come from standard input, which is closed: give it with --prompt"
             ) from error
         return None
     if not asked and not stat.S_ISFIFO(mode) and not stat.S_ISREG(mode):

@@ -14,7 +14,7 @@ from .terminal import columns, note, one_line
 
 def models(
     as_json: Annotated[
-        bool, in_output("--json", help="Print one JSON object a line instead of the table.")
+        bool, in_output("--json", help="Print one JSON object per line instead of the table.")
     ] = False,
 ) -> None:
     """List the models on this machine: family, size, stored types, and the drafts that fit each."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import mlx.core as mx
@@ -53,7 +55,7 @@ def complete_dtype(incomplete: str) -> Iterator[str]:
 Model = Annotated[
     str,
     in_models(
-        help="Target: a folder, or the name of a model on this machine or the Hugging Face Hub.",
+        help="Target: a folder, or the name of a model on this machine or on the Hugging Face Hub.",
         autocompletion=complete_model,
     ),
 ]
@@ -78,7 +80,7 @@ MaxSource = Annotated[
     in_models(
         "--max-source-length",
         "--max-source",
-        help="Longest prompt in tokens; a longer one is an error.",
+        help="Longest prompt in tokens; a longer one is an error, unless --truncate cuts it.",
         show_default="the length in the model's config.json, else 512 for a T5",
     ),
 ]
@@ -101,7 +103,8 @@ Dtype = Annotated[
 DraftVocab = Annotated[
     int | None,
     in_drafting(
-        help="Let the draft propose only the first N ids, which is faster.", show_default="all"
+        help="Let the draft model propose only the first N ids, which is faster.",
+        show_default="all",
     ),
 ]
 RegularDecode = Annotated[
@@ -124,20 +127,26 @@ class DecoderOptions:
     truncate: Truncate = False
     dtype: Dtype = None
     num_draft: Annotated[
-        str, in_drafting(help="Tokens to draft for each pass of the target: a number, or auto.")
+        str,
+        in_drafting(
+            help="Tokens to draft for each pass of the target: a number; or auto, which measures "
+            "what they cost here and chooses for each pass."
+        ),
     ] = "5"
     lookup: Annotated[
         bool,
         in_drafting(
             "--lookup",
-            help="After the draft model's tokens, also propose tokens copied from the prompt.",
+            help="After the draft model's tokens, also propose tokens copied from the prompt or "
+            "the output.",
         ),
     ] = False
     min_ngram: Annotated[
-        int, in_drafting(help="Fewest last tokens that a lookup must find again.")
+        int, in_drafting(help="Prompt lookup: fewest last tokens of the output that must match.")
     ] = 1
     max_ngram: Annotated[
-        int, in_drafting(help="Longest match that a lookup prefers to a shorter one.")
+        int,
+        in_drafting(help="Prompt lookup: most last tokens to match; it prefers longer matches."),
     ] = 8
     delta: Annotated[
         float,
@@ -157,8 +166,8 @@ class DecoderOptions:
         bool,
         in_drafting(
             "--steady",
-            help="Give all passes one width, so that the greedy output is bit for bit the same "
-            "with any draft or none, at one --num-draft and in any type; decodes one prompt at a "
+            help="Give all passes the same width, so that for a given --num-draft the greedy "
+            "output is the same with any draft or none, in any --dtype; decodes one prompt at a "
             "time.",
         ),
     ] = False
@@ -209,17 +218,29 @@ class SamplingOptions:
     top_p: Annotated[
         float,
         in_sampling(
-            help="Then from the most probable tokens that together have probability P; 1 for all."
+            help="Of those, sample from the most probable tokens that together have probability P; "
+            "1 for all."
         ),
     ] = 1.0
     max_tokens: Annotated[
         int, in_output(help="Upper bound on the tokens of an output, EOS included.")
     ] = 256
-    seed: Annotated[int, in_sampling(help="Seed for sampling.")] = 0
+    seed: Annotated[
+        int, in_sampling(help="Seed for sampling; the same seed gives the same output.")
+    ] = 0
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take groups of options; typer sees an option for each field of a group."""
+def with_groups(
+    command: Callable[..., None] | None = None,
+    *,
+    changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Callable[..., Any]:
+    """Let a command take groups of options; typer sees an option for each field of a group.
+
+    `changes` has by name what typer is told differently about an option than in its group.
+    """
+    if command is None:
+        return partial(with_groups, changes=changes)
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
@@ -231,7 +252,8 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(given.annotation, include_extras=True)
         for each in fields(given.annotation):
             option = inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY)
-            parameters.append(option.replace(default=each.default, annotation=hints[each.name]))
+            hint = _changed(hints[each.name], changes.get(each.name, {}))
+            parameters.append(option.replace(default=each.default, annotation=hint))
 
     @wraps(command)
     def call(**values: Any) -> None:
@@ -242,6 +264,14 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     return call
+
+
+def _changed(hint: Any, values: Mapping[str, Any]) -> Any:
+    """Return the type of an option whose description has other values."""
+    (option,) = hint.__metadata__
+    option = copy(option)
+    vars(option).update(values)
+    return Annotated[hint.__origin__, option]
 
 
 def draft_of(model: str, draft_model: str | None) -> str | None:

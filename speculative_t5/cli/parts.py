@@ -115,7 +115,7 @@ def join_parts(output: str, lines: Iterator[Line], count: int | None = None) -> 
     target = Path(os.path.realpath(output))
     if count is not None and _size(target):
         raise ValueError(
-            f"{output} has got records of another job meanwhile: save it elsewhere, and run batch "
+            f"{output} meanwhile holds records of another job: save it elsewhere, and run batch "
             "with --join"
         )
     parts = _all_parts(output, count)
@@ -158,7 +158,7 @@ def _all_parts(output: str, count: int | None) -> list[Path]:
     parts = [Path(part_name(output, Shard(number, size))) for number in range(1, size + 1)]
     for path in parts:
         if not path.exists():
-            raise ValueError(f"{path} is missing: copy it from the machine that has written it")
+            raise ValueError(f"{path} is missing: copy it from the machine that wrote it")
     return parts
 
 

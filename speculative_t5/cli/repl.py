@@ -10,11 +10,11 @@ import typer
 
 from ..generation import SpeculativeDecoder
 from .options import DecoderOptions, SamplingOptions, draft_of, in_output, with_groups
-from .shaping import ShapingOptions, choose
+from .shaping import UNSHOWN, ShapingOptions, choose
 from .terminal import SOME_FAILED, failure, is_terminal, note, one_line
 
 
-@with_groups
+@with_groups(changes={"num_return_sequences": {"hidden": True}, **UNSHOWN})
 def repl(
     ctx: typer.Context,
     *,

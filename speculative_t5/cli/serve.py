@@ -16,7 +16,7 @@ import typer
 from ..errors import check_integer, first_line
 from ..generation import GenerationOptions, SpeculativeDecoder
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
-from .shaping import Chosen, ShapingOptions, choose, is_given, is_plain
+from .shaping import UNSHOWN, Chosen, ShapingOptions, choose, is_given, is_plain
 from .terminal import note
 
 if TYPE_CHECKING:
@@ -27,14 +27,23 @@ MOST_TOKENS = 4096  # of an output, unless --max-tokens has more
 in_server = partial(typer.Option, rich_help_panel="Server")
 
 
-@with_groups
+@with_groups(
+    changes={
+        "seed": {
+            "help": "Seed of requests that give none.",
+            "show_default": "a new one for each request",
+        },
+        **UNSHOWN,
+    }
+)
 def serve(
     ctx: typer.Context,
     *,
     host: Annotated[
-        str, in_server(help="Address to listen on; 0.0.0.0 is every address of this machine.")
+        str,
+        in_server(help="Address to listen on; 0.0.0.0 listens on every address of this machine."),
     ] = "127.0.0.1",
-    port: Annotated[int, in_server(help="Port to listen on; 0 is any that is free.")] = 8080,
+    port: Annotated[int, in_server(help="Port to listen on; 0 chooses a free one.")] = 8080,
     batch_size: Annotated[
         int | None,
         in_server(help="Outputs to decode side by side.", show_default="16, or 1 with --steady"),
@@ -52,13 +61,14 @@ def serve(
     cors_origin: Annotated[
         list[str] | None,
         in_server(
-            help="Origin of a site whose pages may ask, such as https://example.org, or * for "
-            "all; may be repeated.",
+            help="Site whose pages may send requests from a browser, such as https://example.org, "
+            "or * for all; may be repeated.",
             show_default=False,
         ),
     ] = None,
     shutdown_seconds: Annotated[
-        float, in_server(help="How long running outputs may take after SIGTERM or Ctrl-C.")
+        float,
+        in_server(help="Seconds that running outputs have to finish after SIGTERM or Ctrl-C."),
     ] = 30.0,
     options: DecoderOptions,
     regular_decode: RegularDecode = False,
@@ -68,8 +78,8 @@ def serve(
     """Serve a model over HTTP, in OpenAI's protocol.
 
     Requests are decoded side by side, and what one gets does not depend on the others. The options
-    of sampling and of outputs are the defaults of requests that do not give their own. There is a
-    page to try it at /.
+    for sampling and outputs are the defaults of requests that do not give their own. To try it,
+    open the server's address in a browser.
     """
     try:
         from ..serve import (

@@ -20,28 +20,35 @@ in_shaping, in_beams = (
 )
 
 
+# For `with_groups`: what needs finished outputs is not shown by commands that refuse it.
+UNSHOWN: dict[str, dict[str, Any]] = {
+    name: {"hidden": True} for name in ("scores", "num_beams", "length_penalty", "early_stopping")
+}
+
+
 @dataclass(frozen=True)
 class ShapingOptions:
     """Options that change the target's distribution, stops, several outputs and scores."""
 
     repetition_penalty: Annotated[
         float,
-        in_shaping(help="Above 1, tokens of the output so far become less probable."),
+        in_shaping(help="Above 1, tokens that the output already has become less probable."),
     ] = 1.0
     no_repeat_ngram_size: Annotated[
-        int, in_shaping(help="No sequence of N tokens occurs twice; 0 is off.")
+        int, in_shaping(help="Let no sequence of N tokens occur twice; 0 is off.")
     ] = 0
     min_tokens: Annotated[
         int, in_shaping(help="Let no output end before it has this many tokens.")
     ] = 0
     suppress_tokens: Annotated[
         str | None,
-        in_shaping(help="Ids that never occur, separated by commas.", show_default=False),
+        in_shaping(help="Ids that no output may contain, separated by commas.", show_default=False),
     ] = None
     bad_words: Annotated[
         list[str] | None,
         in_shaping(
-            help="Text that never occurs as the ids that the tokenizer gives it; may be repeated.",
+            help="Text that no output may contain, as the ids that the tokenizer gives it; may be "
+            "repeated.",
             show_default=False,
         ),
     ] = None
@@ -49,7 +56,7 @@ class ShapingOptions:
         list[str] | None,
         in_shaping(
             metavar="ID=BIAS",
-            help="Add to the logit of an id; -inf forbids it; may be repeated.",
+            help="Bias to add to the logit of an id; -inf forbids it; may be repeated.",
             show_default=False,
         ),
     ] = None
@@ -69,30 +76,37 @@ class ShapingOptions:
     ] = None
     num_return_sequences: Annotated[
         int,
-        in_output("--num-return-sequences", "-n", help="Outputs for each prompt."),
+        in_output(
+            "--num-return-sequences",
+            "-n",
+            help="Outputs for each prompt; greedy decoding has only one.",
+        ),
     ] = 1
     scores: Annotated[
         bool,
-        in_output("--scores", help="Add the logarithm of each output's probability."),
+        in_output("--scores", help="Also give the logarithm of each output's probability."),
     ] = False
 
     task: Annotated[
         str | None,
         in_models(
-            help="Take the options that the checkpoint has for a task, such as summarization; "
-            "default for those that it has for all. Options given here come over them.",
+            help="Use the options that the checkpoint has for a task, such as summarization; or "
+            "default, for those that it has for all tasks. Options given here win.",
             show_default=False,
         ),
     ] = None
     num_beams: Annotated[
-        int, in_beams(help="Sequences that a beam search extends side by side; 1 is no search.")
+        int, in_beams(help="Width of a beam search, which uses no draft; 1 is no search.")
     ] = 1
     length_penalty: Annotated[
         float, in_beams(help="Above 0 a search prefers long outputs, below 0 short ones.")
     ] = 1.0
     early_stopping: Annotated[
         str,
-        in_beams(help="When a search ends, once it has as many outputs as beams: on, off, never."),
+        in_beams(
+            help="When to end a search that has as many outputs as beams: on (at once), off (when "
+            "a better one is unlikely) or never (when none can be better)."
+        ),
     ] = "off"
 
     def keywords(self) -> dict[str, Any]:
@@ -190,4 +204,4 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(bias)
     except ValueError:
-        raise ValueError(f"logit_bias must be an id and a bias, as 17=-2.5, got {text!r}") from None
+        raise ValueError(f"logit_bias must be ID=BIAS, such as 17=-2.5, got {text!r}") from None

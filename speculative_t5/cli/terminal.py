@@ -279,9 +279,9 @@ def columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
 
 def _argument_error(error: Any) -> str:
     """Return typer's message about an argument, and the value, which newer versions leave out."""
-    text = str(error.format_message()).rstrip(".")
+    text = str(error.format_message()).rstrip(".").partition(", unable to parse")[0]
     if text.startswith("No such command"):  # which may have been meant as a prompt
-        text += " (a prompt is given by --prompt)"
+        text += " (to give a prompt, use --prompt)"
     checked = getattr(error.__cause__, "errors", None)  # pydantic's
     return f"{text}, got {checked()[0]['input']!r}" if callable(checked) else text
 

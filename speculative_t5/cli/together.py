@@ -105,7 +105,7 @@ def join() -> None:
         for rank, size in RANKS.items():
             if os.environ.get(rank, "0") != "0" or int(os.environ.get(size) or 1) > 1:
                 raise ValueError(
-                    "this is one of several processes, and MLX finds no others: run them by "
+                    "this is one of several processes, and MLX finds no others: run them with "
                     "mlx.launch, or give each one a --shard of its own"
                 )
         return

@@ -102,9 +102,15 @@ class PartialFile:
         with ExitStack() as undo:
             undo.callback(os.close, self._file)
             self._lock()
+            undo.callback(self._drop_if_empty)
             self._begin()
             undo.pop_all()
         return self
+
+    def _drop_if_empty(self) -> None:
+        """Remove the file if its first line could not be written."""
+        if not os.fstat(self._file).st_size:
+            self.path.unlink(missing_ok=True)
 
     def _lock(self) -> None:
         busy = (
@@ -131,13 +137,13 @@ class PartialFile:
                     end += len(raw)
         if first.endswith(b"\n") and not (self._resume or self._force):
             raise ValueError(
-                f"{self.path} holds the pieces of an earlier run: use --resume to go on with them, "
-                "or --force to start over"
+                f"{self.path} holds the pieces of an earlier run: use --resume to continue after "
+                "them, or --force to start over"
             )
         torn = _line(self._header).startswith(first)  # or nothing yet
         if not (first.endswith(b"\n") or torn) and (self._resume or not self._force):
             raise ValueError(
-                f"{self.path} holds something else than pieces: give another --output, or use "
+                f"{self.path} holds something other than pieces: give another --output, or use "
                 "--force without --resume to replace it"
             )
         os.truncate(self._file, end)
@@ -151,7 +157,7 @@ class PartialFile:
         for name, value in self._header.items():
             if found.get(name) != value:
                 raise ValueError(
-                    f"{self.path} is of a run with another {name}: give what that run had, or use "
+                    f"{self.path} is from a run with another {name}: use the same as that run, or "
                     "--force without --resume to start over"
                 )
 
@@ -160,7 +166,8 @@ class PartialFile:
         if isinstance(number, int) and {"output", "reason"} <= piece.keys():
             return number
         raise ValueError(
-            f"{self.path} holds a line that is no piece: use --force without --resume to start over"
+            f"{self.path} holds a line that is not a piece: use --force without --resume to start "
+            "over"
         )
 
     def append(self, piece: Header) -> None:
@@ -185,9 +192,8 @@ class PartialFile:
         if kind is None or not self.count:
             self.path.unlink(missing_ok=True)
         else:
-            note(
-                f"the {count(self.count, 'piece')} done so far are kept; --resume goes on with them"
-            )
+            done = count(self.count, "piece")
+            note(f"the work so far ({done}) is kept; --resume continues from there")
         os.close(self._file)
 
 

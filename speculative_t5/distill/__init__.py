@@ -18,5 +18,5 @@ from .labels import Label, LabelFile, label
 from .losses import LOSSES
 from .memory import own_parameters, training_memory
 from .options import DEFAULT_STEPS, DistillOptions
-from .plot import check_plot, draw
+from .plot import draw
 from .run import Observer, Subject, check_options, check_output, distill, new_draft

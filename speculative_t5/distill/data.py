@@ -16,6 +16,7 @@ from ..tokenizers import JSON_SUFFIXES, Format, PromptEncoder, Shard, Tokenizer,
 
 HELD_OUT, MOST_HELD_OUT = 20, 200  # one prompt in 20, and no more than 200
 TABLES = (".csv", ".tsv")
+PROMPT = "prompt"  # the field of a JSON object that has the prompt, unless another is given
 COMPLETION = "completion"  # the field of a JSON object that has the output
 
 
@@ -60,7 +61,7 @@ def read_data(
     encoder: PromptEncoder,
     tokenizer: Tokenizer,
     *,
-    field: str = "prompt",
+    field: str = PROMPT,
     form: Format | None = None,
     seed: int = 0,
     max_tokens: int = 256,
@@ -92,6 +93,12 @@ def read_data(
             f"field is {field!r}, which has the outputs: give the name of the prompts' field"
         )
     train_path, valid_path = _find_files(Path(path))
+    forms = [form or _form_of(each) for each in (train_path, valid_path) if each]
+    if field != PROMPT and "jsonl" not in forms:
+        raise ValueError(
+            f"field is {field!r}, and {train_path} is text, whose lines have no fields: leave out "
+            "field, or give format jsonl"
+        )
     reader = _Reader(encoder, tokenizer, field, form, max_tokens, encoder.vocab_size)
     # The valid file comes first, so that its prompts are the ones kept.
     valid = reader.read(valid_path, 1) if valid_path else []
@@ -176,8 +183,8 @@ class _Reader:
         if len(examples) < least:
             raise ValueError(
                 f"{path} has {count(len(examples), 'usable prompt')} in {count(lines, 'line')}"
-                f"{reasons(skipped)}: give at least {least} that the model can read and no other "
-                "line has"
+                f"{reasons(skipped)}: give at least {count(least, 'different prompt')} that "
+                "the model can read"
             )
         return examples
 

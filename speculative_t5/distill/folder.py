@@ -64,7 +64,7 @@ class RunFolder:
         before = INPUTS.get(name) or _as_option(name, known.get(name))
         now = "" if name in INPUTS else f", and this one has {_as_option(name, settings[name])}"
         raise ValueError(
-            f"the run in {self.path} was begun with {before}{now}: "
+            f"the run in {self.path} was started with {before}{now}: "
             "use the same to resume it, or delete the folder to start over"
         )
 

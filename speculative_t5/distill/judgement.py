@@ -110,7 +110,7 @@ class Judgement:
         if not self.pays:
             return (
                 f"It does not pay: decoding is {best.speedup:.2f} times as fast as without a draft "
-                f"with {best.option}, the best number, and {auto.speedup:.2f} times with "
+                f"with {best.option}, the best fixed number, and {auto.speedup:.2f} times with "
                 f"{auto.option}; distill from more prompts or for more steps, or try "
                 "--draft-model lookup."
             )
@@ -131,7 +131,7 @@ class Judgement:
         elif self.held_out < FEW:
             notes.append(
                 f"The figures are rough: they come from {count(self.held_out, 'held-out output')}; "
-                f"give prompts enough to hold out at least {FEW}."
+                f"give enough prompts to hold out at least {FEW}."
             )
         elif self.speeds and self.prompts < FEW:
             notes.append(f"Speeds are rough: they come from {count(self.prompts, 'prompt')}.")

@@ -49,12 +49,3 @@ def draw(history: Sequence[Mapping[str, Any]], path: Path) -> None:
     left.grid(axis="x", color="0.9")
     right.set_visible(bool(checked))
     save_figure(figure, path)
-
-
-def check_plot(path: Path) -> None:
-    """Refuse, before a run, a path that `draw` could not write to."""
-    kinds = pyplot().figure().canvas.get_supported_filetypes()
-    if path.suffix[1:] not in kinds:
-        raise ValueError(f"the plot cannot be written to {path}: give a name that ends in .png")
-    if not path.parent.is_dir():
-        raise ValueError(f"the plot cannot be written to {path}: create the folder {path.parent}")

@@ -35,15 +35,17 @@ class Check:
 
 
 CHECKS = (
-    Check(versions, "which versions of what are installed; MLX is new enough", 60),
+    Check(versions, "the versions of what is installed; MLX is new enough", 60),
     Check(device, "what MLX computes on, its memory and its limits", 60),
-    Check(float32, "products and attention in float32 are not rounded to TF32", 60),
+    Check(float32, "matrix products and attention in float32 are not rounded to TF32", 60),
     Check(logits, "models of every family compute here what they compute on a plain CPU"),
-    Check(rows, "every row of a pass is computed alike, which steady mode rests on", loads=True),
+    Check(rows, "every row of a pass is computed alike, as steady mode needs", loads=True),
     Check(greedy, "greedy outputs are the same with a draft and without", loads=True),
     Check(sampling, "sampled outputs follow the target's distribution"),
     Check(threads, "threads that share a decoder get the outputs of a single thread", loads=True),
-    Check(known, "the shipped pair says here what it said where it was made", loads=True),
+    Check(
+        known, "the shipped pair gives the outputs here that it gave where it was made", loads=True
+    ),
     Check(speed, "what passes cost here, and how many tokens to draft", loads=True),
 )
 
@@ -60,5 +62,5 @@ def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:
             raise ValueError(f"there is no check {name!r}: choose from {', '.join(names)}")
     left = [c for c in CHECKS if (not only or c.name in only) and c.name not in skip]
     if not left:
-        raise ValueError(f"no check is left without {', '.join(skip)}: leave out fewer")
+        raise ValueError(f"no check is left to run without {', '.join(skip)}: leave out fewer")
     return left

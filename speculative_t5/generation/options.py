@@ -106,13 +106,13 @@ class GenerationOptions:
         _ = self.beams  # which checks its own options
         if self.temperature != 0:
             raise ValueError(
-                f"num_beams is {self.num_beams} and temperature {self.temperature}, and a beam "
-                "search does not sample: leave out one of them"
+                f"num_beams is {self.num_beams} and temperature is {self.temperature}, and a beam "
+                "search does not sample: leave out one of the two"
             )
         if self.stop:
             raise ValueError(
                 f"num_beams is {self.num_beams}, and a beam search has no stop strings: leave out "
-                "one of them"
+                "num_beams or stop"
             )
 
     @property

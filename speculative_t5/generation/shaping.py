@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..decoding import LanguageModel, Sampler, Stopper
+from ..decoding import LanguageModel, LogitsTransform, Sampler, Stopper
 from ..errors import check_utf8
 from ..tokenizers import Tokenizer, unknown_characters
 from .options import GenerationOptions
@@ -34,13 +34,24 @@ class Shaping:
         largest = max(transform.largest_id, *self.stop_ids, -1)
         if largest >= model.vocab_size:
             raise ValueError(
-                f"an option names the id {largest}, and the model has ids below "
-                f"{model.vocab_size}: give ids of its tokenizer"
+                f"{self._name_of(largest, transform)} has the id {largest}, and the model has ids "
+                f"below {model.vocab_size}: give ids of its tokenizer"
             )
         if options.stop and tokenizer is None:
             raise ValueError("stop strings need a tokenizer: give the decoder one")
         kept = transform if transform else None
         self.sampler = Sampler(options.temperature, options.top_k, options.top_p, kept)
+
+    def _name_of(self, token: int, transform: LogitsTransform) -> str:
+        """Return the name of an option that has this id."""
+        named = {
+            "stop_token_ids": self.stop_ids,
+            "suppress_tokens": transform.suppress_tokens,
+            "logit_bias": dict(transform.logit_bias),
+            "forced_tokens": transform.forced_tokens,
+            "bad_words": {each for word in transform.bad_words for each in word},
+        }
+        return next((name for name, ids in named.items() if token in ids), "an option")
 
     def _spelled(self, name: str, text: str) -> list[tuple[int, ...]]:
         """Return the ids of a text at the beginning of another one, and those after a space."""

@@ -74,7 +74,7 @@ def check_language(language: object) -> None:
     """Refuse a language whose sentences cannot be told apart."""
     if language not in LANGUAGES:
         raise ValueError(
-            f"there are no rules for the sentences of {language!r}: choose one of "
+            f"there are no sentence rules for the language {language!r}: choose one of "
             f"{', '.join(LANGUAGES)}"
         )
 

@@ -142,7 +142,7 @@ async def _unknown(request: Request, error: HTTPException) -> Response:
 
 async def _failed(_: Request, __: Exception) -> Response:
     """Answer when the application itself has failed; the server writes the error to the log."""
-    return Refused(500, "the server has failed to answer: see its log").response
+    return Refused(500, "the server failed to answer: see its log").response
 
 
 class Endpoints:

@@ -45,7 +45,7 @@ def check_name(name: str, value: Any) -> None:
     if len(name) > LONGEST_NAME:  # comparing takes time, and it is no slip of the pen
         return
     if near := difflib.get_close_matches(name, [*OPTIONS, *OTHERS], 1, cutoff=0.85):
-        raise Refused(400, f"there is no field {shown(name)}: write {near[0]} if that is meant")
+        raise Refused(400, f"there is no field {shown(name)}: write {near[0]} if you meant that")
 
 
 def refuse(name: str, expected: str, found: object, *, param: str | None = None) -> NoReturn:

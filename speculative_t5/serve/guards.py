@@ -66,8 +66,8 @@ class SiteGuard:
             origin = headers.get("origin")
             site = f"the site {shown(origin)}" if origin else "another site"
             return Refused(
-                403, f"the request comes from {site}, which may not ask: give its origin by "
-                "--cors-origin when starting the server",
+                403, f"the request comes from {site}, which may not use this server: give "
+                "its origin with --cors-origin when starting the server",
             )  # fmt: skip
         return None
 
@@ -137,7 +137,7 @@ def read_keys(path: Path) -> list[str]:
             continue
         if not line.isascii() or not line.isprintable() or " " in line:
             raise ValueError(
-                f"line {number} of {path} is not a key: write one key a line, in printable ASCII "
+                f"line {number} of {path} is not a key: write one key per line, in printable ASCII "
                 "without spaces"
             )
         keys.append(line)

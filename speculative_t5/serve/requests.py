@@ -45,7 +45,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
         raise Refused(400, f"the body is {not_utf8(error)}") from error
     except UnicodeEncodeError as error:
         raise Refused(
-            400, "the body has half of a surrogate pair, which is no text: send whole characters"
+            400, "the body has half of a surrogate pair, which is not text: send whole characters"
         ) from error
     except RecursionError as error:
         raise Refused(400, "the body nests too deeply: send a flatter object") from error
@@ -153,7 +153,7 @@ def last_of_user(messages: list[dict[str, str]]) -> str:
         if message["role"] == "user":
             return message["content"]
     raise Refused(
-        400, "messages has none whose role is user, which is what the model reads: give one",
+        400, "messages has none with the role user, which is all that the model reads: give one",
         param="messages",
     )  # fmt: skip
 

@@ -112,7 +112,7 @@ def bind(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             wrong = "is used by another program: choose another --port, or stop that program"
         elif error.errno == errno.EACCES:
-            wrong = "is not for every user: choose a --port of at least 1024"
+            wrong = "is reserved for administrators: choose a --port of at least 1024"
         else:
-            wrong = "cannot be bound to: choose a --host that is an address of this machine"
+            wrong = "cannot be listened on: choose a --host that is an address of this machine"
         raise ValueError(f"port {port} of {host} {wrong}") from error

@@ -11,7 +11,7 @@ from .files import read_settings, refuse_pointers
 from .spiece import SentencePieceTokenizer
 from .tokenizer_json import JSONTokenizer
 
-REPLACE = "copy there the tokenizer that belongs to the model"
+REPLACE = "copy the tokenizer that belongs to the model there"
 
 
 def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from ..errors import not_utf8
+from ..errors import first_line, not_utf8
 
 Format = Literal["text", "jsonl"]
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -35,7 +35,7 @@ class Shard:
         """Parse text such as "2/8"; refuse anything else."""
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
         if not found or not 1 <= int(found[1]) <= int(found[2]):
-            raise ValueError(f"a shard must be given as 1/8 to 8/8, got {text!r}")
+            raise ValueError(f"a shard must be 1/N to N/N, such as 2/8, got {text!r}")
         return cls(int(found[1]), int(found[2]))
 
     def __contains__(self, line: int) -> bool:
@@ -70,6 +70,8 @@ def open_input(name: str) -> BinaryIO:
                 "the prompts were to come from standard input, which is closed: give a file"
             )
         return open(0, "rb", closefd=False)
+    if not name:
+        raise ValueError("the input must be the name of a file, or -, got ''")
     if Path(name).is_dir():
         raise ValueError(f"{name} is a folder, expected a file of prompts")
     return open(name, "rb")
@@ -131,7 +133,7 @@ def _read_json(number: int, text: str, field: str, completion: str | None) -> Li
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Line(number, number, None, f"not JSON: {error}; {ONE_OBJECT}")
+        return Line(number, number, None, f"not JSON: {_fault(error)}; {ONE_OBJECT}")
     if not isinstance(record, dict):
         return Line(number, number, None, f"not a JSON object but {_kind(record)}; {ONE_OBJECT}")
     own = record.get("id")
@@ -144,7 +146,7 @@ def _read_json(number: int, text: str, field: str, completion: str | None) -> Li
         return Line(number, number, None, f"'id' is {kind}, expected a string or an integer")
     if field not in record:
         names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
-        wrong = f"no field {field!r}, it has {names}: name the prompt's by --field"
+        wrong = f"no field {field!r} (found: {names}): give the prompt's field with --field"
         return Line(number, name, None, wrong)
     prompt, output = record[field], record.get(completion)
     odd = _not_text(field, prompt)
@@ -154,6 +156,13 @@ def _read_json(number: int, text: str, field: str, completion: str | None) -> Li
         return Line(number, name, None, odd)
     empty = None if prompt.strip() else f"{field!r} is empty, expected a prompt"
     return Line(number, name, prompt, empty, completion=output)
+
+
+def _fault(error: ValueError | RecursionError) -> str:
+    """Return what is wrong with a line of JSON, and where in it."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.rstrip(': ').removesuffix(' at')} at character {error.pos + 1}"
+    return first_line(error)
 
 
 def _not_text(field: str, value: object) -> str | None:

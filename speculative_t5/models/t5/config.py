@@ -213,7 +213,7 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
     if kind == DRAFT_TYPE:
         raise ValueError(
             f"this is a draft for {printable(str(raw.get('target')))}, whose encoder it shares, "
-            "and no model of its own: give it as the draft of that model, with --draft-model"
+            "and not a model of its own: give it as the draft of that model, with --draft-model"
         )
     if kind not in MODEL_TYPES:
         heads = other_heads(raw)
