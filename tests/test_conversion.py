@@ -64,8 +64,9 @@ def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> N
 
 
 def test_our_own_settings_are_kept(source: Path, tmp_path: Path) -> None:
-    good = {"draft": "small", "prefix": "do: "}
-    for name, wanted, kept in (("a", good, good), ("b", {"draft": "../small", "prefix": ""}, {})):
+    good = {"draft": "small", "prefix": "do: ", "min_probability": 0.5}
+    none = {"draft": "../small", "prefix": "", "min_probability": None}
+    for name, wanted, kept in (("a", good, good), ("b", none, {})):
         edit_json(source / "config.json", **wanted)
         stored = json.loads((convert(str(source), tmp_path / name) / "config.json").read_text())
         assert {key: stored[key] for key in good if key in stored} == kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from speculative_t5.cli.whole_file import PartialFile
 
 import pytest
 from commands import Call, caller, in_a_shell, on_a_terminal, start
-from conftest import REPOSITORY
+from conftest import REPOSITORY, edit_json
 from messages import check_message
 
 pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
@@ -56,6 +57,16 @@ def test_a_file_is_rewritten_in_its_layout(call: Call, here: Path) -> None:
     assert "> I think that this is\n> a good idea.  She has an apple.\n" in written
     assert re.match(r"\[4 of 4 pieces changed, \d+ tokens in ", done.err[-1])
     assert names(here) == {"in.txt", "out.txt"}
+
+
+def test_a_model_says_how_sure_it_must_be_unless_told_otherwise(call: Call, here: Path) -> None:
+    shutil.copytree(REPOSITORY / "weights" / "correct-base", here / "model")
+    edit_json(here / "model" / "config.json", min_probability=1, draft=None)
+    done = call("document", "in.txt", "--model", "model")
+    assert (done.code, done.out.encode()) == (0, TEXT.encode())
+    assert "kept, the model gives a token of its output a probability of only 0." in done.err[0]
+    done = call("document", "in.txt", "--model", "model", "--min-probability", "0")
+    assert "She has an apple." in done.out and len(done.err) == 1
 
 
 def test_pieces_that_are_kept_are_listed(call: Call, here: Path, lacking: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.generation import Document, RewriteOptions
 from speculative_t5.generation.rewriting import Rewritten, rewrite
 
+import mlx.core as mx
 import pytest
 from conftest import tiny_model
 from messages import check_message
@@ -107,6 +109,29 @@ def test_an_output_that_did_not_end_is_not_used() -> None:
     assert done.summary() == "1 of 2 pieces changed, 1 kept as they were"
 
 
+@pytest.mark.cpu  # probabilities of a batch are compared with those of single prompts
+def test_outputs_that_the_model_is_not_sure_of_are_not_used() -> None:
+    decoder = SpeculativeDecoder.from_pretrained("correct-base", dtype=mx.float32)
+    sentences = ["He go home.", "We has met a old friend of my.", "It is sad.", "I saw teh red."]
+    lowest = {}
+    for sentence in sentences:
+        alone = decoder.generate(sentence, probabilities=True)
+        if alone.text != sentence:
+            lowest[sentence] = min(p for p, _ in alone.probabilities or ())
+    assert len(lowest) == 3, "what stays as it is needs no probability"
+    ordered = sorted(lowest.values())
+    for unsure, least in enumerate([0, *((a + b) / 2 for a, b in pairwise(ordered)), 1]):
+        done = decoder.rewrite(" ".join(sentences), min_probability=least)
+        kept = [piece.source for piece in done.kept]
+        assert kept == [each for each in sentences if lowest.get(each, 1) < least]
+        assert len(kept) == unsure
+    assert done.text == " ".join(sentences)
+    assert [piece.reason for piece in done.kept] == [
+        f"the model gives a token of its output a probability of only {p:.3f}"
+        for p in lowest.values()
+    ]
+
+
 def test_outputs_may_be_twice_as_long_as_their_pieces() -> None:
     decoder = Scripted(corrected, limit=99)
     fixed("He go. She go. " + "He " * 20 + "go.", decoder)
@@ -117,7 +142,7 @@ def test_outputs_may_be_twice_as_long_as_their_pieces() -> None:
     assert decoder.limits[-1] == 7
 
 
-def test_parts_that_are_done_are_left_out() -> None:
+def test_parts_that_are_doneare_left_out() -> None:
     decoder: Any = Scripted(corrected)
     document = Document(decoder, TEXT, RewriteOptions())
     pieces = dict(document.rewrite())
@@ -141,6 +166,8 @@ def test_parts_that_are_done_are_left_out() -> None:
         ("x", {"piece_tokens": 1}, "got 1"),
         ("x", {"min_similarity": 1.5}, "1.5"),
         ("x", {"min_similarity": "a"}, "'a'"),
+        ("x", {"min_probability": -0.1}, "-0.1"),
+        ("x", {"min_probability": "a"}, "'a'"),
         ("x", {"batch_size": 0}, "got 0"),
         (b"x", {}, "bytes"),
         ("\udcff", {}, "0xff"),

@@ -3,9 +3,10 @@
     python scripts/checks/judge_correct.py --model correct-base
 
 A line of tests/learners.tsv has a text, a tab, and a good correction of it. Where the two are
-equal, the text was right and must come back unchanged. Greedy, in float32, without a draft. Prints
-the counts, then each output that is not the correction, for a reader to judge: there is often
-another good one.
+equal, the text was right and must come back unchanged. Greedy, in float32, without a draft; with
+--document sentence by sentence, as `document` does it, which leaves those as they are whose outputs
+the model is not sure of. Prints the counts, then each output that is not the correction, for a
+reader to judge: there is often another good one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder
+from speculative_t5.checkpoints import own_min_probability
 
 import mlx.core as mx
 import typer
@@ -50,12 +52,18 @@ class Judged:
 def main(
     model: Annotated[str, typer.Option(help="Model to judge.")] = "correct-base",
     data: Annotated[Path, typer.Option(help="Texts and corrections.")] = LEARNERS,
+    document: Annotated[bool, typer.Option(help="Rewrite as `document` does.")] = False,
     outputs: Annotated[bool, typer.Option(help="Show the outputs, too.")] = True,
 ) -> None:
     pairs = read_pairs(data)
     decoder = SpeculativeDecoder.from_pretrained(model, None, dtype=mx.float32)
-    found = decoder.generate_batch([text for text, _ in pairs], batch_size=16)
-    judged = [Judged(*pair, out.text) for pair, out in zip(pairs, found, strict=True)]
+    texts = [text for text, _ in pairs]
+    if document:
+        least = own_min_probability(model)
+        found = [decoder.rewrite(text, min_probability=least).text for text in texts]
+    else:
+        found = [done.text for done in decoder.generate_batch(texts, batch_size=16)]
+    judged = [Judged(*pair, output) for pair, output in zip(pairs, found, strict=True)]
     print("\n".join([*summary(judged), *(listing(judged) if outputs else [])]))
 
 

@@ -20,6 +20,7 @@ from .places import (
     model_folders,
     named_draft,
     new_folder,
+    own_min_probability,
     weights_folders,
 )
 from .sharing import holds_draft, inspect_draft, load_draft, save_draft, target_name

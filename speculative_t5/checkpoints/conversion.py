@@ -19,7 +19,7 @@ from .hub import download, flat_name, look_up
 from .loading import as_dtype
 from .npz import NewTensor
 from .pipeline import read_ahead
-from .places import draft_name, new_folder, origin
+from .places import draft_name, min_probability, new_folder, origin
 from .sharing import holds_draft
 from .t5 import Checkpoint, Parameter, open_checkpoint, parameter_shapes, read_config
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy, dtype_name
@@ -159,7 +159,12 @@ def _open_whole(source: Path) -> Checkpoint:
 def _own_settings(source: Path) -> dict[str, Any]:
     """Return the settings that a config.json has beside the model's own: ours, and of tasks."""
     tasks = read_json(source / "config.json").get(TASKS)
-    own = {"prefix": read_prefix(source), "draft": draft_name(source), TASKS: tasks}
+    own = {
+        "prefix": read_prefix(source),
+        "draft": draft_name(source),
+        "min_probability": min_probability(source),
+        TASKS: tasks,
+    }
     return {key: value for key, value in own.items() if value}
 
 

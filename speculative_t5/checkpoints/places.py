@@ -9,6 +9,7 @@ from typing import Any
 
 from platformdirs import user_data_path
 
+from ..errors import shown
 from ..models import DRAFT_TYPE
 from .folder import find_weights, read_json
 
@@ -97,6 +98,32 @@ def draft_name(folder: Path) -> str | None:
     name = _from_config(folder, "draft")
     plain = isinstance(name, str) and name not in ("", "..") and name == Path(name).name
     return name if plain else None
+
+
+def own_min_probability(model: str | Path) -> float:
+    """Return what a model's config.json has as `min_probability`, see `rewrite`; 0 if nothing.
+
+    Raises:
+        ValueError: If it is not a number from 0 to 1.
+    """
+    folder = find_folder(model)
+    found = min_probability(folder) if folder else None
+    return 0.0 if found is None else found
+
+
+def min_probability(folder: Path) -> float | None:
+    """Return the `min_probability` in a folder's config.json, if any.
+
+    Raises:
+        ValueError: If it is not a number from 0 to 1.
+    """
+    found = _from_config(folder, "min_probability")
+    if found is not None and (type(found) not in (int, float) or not 0 <= found <= 1):
+        raise ValueError(
+            f"min_probability in {folder / 'config.json'} is {shown(found)}, expected a number "
+            "from 0 to 1"
+        )
+    return None if found is None else float(found)
 
 
 def known_names() -> str:

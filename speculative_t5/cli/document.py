@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 from tqdm import tqdm
 
+from ..checkpoints import own_min_probability
 from ..errors import not_utf8
 from ..generation import (
     By,
@@ -75,6 +76,14 @@ def document(
             "1; above 0, also if numbers or addresses in it would change."
         ),
     ] = RewriteOptions.min_similarity,
+    min_probability: Annotated[
+        float | None,
+        typer.Option(
+            help="Leave a piece as it is if the model gives a token of its output less than this, "
+            "from 0 to 1.",
+            show_default="the model's own, or 0",
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(help="Pieces to decode side by side.", show_default="16, or 1 with --steady"),
@@ -111,7 +120,8 @@ def document(
     the end.
     """
     output = None if output in ("-", STDOUT) else output
-    wanted = RewriteOptions(cast(By, by), language, piece_tokens, max_tokens, min_similarity)
+    least = own_min_probability(options.model) if min_probability is None else min_probability
+    wanted = RewriteOptions(cast(By, by), language, piece_tokens, max_tokens, min_similarity, least)
     page = _page(output, diff, diff_output)
     if resume and output is None:
         raise ValueError("--resume continues a file: give its name with --output")

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ..decoding import Stats, total
+from ..decoding import Sampler, Stats, pair_probabilities, total
 from ..errors import check_integer, check_number, check_utf8, count
 from .layout import arranged, same_facts, similarity
 from .splitting import Passage, check_language, is_label, paragraphs, sentences
@@ -32,6 +32,7 @@ class RewriteOptions:
     piece_tokens: int = PIECE_TOKENS
     max_tokens: int | None = None
     min_similarity: float = MIN_SIMILARITY
+    min_probability: float = 0.0
 
     def __post_init__(self) -> None:
         if self.by not in get_args(By):
@@ -41,8 +42,9 @@ class RewriteOptions:
         check_integer("piece_tokens", self.piece_tokens, 2)
         if self.max_tokens is not None:
             check_integer("max_tokens", self.max_tokens, 1)
-        if not 0 <= check_number("min_similarity", self.min_similarity) <= 1:
-            raise ValueError(f"min_similarity must be between 0 and 1, got {self.min_similarity}")
+        for name in ("min_similarity", "min_probability"):
+            if not 0 <= check_number(name, getattr(self, name)) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ def rewrite(
     batch_size: int | None = None,
     max_tokens: int | None = None,
     min_similarity: float = MIN_SIMILARITY,
+    min_probability: float = 0.0,
     speculative: bool = True,
     progress: bool = False,
 ) -> Rewritten:
@@ -138,7 +141,8 @@ def rewrite(
 
     A piece stays as it was, and has a reason, if the vocabulary lacks one of its characters; if it
     is longer than the model reads; if its output did not end within `max_tokens`, is empty, has
-    fewer words than the piece has lines, or is too different, see `min_similarity`.
+    fewer words than the piece has lines, is too different, see `min_similarity`, or is not sure
+    enough, see `min_probability`.
 
     Args:
         decoder: Decodes the pieces.
@@ -155,6 +159,10 @@ def rewrite(
         min_similarity: The least similarity of a piece and its output: difflib's ratio of their
             letters and digits, from 0 to 1. Above 0, their numbers, e-mail addresses and links
             must be the same, too. Set it to 0 for a model that does something else than correct.
+        min_probability: The least probability that the target may give to any token of an output
+            that changes its piece, from 0 to 1; the idea is GECToR's (Omelianchuk et al. 2020,
+            arXiv:2005.12592). The more of it, the fewer wrong corrections are made, and the fewer
+            right ones. The command `document` takes that in the model's config.json, if any.
         speculative: False decodes with the target alone.
         progress: Show a bar on standard error.
 
@@ -162,7 +170,9 @@ def rewrite(
         ValueError: If the decoder has no tokenizer, the text is not a string or an option is out
             of its range.
     """
-    options = RewriteOptions(by, language, piece_tokens, max_tokens, min_similarity)
+    options = RewriteOptions(
+        by, language, piece_tokens, max_tokens, min_similarity, min_probability
+    )
     document = Document(decoder, text, options)
     began = time.perf_counter()
     done = document.rewrite(batch_size=batch_size, speculative=speculative)
@@ -301,8 +311,22 @@ class Document:
             reason = "its output has other numbers or addresses"
         elif laid_out is None:
             reason = "its output has fewer words than it has lines"
+        elif output != words:
+            reason = self._doubt(part, done)
         piece = self._piece(part, None if reason else laid_out, reason)
         return replace(piece, stats=done.stats)
+
+    def _doubt(self, part: _Part, done: Generation) -> str | None:
+        """Say how unsure the target is of an output, if it is too unsure."""
+        decoder, least = self._decoder, self.options.min_probability
+        if not least:
+            return None
+        sampler = Sampler(temperature=0)
+        found = pair_probabilities(decoder.model, None, part.ids, done.tokens, sampler)
+        lowest = min(p for p, _ in found)
+        if lowest >= least:
+            return None
+        return f"the model gives a token of its output a probability of only {lowest:.3f}"
 
     def restored(self, number: int, output: str, reason: str | None) -> Piece:
         """Return the piece of a part that an earlier run has finished."""
