@@ -7,7 +7,9 @@ token for token, and the pair's acceptance rate. Needs the extra `train`.
 
 Of the corrections, precision is the share that is right of those made, recall the share made of
 those that are right, and F0.5 counts precision twice as much as recall, as is usual for grammatical
-error correction (Ng et al. 2014, "The CoNLL-2014 shared task").
+error correction (Ng et al. 2014, "The CoNLL-2014 shared task"). For single sentences, lines "from
+P" follow: the same if a sentence is left alone whose output has a token of a probability below P,
+as `document --min-probability P` does it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ import typer
 from corruption import PREFIX, DataOption, held_out_examples, word_errors
 from learner_errors import held_out_texts
 
+LEAST = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # probabilities
+IDENTITY = "single sentences"  # the kind that is decoded at several draft lengths
+
 
 def main(
     data: DataOption,
@@ -35,8 +40,9 @@ def main(
         model, draft_model or None, num_draft=4, dtype=mx.float32
     )
     kinds = {
-        "single sentences": held_out_examples(data, count),
+        IDENTITY: held_out_examples(data, count),
         "one to four sentences": held_out_examples(data, count, single=False),
+        "learners' errors, single sentences": held_out_texts(data, count, single=True),
         "learners' errors, one to eight sentences": held_out_texts(data, count),
     }
     for kind, examples in kinds.items():
@@ -47,13 +53,15 @@ def main(
         print(f"{count} held-out examples, {kind}:")
         report("left as they are", texts, references)
         report(model, [output.text for output in outputs], references)
-        print(corrections_line(texts, [output.text for output in outputs], references))
+        print(f"  {corrections_line(texts, [output.text for output in outputs], references)}")
+        if "single" in kind:
+            print_by_probability(decoder, texts, outputs, references)
         if draft_model:
             rate = sum(o.stats.accepted for o in outputs) / sum(o.stats.drafted for o in outputs)
             emitted = sum(o.stats.emitted for o in outputs)
             rounds = sum(o.stats.rounds for o in outputs)
             print(f"  acceptance at num_draft 4: {rate:.3f}, {emitted / rounds:.2f} tokens/round")
-        if draft_model and kind == "single sentences":
+        if draft_model and kind == IDENTITY:
             check_identity(decoder, sources[:identity])
 
 
@@ -79,9 +87,30 @@ def corrections_line(texts: list[str], outputs: list[str], references: list[str]
     precision, recall = both / max(made, 1), both / max(right, 1)
     score = 1.25 * precision * recall / max(0.25 * precision + recall, 1e-9)
     return (
-        f"  corrections: precision {precision:.1%}, recall {recall:.1%}, F0.5 {score:.1%}; "
+        f"corrections: precision {precision:.1%}, recall {recall:.1%}, F0.5 {score:.1%}; "
         f"{sum(unchanged)} of {len(unchanged)} right texts unchanged"
     )
+
+
+def print_by_probability(
+    decoder: SpeculativeDecoder,
+    texts: list[str],
+    outputs: list[Generation],
+    references: list[str],
+) -> None:
+    """Print how good the corrections are where unsure ones are not made, by least probability."""
+    lowest = []
+    for text, output in zip(texts, outputs, strict=True):
+        found = None
+        if output.text != text:
+            found = decoder.generate(text, speculative=False, probabilities=True).probabilities
+        lowest.append(min((p for p, _ in found or ()), default=1.0))
+    for least in LEAST:
+        kept = [
+            output.text if p >= least else text
+            for text, output, p in zip(texts, outputs, lowest, strict=True)
+        ]
+        print(f"  from {least}: {corrections_line(texts, kept, references)}")
 
 
 def corrections(text: str, output: str) -> set[tuple[int, int, tuple[str, ...]]]:

@@ -122,8 +122,12 @@ def learner_examples(learner: Learner, sentences: list[str], seed: int) -> Itera
         yield learner.example(sentences, rng)
 
 
-def held_out_texts(path: Path, count: int, seed: int = 0) -> list[Pair]:
-    """Return `count` examples made of held-out sentences."""
+def held_out_texts(path: Path, count: int, seed: int = 0, *, single: bool = False) -> list[Pair]:
+    """Return `count` examples made of held-out sentences, of one to eight or of one each."""
     sentences, unseen = read_sentences(path)
     learner = Learner(sentences, read_german(path))
+    if single:
+        rng = random.Random(seed)
+        pairs = [learner.pair(unseen, rng) for _ in range(count)]
+        return [(PREFIX + source, target) for source, target in pairs]
     return list(islice(learner_examples(learner, unseen, seed), count))
