@@ -232,7 +232,7 @@ def test_unknown_options_and_models_are_refused(make: Any, tmp_path: Path) -> No
     assert len(missing({"prompt": column([])})["text"]) == 0
     with pytest.raises(ValueError, match="nothing"):  # and no errors of single rows
         missing({"prompt": column(["a", None])})
-    with pytest.raises(ValueError, match="names the id 1000000"):
+    with pytest.raises(ValueError, match="has the id 1000000"):
         make(suppress_tokens=[10**6])({"prompt": column(["a"])})
 
 

@@ -142,7 +142,7 @@ def test_outputs_may_be_twice_as_long_as_their_pieces() -> None:
     assert decoder.limits[-1] == 7
 
 
-def test_parts_that_are_doneare_left_out() -> None:
+def test_parts_that_are_done_are_left_out() -> None:
     decoder: Any = Scripted(corrected)
     document = Document(decoder, TEXT, RewriteOptions())
     pieces = dict(document.rewrite())

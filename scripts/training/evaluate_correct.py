@@ -7,9 +7,9 @@ token for token, and the pair's acceptance rate. Needs the extra `train`.
 
 Of the corrections, precision is the share that is right of those made, recall the share made of
 those that are right, and F0.5 counts precision twice as much as recall, as is usual for grammatical
-error correction (Ng et al. 2014, "The CoNLL-2014 shared task"). For single sentences, lines "from
-P" follow: the same if a sentence is left alone whose output has a token of a probability below P,
-as `document --min-probability P` does it.
+error correction (Ng et al. 2014, "The CoNLL-2014 shared task"). For single sentences they are given
+again for several least probabilities: a sentence stays as it is if a token of its output has less,
+as with `document --min-probability`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from difflib import SequenceMatcher
 from typing import Annotated
 
 from speculative_t5 import Generation, SpeculativeDecoder
+from speculative_t5.decoding import Sampler, pair_probabilities
 
 import mlx.core as mx
 import sacrebleu
@@ -101,16 +102,18 @@ def print_by_probability(
     """Print how good the corrections are where unsure ones are not made, by least probability."""
     lowest = []
     for text, output in zip(texts, outputs, strict=True):
-        found = None
-        if output.text != text:
-            found = decoder.generate(text, speculative=False, probabilities=True).probabilities
-        lowest.append(min((p for p, _ in found or ()), default=1.0))
+        if output.text == text:
+            lowest.append(1.0)
+            continue
+        source, sampler = decoder.encode(PREFIX + text), Sampler(temperature=0)
+        found = pair_probabilities(decoder.model, None, source, output.tokens, sampler)
+        lowest.append(min(p for p, _ in found))
     for least in LEAST:
         kept = [
             output.text if p >= least else text
             for text, output, p in zip(texts, outputs, lowest, strict=True)
         ]
-        print(f"  from {least}: {corrections_line(texts, kept, references)}")
+        print(f"  at least {least}: {corrections_line(texts, kept, references)}")
 
 
 def corrections(text: str, output: str) -> set[tuple[int, int, tuple[str, ...]]]:
