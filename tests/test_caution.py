@@ -65,6 +65,8 @@ def targets(
         ("He go home.", "He goes home.", "goes"),
         ("He is very tired.", "He is tired.", "tired"),
         ("I like music.", "I like the music.", "the"),
+        ("The childrens play.", "The children play.", "play"),
+        ("He rains, but not now.", "He rains but not now.", "but"),
         ("What you are doing?", "What are you doing?", "are"),
         ("I go to", "I go to school.", "school"),
         ("sometmies we meet.", "Sometimes we meet.", "Sometimes"),

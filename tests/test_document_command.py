@@ -64,7 +64,7 @@ def test_a_model_says_how_sure_it_must_be_unless_told_otherwise(call: Call, here
     edit_json(here / "model" / "config.json", min_probability=1, draft=None)
     done = call("document", "in.txt", "--model", "model")
     assert (done.code, done.out.encode()) == (0, TEXT.encode())
-    assert "kept, the model gives a token of its output a probability of only 0." in done.err[0]
+    assert "kept, a token of its output has a probability of 0." in done.err[0]
     done = call("document", "in.txt", "--model", "model", "--min-probability", "0")
     assert "She has an apple." in done.out and len(done.err) == 1
 

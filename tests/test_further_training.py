@@ -111,7 +111,7 @@ def test_the_result_is_converted_and_trained_further(
 ) -> None:
     """The vocabulary grows once, and the prefix stays."""
     monkeypatch.setattr(further_training, "HELD_OUT", 2)
-    edit_json(converted / "config.json", prefix="correct: ", draft="small")
+    edit_json(converted / "config.json", prefix="correct: ", draft="small", min_probability=0.5)
     data, text, source = write_pairs(tmp_path), "Ünïcode ☃", converted
     for name in ("first", "second"):
         train_further(
@@ -123,7 +123,8 @@ def test_the_result_is_converted_and_trained_further(
         assert model.config.vocab_size == 640
         assert tokenizer.decode(tokenizer.encode(text)) == text
         assert tokenizer.prefix == "correct: "
-        assert json.loads((source / "config.json").read_text())["draft"] == "small"
+        config = json.loads((source / "config.json").read_text())
+        assert (config["draft"], config["min_probability"]) == ("small", 0.5)
 
 
 def test_a_model_learns_what_its_teacher_says(

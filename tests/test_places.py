@@ -10,7 +10,6 @@ from speculative_t5.checkpoints import places
 
 import pytest
 from conftest import REPOSITORY, edit_json
-from messages import check_message
 
 SHIPPED = {"correct-base", "correct-draft", "correct-small"}
 
@@ -78,21 +77,6 @@ def test_the_users_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert places._users_folder() == tmp_path / "speculative_t5" / "weights"
     monkeypatch.setattr(places, "user_data_path", Mock(side_effect=RuntimeError("no home")))
     assert places._users_folder() is None
-
-
-def test_a_model_may_have_a_least_probability(elsewhere: Path) -> None:
-    target = put(elsewhere / "copied", "correct-base")
-    for found in (0, 0.25, 1):
-        edit_json(target / "config.json", min_probability=found)
-        assert places.own_min_probability(target) == found
-    edit_json(target / "config.json", min_probability=None)
-    assert places.own_min_probability(target) == 0
-    assert places.own_min_probability("not-here") == 0
-    for found in (1.5, -1, "0.5", True, [0.5]):
-        edit_json(target / "config.json", min_probability=found)
-        with pytest.raises(ValueError) as raised:
-            places.own_min_probability(target)
-        check_message(str(raised.value), "min_probability")
 
 
 def test_a_draft_is_looked_for_beside_its_target(elsewhere: Path) -> None:

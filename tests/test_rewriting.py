@@ -127,7 +127,7 @@ def test_outputs_that_the_model_is_not_sure_of_are_not_used() -> None:
         assert len(kept) == unsure
     assert done.text == " ".join(sentences)
     assert [piece.reason for piece in done.kept] == [
-        f"the model gives a token of its output a probability of only {p:.3f}"
+        f"a token of its output has a probability of {p:.4f}, which is below 1"
         for p in lowest.values()
     ]
 

@@ -4,8 +4,8 @@
 
 A line of tests/learners.tsv has a text, a tab, and a good correction of it. Where the two are
 equal, the text was right and must come back unchanged. Greedy, in float32, without a draft; with
---document sentence by sentence, as `document` does it, which leaves those as they are whose outputs
-the model is not sure of. Prints the counts, then each output that is not the correction, for a
+--document as `document` does it: sentence by sentence, and a sentence stays as it is if the model
+is not sure of its output. Prints the counts, then each output that is not the correction, for a
 reader to judge: there is often another good one.
 """
 

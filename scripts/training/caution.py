@@ -1,4 +1,4 @@
-"""Corrections that a model is not sure of, taken out of the examples that it is trained on.
+"""Corrections that a model is not sure of, taken out of training examples.
 
 Trained on what is right, a model guesses where it cannot know, and a wrong guess does more harm
 than an error that stays. GECToR (Omelianchuk et al. 2020, arXiv:2005.12592) therefore makes no
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate, pairwise
+from math import prod
 
 import sentencepiece as spm
 import torch
@@ -30,14 +31,11 @@ class Correction:
     target: slice
 
     def probability(self, tokens: Sequence[float]) -> float:
-        """Return its probability, given those of all tokens of the target.
+        """Return its probability, given those of all tokens of the target, EOS included.
 
-        Words that are taken out have that of the token which comes in their place.
+        It includes that of the next token: what is taken out at the end shows there alone.
         """
-        product = 1.0
-        for token in tokens[self.target] or tokens[self.target.stop : self.target.stop + 1]:
-            product *= token
-        return product
+        return prod(tokens[self.target.start : self.target.stop + 1])
 
 
 class Caution:

@@ -5,7 +5,8 @@ vocabulary of which gets bytes and common characters if it has none, and trains 
 minutes; a run that was stopped resumes. The rate is constant, then goes down to 0 in the last
 quarter. The loss on held-out examples, of `corruption`'s kind and of learners', is printed at every
 checkpoint. With a teacher, a model learns the teacher's distributions instead of the right tokens.
-With caution, it learns to leave what it is not sure of as it is.
+With caution, it learns to leave what it is not sure of as it is; a model with a teacher has that
+from the teacher, and caution then changes only the outputs that it sees.
 
 The result may keep a share of the weights that it started from: the mean of two models on one path
 of training is often better than either (Wortsman et al. 2022, "Robust fine-tuning of zero-shot
@@ -43,6 +44,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from programs.checkpoints import as_hugging_face
 
+OWN = ("prefix", "draft", "min_probability")
 SENTINELS = 100  # ids that T5's tokenizers keep after the pieces
 WARM_UP = 100  # steps
 HELD_OUT = 150  # examples of each kind
@@ -264,8 +266,8 @@ def mix(model: torch.nn.Module, other: torch.nn.Module, share: float) -> None:
 
 
 def keep_own(path: Path, source: Path) -> None:
-    """Copy what a config.json has of ours to another: the prefix of prompts, and a draft's name."""
+    """Copy what a config.json has of ours, see `OWN`, to another."""
     config = json.loads(path.read_text(encoding="utf-8"))
     before = json.loads(source.read_text(encoding="utf-8"))
-    config |= {name: before[name] for name in ("prefix", "draft") if name in before}
+    config |= {name: before[name] for name in OWN if name in before}
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -197,7 +197,7 @@ def learners(
     ] = None,
     caution: Annotated[
         float,
-        typer.Option(help="Least probability of a correction to be learnt, else left."),
+        typer.Option(help="Leave an error whose correction is less probable than this."),
     ] = 0.0,
     keep: Annotated[
         float, typer.Option(help="Share of the weights to start from in the result's.")

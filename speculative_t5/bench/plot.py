@@ -57,7 +57,7 @@ def check_plot(path: Path) -> None:
     figure = plt.figure()
     kinds = figure.canvas.get_supported_filetypes()
     plt.close(figure)
-    if path.suffix[1:] not in kinds:
+    if path.suffix[1:].lower() not in kinds or path.is_dir():
         raise ValueError(f"the plot cannot be written to {path}: give a name that ends in .png")
     if not path.parent.is_dir():
         raise ValueError(f"the plot cannot be written to {path}: create the folder {path.parent}")

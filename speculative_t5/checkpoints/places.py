@@ -100,19 +100,8 @@ def draft_name(folder: Path) -> str | None:
     return name if plain else None
 
 
-def own_min_probability(model: str | Path) -> float:
-    """Return what a model's config.json has as `min_probability`, see `rewrite`; 0 if nothing.
-
-    Raises:
-        ValueError: If it is not a number from 0 to 1.
-    """
-    folder = find_folder(model)
-    found = min_probability(folder) if folder else None
-    return 0.0 if found is None else found
-
-
 def min_probability(folder: Path) -> float | None:
-    """Return the `min_probability` in a folder's config.json, if any.
+    """Return the `min_probability` in a folder's config.json, if any; see `rewrite`.
 
     Raises:
         ValueError: If it is not a number from 0 to 1.

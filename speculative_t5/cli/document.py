@@ -6,7 +6,7 @@ import hashlib
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, BinaryIO, cast
 
 import typer
@@ -120,8 +120,9 @@ def document(
     the end.
     """
     output = None if output in ("-", STDOUT) else output
-    least = own_min_probability(options.model) if min_probability is None else min_probability
-    wanted = RewriteOptions(cast(By, by), language, piece_tokens, max_tokens, min_similarity, least)
+    wanted = RewriteOptions(
+        cast(By, by), language, piece_tokens, max_tokens, min_similarity, min_probability or 0.0
+    )
     page = _page(output, diff, diff_output)
     if resume and output is None:
         raise ValueError("--resume continues a file: give its name with --output")
@@ -141,6 +142,8 @@ def document(
             raise ValueError(f"--resume continues a file, which {output} is not: leave it out")
         text = _read(stream, "standard input" if source == "-" else source)
     decoder = options.load(plain=regular_decode)
+    if min_probability is None:
+        wanted = replace(wanted, min_probability=own_min_probability(options.model))
     whole = Document(decoder, text, wanted)
     partial = None
     if output is not None and not is_special(output):

@@ -255,6 +255,9 @@ def with_groups(
             hint = _changed(hints[each.name], changes.get(each.name, {}))
             parameters.append(option.replace(default=each.default, annotation=hint))
 
+    if unknown := changes.keys() - {each.name for each in parameters}:
+        raise TypeError(f"{command.__name__} has no options {unknown} to change")
+
     @wraps(command)
     def call(**values: Any) -> None:
         for name, group in groups.items():

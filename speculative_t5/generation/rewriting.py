@@ -141,8 +141,8 @@ def rewrite(
 
     A piece stays as it was, and has a reason, if the vocabulary lacks one of its characters; if it
     is longer than the model reads; if its output did not end within `max_tokens`, is empty, has
-    fewer words than the piece has lines, is too different, see `min_similarity`, or is not sure
-    enough, see `min_probability`.
+    fewer words than the piece has lines, or is too different, see `min_similarity`; or if the model
+    is not sure of its output, see `min_probability`.
 
     Args:
         decoder: Decodes the pieces.
@@ -158,11 +158,11 @@ def rewrite(
             decoded together.
         min_similarity: The least similarity of a piece and its output: difflib's ratio of their
             letters and digits, from 0 to 1. Above 0, their numbers, e-mail addresses and links
-            must be the same, too. Set it to 0 for a model that does something else than correct.
+            must be the same, too. Set it to 0 for a model that does something other than correct.
         min_probability: The least probability that the target may give to any token of an output
             that changes its piece, from 0 to 1; the idea is GECToR's (Omelianchuk et al. 2020,
-            arXiv:2005.12592). The more of it, the fewer wrong corrections are made, and the fewer
-            right ones. The command `document` takes that in the model's config.json, if any.
+            arXiv:2005.12592). The higher it is, the fewer wrong corrections are made, but also
+            the fewer right ones. The command `document` takes that in the model's config.json.
         speculative: False decodes with the target alone.
         progress: Show a bar on standard error.
 
@@ -323,10 +323,10 @@ class Document:
             return None
         sampler = Sampler(temperature=0)
         found = pair_probabilities(decoder.model, None, part.ids, done.tokens, sampler)
-        lowest = min(p for p, _ in found)
-        if lowest >= least:
+        if all(p >= least for p, _ in found):
             return None
-        return f"the model gives a token of its output a probability of only {lowest:.3f}"
+        lowest = min(p for p, _ in found)
+        return f"a token of its output has a probability of {lowest:.4f}, which is below {least:g}"
 
     def restored(self, number: int, output: str, reason: str | None) -> Piece:
         """Return the piece of a part that an earlier run has finished."""
