@@ -86,7 +86,7 @@ def test_stop_ids_end_beams_as_eos_does(decoder: SpeculativeDecoder) -> None:
     [
         ({"num_beams": 0}, "got 0"),
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences 3"),
-        ({"num_beams": 2, "temperature": 0.5}, "temperature 0.5"),
+        ({"num_beams": 2, "temperature": 0.5}, "temperature is 0.5"),
         ({"num_beams": 2, "stop": "a"}, "stop strings"),
         ({"num_beams": 2, "length_penalty": float("nan")}, "got nan"),
         ({"num_beams": 2, "early_stopping": "soon"}, "got 'soon'"),

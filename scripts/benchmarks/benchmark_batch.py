@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from speculative_t5 import Generation
-from speculative_t5.cli.batch import peak_memory
+from speculative_t5.cli.progress import peak_memory
 
 import mlx.core as mx
 import typer

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
-from speculative_t5.cli.bench import pyplot
+from speculative_t5.bench import pyplot
 
 import sacrebleu
 import typer
