@@ -237,7 +237,7 @@ def with_groups(
 ) -> Callable[..., Any]:
     """Let a command take groups of options; typer sees an option for each field of a group.
 
-    `changes` has by name what typer is told differently about an option than in its group.
+    `changes` overrides, by option name, what a group says about an option, such as its help.
     """
     if command is None:
         return partial(with_groups, changes=changes)
