@@ -40,6 +40,10 @@ class Draft:
         probs, mask = one_hot(self.tokens, vocab_size), self.mask
         return probs if mask is None else probs * mask[..., None]
 
+    def without(self, places: mx.array, vocab_size: int) -> Draft:
+        """Let nothing be drafted at some places, (B, K) bool: q becomes a zero row there."""
+        return replace(self, probs=mx.where(places[..., None], 0, self.dense(vocab_size)))
+
     def limited(self, limits: Sequence[int]) -> Draft:
         """Keep the first `limits[row]` tokens of each row, as if no more had been drafted."""
         width = self.tokens.shape[1]

@@ -18,7 +18,7 @@ from .results import Round
 from .rows import Proposal, Row, ends_of, room
 from .sampling import RowSamplers, round_keys
 from .schedule import Outcome
-from .transform import NOTHING_LEFT, History, nothing_allowed
+from .transform import History
 from .verify import Verifier, num_agreed
 from .waits import read
 
@@ -300,8 +300,6 @@ def verify(
     if logits is not None and not all(greedy):
         verdict = verifier.verdict(draft, logits, keys)
         parts["verdict"] = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
-    if logits is not None and verifier.sampler.transforms:
-        parts["nothing"] = nothing_allowed(logits).astype(mx.int32)
     # The round's only wait: one array holds all that the host has to know.
     rows = read(agree(mx.concatenate([*parts.values()], axis=1)))
     ends = list(accumulate(part.shape[1] for part in parts.values()))
@@ -314,7 +312,5 @@ def verify(
             next_token = found["choices"][num_accepted]
         else:
             num_accepted, next_token = found["verdict"]
-        nothing = found.get("nothing")
-        error = NOTHING_LEFT if nothing and nothing[num_accepted] else None
-        proposals.append(Proposal(drafted, length, num_accepted, next_token, error))
+        proposals.append(Proposal(drafted, length, num_accepted, next_token))
     return proposals

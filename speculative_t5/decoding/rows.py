@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .protocols import LanguageModel
 from .results import FinishReason, Round, Tally
 from .sampling import Sampler
+from .transform import NOTHING, NOTHING_LEFT
 
 Ends = Mapping[int, FinishReason]  # ids that end an output, and why it has ended then
 # Takes the tokens that an output goes on with; returns how many of them stand if it ends there.
@@ -52,16 +53,12 @@ class RowOptions:
 
 @dataclass(frozen=True)
 class Proposal:
-    """One row's draft and the verdict on it; `tokens` may be padded after `num_drafted`.
-
-    An error says why no token can follow; it ends the row.
-    """
+    """One row's draft and the verdict on it; `tokens` may be padded after `num_drafted`."""
 
     tokens: list[int]
     num_drafted: int
     num_accepted: int
-    next_token: int
-    error: str | None = None
+    next_token: int  # `NOTHING` if no token can follow the accepted ones
 
 
 @dataclass
@@ -109,13 +106,19 @@ class Row:
         return seed, self.index if number is None else number, self.tally.rounds + later
 
     def take(self, proposal: Proposal, num_draft: int, now: float) -> None:
-        """Emit the tokens that stand; a cut may leave fewer than were accepted."""
-        self.error = proposal.error
-        if self.error is not None:
+        """Emit the tokens that stand; a cut may leave fewer than were accepted.
+
+        What cannot go on fails in the round after its last token, as in plain decoding: the output
+        may have ended before.
+        """
+        tokens = proposal.tokens[: proposal.num_accepted]
+        if proposal.next_token != NOTHING:
+            tokens = [*tokens, proposal.next_token]
+        if not tokens:
+            self.error = NOTHING_LEFT
             self.emitted, self.num_drafted, self.num_accepted = [], 0, 0
             return
         asked = min(num_draft, self.limit)
-        tokens = [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
         self.emitted, self.finish_reason = cut(tokens, self.ends, self.remaining)
         by_id = self.finish_reason not in (None, "length")
         self.end_id = self.emitted[-1] if by_id else None

@@ -68,7 +68,7 @@ def token_probabilities(
             logits = mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf)
         probs = sampler.probs(sampler.transformed(logits, history)[0])
         known = mx.array([min(token, width - 1) for token in asked])[:, None]
-        given = mx.take_along_axis(probs[: len(asked)], known, axis=-1)[:, 0].tolist()
+        given = mx.take_along_axis(probs, known, axis=-1)[:, 0].tolist()
         found += [
             p if token < width else 0.0
             for p, token in zip(cast(list[float], given), asked, strict=True)
@@ -84,7 +84,7 @@ def log_probability(model: LanguageModel, source: Sequence[int], tokens: Sequenc
     total = 0.0
     with device.turn():
         for logits, asked, _ in _passes(model, source, tokens, model.vocab_size):
-            rows = logits[0, : len(asked)].astype(mx.float32)
+            rows = logits[0].astype(mx.float32)
             best = mx.take_along_axis(rows, mx.array(asked)[:, None], axis=-1)[:, 0]
             total += float(mx.sum(best - mx.logsumexp(rows, axis=-1)))
     return total
@@ -93,9 +93,9 @@ def log_probability(model: LanguageModel, source: Sequence[int], tokens: Sequenc
 def _passes(
     model: LanguageModel, source: Sequence[int], tokens: Sequence[int], width: int
 ) -> Iterator[tuple[mx.array, list[int], History]]:
-    """Yield the tokens of an output, some at a time, and logits before them, (1, `PASS`, V).
+    """Yield logits (1, N, V), the N tokens of an output that they precede, and what they follow.
 
-    With them comes what the logits follow; logits beyond the tokens are of padding.
+    All tokens come, at most `PASS` at a time.
     """
     last = model.vocab_size - 1
     session, (context,) = model.start([[min(token, last) for token in source]])
@@ -104,7 +104,8 @@ def _passes(
         # Each fed token gives the logits of the next one.
         feed = fed[start : start + PASS]
         padded = [*(min(token, last) for token in feed), *[0] * (PASS - len(feed))]
-        logits = session.step(mx.array([padded], dtype=mx.int32), width)
-        drafted = mx.array([feed[1:] + [0] * (PASS - len(feed))], dtype=mx.int32)
+        asked = list(tokens[start : start + PASS])
+        logits = session.step(mx.array([padded], dtype=mx.int32), width)[:, : len(asked)]
+        drafted = mx.array([asked[:-1]], dtype=mx.int32)
         history = History([[*context, *tokens[:start]]], [len(context)], drafted)
-        yield logits, list(tokens[start : start + PASS]), history
+        yield logits, asked, history

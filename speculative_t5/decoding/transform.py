@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import check_integer, check_number
+from .waits import read
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 MAX_BAD_WORDS, MAX_NGRAM = 10_000, 1_000
@@ -68,7 +69,7 @@ class LogitsTransform:
         no_repeat_ngram_size: No sequence of this many tokens occurs twice; 0 is off.
         bad_words: Sequences of ids that never occur.
         min_tokens: `end_ids` are forbidden before the output has this many tokens.
-        end_ids: The ids that end an output.
+        end_ids: The ids that end an output. After a drafted one, processors are not called.
         suppress_tokens: Ids that never occur.
         forced_tokens: The first tokens of every output.
         processors: Called last, one after another, for each row and place: with the tokens so far,
@@ -181,8 +182,10 @@ class LogitsTransform:
             logits = logits + _forbidden(never, size)
         if self.forced_tokens:
             logits = self._forced(logits, history.places(logits.shape[1]))
-        for processor in self.processors:
-            logits = _processed(processor, logits, tokens, history)
+        if self.processors:
+            ends = _places_of_ends(history, self.end_ids)
+            for processor in self.processors:
+                logits = _processed(processor, logits, tokens, history, ends)
         return logits
 
     @property
@@ -266,19 +269,31 @@ def _follows(tokens: mx.array, words: Sequence[int], length: int) -> mx.array:
     return found
 
 
+def _places_of_ends(history: History, end_ids: Sequence[int]) -> list[int]:
+    """Return where each row's first drafted end stands, or the number of drafted tokens."""
+    rows = read(history.drafted)  # a wait, but what follows an end is nothing to ask about
+    return [next((i for i, t in enumerate(row) if t in end_ids), len(row)) for row in rows]
+
+
 def _processed(
-    processor: LogitsProcessor, logits: mx.array, tokens: mx.array, history: History
+    processor: LogitsProcessor,
+    logits: mx.array,
+    tokens: mx.array,
+    history: History,
+    ends: Sequence[int],
 ) -> mx.array:
-    """Call a processor for each row and place."""
-    total, length = tokens.shape[1], logits.shape[1]
+    """Call a processor for each row and place that follows no end."""
+    (length, size), earlier = logits.shape[1:], tokens.shape[1] - logits.shape[1] + 1
     rows = []
     for row, context in enumerate(history.contexts):
-        first = total - length + 1 - len(context)
-        places = []
-        for place in range(length):
-            before = tokens[row, first : total - length + 1 + place]
-            places.append(_checked(processor(before, logits[row, place][None]), logits.shape[-1]))
-        rows.append(mx.concatenate(places))
+        first, drafted = earlier - len(context), history.drafted.shape[1] - length + 1
+        # Place i follows `drafted` + i drafted tokens.
+        count = max(0, min(length, ends[row] - drafted + 1))
+        places = [
+            _checked(processor(tokens[row, first : earlier + i], logits[row, i][None]), size)
+            for i in range(count)
+        ]
+        rows.append(mx.concatenate([*places, logits[row, count:]]))
     return mx.stack(rows)
 
 

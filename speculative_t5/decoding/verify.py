@@ -11,7 +11,7 @@ import mlx.core as mx
 from .draft import Draft
 from .protocols import Session
 from .sampling import RowSamplers, Sampler, argmax, final_keys, place_keys, sample, uniform
-from .transform import History
+from .transform import NOTHING, History, nothing_allowed
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Verdict:
     """The decision on a draft."""
 
     num_accepted: mx.array  # drafted tokens accepted in each row, (B,) int32
-    next_token: mx.array  # the token after them, recovered or the bonus, (B,) int32
+    # The token after them, recovered or the bonus, (B,) int32; `NOTHING` where none is allowed.
+    next_token: mx.array
 
 
 @dataclass(frozen=True)
@@ -91,18 +92,34 @@ class Verifier:
         """Return the target's greedy choices (B, K + 1) int32, given its logits (B, K + 1, V).
 
         Drafted tokens stand as far as they agree with the choices, see `num_agreed`. Lenience only
-        changes which token counts as the argmax; the rule itself stays exact.
+        changes which token counts as the argmax; the rule itself stays exact. Where no token is
+        allowed the choice is `NOTHING`.
         """
-        return lenient_argmax(draft, logits, delta=self.delta)
+        choices = lenient_argmax(draft, logits, delta=self.delta)
+        return mx.where(nothing_allowed(logits), NOTHING, choices)
 
     def verdict(self, draft: Draft, logits: mx.array, keys: mx.array | None) -> Verdict:
         """Judge a sampled draft by the target's logits (B, K + 1, V)."""
+        if not self.sampler.transforms:
+            return self._judge(draft, logits, keys)
+        # A draft ends where no token is allowed, and what p is there does not matter.
+        nothing = nothing_allowed(logits)
+        draft = draft.without(nothing[:, :-1], logits.shape[-1])
+        allowed = _at(logits[:, : draft.tokens.shape[1]], draft.tokens) > -mx.inf
+        found = self._judge(draft, mx.where(nothing[..., None], 0, logits), keys, allowed)
+        none_left = mx.take_along_axis(nothing, found.num_accepted[:, None], axis=1)[:, 0]
+        return replace(found, next_token=mx.where(none_left, NOTHING, found.next_token))
+
+    def _judge(
+        self,
+        draft: Draft,
+        logits: mx.array,
+        keys: mx.array | None,
+        allowed: mx.array | None = None,
+    ) -> Verdict:
         probs = self.sampler.probs(logits)
         if self.block:
             return verify_block(draft, probs, keys)
-        allowed = None
-        if self.delta and self.sampler.transforms:
-            allowed = _at(logits[:, : draft.tokens.shape[1]], draft.tokens) > -mx.inf
         return verify_tokens(draft, probs, keys, delta=self.delta, allowed=allowed)
 
 

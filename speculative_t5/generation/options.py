@@ -151,12 +151,14 @@ class GenerationOptions:
 
         Args:
             encode: Takes an option's name and a text, and returns the ways that ids spell it.
-            end_ids: The ids that end an output.
+            end_ids: The ids that end an output. A bad word that is one of them is ignored, as by
+                transformers: an output may be empty.
         """
+        ends = frozenset(end_ids)
         words: list[tuple[int, ...]] = []
         for word in self.bad_words:
             ways = encode("bad_words", word) if isinstance(word, str) else [word]
-            words += [tuple(way) for way in ways]
+            words += [tuple(way) for way in ways if not (len(way) == 1 and ends.issuperset(way))]
         forced = self.forced_tokens
         if isinstance(forced, str):
             forced = next(iter(encode("forced_tokens", forced)), ()) if forced else ()
@@ -166,7 +168,7 @@ class GenerationOptions:
             no_repeat_ngram_size=self.no_repeat_ngram_size,
             bad_words=tuple(dict.fromkeys(words)),
             min_tokens=self.min_tokens,
-            end_ids=tuple(end_ids) if self.min_tokens else (),
+            end_ids=tuple(sorted(ends)),
             suppress_tokens=tuple(self.suppress_tokens),
             forced_tokens=tuple(forced),
             processors=tuple(self.logits_processors),

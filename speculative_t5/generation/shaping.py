@@ -29,8 +29,7 @@ class Shaping:
         self._model = model
         self._tokenizer = tokenizer
         self.stop_ids = frozenset(options.stop_token_ids)
-        ends = self.stop_ids | model.eos_token_ids if options.min_tokens else ()
-        transform = options.transform(self._spelled, ends)
+        transform = options.transform(self._spelled, self.stop_ids | model.eos_token_ids)
         largest = max(transform.largest_id, *self.stop_ids, -1)
         if largest >= model.vocab_size:
             raise ValueError(
