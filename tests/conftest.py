@@ -19,6 +19,7 @@ from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
 from speculative_t5.cpu import accelerate
 from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.decoding.transform import NOTHING, nothing_allowed
 from speculative_t5.models import SharingConfig, SharingDraft, additive, copy_layers, opt
 from speculative_t5.models.causal import CausalModel
 from speculative_t5.models.t5.config import T5Config
@@ -212,7 +213,10 @@ def next_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -> 
 def output_distribution(
     model: Any, prompt: list[int], max_tokens: int, sampler: Sampler
 ) -> dict[tuple[int, ...], float]:
-    """Return the exact distribution of whole outputs (EOS included), by enumeration."""
+    """Return the exact distribution of whole outputs (EOS included), by enumeration.
+
+    Outputs that nothing can follow before they end have `NOTHING` as their last token.
+    """
     masses: dict[tuple[int, ...], float] = {}
     open_prefixes: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     for length in range(max_tokens):
@@ -221,13 +225,15 @@ def output_distribution(
         if sampler.transform:
             before = prompt if isinstance(model, CausalModel) else [0]
             logits = transformed_rows(sampler.transform, logits, before, prefixes)
+        nothing = np.array(nothing_allowed(logits))
         probs = np.array(sampler.probs(logits), np.float64)
         extended = [
             ((*prefix, token), mass * p)
-            for (prefix, mass), row in zip(open_prefixes, probs, strict=True)
-            for token, p in enumerate(row / row.sum())
+            for (prefix, mass), row, dead in zip(open_prefixes, probs, nothing, strict=True)
+            for token, p in ([(NOTHING, 1.0)] if dead else enumerate(row / row.sum()))
         ]
-        ended = [e for e in extended if e[0][-1] == EOS or length == max_tokens - 1]
+        ends = (EOS, NOTHING)
+        ended = [e for e in extended if e[0][-1] in ends or length == max_tokens - 1]
         masses.update(ended)
         open_prefixes = [e for e in extended if e[0] not in masses]
     return masses

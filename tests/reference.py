@@ -34,6 +34,28 @@ TRANSFORMS = {
 }  # fmt: skip
 
 
+def _strict_grammar(tokens: mx.array, logits: mx.array) -> mx.array:
+    """A processor that knows of nothing after a T5's EOS: it fails when it is asked."""
+    assert 1 not in tokens.tolist(), "asked what follows the end"
+    return logits
+
+
+def _nothing_after(*ids: int) -> tuple[tuple[int, ...], ...]:
+    """Return bad words that leave nothing, of three ids, to follow these."""
+    return tuple((first, second) for first in ids for second in range(3))
+
+
+# Where outputs of a T5 over the same ids end, nothing can follow; with "dead", before they end too.
+ENDINGS = {
+    "once each": LogitsTransform(no_repeat_ngram_size=1, suppress_tokens=(0,)),
+    "nothing after the end": LogitsTransform(bad_words=_nothing_after(1)),
+    "strict grammar": LogitsTransform(processors=(_strict_grammar,), end_ids=(1,)),
+    "forced end": LogitsTransform(forced_tokens=(2, 1), bad_words=_nothing_after(1)),
+    "dead": LogitsTransform(bad_words=_nothing_after(2)),
+    "dead or ended": LogitsTransform(bad_words=_nothing_after(1, 2)),
+}
+
+
 def transformed(
     transform: LogitsTransform, logits: Sequence[float], context: Sequence[int], start: int
 ) -> list[float]:

@@ -6,12 +6,12 @@ decoding. The distributions that they would have sampled from are recorded.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import product
+from itertools import islice, product
 from typing import Any
 from unittest.mock import patch
 
@@ -20,9 +20,10 @@ from speculative_t5.decoding import model_drafter as drafting
 from speculative_t5.decoding import verify
 from speculative_t5.decoding.draft import Draft
 from speculative_t5.decoding.model_drafter import ModelDrafter
+from speculative_t5.decoding.plan import OwnRequest, Plan, Request
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.sampling import sample as real_sample
-from speculative_t5.decoding.transform import History
+from speculative_t5.decoding.transform import NOTHING, History
 from speculative_t5.decoding.verify import Odds, Verdict, Verifier
 from speculative_t5.models import SharingDraft
 
@@ -48,10 +49,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Judged:
-    """One call of the rule: numbers of the rows and of their rounds, and what the rule saw."""
+    """One call of the rule: numbers of the rows and of their rounds, what it saw and was told."""
 
     rows: list[int]
     rounds: list[int]
+    num_accepted: list[int]
+    next_token: list[int]
     odds: Odds
     draft: Draft
     p: mx.array
@@ -64,20 +67,42 @@ class Notes:
     Attributes:
         sampled: By row, round and place: the distribution of a drafted token, (V,) float64.
         judged: One entry for each pass of the target.
+        rounds: How many rounds each row has had.
     """
 
     sampled: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
     judged: list[Judged] = field(default_factory=list)
+    rounds: Counter[int] = field(default_factory=Counter)
 
 
 def round_keys(seed: int, row: int, round_: int) -> np.ndarray:
     return np.array([[row, round_ * PLACES]] * 2, dtype=np.uint32)
 
 
+Output = tuple[int, ...]  # with EOS, or `NOTHING` where no token could follow
+
+
+def loop_outputs(
+    target: Any, requests: Iterable[Request | OwnRequest], plan: Plan, batch_size: int
+) -> dict[int, Output]:
+    """Return the output of each index, decoded as `decode` does, which would stop at a dead end."""
+    found: dict[int, Output] = defaultdict(tuple)
+    waiting = iter(requests)
+    batch = engine.Batch(target, plan)
+    batch.add(list(islice(waiting, batch_size)))
+    while batch.rows:
+        for done in batch.round():
+            end = [NOTHING] if done.error else [] if done.end_id is None else [done.end_id]
+            found[done.index] += (*done.tokens, *end)
+        batch.refill(waiting, batch_size)
+    return found
+
+
 @contextmanager
 def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
-    """Make `turns[i]` the rounds of row i."""
+    """Make `turns[i]` the rounds of row i; a dead end may take one more, without a script."""
     notes = Notes()
+    turns = [[*rounds, Turn((), 0, 0)] for rounds in turns]
 
     def read(keys: mx.array) -> list[tuple[int, int, int]]:
         return [(row, *divmod(rest, PLACES)) for row, rest in keys.tolist()]  # type: ignore
@@ -94,10 +119,11 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
 
     def verdict(odds: Odds, draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
         rows, rounds, _ = zip(*read(keys), strict=True)
-        notes.judged.append(Judged(list(rows), list(rounds), odds, draft, p))
         said = [turns[row][round_] for row, round_ in zip(rows, rounds, strict=True)]
-        verdicts = mx.array([[turn.num_accepted, turn.next_token] for turn in said], dtype=mx.int32)
-        return Verdict(verdicts[:, 0], verdicts[:, 1])
+        accepted, following = [t.num_accepted for t in said], [t.next_token for t in said]
+        notes.judged.append(Judged([*rows], [*rounds], accepted, following, odds, draft, p))
+        notes.rounds.update(rows)
+        return Verdict(mx.array(accepted, dtype=mx.int32), mx.array(following, dtype=mx.int32))
 
     with (
         patch.object(drafting, "sample", sample),

@@ -9,6 +9,7 @@ from typing import Any
 from speculative_t5.decoding import BeamOptions, LogitsTransform, count_waits
 from speculative_t5.decoding.beams import best_continuations, read_candidates
 from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.decoding.transform import NOTHING
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from beams import assert_same, load_both, random_prompts, reference_search, search
 from checkpoints import refused
 from conftest import EOS, output_distribution, output_logits, tiny
+from reference import ENDINGS
 
 FAMILIES = ("t5", "t5_v1_1", "umt5", "byt5", "gpt2", "qwen3")
 OPTIONS = [
@@ -115,6 +117,20 @@ def test_beams_for_all_outputs_find_the_best_of_all(kind: str, length_penalty: f
     assert scores == sorted(scores, reverse=True)
     np.testing.assert_allclose(scores, [expected[output] for output in outputs], rtol=1e-4)
     assert outputs[0] == max(expected, key=expected.__getitem__)
+
+
+@pytest.mark.parametrize("name", ["once each", "nothing after the end", "dead", "dead or ended"])
+def test_beams_pass_by_dead_ends(name: str) -> None:
+    model, prompt, transform = tiny("t5", vocab_size=3, seed=2), [2, 1], ENDINGS[name]
+    masses = output_distribution(model, prompt, 3, Sampler(1.0))
+    allowed = output_distribution(model, prompt, 3, Sampler(1.0, transform=transform))
+    whole = {output for output, mass in allowed.items() if mass and NOTHING not in output}
+    (found,) = search(model, [prompt], BeamOptions(27, 0.0, "never", 27), 3, transform=transform)
+    ends = [(EOS,) * (hypothesis.finish_reason == "eos") for hypothesis in found.hypotheses]
+    outputs = [(*h.tokens, *end) for h, end in zip(found.hypotheses, ends, strict=True)]
+    assert set(outputs) == whole and len(outputs) == len(whole)
+    scores = [hypothesis.score for hypothesis in found.hypotheses]
+    np.testing.assert_allclose(scores, [math.log(masses[output]) for output in outputs], rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["t5", "qwen3"])

@@ -7,15 +7,14 @@ filters and transforms, or are greedy, and lookups draft as well.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
 from speculative_t5.decoding.drafters import CombinedDrafter, Drafter, LookupDrafter
-from speculative_t5.decoding.loop import decode
 from speculative_t5.decoding.model_drafter import ModelDrafter
 from speculative_t5.decoding.plan import OwnRequest, Plan
-from speculative_t5.decoding.rows import RowOptions, cut
+from speculative_t5.decoding.rows import RowOptions, Stopper, cut
 from speculative_t5.decoding.sampling import RowSamplers, Sampler
 from speculative_t5.decoding.schedule import FixedSchedule
 from speculative_t5.decoding.verify import Verifier
@@ -25,8 +24,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import EOS, KINDS, PAIRS, VARIED, output_distribution, unrelated_pair
-from reference import TRANSFORMS
-from scripted import PROMPT, Turn, scripted
+from reference import ENDINGS, TRANSFORMS
+from scripted import PROMPT, Output, Turn, loop_outputs, scripted
 from test_exact_loop import MAX_TOKENS, ROUNDING, SIZE, WRONG, Distribution, chances
 
 SAMPLED = [
@@ -37,7 +36,6 @@ SAMPLED = [
 ]
 GREEDY = [Sampler(), Sampler(transform=TRANSFORMS["penalty"])]
 OF_EACH_GREEDY = 40  # rows, among the others
-Output = tuple[int, ...]
 
 
 def make_drafter(name: str, target: Any, draft: Any, samplers: RowSamplers) -> Drafter:
@@ -81,6 +79,11 @@ def histories(name: str, target: Any, num_draft: int, done: Output = ()) -> Iter
                 yield [turn, *rest]
 
 
+def stopper(stop: int | None) -> Callable[[], Stopper]:
+    """Return what makes a `Stopper` that ends an output after a token."""
+    return lambda: lambda tokens: 1 + tokens.index(stop) if stop in tokens else None
+
+
 def gap(
     kind: str,
     rule: str,
@@ -88,11 +91,14 @@ def gap(
     name: str = "model",
     *,
     batch_size: int = 40,
+    sampled: Sequence[Sampler] = SAMPLED,
     greedy: Sequence[Sampler] = GREEDY,
+    stop: int | None = None,
 ) -> float:
     """Return the largest gap between the distribution of a row and that of its own options.
 
-    There are rows of all histories for each of `SAMPLED`, and among them some that are greedy.
+    There are rows of all histories for each of `sampled`, and among them some that are greedy. All
+    outputs end after the token `stop`, as they do after stop strings.
     """
     target, draft = unrelated_pair(kind, vocab_size=SIZE)
     samplers = RowSamplers()
@@ -103,28 +109,28 @@ def gap(
         sharing=draft if isinstance(draft, SharingDraft) and name != "lookup" else None,
     )
     unscripted = [Turn((0,) * num_draft, 0, 0)] * MAX_TOKENS
-    rows = list(product(SAMPLED, histories(name, target, num_draft)))
-    rows += [(sampler, unscripted) for sampler in greedy for _ in range(OF_EACH_GREEDY)]
+    kinds = [*sampled, *greedy]
+    rows = list(product(range(len(sampled)), histories(name, target, num_draft)))
+    rows += [*product(range(len(sampled), len(kinds)), [unscripted] * OF_EACH_GREEDY)]
     rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     requests = [
-        OwnRequest(i, PROMPT, RowOptions(sampler, MAX_TOKENS, seed=0))
-        for i, (sampler, _) in enumerate(rows)
+        OwnRequest(i, PROMPT, RowOptions(kinds[number], MAX_TOKENS, seed=0, stopper=stopper(stop)))
+        for i, (number, _) in enumerate(rows)
     ]
-    outputs: dict[int, Output] = {}
-    with scripted([turns for _, turns in rows]) as notes:
-        for done in decode(target, requests, plan, batch_size=batch_size):
-            if done.finish_reason:
-                end = (EOS,) if done.finish_reason == "eos" else ()
-                outputs[done.index] = (*done.output, *end)
-    masses = chances([turns for _, turns in rows], notes)
-    found: list[Distribution] = [defaultdict(float) for _ in [*SAMPLED, *greedy]]
-    for row, (sampler, _) in enumerate(rows):
-        place = [*SAMPLED, *greedy].index(sampler)
-        found[place][outputs[row]] += 1 / OF_EACH_GREEDY if sampler.greedy else masses[row]
+    turns = [turns for _, turns in rows]
+    with scripted(turns) as notes:
+        outputs = loop_outputs(target, requests, plan, batch_size)
+    masses = chances(notes, turns, [number for number, _ in rows])
+    found: list[Distribution] = [defaultdict(float) for _ in kinds]
+    for row, (number, _) in enumerate(rows):
+        mass = 1 / OF_EACH_GREEDY if kinds[number].greedy else masses[row]
+        found[number][outputs[row]] += mass
     gaps = []
-    for sampler, distribution in zip([*SAMPLED, *greedy], found, strict=True):
-        expected = output_distribution(target, PROMPT, MAX_TOKENS, sampler)
-        assert distribution.keys() <= expected.keys()
+    for sampler, distribution in zip(kinds, found, strict=True):
+        expected: Distribution = defaultdict(float)
+        for output, mass in output_distribution(target, PROMPT, MAX_TOKENS, sampler).items():
+            expected[output[: 1 + output.index(stop)] if stop in output else output] += mass
+        assert {output for output in distribution if distribution[output]} <= expected.keys()
         gaps += [abs(distribution[output] - expected[output]) for output in expected]
     return float(max(gaps))
 
@@ -146,6 +152,30 @@ def test_rows_with_longer_drafts_follow_their_own_distributions(kind: str, rule:
 )
 def test_rows_with_lookups_follow_their_own_distributions(kind: str, name: str, rule: str) -> None:
     assert gap(kind, rule, 1, name) < ROUNDING
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", ["model", "lookup", "both"])
+def test_rows_that_end_or_cannot_go_on_follow_their_own_distributions(name: str, rule: str) -> None:
+    sampled = [Sampler(1.0), *(Sampler(1.0, transform=each) for each in ENDINGS.values())]
+    greedy = [Sampler(transform=each) for each in ENDINGS.values()]
+    assert gap("t5", rule, 2, name, batch_size=100, sampled=sampled, greedy=greedy) < ROUNDING
+
+
+@pytest.mark.parametrize("kind", ["sharing", "qwen3"])
+def test_dead_ends_in_batches_follow_their_own_distributions(kind: str) -> None:
+    dead = ENDINGS["dead"]
+    rows = [Sampler(1.0, transform=dead), Sampler(1.0)], [Sampler(transform=dead)]
+    assert gap(kind, "block", 2, sampled=rows[0], greedy=rows[1]) < ROUNDING
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", ["model", "lookup", "both"])
+def test_rows_that_stop_follow_their_own_distributions(name: str, rule: str) -> None:
+    """The same token stops an output, and leaves nothing to follow it."""
+    dead = ENDINGS["dead or ended"]
+    rows = [Sampler(1.0, transform=dead), Sampler(1.0)], [Sampler(), Sampler(transform=dead)]
+    assert gap("t5", rule, 2, name, sampled=rows[0], greedy=rows[1], stop=2) < ROUNDING
 
 
 # Planted bugs.
