@@ -137,6 +137,7 @@ def test_spoiled_model_folders_are_refused_at_once(folder: Path, spoil: Any, mes
     ("changes", "message"),
     [
         ({"model_type": "longt5"}, "this is a longt5"),
+        ({"model_type": "t5gemma"}, "this is a t5gemma .*, expected one of the T5 family"),
         ({"architectures": ["T5EncoderModel"]}, "this is a T5EncoderModel"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized by gptq"),
         ({"d_model": None}, "d_model in config.json is missing, expected a positive integer"),

@@ -95,6 +95,18 @@ def test_standard_streams_may_be_closed(place: Path) -> None:
         assert done.returncode == 2 and b"standard input, which is closed" in done.stderr
 
 
+@pytest.mark.parametrize("options", ["", "--num-beams 2"])
+def test_a_pipe_gets_statistics_last_and_reads_utf8_in_any_locale(
+    place: Path, options: str
+) -> None:
+    spoken = f"$P --model target --max-tokens 4 --prompt 'Caf\u00e9.' {options}"
+    done = in_a_shell(
+        place, f"unset FORCE_COLOR PYTHONUNBUFFERED; LC_ALL=C PYTHONUTF8=0 {spoken} 2>&1"
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.match(r"[0-9,]+ tok/s - 4 tokens", done.stdout.decode().splitlines()[-1])
+
+
 def test_models_lists_what_can_be_loaded_and_what_cannot(call: Call, place: Path) -> None:
     torn = place / "weights" / "torn"
     torn.mkdir()

@@ -54,7 +54,7 @@ def use(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 
 def test_a_name_is_downloaded_once_and_converted_to_a_flat_folder(hub: Hub) -> None:
     folder = hub.root / "someone" / "tiny-t5"
-    for unneeded in ("tf_model.h5", "pytorch_model.bin", "tokenizer.json", "README.md"):
+    for unneeded in ("tf_model.h5", "pytorch_model.bin", "README.md"):
         (folder / unneeded).write_text("not needed")
     assert convert(NAME) == Path("weights/tiny-t5")
     shards = sorted(path.name for path in folder.glob("model-*.safetensors"))
@@ -74,6 +74,19 @@ def test_a_name_is_downloaded_once_and_converted_to_a_flat_folder(hub: Hub) -> N
         convert(NAME, dtype="float16")
     convert(NAME, dtype="float16", force=True)
     assert hub.downloads() == [], "the cache has it"
+
+
+def test_a_tokenizer_json_is_downloaded_in_place_of_other_pieces(hub: Hub) -> None:
+    from transformers import T5Tokenizer
+
+    folder = hub.root / "someone" / "tiny-t5"
+    tokenizer = T5Tokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(folder)
+    convert(NAME)
+    assert "tokenizer.json" in hub.downloads() and "spiece.model" not in hub.downloads()
+    _, ours = load(NAME)
+    assert ours is not None and ours.encode("a <new>") == tokenizer("a <new>").input_ids
 
 
 def test_the_cache_serves_without_a_connection(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from speculative_t5.tokenizers import Detokenizer, load_tokenizer, pieces
 
 import numpy as np
 import pytest
-from byte_pieces import add_pieces
+from byte_pieces import BLANKS, add_pieces
 from checkpoints import refused
 from conftest import edit_json
 from families import TEXT, write_tokenizer
@@ -21,8 +22,21 @@ TEXTS = [
     "fill <extra_id_0> in <extra_id_9>!", "a \t<extra_id_1>  <extra_id_2>",
 ]  # fmt: skip
 ODD = [
-    "a ☃", "“Hi” … ﬁ ＡＢ", "e\u0301 x\u00a0y", "line\n\n- a\nb\tc", "あ🎵🎵 a", "👩\u200d🚀",
+    "a ☃", "“Hi” … ﬁ ＡＢ", "e\u0301 x", "line\n\n- a\nb", "あ🎵🎵 a", "👩\u200d🚀",
     "<0x0A> b", "\ufffd c",
+]  # fmt: skip
+
+# Control tokens and sentinels within a text, every blank, marks, and runs of one character.
+FORMS = [
+    *TEXTS, *ODD,
+    *(f"{a}{token}{b}" for token in ("</s>", "<pad>", "<unk>", "<extra_id_0>", "<new>", "<task>")
+      for a, b in (("a ", " b"), ("a", "b"), ("", ""), ("The dog sat", "."), ("", token))),
+    *(f"a{blank}b {blank} c{blank}" for blank in map(chr, range(2**16)) if blank.isspace()),
+    *(f"caf{mark} {mark}" for mark in (
+        "e\u0301", "e\u0301\u0323", "a\u0308\u0304", "o\u0302\u0301", "\ufb01\u0301",
+        "\uff45\u0301", "e\u0301\u0301", "e" + "\u0301" * 5, "x\u0301", "\u1e9b\u0323", "\ud55c",
+        "\u2460", "\u2126", "a\u200d", "a\u200bb", "\ufeffa", "\xad")),
+    "-------", "aaaaaaaaaa", "< / s >", "</s", "\u2581a\u2581b", "",
 ]  # fmt: skip
 
 
@@ -82,6 +96,52 @@ def test_ids_match_transformers(folder: Path, tmp_path: Path) -> None:
     assert ours.vocabulary == saved.vocabulary
 
 
+@pytest.mark.parametrize("form", ["spiece", "json", "both"])
+def test_texts_read_as_in_transformers_in_every_form(folder: Path, copy: Path, form: str) -> None:
+    """It leaves special tokens out of what it shows; here sentinels stay, after a space."""
+    from transformers import T5Tokenizer
+
+    reference = T5Tokenizer.from_pretrained(copy, extra_ids=10)
+    if form == "both":  # which tokens were added stands in tokenizer.json alone
+        reference.add_tokens(["<new>"])
+        reference.add_tokens(["<task>"], special_tokens=True)
+    if form != "spiece":
+        reference.save_pretrained(copy)
+        settings = {"split_special_tokens": True}
+        (copy / "config.json").write_text(json.dumps(settings))
+        split = T5Tokenizer.from_pretrained(copy, **settings)
+        text = "a <task> </s> b<new> <extra_id_0>"
+        assert load_tokenizer(copy).encode(text) == split(text).input_ids
+        (copy / "config.json").unlink()
+    if form == "json":
+        (copy / "spiece.model").unlink()
+    ours = load_tokenizer(copy)
+    assert ours.vocabulary.size == len(reference)
+    assert (ours.vocabulary == load_tokenizer(folder).vocabulary) == (form != "both")
+    for text in FORMS:
+        ids = reference(text).input_ids
+        assert ours.encode(text) == ids, text
+        if not any(i in ids for i in range(120, 131)):  # sentinels and <new>
+            assert ours.decode(ids) == reference.decode(ids, skip_special_tokens=True), text
+    ids = reference("a <extra_id_0>b<extra_id_9> </s> <task>").input_ids
+    assert ours.decode(ids) == "a <extra_id_0> b <extra_id_9>" + " task" * (form != "both")
+    assert "".join(pieces(ids, Detokenizer(ours), end=True)) == ours.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["spiece", "bytes"])
+def test_a_text_may_be_kept_from_spelling_special_tokens(copy: Path, kind: str) -> None:
+    """The shipped pair has this setting in its config.json."""
+    if kind == "bytes":
+        (copy / "spiece.model").unlink()
+        edit_json(copy / "tokenizer_config.json", tokenizer_class="ByT5Tokenizer")
+    text = "a </s> b <extra_id_0>"
+    special = load_tokenizer(copy).vocabulary.special - {2}  # <unk>
+    assert len(special.intersection(load_tokenizer(copy).encode(text))) == 2
+    (copy / "config.json").write_text('{"split_special_tokens": true}')
+    ids = load_tokenizer(copy).encode(text)
+    assert special.intersection(ids) == {1} and ids.count(1) == 1, "the one at the end"
+
+
 def test_sentinels_go_both_ways(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     ids = tokenizer.encode("The <extra_id_0> is <extra_id_9> here.")
@@ -134,7 +194,7 @@ def test_characters_are_shown_whole(bytewise: Any) -> None:
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
-    for name, kind in (("tokenizer.json", "tokenizer"), ("spiece.model", "SentencePiece model")):
+    for name, kind in (("spiece.model", "SentencePiece model"), ("tokenizer.json", "tokenizer")):
         (tmp_path / name).write_text("{")
         with refused(f"{name} is not a {kind}", tmp_path):
             load_tokenizer(tmp_path)
@@ -144,6 +204,11 @@ def test_bytes_match_transformers(tmp_path: Path) -> None:
     from transformers import ByT5Tokenizer
 
     write_tokenizer(tmp_path, "bytes")
+    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class=None)
+    with refused("no tokenizer in", tmp_path):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 125}')  # as byt5 is published
+    (tmp_path / "config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
     reference, tokenizer = ByT5Tokenizer(), load_tokenizer(tmp_path)
     assert tokenizer.vocabulary.size == len(reference) == 384
     odd = ["<extra_id_124><extra_id_125>", "<extra_id_007>", f"<extra_id_{'1' * 5000}>"]
@@ -222,6 +287,26 @@ def test_byte_pieces_let_every_text_through(tmp_path: Path, spiece: bytes) -> No
     rng = np.random.default_rng(0)
     for ids in rng.integers(0, size, (300, 12)).tolist():
         assert "".join(pieces(ids, Detokenizer(ours), end=True)) == ours.decode(ids), ids
+
+
+@pytest.mark.parametrize("name", ["new", "correct-base", "correct-small"])
+def test_byte_pieces_read_every_blank_as_a_space_or_line_break(
+    tmp_path: Path, spiece: bytes, name: str
+) -> None:
+    """The shipped pair's files are checked, too: those blanks made it invent words."""
+    weights = Path(__file__).parents[1] / "weights"
+    (tmp_path / "spiece.model").write_bytes(
+        add_pieces(spiece) if name == "new" else (weights / name / "spiece.model").read_bytes()
+    )
+    tokenizer = load_tokenizer(tmp_path)
+    for blank in map(chr, range(2**16)):
+        if blank.isspace():
+            plain = "\n" if len(f"a{blank}b".splitlines()) == 2 else " "
+            assert tokenizer.encode(f"a{blank}b") == tokenizer.encode(f"a{plain}b"), blank
+            assert blank in " \n" or BLANKS[blank] == plain
+    assert tokenizer.decode(tokenizer.encode("a\r\n\r\nb\r\rc\t\xa0d")) == "a\n\nb\n\nc d"
+    marked = "a\xa0\u0301 \u3000\u0301 ﬁ…"  # a mark stays where the blank before it is replaced
+    assert tokenizer.decode(tokenizer.encode(marked)) == "a \u0301 \u0301 ﬁ…"
 
 
 def test_byte_pieces_leave_present_ids_alone(spiece: bytes) -> None:

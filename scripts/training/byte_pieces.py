@@ -1,9 +1,10 @@
-"""Extend a SentencePiece model so that every text passes through it unchanged."""
+"""Extend a SentencePiece model so that every text passes through it, unchanged but for blanks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sentencepiece import SentencePieceNormalizer
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 # Characters of ordinary texts that Tatoeba's English sentences lack or seldom have.
@@ -13,13 +14,20 @@ CHARACTERS = (
     "āăąćčďēęěğīıİłŁńňōőœŒřśŚşșšŠťțūůűźżŻžŽ"
 )
 
+# What ends a line becomes "\n", other white space a space: texts to train on have no other.
+BLANKS = {
+    c: "\n" if len(f"a{c}b".splitlines()) > 1 else " "
+    for c in ["\r\n", *map(chr, range(2**16))]
+    if c.isspace() and c not in " \n"
+}
+
 
 def add_pieces(stored: bytes, characters: Iterable[str] = CHARACTERS) -> bytes:
     """Add the 256 bytes, then characters, after a SentencePiece model's own pieces.
 
-    Present ids stay. What has no piece is encoded as the bytes of its UTF-8, and text is no longer
-    normalized: NFKC would rewrite an ellipsis, full-width letters and the like. Runs of spaces
-    still become one.
+    Present ids stay. What has no piece is encoded as the bytes of its UTF-8. Of normalization only
+    `BLANKS` is left: NFKC would rewrite an ellipsis, full-width letters and the like. Runs of
+    spaces still become one.
 
     Args:
         stored: The contents of a spiece.model.
@@ -38,6 +46,8 @@ def add_pieces(stored: bytes, characters: Iterable[str] = CHARACTERS) -> bytes:
             model.pieces.add(piece=character, score=rarest)
     model.trainer_spec.byte_fallback = True
     model.trainer_spec.vocab_size = len(model.pieces)
-    model.normalizer_spec.name = "identity"
-    model.normalizer_spec.precompiled_charsmap = b""
+    blanks = SentencePieceNormalizer(norm_map=[*BLANKS.items()]).serialized_normalizer_spec()
+    charsmap = model_pb2.NormalizerSpec.FromString(blanks).precompiled_charsmap
+    model.normalizer_spec.name = "blanks"
+    model.normalizer_spec.precompiled_charsmap = charsmap
     return bytes(model.SerializeToString())

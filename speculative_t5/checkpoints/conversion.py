@@ -158,12 +158,12 @@ def _open_whole(source: Path) -> Checkpoint:
 
 def _own_settings(source: Path) -> dict[str, Any]:
     """Return the settings that a config.json has beside the model's own: ours, and of tasks."""
-    tasks = read_json(source / "config.json").get(TASKS)
+    raw = read_json(source / "config.json")
     own = {
         "prefix": read_prefix(source),
         "draft": draft_name(source),
         "min_probability": min_probability(source),
-        TASKS: tasks,
+        **{name: raw.get(name) for name in (TASKS, "tokenizer_class", "split_special_tokens")},
     }
     return {key: value for key, value in own.items() if value}
 

@@ -188,11 +188,10 @@ def _list_files(name: str, commit: str) -> list[str] | None:
 
 
 def _small_files(files: Sequence[str]) -> list[str]:
-    """Return the small files that a T5 needs: tokenizer.json only repeats a spiece.model."""
-    wanted = [name for name in (*TOKENIZER_FILES, GENERATION_CONFIG) if name in files]
-    if "spiece.model" in wanted:
-        return [name for name in wanted if name not in ("tokenizer.json", "vocab.json")]
-    return wanted
+    """Return the small files that a T5 needs; with a tokenizer.json it needs no other pieces."""
+    unread = ("spiece.model", "vocab.json", "merges.txt") if "tokenizer.json" in files else ()
+    wanted = (name for name in (*TOKENIZER_FILES, GENERATION_CONFIG) if name not in unread)
+    return [name for name in wanted if name in files]
 
 
 def _verify(folder: Path, note: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..decoding import Vocabulary
 from ..device import default_dtype
 from ..models import Quantization, T5Config
-from ..tokenizers import ByteTokenizer, JSONTokenizer, Tokenizer, load_tokenizer
+from ..tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from .causal import inspect_causal
 from .conversion import new_layout, num_bytes, num_parameters, quantized
 from .hub import look_up
@@ -166,7 +166,7 @@ def family(config: T5Config, tokenizer: Tokenizer) -> str:
     if isinstance(tokenizer, ByteTokenizer):
         return "byt5"
     if config.eos_token_id == 2:
-        return "codet5" if isinstance(tokenizer, JSONTokenizer) else "madlad400"
+        return "madlad400" if config.gated else "codet5"
     if config.vocab_size > 200_000:
         return "mt5"
     return "T5 v1.1 (as flan-t5, coedit)" if config.gated else "T5 v1.0"

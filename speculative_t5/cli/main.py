@@ -178,7 +178,7 @@ def _stream(
 def _print_finished(done: Generation, max_tokens: int, *, scores: bool) -> None:
     """Print outputs, perhaps with their scores, and a line of statistics for each."""
     for each in (done, *done.alternatives):
-        print((f"{each.score:.4f}\t" if scores else "") + each.text)
+        print((f"{each.score:.4f}\t" if scores else "") + each.text, flush=True)
         note(footer(each.stats, each.finish_reason, max_tokens))
 
 

@@ -14,8 +14,8 @@ DRAFT_TYPE = "t5-draft"  # ours: a draft that shares its target's encoder
 OTHER_TYPES = (
     "albert", "bart", "bert", "blenderbot", "camembert", "clip", "deberta", "deberta-v2",
     "distilbert", "electra", "led", "longformer", "longt5", "m2m_100", "marian", "mbart",
-    "modernbert", "mpnet", "pegasus", "roberta", "siglip", "switch_transformers", "vit",
-    "wav2vec2", "whisper", "xlm-roberta",
+    "modernbert", "mpnet", "pegasus", "roberta", "siglip", "switch_transformers", "t5gemma",
+    "t5gemma2", "vit", "wav2vec2", "whisper", "xlm-roberta",
 )  # fmt: skip
 _OTHER_HEAD = re.compile(
     r"\w+For(MaskedLM|PreTraining|\w*Classification|QuestionAnswering|MultipleChoice|CTC)"

@@ -23,4 +23,3 @@ from .prompt_files import (
     open_input,
     read_lines,
 )
-from .tokenizer_json import JSONTokenizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ MAX_SENTINELS = 10_000  # more than any model has, and few enough to list
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Read tokenizer_config.json; {} if there is none."""
-    return _read_object(folder / "tokenizer_config.json")
+    """Read tokenizer_config.json; what is not in it may be in config.json, such as the class."""
+    return _read_object(folder / "config.json") | _read_object(folder / "tokenizer_config.json")
 
 
 def read_prefix(folder: Path) -> str:
@@ -33,14 +34,28 @@ def read_prefix(folder: Path) -> str:
     return prefix or ""
 
 
-def read_added_tokens(folder: Path) -> dict[str, int]:
-    """Read the ids of tokens added to a tokenizer, by text, from both files that list them."""
+def read_added_tokens(folder: Path) -> tuple[dict[str, int], set[str]]:
+    """Read the ids of tokens added to a tokenizer, from both files that list them.
+
+    Returns:
+        The ids by text, and the texts that are special: decoding leaves these out.
+    """
     listed = _read_object(folder / "added_tokens.json")
     decoder = read_settings(folder).get("added_tokens_decoder")
+    special = set()
     for token, entry in (decoder if isinstance(decoder, dict) else {}).items():
         if (text := token_text(entry)) and re.fullmatch(r"[0-9]{1,9}", token):
             listed[text] = int(token)
-    return {t: token for t, token in listed.items() if t and type(token) is int and token >= 0}
+            if isinstance(entry, dict) and entry.get("special"):
+                special.add(text)
+    added = {t: token for t, token in listed.items() if t and type(token) is int and token >= 0}
+    return added, special
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that splits a text at these texts, and keeps them; the longest first."""
+    names = sorted(map(re.escape, texts), key=len, reverse=True)
+    return re.compile(f"({'|'.join(names)})" if names else r"(?!)()")
 
 
 def num_sentinels(folder: Path, default: int) -> int:

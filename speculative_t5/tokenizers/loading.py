@@ -17,8 +17,8 @@ REPLACE = "copy the tokenizer that belongs to the model there"
 def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
     """Load the tokenizer of a model folder, and check that it fits the model's config if given.
 
-    Reads spiece.model, or else tokenizer.json, or else vocab.json and merges.txt (codet5). ByT5
-    needs none of them: tokenizer_config.json names ByT5Tokenizer.
+    Reads tokenizer.json, or else spiece.model, or else vocab.json and merges.txt (codet5). ByT5
+    needs none of them: tokenizer_config.json or config.json names ByT5Tokenizer.
 
     Raises:
         ValueError: If the folder has none of them, the file cannot be read, or it does not fit.
@@ -50,7 +50,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 def _find_tokenizer(folder: Path) -> T5Tokenizer:
     refuse_pointers(folder)
-    if (folder / "spiece.model").is_file():
+    if (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file():
         return SentencePieceTokenizer(folder)
     if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
         return JSONTokenizer(folder)

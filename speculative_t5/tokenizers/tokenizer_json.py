@@ -9,7 +9,7 @@ from typing import Any
 from ..decoding import Vocabulary
 from ..errors import first_line
 from .base import as_vocabulary
-from .files import DOWNLOAD_AGAIN, read_added_tokens, read_settings, token_text
+from .files import DOWNLOAD_AGAIN, SENTINEL, read_added_tokens, read_settings, token_text
 
 
 class JSONTokenizer:
@@ -42,14 +42,22 @@ class JSONTokenizer:
                 "name the one it has as eos_token in tokenizer_config.json"
             )
         self._eos: int = found["eos"]
-        self._control = {token for token in found.values() if token is not None}
         self.unknown_id: int | None = self._backend.token_to_id(unknown)
+        self._backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
+        added = self._backend.get_added_tokens_decoder()
+        control = {token for token in found.values() if token is not None}
+        self._special = control | {i for i, token in added.items() if token.special}
+        self._shown = {  # of the added tokens
+            i
+            for i, token in added.items()
+            if i not in self._special or SENTINEL.fullmatch(token.content)
+        }
+        self._hidden = (self._special | {self.unknown_id}) - self._shown
+        self._space: int | None = self._backend.token_to_id("\u2581")
 
     @property
     def vocabulary(self) -> Vocabulary:
-        added = self._backend.get_added_tokens_decoder()
-        special = [i for i, token in added.items() if token.special]
-        return as_vocabulary(self._backend.get_vocab(), [*self._control, *special])
+        return as_vocabulary(self._backend.get_vocab(), self._special)
 
     @property
     def eos_token_id(self) -> int:
@@ -60,7 +68,12 @@ class JSONTokenizer:
         return ids if ids[-1:] == [self._eos] else [*ids, self._eos]
 
     def decode(self, ids: Sequence[int]) -> str:
-        shown = [i for i in ids if i not in self._control]
+        shown: list[int] = []
+        for token in ids:
+            if token in self._shown and shown and self._space is not None:
+                shown.append(self._space)  # an added token swallows the spaces before it
+            if token not in self._hidden:
+                shown.append(token)
         return str(self._backend.decode(shown, skip_special_tokens=False))
 
 
@@ -83,7 +96,7 @@ def _read_bpe(folder: Path) -> Any:
     control = ("<s>", "</s>", "<pad>", "<unk>", "<mask>")
     backend.add_special_tokens([name for name in control if backend.token_to_id(name) is not None])
     # Each gets the next free id, so they are added in the order of their ids.
-    added = sorted(read_added_tokens(folder).items(), key=lambda item: item[1])
+    added = sorted(read_added_tokens(folder)[0].items(), key=lambda item: item[1])
     for text, token in added:
         backend.add_tokens([AddedToken(text, normalized=True)])
         if backend.token_to_id(text) != token:
