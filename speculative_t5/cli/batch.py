@@ -11,7 +11,16 @@ import typer
 
 from ..errors import count
 from ..generation import Generation
-from ..tokenizers import JSON_SUFFIXES, Format, Line, Shard, count_lines, open_input, read_lines
+from ..tokenizers import (
+    JSON_SUFFIXES,
+    PROMPT_FIELD,
+    Format,
+    Line,
+    Shard,
+    count_lines,
+    open_input,
+    read_lines,
+)
 from .division import Division, divide
 from .job import Earlier, Output, Record, Requests, process
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
@@ -51,7 +60,9 @@ def batch(
     ] = None,
     field: Annotated[
         str | None,
-        typer.Option(help="Field of each JSON object that holds the prompt.", show_default="text"),
+        typer.Option(
+            help="Field of each JSON object that holds the prompt.", show_default=PROMPT_FIELD
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the records in OUTPUT and continue after them.")
@@ -191,4 +202,4 @@ def _format(source: str, form: str | None, field: str | None) -> tuple[Format, s
             f"--field {field!r} is for --format jsonl, as lines of text have no fields: "
             "leave out --field or --format text"
         )
-    return cast(Format, form), field or "text"
+    return cast(Format, form), field or PROMPT_FIELD

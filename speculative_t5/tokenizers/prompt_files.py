@@ -17,6 +17,7 @@ from ..errors import first_line, not_utf8
 
 Format = Literal["text", "jsonl"]
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+PROMPT_FIELD = "prompt"  # of a JSON object, unless another one is given
 EMPTY = "empty: write a prompt there, or delete the line"
 ONE_OBJECT = "write one JSON object on each line, or use --format text"
 HALF = "half of a surrogate pair"
