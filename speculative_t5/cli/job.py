@@ -18,7 +18,9 @@ from ..generation import Generation
 from ..tokenizers import MAX_LINE, Line, Source
 
 MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the output adds some
-MAX_HELD, MAX_CHARACTERS = 1000, 2**24  # of records with errors that wait for their turn
+MAX_HELD, MAX_HELD_SIZE = 1000, 2**24  # of records with errors that wait for their turn
+GIVEN = "given"  # the field of a record for fields of the line that have names in use
+OUTCOME = ("text", "finish_reason", "score", "truncated", "alternatives", "stats", "error")
 COUNTS = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
 
 Encode = Callable[[str], Source]
@@ -42,7 +44,7 @@ class Record:
         It holds no times, so that a job gives the same bytes at any batch size, in shards, or
         resumed.
         """
-        record: dict[str, Any] = {"id": self.line.id, "prompt": self.line.prompt}
+        record = fields_of(self.line)
         if self.done is None:
             record["error"] = f"line {self.line.number}: {self.error}"
         else:
@@ -54,7 +56,18 @@ class Record:
             record |= {"alternatives": others} if others else {}
             record["stats"] = {"tokens": stats.emitted}
             record["stats"] |= {name: getattr(stats, name) for name in COUNTS}
-        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        # Half of a surrogate pair, which only an escape can give, is escaped again.
+        return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+
+
+def fields_of(line: Line) -> dict[str, Any]:
+    """Return the fields of a line's record that come from the line."""
+    fields: dict[str, Any] = {"id": line.id, "prompt": line.prompt}
+    given: dict[str, Any] = {}
+    taken = (*fields, GIVEN, *OUTCOME)
+    for name, value in (line.columns or {}).items():
+        (given if name in taken else fields)[name] = value
+    return fields | ({GIVEN: given} if given else {})
 
 
 def _as_alternative(done: Generation) -> dict[str, Any]:
@@ -115,8 +128,8 @@ def process(
 
 def _too_many(held: Collection[Record]) -> bool:
     """Whether the records that wait for their turn take too much memory."""
-    characters = sum(len(record.line.prompt or "") for record in held)
-    return len(held) >= MAX_HELD or characters >= MAX_CHARACTERS
+    size = sum(record.line.size for record in held)
+    return len(held) >= MAX_HELD or size >= MAX_HELD_SIZE
 
 
 def _encoded(line: Line, encode: Encode) -> Source:
@@ -277,11 +290,16 @@ def check_record(where: str, record: Mapping[str, Any] | None, line: Line | None
         raise ValueError(f"{where} is not a record of a batch: {advice}")
     if line is None:
         raise ValueError(f"{where} is more than the input has lines for: {advice}")
-    if (record.get("id"), record.get("prompt")) != (line.id, line.prompt):
+    found = {name: value for name, value in record.items() if name not in OUTCOME}
+    if _as_text(found) != _as_text(fields_of(line)):
         raise ValueError(
-            f"{where} is not about line {line.number} of the input, as it has another id or "
-            f"prompt: {advice}"
+            f"{where} is not about line {line.number} of the input, as it has another id, prompt "
+            f"or other field: {advice}"
         )
+
+
+def _as_text(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, sort_keys=True)  # as text, NaN equals itself
 
 
 def parse_record(raw: bytes) -> dict[str, Any] | None:
@@ -296,5 +314,5 @@ def parse_record(raw: bytes) -> dict[str, Any] | None:
 def _is_torn(raw: bytes, line: Line) -> bool:
     """Whether this is the beginning of the line's record, perhaps followed by zeros."""
     written = raw.rstrip(b"\n").rstrip(b"\x00")
-    head = Record(line, error="").to_json().partition(b', "error": ')[0]
+    head = Record(line, error="").to_json().rpartition(b', "error": ')[0]
     return written.startswith(head) or head.startswith(written)
