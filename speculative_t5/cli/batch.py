@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, cast
 
 import typer
@@ -96,8 +96,8 @@ def batch(
     """Generate for each line of a file of prompts; write one JSON record per line, in order.
 
     A line that cannot be used gets a record with its error; the run continues, and its exit code
-    is 3. A record is written once it and all records before it are done. Sampling depends on the
-    seed and the line number.
+    is 3. If no line has a prompt, it stops at the first. A record is written once it and all
+    records before it are done. Sampling depends on the seed and the line number.
 
     Each of several processes that mlx.launch has started writes a part, such as OUTPUT.2-of-3, and
     the first one joins the parts at the end. With --parallel tensor they share the model instead.
@@ -123,6 +123,8 @@ def batch(
             note(f"[{count(joined.done, 'record')} in {output}, {joined.failed:,} with errors]")
             raise typer.Exit(SOME_FAILED if joined.failed else 0)
         total = count_lines(stream)
+        if total is not None:
+            _check_prompts(source, read(Shard()))
         chosen = choose(ctx, options, sampling, shaping)
         alone = Division(output, Shard.parse(shard), resume=resume, force=force)
         work = divide(one, parallel, alone, stream, partial(_facts, chosen))
@@ -140,6 +142,10 @@ def batch(
             )
 
         generate([])  # checks the options before anything is written
+        if total is None:  # of a pipe, the first object has to do
+            first = list(islice(lines, 1))
+            _check_prompts(source, [line for line in first if line.columns is not None])
+            lines = chain(first, lines)
         with writer:
             earlier = Earlier()
             if work.resume:
@@ -174,6 +180,19 @@ def batch(
     give_tips()
     if failed:
         raise typer.Exit(SOME_FAILED)
+
+
+def _check_prompts(source: str, lines: Iterable[Line]) -> None:
+    """Refuse lines of which none has a prompt, with what is wrong with the first."""
+    wrong = None
+    for line in lines:
+        if line.prompt is not None:
+            return
+        if not line.is_empty:
+            wrong = wrong or line
+    if wrong:
+        name = "standard input" if source == "-" else source
+        raise ValueError(f"{name}, line {wrong.number}: {wrong.error}")
 
 
 def _facts(chosen: Chosen) -> dict[str, str]:
