@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.job import Output, Record, process
+from speculative_t5.cli.job import UNDONE, Output, Record, process
 from speculative_t5.decoding.results import Stats
 from speculative_t5.generation.outputs import Generation
 from speculative_t5.tokenizers.encoding import Source
@@ -125,15 +125,15 @@ class Job:
         self.source, self.target = folder / "in.txt", folder / "out.jsonl"
         self.source.write_bytes(PROMPTS)
 
-    def run(self, **options: Any) -> Any:
+    def run(self, decode: Any = shout, **options: Any) -> Any:
         with open_input(str(self.source)) as stream:
             found = read_lines(stream, "text", "text", Shard())
             with Output(str(self.target), stream, **options) as output:
-                counts = None
+                counts, kept = None, dict[int, bytes]()
                 if options.get("resume"):
                     found, earlier = output.resume(found)
-                    counts = [earlier.done, earlier.failed]
-                process(found, shout, encode, output.append)
+                    counts, kept = [earlier.done, earlier.failed], earlier.kept
+                process(found, decode, encode, output.append, kept=kept)
         return counts
 
 
@@ -197,6 +197,37 @@ def test_an_output_is_kept_unless_forced(job: Job) -> None:
     assert job.target.read_bytes() == whole
 
 
+@pytest.mark.parametrize("ends", [(8,), (1, 3, 20), (2, 2, 2, 2), (10, 15)])
+def test_an_interrupted_run_keeps_what_is_decoded(job: Job, ends: tuple[int, ...]) -> None:
+    """Interrupted once or more, after so many outputs, and resumed."""
+    decoded: list[int] = []
+
+    def decode(requests: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Generation]]:
+        for index, done in shout(requests, room=7):
+            if decoded and len(decoded) in limits:
+                limits.remove(len(decoded))
+                raise KeyboardInterrupt
+            decoded.append(index + 1)
+            yield index, done
+
+    job.run()
+    whole = job.target.read_bytes().splitlines(keepends=True)
+    job.target.unlink()
+    limits = [sum(ends[: i + 1]) for i in range(len(ends))]
+    while limits:
+        with pytest.raises(KeyboardInterrupt):
+            job.run(decode, resume=True)
+        found = job.target.read_bytes().splitlines(keepends=True)
+        for number, (row, expected) in enumerate(zip(found, whole, strict=False), 1):
+            undone = {"id": number, "prompt": json.loads(expected)["prompt"],
+                      "error": f"line {number}: {UNDONE}"}  # fmt: skip
+            assert row == expected or (json.loads(row) == undone and number not in decoded)
+        assert max(decoded) <= len(found) < 40 and found[-1] == whole[len(found) - 1]
+    job.run(decode, resume=True)
+    assert job.target.read_bytes() == b"".join(whole)
+    assert len(decoded) == len({*decoded}), "nothing is decoded twice"
+
+
 @pytest.mark.parametrize(("name", "most"), [("MAX_HELD", 5), ("MAX_HELD_SIZE", 100)])
 def test_errors_do_not_pile_up_behind_a_prompt(
     monkeypatch: pytest.MonkeyPatch, name: str, most: int
@@ -257,6 +288,7 @@ def test_a_record_that_does_not_fit_leaves_nothing(
     def full(file: int, data: bytes) -> int:
         nonlocal room
         if room == 0:
+            room = 10_000  # for records that should not be tried any more
             raise OSError(28, "No space left on device")
         room -= (written := write(file, data[:room]))
         return written

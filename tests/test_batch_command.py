@@ -146,8 +146,12 @@ def test_a_signal_ends_a_run_after_a_whole_line(many: Path, number: int, code: i
     lacking, summary, advice, *rest = errors.decode().splitlines()
     assert lacking.startswith("prompts with characters that the model's vocabulary lacks: ")
     assert re.match(rf"\[\d+ of {MANY:,} prompts, ", summary)
-    assert advice == "the records written so far are kept; --resume continues after them"
+    assert advice == "the records written so far are kept; --resume decodes the other lines"
     assert rest == (["error: interrupted"] if number == signal.SIGINT else [])
+    again = run(many, *BATCH, *SHORT, "--resume")
+    assert again.returncode == 0 and b" of them earlier" in again.stderr
+    assert run(many, *BATCH[:3], "whole.jsonl", *MODELS, *SHORT).returncode == 0
+    assert (many / "out.jsonl").read_bytes() == (many / "whole.jsonl").read_bytes()
 
 
 def test_a_reader_that_goes_away_ends_the_run(many: Path) -> None:

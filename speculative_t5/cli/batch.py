@@ -27,7 +27,7 @@ from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
 from .parts import join_parts
 from .progress import Progress
 from .shaping import Chosen, ShapingOptions, choose, is_plain
-from .terminal import SOME_FAILED, Failure, give_tips, note, signals_held
+from .terminal import SOME_FAILED, Failure, give_tips, note
 from .together import others
 
 
@@ -149,7 +149,7 @@ def batch(
         with writer:
             earlier = Earlier()
             if work.resume:
-                lines, earlier = writer.resume(lines)
+                lines, earlier = writer.resume(lines, gaps=work.group is None)
             skipped = work.start(earlier.done)
             if skipped:
                 lines, earlier = islice(lines, skipped, None), Earlier(skipped)
@@ -165,12 +165,11 @@ def batch(
             ) as progress:
 
                 def emit(record: Record) -> None:
-                    with signals_held():
-                        writer.append(record)
-                        progress.written += 1
+                    writer.append(record)
+                    progress.written += not record.is_undone
 
                 encode = partial(decoder.fit, max_tokens=most)
-                process(lines, generate, encode, emit, watch=progress.count)
+                process(lines, generate, encode, emit, watch=progress.count, kept=earlier.kept)
         if expected is not None and progress.written < expected:
             raise Failure(
                 f"{source} changed during the run: it had {expected} lines to do, then "
