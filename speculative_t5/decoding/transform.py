@@ -277,7 +277,15 @@ def _processed(
         places = []
         for place in range(length):
             before = tokens[row, first : total - length + 1 + place]
-            places.append(_checked(processor(before, logits[row, place][None]), logits.shape[-1]))
+            try:
+                found = processor(before, logits[row, place][None])
+            except StopIteration as error:  # which would end a generator that has called this
+                name = getattr(processor, "__qualname__", repr(processor))
+                raise RuntimeError(
+                    f"the logits processor {name} raised StopIteration: give next() a default, or "
+                    "raise another error"
+                ) from error
+            places.append(_checked(found, logits.shape[-1]))
         rows.append(mx.concatenate(places))
     return mx.stack(rows)
 
