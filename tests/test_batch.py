@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.job import Output, Record, process
+from speculative_t5.cli.job import UNDONE, Output, Record, process
 from speculative_t5.decoding.results import Stats
 from speculative_t5.generation.outputs import Generation
 from speculative_t5.tokenizers.encoding import Source
@@ -64,6 +64,57 @@ def test_records_come_in_the_order_of_lines() -> None:
     assert found[2] == {"id": 3, "prompt": "", "error": f"line 3: {EMPTY}"}
 
 
+COLUMNS = [
+    b'{"prompt": "a", "label": 3, "notes": {"of": ["x", null, NaN]}}',
+    b'{"id": "x", "label": 1e3, "prompt": "b", "text": "B", "stats": 0, "given": []}',
+    b'{"prompt": "c", "text": "\\ud800 \\u2028"}',
+    b'{"label": 4, "error": "none"}',
+    b'{"prompt": "d"}',
+]
+
+
+def test_columns_of_the_input_stay(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"\n".join(COLUMNS))
+    rows = by_columns(tmp_path).splitlines()
+    assert rows[0].startswith(
+        b'{"id": 1, "prompt": "a", "label": 3, "notes": {"of": ["x", null, NaN]}, "text": "A", "fin'
+    )
+    first, second, third, fourth, fifth = (json.loads(row) for row in rows)
+    assert second["id"] == "x" and second["text"] == "B" and second["stats"]["tokens"] == 2
+    assert second["label"] == 1000 and second["given"] == {"text": "B", "stats": 0, "given": []}
+    assert b'"given": {"text": "\\ud800 \xe2\x80\xa8"}' in rows[2] and third["text"] == "C"
+    assert fourth["label"] == 4 and fourth["given"] == {"error": "none"}
+    assert fourth["error"].startswith("line 4: no field 'prompt' (found: 'label', 'error')")
+    assert list(fifth) == ["id", "prompt", "text", "finish_reason", "stats"]
+    assert list(first)[:4] == ["id", "prompt", "label", "notes"]
+
+
+def by_columns(folder: Path, **options: Any) -> bytes:
+    """Return the records of the JSON Lines in a folder's file `in`, written to `out`."""
+    with open_input(str(folder / "in")) as stream:
+        found = read_lines(stream, "jsonl", "prompt", Shard())
+        with Output(str(folder / "out"), stream, **options) as output:
+            if options.get("resume"):
+                found, _ = output.resume(found)
+            process(found, shout, encode, output.append)
+    return (folder / "out").read_bytes()
+
+
+def test_a_run_with_columns_is_resumed(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"\n".join(COLUMNS))
+    whole = by_columns(tmp_path)
+    for size in range(len(whole) + 1):
+        (tmp_path / "out").write_bytes(whole[:size])
+        assert by_columns(tmp_path, resume=True) == whole
+    first = whole[: whole.index(b"\n") + 1]
+    for line in (COLUMNS[0].replace(b"NaN", b"0"), b'{"prompt": "a"}', b'{"prompt": "a", "x": 3}'):
+        (tmp_path / "in").write_bytes(line)
+        (tmp_path / "out").write_bytes(first)
+        with pytest.raises(ValueError, match="not about line 1 of .* or other field: give another"):
+            by_columns(tmp_path, resume=True)
+        assert (tmp_path / "out").read_bytes() == first
+
+
 PROMPTS = b"".join(b"prompt %d\n" % i if i % 7 else b"\n" for i in range(40))
 
 
@@ -74,15 +125,15 @@ class Job:
         self.source, self.target = folder / "in.txt", folder / "out.jsonl"
         self.source.write_bytes(PROMPTS)
 
-    def run(self, **options: Any) -> Any:
+    def run(self, decode: Any = shout, **options: Any) -> Any:
         with open_input(str(self.source)) as stream:
             found = read_lines(stream, "text", "text", Shard())
             with Output(str(self.target), stream, **options) as output:
-                counts = None
+                counts, kept = None, dict[int, bytes]()
                 if options.get("resume"):
                     found, earlier = output.resume(found)
-                    counts = [earlier.done, earlier.failed]
-                process(found, shout, encode, output.append)
+                    counts, kept = [earlier.done, earlier.failed], earlier.kept
+                process(found, decode, encode, output.append, kept=kept)
         return counts
 
 
@@ -146,7 +197,38 @@ def test_an_output_is_kept_unless_forced(job: Job) -> None:
     assert job.target.read_bytes() == whole
 
 
-@pytest.mark.parametrize(("name", "most"), [("MAX_HELD", 5), ("MAX_CHARACTERS", 100)])
+@pytest.mark.parametrize("ends", [(8,), (1, 3, 20), (2, 2, 2, 2), (10, 15)])
+def test_an_interrupted_run_keeps_what_is_decoded(job: Job, ends: tuple[int, ...]) -> None:
+    """Interrupted once or more, after so many outputs, and resumed."""
+    decoded: list[int] = []
+
+    def decode(requests: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Generation]]:
+        for index, done in shout(requests, room=7):
+            if decoded and len(decoded) in limits:
+                limits.remove(len(decoded))
+                raise KeyboardInterrupt
+            decoded.append(index + 1)
+            yield index, done
+
+    job.run()
+    whole = job.target.read_bytes().splitlines(keepends=True)
+    job.target.unlink()
+    limits = [sum(ends[: i + 1]) for i in range(len(ends))]
+    while limits:
+        with pytest.raises(KeyboardInterrupt):
+            job.run(decode, resume=True)
+        found = job.target.read_bytes().splitlines(keepends=True)
+        for number, (row, expected) in enumerate(zip(found, whole, strict=False), 1):
+            undone = {"id": number, "prompt": json.loads(expected)["prompt"],
+                      "error": f"line {number}: {UNDONE}"}  # fmt: skip
+            assert row == expected or (json.loads(row) == undone and number not in decoded)
+        assert max(decoded) <= len(found) < 40 and found[-1] == whole[len(found) - 1]
+    job.run(decode, resume=True)
+    assert job.target.read_bytes() == b"".join(whole)
+    assert len(decoded) == len({*decoded}), "nothing is decoded twice"
+
+
+@pytest.mark.parametrize(("name", "most"), [("MAX_HELD", 5), ("MAX_HELD_SIZE", 100)])
 def test_errors_do_not_pile_up_behind_a_prompt(
     monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
@@ -206,6 +288,7 @@ def test_a_record_that_does_not_fit_leaves_nothing(
     def full(file: int, data: bytes) -> int:
         nonlocal room
         if room == 0:
+            room = 10_000  # for records that should not be tried any more
             raise OSError(28, "No space left on device")
         room -= (written := write(file, data[:room]))
         return written

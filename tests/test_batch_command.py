@@ -17,6 +17,7 @@ from speculative_t5.tokenizers.prompt_files import EMPTY
 import pytest
 from commands import Call, caller, in_a_shell, on_a_terminal, start
 from conftest import run
+from messages import check_message
 
 pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
 MODELS = ("--model", "target", "--draft-model", "draft")
@@ -77,12 +78,36 @@ def test_json_lines_go_through_standard_streams(call: Call, here: Path) -> None:
     lines = '{"body": "The old man", "id": "x"}\n{"body": "and the sea"}\n'
     done = call("batch", "-", "--field", "body", *MODELS, *SHORT, stdin=lines)
     assert done.code == 0 and [record["id"] for record in done.records] == ["x", 2]
-    (here / "in.jsonl").write_text(lines.replace("body", "text"))
+    (here / "in.jsonl").write_text(lines.replace("body", "prompt"))
     call("batch", "in.jsonl", "--output", "out.jsonl", *MODELS, *SHORT)
     assert (here / "out.jsonl").read_text() == done.out
     piped = call("batch", "-", *MODELS, *SHORT, "--prefix", "The ", stdin="old man")
     assert piped.records[0]["text"] == done.records[0]["text"]
     assert piped.err[-1].startswith("[1 prompt, ")
+
+
+def test_an_input_without_prompts_is_refused_at_its_first_line(call: Call, here: Path) -> None:
+    odd = '{"text": "a", "label": 1}\n'
+    (here / "in.jsonl").write_text("\n[1]\n" + odd * 100)
+    command = ("batch", "in.jsonl", "--output", "out.jsonl", *MODELS, *SHORT)
+    done = call(*command)
+    assert (done.code, done.out) == (2, "") and not (here / "out.jsonl").exists()
+    assert done.err == [
+        "error: in.jsonl, line 2: not a JSON object but an array; "
+        "write one JSON object on each line, or use --format text"
+    ]
+    (here / "in.jsonl").write_text("x" + odd + odd * 100 + '{"prompt": ""}\n')
+    done = call(*command)
+    assert done.code == 3 and len(read(here / "out.jsonl")) == 102, "a line has the field"
+    for lines in ((odd, odd), (odd, '{"prompt": "a"}\n')):
+        piped = run(here, "batch", "-", "--format", "jsonl", *MODELS, stdin="".join(lines).encode())
+        assert (piped.returncode, piped.stdout) == (2, b"")
+        check_message(
+            piped.stderr.decode().rstrip().removeprefix("error: "),
+            "standard input, line 1: no field 'prompt' (found: 'text', 'label')",
+        )
+    piped = run(here, "batch", "-", "--field", "text", *MODELS, stdin=b"{}x\n" + odd.encode())
+    assert piped.returncode == 3 and len(piped.stdout.splitlines()) == 2
 
 
 def test_records_do_not_depend_on_batch_size_or_shards(call: Call) -> None:
@@ -121,8 +146,12 @@ def test_a_signal_ends_a_run_after_a_whole_line(many: Path, number: int, code: i
     lacking, summary, advice, *rest = errors.decode().splitlines()
     assert lacking.startswith("prompts with characters that the model's vocabulary lacks: ")
     assert re.match(rf"\[\d+ of {MANY:,} prompts, ", summary)
-    assert advice == "the records written so far are kept; --resume continues after them"
+    assert advice == "the records written so far are kept; --resume decodes the other lines"
     assert rest == (["error: interrupted"] if number == signal.SIGINT else [])
+    again = run(many, *BATCH, *SHORT, "--resume")
+    assert again.returncode == 0 and b" of them earlier" in again.stderr
+    assert run(many, *BATCH[:3], "whole.jsonl", *MODELS, *SHORT).returncode == 0
+    assert (many / "out.jsonl").read_bytes() == (many / "whole.jsonl").read_bytes()
 
 
 def test_a_reader_that_goes_away_ends_the_run(many: Path) -> None:
@@ -176,8 +205,8 @@ def test_a_pipe_is_answered_in_order_as_it_comes(here: Path) -> None:
 
 
 def test_only_the_first_errors_are_shown(call: Call) -> None:
-    done = call("batch", "-", *MODELS, stdin=b"\x1b[31m\xff\n" * 300)
-    assert done.code == 3 and len(done.records) == 300
+    done = call("batch", "-", *MODELS, *SHORT, stdin=b"\x1b[31m\xff\n" * 300 + b"The sea")
+    assert done.code == 3 and len(done.records) == 301
     assert done.err[0] == "line 1: not UTF-8: byte 0xff at offset 5; convert it to UTF-8"
     assert done.err[10] == "further errors are only in the output" and len(done.err) == 12
 

@@ -137,6 +137,68 @@ def test_a_resumed_run_must_be_the_same(
     go(tmp_path / "draft", options=replace(SHORT))
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder around a run that was stopped after it had saved its state."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(Stop):
+        go(folder / "draft", Watch(stop_at_step_9))
+    return folder
+
+
+def stop_at_step_9(kind: str, at: object) -> None:
+    if (kind, at) == ("trained", 9):
+        raise Stop
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("settings.json", b"", "settings.json is not JSON: Expecting value"),
+        ("settings.json", b"[]", "settings.json holds a list, expected an object"),
+        ("labelled.json", b'{"valid": 8', "labelled.json is not JSON: Expecting ',' delimiter"),
+        ("labelled.json", b"[]", "labelled.json holds a list, expected an object"),
+        ("labelled.json", b'{"valid": "8"}', "labelled.json has '8' as valid"),
+        ("progress.json", b"", "progress.json is not JSON"),
+        ("progress.json", b"[]", "progress.json holds a list"),
+        ("progress.json", b"{}", "progress.json has None as losses"),
+        ("spent.json", b"{", "spent.json is not JSON"),
+        ("state.safetensors", b"", "state.safetensors is truncated or damaged"),
+        ("state.safetensors", None, "state.safetensors is truncated or damaged"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named_and_can_be_deleted(
+    name: str, content: bytes | None, found: str, stopped: Path, whole: Path, tmp_path: Path
+) -> None:
+    """None is for the file without its last bytes."""
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "draft.distill" / name
+    path.write_bytes(path.read_bytes()[:-3] if content is None else content)
+    with pytest.raises(ValueError) as caught:
+        go(tmp_path / "draft")
+    assert f"{tmp_path / 'draft.distill'}{os.sep}{found}" in str(caught.value)
+    check_message(str(caught.value))
+    if "delete the folder to start over" in str(caught.value):
+        shutil.rmtree(path.parent)
+    else:
+        assert "delete the file, and run the same command again" in str(caught.value)
+        path.unlink()
+    go(tmp_path / "draft")
+    for file in ("weights.npz", "history.json"):
+        assert (tmp_path / "draft" / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+def test_a_damaged_number_of_steps_is_named(tmp_path: Path) -> None:
+    minutes = replace(SHORT, steps=None, minutes=1.0)
+    with pytest.raises(Stop):
+        go(tmp_path / "draft", Watch(stop_at_step_9), minutes)
+    (tmp_path / "draft.distill" / "steps.json").write_text('{"steps": 14}')
+    with pytest.raises(ValueError) as caught:
+        go(tmp_path / "draft", options=minutes)
+    check_message(str(caught.value), "steps.json has None as checks")
+    assert str(caught.value).endswith(": delete the folder to start over")
+
+
 def test_one_process_at_a_time_works_on_a_draft(tmp_path: Path) -> None:
     def act(kind: str, _: object) -> None:
         if kind == "trained":

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from speculative_t5.cli.job import UNDONE
+
 import pytest
 from commands import Call, caller
 from messages import check_message
@@ -53,6 +55,7 @@ def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
     [
         (lambda here: (here / "out.jsonl.2-of-3").unlink(), "out.jsonl.2-of-3 is missing"),
         (lambda here: tear(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
+        (lambda here: leave_out(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
         (lambda here: swap(here), "is not about line 1 of the input"),
         (lambda here: (here / "out.jsonl.2-of-2").write_text("x"), "parts of 2 and of 3 processes"),
         (
@@ -65,7 +68,16 @@ def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
         ),
         (lambda here: [p.unlink() for p in here.glob("out.jsonl.*")], "no parts of out.jsonl"),
     ],
-    ids=["missing", "torn", "swapped", "of two runs", "of other lines", "with a whole", "none"],
+    ids=[
+        "missing",
+        "torn",
+        "undone",
+        "swapped",
+        "of two runs",
+        "of other lines",
+        "with a whole",
+        "none",
+    ],
 )
 def test_parts_that_do_not_make_a_whole_are_kept(
     here: Path, call: Call, damage: object, named: str
@@ -81,6 +93,12 @@ def test_parts_that_do_not_make_a_whole_are_kept(
 
 def tear(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
+
+
+def leave_out(path: Path) -> None:
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    record = {"id": 3, "prompt": "prompt 3", "error": f"line 3: {UNDONE}"}
+    path.write_bytes(json.dumps(record).encode() + b"\n" + b"".join(rest))
 
 
 def swap(here: Path) -> None:

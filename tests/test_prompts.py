@@ -80,6 +80,10 @@ def test_lines_that_cannot_be_used_have_an_error() -> None:
     assert error == "not UTF-8: byte 0xff at offset 2; convert it to UTF-8"
     (error,) = errors(b"[" * 100_000)
     assert error is not None and error.startswith("not JSON: ")
+    (error,) = errors(b'{"text": "a", "x": %s}' % (b"[" * 100 + b"]" * 100))
+    assert error == "nested more than 100 deep: leave out what is"
+    (line,) = lines(b'{"text": "a", "x": %s}' % (b"[" * 99 + b"]" * 99), "jsonl")
+    assert line.prompt == "a"
     for own, kind in (("1.5", "a number"), ("[]", "an array"), ("true", "a boolean")):
         (line,) = lines(b'{"text": "a", "id": %s}' % own.encode(), "jsonl")
         assert line.error == f"'id' is {kind}, expected a string or an integer" and line.id == 1

@@ -249,6 +249,18 @@ def test_bad_options_are_refused_before_anything_is_decoded(options: Any, found:
         assert found in str(error.value)
 
 
+def test_a_processor_that_raises_stop_iteration_is_named() -> None:
+    def grammar(tokens: mx.array, logits: mx.array) -> mx.array:
+        return next(iter(()))
+
+    decoder = SpeculativeDecoder(tiny_model(vocab_size=SIZE))
+    for call in (decoder.generate, lambda *a, **k: list(decoder.stream(*a, **k))):
+        with pytest.raises(RuntimeError) as error:
+            call([3, EOS], logits_processors=[grammar])
+        check_message(str(error.value), f"{grammar.__qualname__} raised StopIteration")
+        assert isinstance(error.value.__cause__, StopIteration)
+
+
 @pytest.mark.parametrize("delta", [0.3, 1.0])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_lenience_never_accepts_what_is_forbidden(delta: float, temperature: float) -> None:

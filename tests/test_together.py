@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
 
 from speculative_t5 import processes
 from speculative_t5.checkpoints.conversion import convert
+from speculative_t5.cli.job import UNDONE
 from speculative_t5.cli.together import Together
 
 import pytest
@@ -130,6 +132,12 @@ def test_processes_share_the_model_and_the_first_one_writes(here: Path) -> None:
     assert results[0][2].startswith("line 12: empty")
     assert (here / "out.jsonl").read_bytes() == expected
     (here / "out.jsonl").write_bytes(expected[:900])  # torn in the middle of a record
+    together(here, 2, *sharing, "--resume")
+    assert (here / "out.jsonl").read_bytes() == expected
+    records = expected.splitlines(keepends=True)[:9]
+    undone = json.loads(records[4]) | {"error": f"line 5: {UNDONE}"}
+    records[4] = json.dumps(undone).encode() + b"\n"
+    (here / "out.jsonl").write_bytes(b"".join(records))
     together(here, 2, *sharing, "--resume")
     assert (here / "out.jsonl").read_bytes() == expected
 

@@ -102,7 +102,7 @@ class Job:
             part = prompts[start : start + block]
             table = pa.table({"id": range(start, start + len(part)), "prompt": part})
             pq.write_table(table, folder / "in" / f"{start:09}.parquet")
-        lines = (json.dumps({"text": prompt}) + "\n" for prompt in prompts)
+        lines = (json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
         (folder / "in.jsonl").write_text("".join(lines))
 
     def by_ray(self, name: str = "out", *, kill: bool = False) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class Offline:
         """Decode all prompts; return tokens and prompts per second, without loading the models."""
         with tempfile.TemporaryDirectory() as folder:
             source, output = Path(folder, "prompts.jsonl"), Path(folder, "output.jsonl")
-            records = (json.dumps({"text": prompt}) + "\n" for prompt in self.prompts)
+            records = (json.dumps({"prompt": prompt}) + "\n" for prompt in self.prompts)
             source.write_text("".join(records), encoding="utf-8")
             done = subprocess.run(
                 [sys.executable, "-m", "speculative_t5", "batch", source, "--output", output,

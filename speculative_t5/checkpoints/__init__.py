@@ -10,6 +10,7 @@ formats of weights; nothing that a file claims is believed before it is checked.
 from .causal import inspect_causal
 from .conversion import Observer, convert
 from .digests import digest_of
+from .folder import read_json
 from .hub import find_cached
 from .inspection import Listed, as_lines, inspect, list_models
 from .loading import DTYPES, as_dtype, holds_causal, load, locate

@@ -19,14 +19,14 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json",
 AGAIN = "download or convert the model again"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; refuse anything else."""
+def read_json(path: Path, *, again: str = AGAIN) -> dict[str, Any]:
+    """Read the object in a JSON file; refuse anything else, and say to do what `again` says."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {first_line(error)}; {AGAIN}") from error
+        raise ValueError(f"{path} is not JSON: {first_line(error)}; {again}") from error
     if not isinstance(raw, dict):
-        raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object: {AGAIN}")
+        raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object: {again}")
     return raw
 
 

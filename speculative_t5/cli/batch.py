@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, cast
 
 import typer
 
 from ..errors import count
 from ..generation import Generation
-from ..tokenizers import JSON_SUFFIXES, Format, Line, Shard, count_lines, open_input, read_lines
+from ..tokenizers import (
+    JSON_SUFFIXES,
+    PROMPT_FIELD,
+    Format,
+    Line,
+    Shard,
+    count_lines,
+    open_input,
+    read_lines,
+)
 from .division import Division, divide
 from .job import Earlier, Output, Record, Requests, process
 from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
 from .parts import join_parts
 from .progress import Progress
 from .shaping import Chosen, ShapingOptions, choose, is_plain
-from .terminal import SOME_FAILED, Failure, give_tips, note, signals_held
+from .terminal import SOME_FAILED, Failure, give_tips, note
 from .together import others
 
 
@@ -51,7 +60,9 @@ def batch(
     ] = None,
     field: Annotated[
         str | None,
-        typer.Option(help="Field of each JSON object that holds the prompt.", show_default="text"),
+        typer.Option(
+            help="Field of each JSON object that holds the prompt.", show_default=PROMPT_FIELD
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the records in OUTPUT and continue after them.")
@@ -85,8 +96,8 @@ def batch(
     """Generate for each line of a file of prompts; write one JSON record per line, in order.
 
     A line that cannot be used gets a record with its error; the run continues, and its exit code
-    is 3. A record is written once it and all records before it are done. Sampling depends on the
-    seed and the line number.
+    is 3. If no line has a prompt, it stops at the first. A record is written once it and all
+    records before it are done. Sampling depends on the seed and the line number.
 
     Each of several processes that mlx.launch has started writes a part, such as OUTPUT.2-of-3, and
     the first one joins the parts at the end. With --parallel tensor they share the model instead.
@@ -112,6 +123,8 @@ def batch(
             note(f"[{count(joined.done, 'record')} in {output}, {joined.failed:,} with errors]")
             raise typer.Exit(SOME_FAILED if joined.failed else 0)
         total = count_lines(stream)
+        if total is not None:
+            _check_prompts(source, read(Shard()))
         chosen = choose(ctx, options, sampling, shaping)
         alone = Division(output, Shard.parse(shard), resume=resume, force=force)
         work = divide(one, parallel, alone, stream, partial(_facts, chosen))
@@ -129,10 +142,14 @@ def batch(
             )
 
         generate([])  # checks the options before anything is written
+        if total is None:  # of a pipe, the first object has to do
+            first = list(islice(lines, 1))
+            _check_prompts(source, [line for line in first if line.columns is not None])
+            lines = chain(first, lines)
         with writer:
             earlier = Earlier()
             if work.resume:
-                lines, earlier = writer.resume(lines)
+                lines, earlier = writer.resume(lines, gaps=work.group is None)
             skipped = work.start(earlier.done)
             if skipped:
                 lines, earlier = islice(lines, skipped, None), Earlier(skipped)
@@ -148,12 +165,11 @@ def batch(
             ) as progress:
 
                 def emit(record: Record) -> None:
-                    with signals_held():
-                        writer.append(record)
-                        progress.written += 1
+                    writer.append(record)
+                    progress.written += not record.is_undone
 
                 encode = partial(decoder.fit, max_tokens=most)
-                process(lines, generate, encode, emit, watch=progress.count)
+                process(lines, generate, encode, emit, watch=progress.count, kept=earlier.kept)
         if expected is not None and progress.written < expected:
             raise Failure(
                 f"{source} changed during the run: it had {expected} lines to do, then "
@@ -163,6 +179,19 @@ def batch(
     give_tips()
     if failed:
         raise typer.Exit(SOME_FAILED)
+
+
+def _check_prompts(source: str, lines: Iterable[Line]) -> None:
+    """Refuse lines of which none has a prompt, with what is wrong with the first."""
+    wrong = None
+    for line in lines:
+        if line.prompt is not None:
+            return
+        if not line.is_empty:
+            wrong = wrong or line
+    if wrong:
+        name = "standard input" if source == "-" else source
+        raise ValueError(f"{name}, line {wrong.number}: {wrong.error}")
 
 
 def _facts(chosen: Chosen) -> dict[str, str]:
@@ -191,4 +220,4 @@ def _format(source: str, form: str | None, field: str | None) -> tuple[Format, s
             f"--field {field!r} is for --format jsonl, as lines of text have no fields: "
             "leave out --field or --format text"
         )
-    return cast(Format, form), field or "text"
+    return cast(Format, form), field or PROMPT_FIELD

@@ -38,7 +38,7 @@ from ..distill import distill as run_stages
 from ..errors import check_utf8, count
 from ..generation import SpeculativeDecoder
 from ..models import T5, SharingDraft
-from ..tokenizers import JSON_SUFFIXES, Format, PromptEncoder, Tokenizer
+from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder, Tokenizer
 from .config_file import read_options
 from .options import Dtype, MaxSource, Prefix, complete_draft, complete_model, draft_of, in_output
 from .stages import Stages
@@ -109,7 +109,7 @@ def distill(
     prefix: Prefix = None,
     field: Annotated[
         str, typer.Option(help="Field of each JSON object that holds the prompt.")
-    ] = "prompt",
+    ] = PROMPT_FIELD,
     format: Annotated[  # its name in files of options, too
         str | None,
         typer.Option(

@@ -11,14 +11,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from ..checkpoints import lock
 from ..generation import Generation
 from ..tokenizers import MAX_LINE, Line, Source
+from .terminal import signals_held
 
 MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the output adds some
-MAX_HELD, MAX_CHARACTERS = 1000, 2**24  # of records with errors that wait for their turn
+MAX_HELD, MAX_HELD_SIZE = 1000, 2**24  # of records with errors that wait for their turn
+GIVEN = "given"  # the field of a record for fields of the line that have names in use
+OUTCOME = ("text", "finish_reason", "score", "truncated", "alternatives", "stats", "error")
+UNDONE = "not decoded when the run ended: run it again with --resume"
 COUNTS = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
 
 Encode = Callable[[str], Source]
@@ -28,13 +33,18 @@ Generate = Callable[[Requests], Iterator[tuple[int, Generation]]]
 
 @dataclass(frozen=True)
 class Record:
-    """The output for a line, or an error."""
+    """The output for a line, or an error; neither if the run ended before there was one."""
 
     line: Line
-    done: Generation | None = None  # None if there is an error
+    done: Generation | None = None
     error: str | None = None  # why there is no output
+    earlier: bytes = b""  # the whole record, if an earlier run has made it
     truncated: bool = False  # whether the prompt was too long and was cut
     unknown: str = ""  # the prompt's characters that the vocabulary lacks; not written to the file
+
+    @property
+    def is_undone(self) -> bool:
+        return self.done is None and self.error is None and not self.earlier
 
     def to_json(self) -> bytes:
         """Return one line of JSON, newline included.
@@ -42,9 +52,11 @@ class Record:
         It holds no times, so that a job gives the same bytes at any batch size, in shards, or
         resumed.
         """
-        record: dict[str, Any] = {"id": self.line.id, "prompt": self.line.prompt}
+        if self.earlier:
+            return self.earlier
+        record = fields_of(self.line)
         if self.done is None:
-            record["error"] = f"line {self.line.number}: {self.error}"
+            record["error"] = _error_of(self.line, UNDONE if self.error is None else self.error)
         else:
             stats = self.done.stats
             record |= {"text": self.done.text, "finish_reason": self.done.finish_reason}
@@ -54,7 +66,27 @@ class Record:
             record |= {"alternatives": others} if others else {}
             record["stats"] = {"tokens": stats.emitted}
             record["stats"] |= {name: getattr(stats, name) for name in COUNTS}
-        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        # Half of a surrogate pair, which only an escape can give, is escaped again.
+        return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+
+
+def _error_of(line: Line, error: str) -> str:
+    return f"line {line.number}: {error}"
+
+
+def says_undone(record: Mapping[str, Any], line: Line) -> bool:
+    """Whether a record of a file says that its line was not decoded when the run ended."""
+    return record.get("error") == _error_of(line, UNDONE)
+
+
+def fields_of(line: Line) -> dict[str, Any]:
+    """Return the fields of a line's record that come from the line."""
+    fields: dict[str, Any] = {"id": line.id, "prompt": line.prompt}
+    given: dict[str, Any] = {}
+    taken = (*fields, GIVEN, *OUTCOME)
+    for name, value in (line.columns or {}).items():
+        (given if name in taken else fields)[name] = value
+    return fields | ({GIVEN: given} if given else {})
 
 
 def _as_alternative(done: Generation) -> dict[str, Any]:
@@ -70,8 +102,12 @@ def process(
     emit: Callable[[Record], None],
     *,
     watch: Callable[[Record], None] = lambda _: None,
+    kept: Mapping[int, bytes] = MappingProxyType({}),
 ) -> None:
     """Make a record of each line, and emit the records in the order of the lines.
+
+    If it is interrupted, or fails, it emits what is decoded, and for lines before that records
+    which say that they are not.
 
     Args:
         lines: The input.
@@ -79,26 +115,37 @@ def process(
         encode: Turns text into ids as the model reads them; a ValueError becomes the line's error.
         emit: Takes the records in order.
         watch: Takes each record as soon as it is made, perhaps before those ahead of it.
+        kept: Whole records of an earlier run, by the number of their line.
     """
-    order: deque[int] = deque()
+    order: deque[Line] = deque()
     ready: dict[int, Record] = {}
     pending: dict[int, tuple[Line, Source]] = {}
-    remaining, at_end = iter(lines), False
+    remaining, at_end, torn = iter(lines), False, False
 
-    def finish(number: int, record: Record) -> None:
+    def emit_first() -> None:
+        nonlocal torn
+        with signals_held():
+            torn, line = True, order.popleft()
+            emit(ready.pop(line.number, Record(line)))
+            torn = False
+
+    def finish(record: Record) -> None:
+        ready[record.line.number] = record
         watch(record)
-        ready[number] = record
-        while order and order[0] in ready:
-            emit(ready.pop(order.popleft()))
+        while order and order[0].number in ready:
+            emit_first()
 
     def requests() -> Iterator[tuple[int, list[int]]]:
         nonlocal at_end
         for line in remaining:
-            order.append(line.number)
+            order.append(line)
+            if line.number in kept:
+                finish(Record(line, earlier=kept[line.number]))
+                continue
             try:
                 source = _encoded(line, encode)
             except ValueError as error:
-                finish(line.number, Record(line, error=str(error)))
+                finish(Record(line, error=str(error)))
                 if _too_many(ready.values()):
                     return  # until the prompts before them have ended
                 continue
@@ -106,17 +153,21 @@ def process(
             yield line.number - 1, source.ids
         at_end = True
 
-    while not at_end:
-        for index, done in generate(requests()):
-            line, source = pending.pop(index + 1)
-            truncated = source.cut > 0
-            finish(line.number, Record(line, done, truncated=truncated, unknown=source.unknown))
+    try:
+        while not at_end:
+            for index, done in generate(requests()):
+                line, source = pending.pop(index + 1)
+                truncated = source.cut > 0
+                finish(Record(line, done, truncated=truncated, unknown=source.unknown))
+    finally:
+        while ready and not torn:
+            emit_first()
 
 
 def _too_many(held: Collection[Record]) -> bool:
     """Whether the records that wait for their turn take too much memory."""
-    characters = sum(len(record.line.prompt or "") for record in held)
-    return len(held) >= MAX_HELD or characters >= MAX_CHARACTERS
+    size = sum(record.line.size for record in held)
+    return len(held) >= MAX_HELD or size >= MAX_HELD_SIZE
 
 
 def _encoded(line: Line, encode: Encode) -> Source:
@@ -127,11 +178,12 @@ def _encoded(line: Line, encode: Encode) -> Source:
 
 @dataclass
 class Earlier:
-    """Counts of the records that an earlier run has written."""
+    """The records that an earlier run has written: their counts, and those behind a gap."""
 
     done: int = 0
     failed: int = 0  # records with errors
     cut: Counter[int] = field(default_factory=Counter)  # outputs, by their length in tokens
+    kept: dict[int, bytes] = field(default_factory=dict)  # by the number of the line
 
     def count(self, record: Mapping[str, Any]) -> None:
         """Count a record."""
@@ -232,26 +284,36 @@ class Output:
         if self._name != "-":
             os.close(self._file)
 
-    def resume(self, lines: Iterator[Line]) -> tuple[Iterator[Line], Earlier]:
-        """Skip the lines that have records, and cut off a torn last record.
+    def resume(self, lines: Iterator[Line], *, gaps: bool = True) -> tuple[Iterator[Line], Earlier]:
+        """Skip the lines that have records, up to the first without; cut off all behind it.
 
-        Returns the lines still to do and the counts of the records; refuses those of other lines.
+        Returns the lines still to do, and what is known of the records, with those that were cut
+        off if `gaps` is set; refuses records of other lines.
         """
-        earlier, end = Earlier(), 0
+        earlier, end, ahead = Earlier(), 0, list[Line]()
         with open(self._file, "rb", closefd=False) as reader:
-            following = reader.readline(MAX_RECORD)
+            following, number = reader.readline(MAX_RECORD), 0
             while following:
-                raw, following = following, reader.readline(MAX_RECORD)
+                raw, following, number = following, reader.readline(MAX_RECORD), number + 1
                 record, line = parse_record(raw), next(lines, None)
                 if record is None and line is not None and not following and _is_torn(raw, line):
-                    lines = chain([line], lines)  # done again
+                    ahead.append(line)
                     break
-                check_record(f"{self._name}, line {earlier.done + 1},", record, line)
-                earlier.count(record or {})
-                end += len(raw)
+                record, line = check_record(f"{self._name}, line {number},", record, line)
+                if says_undone(record, line):
+                    ahead.append(line)
+                    if gaps:
+                        continue
+                    break
+                earlier.count(record)
+                if ahead:
+                    ahead.append(line)
+                    earlier.kept[line.number] = raw
+                else:
+                    end += len(raw)
         os.truncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
-        return lines, earlier
+        return chain(ahead, lines), earlier
 
     def append(self, record: Record) -> None:
         """Write one record: all of it, or to a file nothing if the disk is full."""
@@ -270,18 +332,26 @@ class Output:
             raise
 
 
-def check_record(where: str, record: Mapping[str, Any] | None, line: Line | None) -> None:
-    """Refuse what is not a record of this line of the input; `where` says where it was found."""
+def check_record(
+    where: str, record: dict[str, Any] | None, line: Line | None
+) -> tuple[dict[str, Any], Line]:
+    """Return a record of this line of the input; refuse anything else, found at `where`."""
     advice = "give another --output, or --force to start over"
     if record is None:
         raise ValueError(f"{where} is not a record of a batch: {advice}")
     if line is None:
         raise ValueError(f"{where} is more than the input has lines for: {advice}")
-    if (record.get("id"), record.get("prompt")) != (line.id, line.prompt):
+    found = {name: value for name, value in record.items() if name not in OUTCOME}
+    if _as_text(found) != _as_text(fields_of(line)):
         raise ValueError(
-            f"{where} is not about line {line.number} of the input, as it has another id or "
-            f"prompt: {advice}"
+            f"{where} is not about line {line.number} of the input, as it has another id, prompt "
+            f"or other field: {advice}"
         )
+    return record, line
+
+
+def _as_text(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, sort_keys=True)  # as text, NaN equals itself
 
 
 def parse_record(raw: bytes) -> dict[str, Any] | None:
@@ -296,5 +366,5 @@ def parse_record(raw: bytes) -> dict[str, Any] | None:
 def _is_torn(raw: bytes, line: Line) -> bool:
     """Whether this is the beginning of the line's record, perhaps followed by zeros."""
     written = raw.rstrip(b"\n").rstrip(b"\x00")
-    head = Record(line, error="").to_json().partition(b', "error": ')[0]
+    head = Record(line).to_json().rpartition(b', "error": ')[0]
     return written.startswith(head) or head.startswith(written)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..checkpoints import lock
 from ..tokenizers import Line, Shard
-from .job import MAX_RECORD, Earlier, check_record, parse_record
+from .job import MAX_RECORD, Earlier, check_record, parse_record, says_undone
 
 POLL = 0.1  # seconds
 
@@ -173,9 +173,10 @@ def _records(parts: Sequence[Path], lines: Iterable[Line], advice: str) -> Itera
         for number, line in enumerate(lines):
             path, file = parts[number % len(parts)], files[number % len(parts)]
             raw = file.readline(MAX_RECORD)
-            if not raw.endswith(b"\n"):
+            record = parse_record(raw)
+            if not raw.endswith(b"\n") or (record is not None and says_undone(record, line)):
                 raise ValueError(f"{path} has no record of line {line.number}: {advice}")
-            check_record(f"{path}, line {number // len(parts) + 1},", parse_record(raw), line)
+            check_record(f"{path}, line {number // len(parts) + 1},", record, line)
             yield raw
         for path, file in zip(parts, files, strict=True):
             if file.read(1):

@@ -32,7 +32,8 @@ class Progress:
         shown: Shown = "all",
         label: str = "",
     ) -> None:
-        self.written, self.failed, self._cut = earlier.done, earlier.failed, earlier.cut.copy()
+        self.written = earlier.done - len(earlier.kept)
+        self.failed, self._cut = earlier.failed, earlier.cut.copy()
         self._total = total
         self._earlier = earlier.done
         self._max_tokens = max_tokens
@@ -47,7 +48,9 @@ class Progress:
         self._bar = tqdm(total=total, initial=earlier.done, unit=" prompts", disable=hidden)
 
     def count(self, record: Record) -> None:
-        """Count a record."""
+        """Count a record, unless an earlier run has made it."""
+        if record.earlier:
+            return
         if record.done is None:
             self.failed += 1
             self._show(f"line {record.line.number}: {record.error}")
@@ -87,7 +90,7 @@ class Progress:
             )
         note(f"{self._label}[{', '.join(self._parts())}]")
         if kind is not None and self.written and self._resumable:
-            note("the records written so far are kept; --resume continues after them")
+            note("the records written so far are kept; --resume decodes the other lines")
 
     def _parts(self) -> Iterator[str]:
         seconds = time.perf_counter() - self._began

@@ -283,24 +283,34 @@ def _processed(
     ends: Sequence[int],
 ) -> mx.array:
     """Call a processor for each row and place that follows no end."""
-    (length, size), earlier = logits.shape[1:], tokens.shape[1] - logits.shape[1] + 1
+    length, earlier = logits.shape[1], tokens.shape[1] - logits.shape[1] + 1
     rows = []
     for row, context in enumerate(history.contexts):
         first, drafted = earlier - len(context), history.drafted.shape[1] - length + 1
         # Place i follows `drafted` + i drafted tokens.
         count = max(0, min(length, ends[row] - drafted + 1))
         places = [
-            _checked(processor(tokens[row, first : earlier + i], logits[row, i][None]), size)
+            _called(processor, tokens[row, first : earlier + i], logits[row, i][None])
             for i in range(count)
         ]
         rows.append(mx.concatenate([*places, logits[row, count:]]))
     return mx.stack(rows)
 
 
-def _checked(found: mx.array, size: int) -> mx.array:
+def _called(processor: LogitsProcessor, tokens: mx.array, logits: mx.array) -> mx.array:
     """Return a processor's result (1, V) as float32; refuse anything else."""
-    if not isinstance(found, mx.array) or found.shape != (1, size):
+    try:
+        found = processor(tokens, logits)
+    except StopIteration as error:  # which would end a generator that has called this
+        name = getattr(processor, "__qualname__", repr(processor))
+        raise RuntimeError(
+            f"the logits processor {name} raised StopIteration: give next() a default, or "
+            "raise another error"
+        ) from error
+    if not isinstance(found, mx.array) or found.shape != logits.shape:
         shape = getattr(found, "shape", None)
         what = type(found).__name__ if shape is None else f"shape {tuple(shape)}"
-        raise ValueError(f"what a logits processor returns must be (1, {size}) logits, got {what}")
+        raise ValueError(
+            f"what a logits processor returns must be {logits.shape} logits, got {what}"
+        )
     return found.astype(mx.float32)

@@ -26,7 +26,7 @@ class Budget:
     def __init__(self, folder: RunFolder, minutes: float | None) -> None:
         self.limit = None if minutes is None else 60 * minutes
         self._folder = folder
-        self._before = float((folder.read(FILE) or {"seconds": 0.0})["seconds"])
+        self._before = float((folder.read(FILE, seconds=float) or {"seconds": 0.0})["seconds"])
         self._began = perf_counter()
 
     @property

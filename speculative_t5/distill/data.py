@@ -12,11 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import check_integer, count
-from ..tokenizers import JSON_SUFFIXES, Format, PromptEncoder, Shard, Tokenizer, read_lines
+from ..tokenizers import (
+    JSON_SUFFIXES,
+    PROMPT_FIELD,
+    Format,
+    PromptEncoder,
+    Shard,
+    Tokenizer,
+    read_lines,
+)
 
 HELD_OUT, MOST_HELD_OUT = 20, 200  # one prompt in 20, and no more than 200
 TABLES = (".csv", ".tsv")
-PROMPT = "prompt"  # the field of a JSON object that has the prompt, unless another is given
 COMPLETION = "completion"  # the field of a JSON object that has the output
 
 
@@ -61,7 +68,7 @@ def read_data(
     encoder: PromptEncoder,
     tokenizer: Tokenizer,
     *,
-    field: str = PROMPT,
+    field: str = PROMPT_FIELD,
     form: Format | None = None,
     seed: int = 0,
     max_tokens: int = 256,
@@ -94,7 +101,7 @@ def read_data(
         )
     train_path, valid_path = _find_files(Path(path))
     forms = [form or _form_of(each) for each in (train_path, valid_path) if each]
-    if field != PROMPT and "jsonl" not in forms:
+    if field != PROMPT_FIELD and "jsonl" not in forms:
         raise ValueError(
             f"field is {field!r}, and {train_path} is text, whose lines have no fields: leave out "
             "field, or give format jsonl"

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints import lock
+from ..checkpoints import lock, read_json
+from ..errors import shown
 
 SUFFIX = ".distill"
-SETTINGS, JUDGEMENT = "settings.json", "judgement.json"
+SETTINGS, STEPS, JUDGEMENT = "settings.json", "steps.json", "judgement.json"
+AGAIN = "delete the file, and run the same command again"
 FIRST = ("lock", f"{SETTINGS}.new")  # what a run killed at its very start leaves
 INPUTS = {"data": "other data", "target": "another target"}  # settings that are digests
 
@@ -75,10 +77,21 @@ class RunFolder:
             return False
         return judgements[0].read_bytes() == judgements[1].read_bytes()
 
-    def read(self, name: str) -> Any:
-        """Return the contents of a JSON file; None if there is none."""
+    def read(self, name: str, **kinds: Any) -> dict[str, Any] | None:
+        """Return the object in a JSON file; None if there is no file.
+
+        Raises:
+            ValueError: If it is damaged, or an entry is not of the type that `kinds` has for it.
+        """
         path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if not path.exists():
+            return None
+        again = "delete the folder to start over" if name in (SETTINGS, STEPS) else AGAIN
+        found = read_json(path, again=again)
+        for entry, kind in kinds.items():
+            if not isinstance(value := found.get(entry), kind):
+                raise ValueError(f"{path} has {shown(value)} as {entry}: {again}")
+        return found
 
     def write(self, name: str, value: Any) -> None:
         """Write a JSON file, whole or not at all."""

@@ -19,7 +19,7 @@ from ..tokenizers import Tokenizer
 from .agreement import Agreement
 from .budget import Budget, Enough, affordable_steps
 from .data import Data, Example
-from .folder import JUDGEMENT, SETTINGS, RunFolder
+from .folder import JUDGEMENT, SETTINGS, STEPS, RunFolder
 from .judgement import Judgement
 from .judging import judge
 from .labels import Label, label
@@ -184,15 +184,19 @@ class _Run:
 
     def finished(self) -> Judgement:
         """End a run that has written its output."""
-        for split, number in (self._folder.read(LABELLED) or {}).items():
+        for split, number in self._labelled().items():
             self._observer.labelled(split, number, number, 0)
-        judgement = Judgement.from_json(self._folder.read(JUDGEMENT))
+        judgement = Judgement.from_json(self._folder.read(JUDGEMENT) or {})
         self._folder.remove()
         return judgement
 
+    def _labelled(self) -> dict[str, int]:
+        """Return how many prompts have labels, by split, of the splits that are done."""
+        return self._folder.read(LABELLED, valid=int | None, train=int | None) or {}
+
     def label(self) -> tuple[list[Label], list[Label]]:
         """Label the prompts, those held out first; return held-out labels and others."""
-        options, known = self._options, self._folder.read(LABELLED) or {}
+        options, known = self._options, self._labelled()
         # The draft will be judged by what the target says, whatever the file gives.
         held_out = [replace(example, completion=None) for example in self._data.valid]
         tokens = None if options.num_steps is None else options.num_steps * options.batch_tokens
@@ -236,9 +240,10 @@ class _Run:
         steps, checks = self._steps(labels, valid)
         training = self._training(labels, steps)
         state = folder.path / "state.safetensors"
-        if state.exists():
+        known = folder.read("progress.json", losses=list, history=list)
+        if known and state.exists():
             training.restore(state)
-        known = folder.read("progress.json") or {"losses": [], "history": []}
+        known = known or {"losses": [], "history": []}
         losses: list[float] = known["losses"][: training.step_number]
         history = [each for each in known["history"] if each["step"] <= training.step_number]
         every, saved = -(-steps // checks), perf_counter()
@@ -288,7 +293,7 @@ class _Run:
         if options.num_steps is not None:
             return options.num_steps, CHECKS
         assert limit is not None
-        if (known := folder.read("steps.json")) is not None:
+        if known := folder.read(STEPS, steps=int, checks=int):
             return known["steps"], known["checks"]
         trial = self._training(labels, 10**6)
         times = [_seconds(trial.step) for _ in range(TRIAL + 1)]
@@ -301,7 +306,7 @@ class _Run:
             self._budget.left(limit, JUDGE_SHARE) - check,
             step, check, save * max(1 / SAVE_EVERY, step / SAVE_SECONDS), CHECKS,
         )  # fmt: skip
-        folder.write("steps.json", {"steps": steps, "checks": checks})
+        folder.write(STEPS, {"steps": steps, "checks": checks})
         return steps, checks
 
     def judge(
@@ -322,7 +327,7 @@ class _Run:
         draft = load_draft(draft_folder, target)
         found = agreement(draft, valid, options.batch_tokens)
         made = {"steps": history[-1]["step"], "labels": len(labels), "held_out": len(valid)}
-        made_by = {k: v for k, v in (folder.read(SETTINGS) | made).items() if v is not None}
+        made_by = {k: v for k, v in ((folder.read(SETTINGS) or {}) | made).items() if v is not None}
         judgement = judge(
             target, draft, subject.tokenizer, [each.prompt for each in valid], found,
             previous=subject.previous, target_name=subject.name, draft_name=output.name,

@@ -20,6 +20,7 @@ from ..decoding import argmax
 from ..models import T5, SharingDraft, additive
 from .agreement import Agreement
 from .batches import Batch, batches, group, make_batch
+from .folder import AGAIN
 from .labels import Label
 from .losses import LOGITS, LossName, head_loss, needs_target
 
@@ -118,8 +119,11 @@ class Training:
         os.replace(new, path)
 
     def restore(self, path: Path) -> None:
-        """Go on from a file that `save` has written."""
-        arrays, metadata = cast(Any, mx.load(str(path), return_metadata=True))
+        """Go on from a file that `save` has written; refuse one that is damaged."""
+        try:
+            arrays, metadata = cast(Any, mx.load(str(path), return_metadata=True))
+        except RuntimeError as error:
+            raise ValueError(f"{path} is truncated or damaged: {AGAIN}") from error
         state = cast(dict[str, Any], tree_unflatten(list(arrays.items())))
         self.draft.decoder.update(state["decoder"])
         self._optimizer.state = state["optimizer"]

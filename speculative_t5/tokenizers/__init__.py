@@ -16,6 +16,7 @@ from .loading import has_tokenizer, load_tokenizer
 from .prompt_files import (
     JSON_SUFFIXES,
     MAX_LINE,
+    PROMPT_FIELD,
     Format,
     Line,
     Shard,

@@ -7,19 +7,21 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from ..errors import first_line, not_utf8
 
 Format = Literal["text", "jsonl"]
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+PROMPT_FIELD = "prompt"  # of a JSON object, unless another one is given
 EMPTY = "empty: write a prompt there, or delete the line"
 ONE_OBJECT = "write one JSON object on each line, or use --format text"
 HALF = "half of a surrogate pair"
+MAX_DEPTH = 100  # of objects and arrays in one another: more could be read, but not written
 MAX_LINE = 2**24  # bytes; no prompt is longer, but a binary file may be a single line
 
 
@@ -55,6 +57,8 @@ class Line:
     prompt: str | None  # None if the line has none
     error: str | None = None  # why the line cannot be used
     completion: str | None = None  # an output that the record gives, where one was asked for
+    columns: Mapping[str, Any] | None = None  # all fields but id and prompt; None if not JSON
+    size: int = 0  # of what was read of it, in bytes
 
     @property
     def is_empty(self) -> bool:
@@ -107,7 +111,7 @@ def read_lines(
             if not whole:
                 break
         if number in shard:
-            yield _read_line(number, raw, form, field, completion)
+            yield replace(_read_line(number, raw, form, field, completion), size=len(raw))
 
 
 def _read_line(number: int, raw: bytes, form: Format, field: str, completion: str | None) -> Line:
@@ -136,26 +140,36 @@ def _read_json(number: int, text: str, field: str, completion: str | None) -> Li
         return Line(number, number, None, f"not JSON: {_fault(error)}; {ONE_OBJECT}")
     if not isinstance(record, dict):
         return Line(number, number, None, f"not a JSON object but {_kind(record)}; {ONE_OBJECT}")
-    own = record.get("id")
-    if own is None:
-        name: str | int = number
-    elif type(own) is int or (isinstance(own, str) and _encodable(own)):
-        name = own
-    else:
+    if _is_deeper(record, MAX_DEPTH):
+        wrong = f"nested more than {MAX_DEPTH} deep: leave out what is"
+        return Line(number, number, None, wrong)
+    columns = {name: value for name, value in record.items() if name not in ("id", field)}
+    line, own = Line(number, number, None, columns=columns), record.get("id")
+    if type(own) is int or (isinstance(own, str) and _encodable(own)):
+        line = replace(line, id=own)
+    elif own is not None:
         kind = HALF if isinstance(own, str) else _kind(own)
-        return Line(number, number, None, f"'id' is {kind}, expected a string or an integer")
+        return replace(line, error=f"'id' is {kind}, expected a string or an integer")
     if field not in record:
         names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
         wrong = f"no field {field!r} (found: {names}): give the prompt's field with --field"
-        return Line(number, name, None, wrong)
+        return replace(line, error=wrong)
     prompt, output = record[field], record.get(completion)
     odd = _not_text(field, prompt)
     if odd is None and completion is not None and output is not None:
         odd = _not_text(completion, output)
     if odd is not None:
-        return Line(number, name, None, odd)
+        return replace(line, error=odd)
     empty = None if prompt.strip() else f"{field!r} is empty, expected a prompt"
-    return Line(number, name, prompt, empty, completion=output)
+    return replace(line, prompt=prompt, error=empty, completion=output)
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    """Whether objects and arrays stand in one another more than `most` times."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return most == 0 or any(_is_deeper(each, most - 1) for each in inner)
 
 
 def _fault(error: ValueError | RecursionError) -> str:
