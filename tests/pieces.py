@@ -25,6 +25,7 @@ class Scripted:
     cut: Callable[[str], bool] = lambda _: False
     prefix: str = "fix: "
     tokenizer: Any = "there is one"
+    min_probability: float = 0.0
     read: list[str] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)  # max_tokens of each call
     known: dict[tuple[int, ...], str] = field(default_factory=dict)

@@ -132,6 +132,16 @@ def test_outputs_that_the_model_is_not_sure_of_are_not_used() -> None:
     ]
 
 
+def test_a_model_says_how_sure_it_must_be_unless_told_otherwise() -> None:
+    decoder = SpeculativeDecoder.from_pretrained("correct-base")
+    text = "He go home. He say it[^1] and go home."
+    given, own = (decoder.rewrite(text, **least) for least in ({"min_probability": 0.7}, {}))
+    assert own.text == given.text == "He goes home. He say it[^1] and go home."
+    assert decoder.rewrite(text, min_probability=0).text != own.text
+    plain = SpeculativeDecoder(decoder.model, None, decoder.tokenizer)
+    assert plain.rewrite(text).text == own.text
+
+
 def test_outputs_may_be_twice_as_long_as_their_pieces() -> None:
     decoder = Scripted(corrected, limit=99)
     fixed("He go. She go. " + "He " * 20 + "go.", decoder)

@@ -282,6 +282,11 @@ class SpeculativeDecoder(Engine):
         """The prefix of each prompt that is text and does not begin with it."""
         return self._prompts.prefix
 
+    @property
+    def min_probability(self) -> float:
+        """The default of `rewrite`: the `min_probability` of the model's config.json, or else 0."""
+        return float(getattr(self.model, "min_probability", 0))
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length, EOS included where the model is a T5.
 

@@ -32,7 +32,7 @@ class RewriteOptions:
     piece_tokens: int = PIECE_TOKENS
     max_tokens: int | None = None
     min_similarity: float = MIN_SIMILARITY
-    min_probability: float = 0.0
+    min_probability: float | None = None
 
     def __post_init__(self) -> None:
         if self.by not in get_args(By):
@@ -42,9 +42,10 @@ class RewriteOptions:
         check_integer("piece_tokens", self.piece_tokens, 2)
         if self.max_tokens is not None:
             check_integer("max_tokens", self.max_tokens, 1)
-        for name in ("min_similarity", "min_probability"):
-            if not 0 <= check_number(name, getattr(self, name)) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        least = {"min_similarity": self.min_similarity, "min_probability": self.min_probability}
+        for name, value in least.items():
+            if value is not None and not 0 <= check_number(name, value) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, got {value}")
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def rewrite(
     batch_size: int | None = None,
     max_tokens: int | None = None,
     min_similarity: float = MIN_SIMILARITY,
-    min_probability: float = 0.0,
+    min_probability: float | None = None,
     speculative: bool = True,
     progress: bool = False,
 ) -> Rewritten:
@@ -160,9 +161,10 @@ def rewrite(
             letters and digits, from 0 to 1. Above 0, their numbers, e-mail addresses and links
             must be the same, too. Set it to 0 for a model that does something other than correct.
         min_probability: The least probability that the target may give to any token of an output
-            that changes its piece, from 0 to 1; the idea is GECToR's (Omelianchuk et al. 2020,
+            that changes its piece, from 0 to 1; None for the `min_probability` of the model's
+            config.json, or else 0. The idea is GECToR's (Omelianchuk et al. 2020,
             arXiv:2005.12592). The higher it is, the fewer wrong corrections are made, but also
-            the fewer right ones. The command `document` takes that in the model's config.json.
+            the fewer right ones.
         speculative: False decodes with the target alone.
         progress: Show a bar on standard error.
 
@@ -206,6 +208,8 @@ class Document:
         check_utf8("the text", text)
         if decoder.tokenizer is None:
             raise ValueError("a text needs a tokenizer, and this decoder has none: give it one")
+        if options.min_probability is None:
+            options = replace(options, min_probability=decoder.min_probability)
         self.text, self.options, self._decoder = text, options, decoder
 
     def __len__(self) -> int:
