@@ -59,6 +59,7 @@ class Scripted:
                 text = text.removeprefix(self.prefix)
                 self.read.append(text)
                 reason: Any = "length" if self.cut(text) else "eos"
-                yield index, Generation(self.answer(text), [], reason, STATS)
+                answer = self.answer(text)
+                yield index, Generation(answer, [*map(hash, answer.split())], reason, STATS)
 
         return outputs()

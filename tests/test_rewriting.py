@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -101,6 +102,17 @@ def test_bad_outputs_are_not_used(answer: str, reason: str | None) -> None:
     assert (free.text == text) == layout
 
 
+@pytest.mark.parametrize("bad", ["\ufffd", "\ufffd\ufffd", "\u2047"])
+def test_outputs_with_unknown_characters_are_not_used(bad: str) -> None:
+    text = "He \ufffd go home. She go home."
+    tokenizer = SimpleNamespace(unknown_id=hash("\u2047"))
+    decoder = Scripted(lambda each: each.replace("go", bad), tokenizer=tokenizer)
+    done = fixed(text, decoder, min_similarity=0)
+    assert done.text == text
+    assert {piece.reason for piece in done.kept} == {"its output has an unknown character"}
+    assert fixed(text).text == corrected(text), "the source has one itself"
+
+
 def test_an_output_that_did_not_end_is_not_used() -> None:
     decoder = Scripted(corrected, cut=lambda text: "school" in text)
     done = fixed("He go to school. He go home.", decoder)
@@ -134,9 +146,9 @@ def test_outputs_that_the_model_is_not_sure_of_are_not_used() -> None:
 
 def test_a_model_says_how_sure_it_must_be_unless_told_otherwise() -> None:
     decoder = SpeculativeDecoder.from_pretrained("correct-base")
-    text = "He go home. He say it[^1] and go home."
+    text = "He go home. The 2^3 is are eight."
     given, own = (decoder.rewrite(text, **least) for least in ({"min_probability": 0.7}, {}))
-    assert own.text == given.text == "He goes home. He say it[^1] and go home."
+    assert own.text == given.text == "He goes home. The 2^3 is are eight."
     assert decoder.rewrite(text, min_probability=0).text != own.text
     plain = SpeculativeDecoder(decoder.model, None, decoder.tokenizer)
     assert plain.rewrite(text).text == own.text

@@ -142,8 +142,8 @@ def rewrite(
 
     A piece stays as it was, and has a reason, if the vocabulary lacks one of its characters; if it
     is longer than the model reads; if its output did not end within `max_tokens`, is empty, has
-    fewer words than the piece has lines, or is too different, see `min_similarity`; or if the model
-    is not sure of its output, see `min_probability`.
+    an unknown character or fewer words than the piece has lines, or is too different, see
+    `min_similarity`; or if the model is not sure of its output, see `min_probability`.
 
     Args:
         decoder: Decodes the pieces.
@@ -309,6 +309,8 @@ class Document:
             reason = f"its output did not end within {count(done.stats.emitted, 'token')}"
         elif not output:
             reason = "its output is empty"
+        elif self._has_unknown(source, done):
+            reason = "its output has an unknown character"
         elif least and (found := similarity(source, done.text, least)) < least:
             reason = f"its output is too different, with a similarity of at most {found:.2f}"
         elif least and not same_facts(source, done.text):
@@ -319,6 +321,12 @@ class Document:
             reason = self._doubt(part, done)
         piece = self._piece(part, None if reason else laid_out, reason)
         return replace(piece, stats=done.stats)
+
+    def _has_unknown(self, source: str, done: Generation) -> bool:
+        """Whether an output has an unknown token, or bytes that spell no character."""
+        unknown = getattr(self._decoder.tokenizer, "unknown_id", None)
+        bad = "\N{REPLACEMENT CHARACTER}"
+        return unknown in done.tokens or done.text.count(bad) > source.count(bad)
 
     def _doubt(self, part: _Part, done: Generation) -> str | None:
         """Say how unsure the target is of an output, if it is too unsure."""
