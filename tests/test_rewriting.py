@@ -87,7 +87,7 @@ def test_pieces_that_cannot_be_read_do_not_go_through_the_model() -> None:
         ("He goes to\nschool at 10 and we all go to it as well, and to it, and to it.",
          "its output is too different, with a similarity of at most"),
         ("He goes to school at 11.", "its output has other numbers or addresses"),
-        ("Hegotoschoolat 10.", None),
+        ("Hegotoschool at10.", None),
         ("Hegotoschoolat-10.", "its output has fewer words than it has lines"),
     ],
 )  # fmt: skip

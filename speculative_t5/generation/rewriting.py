@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from ..decoding import Sampler, Stats, pair_probabilities, total
 from ..errors import check_integer, check_number, check_utf8, count
 from .layout import arranged, same_facts, similarity
-from .splitting import Passage, check_language, is_label, paragraphs, sentences
+from .splitting import Passage, check_language, is_label, keeps_lines, paragraphs, sentences
 
 if TYPE_CHECKING:
     from .decoder import SpeculativeDecoder
@@ -142,8 +142,9 @@ def rewrite(
 
     A piece stays as it was, and has a reason, if the vocabulary lacks one of its characters; if it
     is longer than the model reads; if its output did not end within `max_tokens`, is empty, has
-    an unknown character or fewer words than the piece has lines, or is too different, see
-    `min_similarity`; or if the model is not sure of its output, see `min_probability`.
+    an unknown character or fewer words than the piece has lines, makes something else of a line
+    (see `keeps_lines`), or is too different, see `min_similarity`; or if the model is not sure of
+    its output, see `min_probability`.
 
     Args:
         decoder: Decodes the pieces.
@@ -317,6 +318,8 @@ class Document:
             reason = "its output has other numbers or addresses"
         elif laid_out is None:
             reason = "its output has fewer words than it has lines"
+        elif not keeps_lines(self.text, part.passage, laid_out):
+            reason = "its output would make something else of a line, such as an item of a list"
         elif output != words:
             reason = self._doubt(part, done)
         piece = self._piece(part, None if reason else laid_out, reason)
