@@ -25,6 +25,7 @@ class Scripted:
     cut: Callable[[str], bool] = lambda _: False
     prefix: str = "fix: "
     tokenizer: Any = "there is one"
+    min_probability: float = 0.0
     read: list[str] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)  # max_tokens of each call
     known: dict[tuple[int, ...], str] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Scripted:
                 text = text.removeprefix(self.prefix)
                 self.read.append(text)
                 reason: Any = "length" if self.cut(text) else "eos"
-                yield index, Generation(self.answer(text), [], reason, STATS)
+                answer = self.answer(text)
+                yield index, Generation(answer, [*map(hash, answer.split())], reason, STATS)
 
         return outputs()

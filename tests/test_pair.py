@@ -55,6 +55,24 @@ def test_streams_equal_sampled_outputs(decoder: SpeculativeDecoder) -> None:
     assert [t for chunk in chunks for t in chunk.tokens] == out.tokens
 
 
+def test_the_draft_is_the_one_that_the_target_names_unless_told_otherwise() -> None:
+    implied = SpeculativeDecoder.from_pretrained("correct-base")
+    given = SpeculativeDecoder.from_pretrained(*PAIR)
+    assert implied.draft and given.draft
+    assert implied.draft.fingerprint == given.draft.fingerprint
+    for alone in (
+        SpeculativeDecoder.from_pretrained("correct-base", None),
+        SpeculativeDecoder.from_pretrained("correct-small"),  # names none
+    ):
+        assert alone.draft is None and not alone.drafts
+    beams = implied.generate(TEXT[0], num_beams=2)  # a search does without it
+    assert beams.tokens == given.generate(TEXT[0], num_beams=2, speculative=False).tokens
+    copying = SpeculativeDecoder.from_pretrained("correct-base", lookup=True)
+    for chosen in (given, copying):
+        with pytest.raises(ValueError, match="does not go with a draft"):
+            chosen.generate(TEXT[0], num_beams=2)
+
+
 def test_the_pair_is_small_and_holds_no_paths() -> None:
     files = [path for name in PAIR for path in (WEIGHTS / name).iterdir()]
     assert sum(path.stat().st_size for path in files) < 60e6

@@ -10,6 +10,7 @@ from speculative_t5.checkpoints import places
 
 import pytest
 from conftest import REPOSITORY, edit_json
+from messages import check_message
 
 SHIPPED = {"correct-base", "correct-draft", "correct-small"}
 
@@ -91,6 +92,20 @@ def test_a_draft_is_looked_for_beside_its_target(elsewhere: Path) -> None:
     for draft in ("not-here", "../correct-small", "", 3, None):
         edit_json(target / "config.json", draft=draft)
         assert places.named_draft(target) is None
+
+
+def test_a_model_may_have_a_least_probability(elsewhere: Path) -> None:
+    config = elsewhere / "config.json"
+    config.write_text("{}")
+    assert places.min_probability(elsewhere) is None
+    for found in (0, 0.25, 1):
+        edit_json(config, min_probability=found)
+        assert places.min_probability(elsewhere) == found
+    for wrong in (1.5, -1, "0.5", True, [0.5], float("nan")):
+        edit_json(config, min_probability=wrong)
+        with pytest.raises(ValueError) as raised:
+            places.min_probability(elsewhere)
+        check_message(str(raised.value), "min_probability")
 
 
 def test_an_unreadable_folder_is_skipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -86,7 +87,7 @@ def test_pieces_that_cannot_be_read_do_not_go_through_the_model() -> None:
         ("He goes to\nschool at 10 and we all go to it as well, and to it, and to it.",
          "its output is too different, with a similarity of at most"),
         ("He goes to school at 11.", "its output has other numbers or addresses"),
-        ("Hegotoschoolat 10.", None),
+        ("Hegotoschool at10.", None),
         ("Hegotoschoolat-10.", "its output has fewer words than it has lines"),
     ],
 )  # fmt: skip
@@ -99,6 +100,17 @@ def test_bad_outputs_are_not_used(answer: str, reason: str | None) -> None:
     free = fixed(text, Scripted(lambda _: answer), min_similarity=0)
     layout = len(answer.split()) < 2
     assert (free.text == text) == layout
+
+
+@pytest.mark.parametrize("bad", ["\ufffd", "\ufffd\ufffd", "\u2047"])
+def test_outputs_with_unknown_characters_are_not_used(bad: str) -> None:
+    text = "He \ufffd go home. She go home."
+    tokenizer = SimpleNamespace(unknown_id=hash("\u2047"))
+    decoder = Scripted(lambda each: each.replace("go", bad), tokenizer=tokenizer)
+    done = fixed(text, decoder, min_similarity=0)
+    assert done.text == text
+    assert {piece.reason for piece in done.kept} == {"its output has an unknown character"}
+    assert fixed(text).text == corrected(text), "the source has one itself"
 
 
 def test_an_output_that_did_not_end_is_not_used() -> None:
@@ -130,6 +142,16 @@ def test_outputs_that_the_model_is_not_sure_of_are_not_used() -> None:
         f"a token of its output has a probability of {p:.4f}, which is below 1"
         for p in lowest.values()
     ]
+
+
+def test_a_model_says_how_sure_it_must_be_unless_told_otherwise() -> None:
+    decoder = SpeculativeDecoder.from_pretrained("correct-base")
+    text = "He go home. The 2^3 is are eight."
+    given, own = (decoder.rewrite(text, **least) for least in ({"min_probability": 0.7}, {}))
+    assert own.text == given.text == "He goes home. The 2^3 is are eight."
+    assert decoder.rewrite(text, min_probability=0).text != own.text
+    plain = SpeculativeDecoder(decoder.model, None, decoder.tokenizer)
+    assert plain.rewrite(text).text == own.text
 
 
 def test_outputs_may_be_twice_as_long_as_their_pieces() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from speculative_t5.generation.splitting import LANGUAGES, paragraphs, sentences
+from speculative_t5.generation.splitting import (
+    LANGUAGES,
+    Passage,
+    keeps_lines,
+    paragraphs,
+    sentences,
+)
 
 import pytest
 
@@ -61,6 +67,9 @@ def test_what_is_no_sentence_is_left_out(line: str) -> None:
         ("He go.\n```\nHe go.\n~~~\nShe go.", [1, 3, 5]),
         ("````\nHe go.\n```\nHe go.\n```\nShe go.\n\n```", [2, 6]),
         ("> ```\n> He go.\n\n", [2]),
+        ("---\n~~~\nHe go.\n~~~\nShe go.", [5]),  # a rule is no heading
+        ("* * *\n    x = he.go() or y.stay()\n\n- He go.\n\n# Top\n\n    He.go = x + y or it", [4]),
+        ("He go.\n___\nhe go.", [1, 3]),
     ],
 )  # fmt: skip
 def test_sentences_behind_a_fence_that_is_none_are_found(text: str, lines: list[int]) -> None:
@@ -122,3 +131,37 @@ def test_rules_are_those_of_the_language() -> None:
     assert [part for _, part in found(text, "ja")] == [text[:7], text[7:]], "without a space"
     for language in LANGUAGES:
         assert len(found("He is here! He is there!", language)) in (1, 2)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ["2) ", "* ", "- ", "+ ", "\u2013 ", "1. ", "1984. ", "a) ", "[x] ", "> ", ">", "# ", "### ",
+     "``` ", "~~~ ", "| ", "<div> ", "<!-- ", "[a]: ", "2) > "],
+)  # fmt: skip
+def test_an_output_keeps_what_each_line_is(mark: str) -> None:
+    for before, end in (("", "\n"), ("- ", "\n  "), ("> ", "\r\n> "), ("One is.\r", "\r")):
+        text = f"{before}He go to{end}school."
+        *_, passage = paragraphs(text)
+        *_, part = sentences(text, passage, "en")
+        assert keeps_lines(text, part, f"He goes to{end}school.")
+        for wrong in (f"{mark}He goes{end}home.", f"He goes to{end}{mark}home."):
+            assert not keeps_lines(text, part, wrong)
+            whole = Passage(((len(before), len(before) + len(wrong)),), 1)
+            assert not keeps_lines(before + wrong, whole, f"He goes{end}home.")
+
+
+@pytest.mark.parametrize("rule", ["---", "***", "=", "-", "2)", "___", "- - -"])
+def test_an_output_does_not_make_a_rule_of_a_line(rule: str) -> None:
+    text = "He go to school\nand home."
+    assert not keeps_lines(text, next(paragraphs(text)), f"He goes to school\n{rule}")
+    assert not keeps_lines(text, next(paragraphs(text)), f"{rule}\nHe goes to school.")
+
+
+def test_marks_within_a_line_are_words() -> None:
+    text = "One is here. He go home. Two has\nit."
+    (paragraph,) = paragraphs(text)
+    _, second, third = sentences(text, paragraph, "en")
+    assert keeps_lines(text, second, "2) - # He goes home.")
+    assert keeps_lines(text, third, "- Two have\nit.")
+    assert not keeps_lines(text, third, "Two have\n- it.")
+    assert not keeps_lines(text, second, "He goes | home."), "a row has two bars"

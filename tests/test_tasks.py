@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.checkpoints import own_min_probability, read_task
+from speculative_t5.checkpoints import read_task
 
 import pytest
 from commands import caller
-from conftest import REPOSITORY, edit_json
+from conftest import REPOSITORY
 from messages import check_message
 
 # Those of t5-small, and one of our own.
@@ -96,15 +96,3 @@ def test_what_is_not_known_or_offered_is_refused(folder: Path, task: str, found:
         read_task(folder, task)
     check_message(str(error.value))
     assert found in str(error.value)
-
-
-def test_a_model_may_have_a_least_probability(folder: Path) -> None:
-    assert own_min_probability(folder) == 0
-    for found in (0, 0.25, 1):
-        edit_json(folder / "config.json", min_probability=found)
-        assert own_min_probability(folder) == found
-    for found in (1.5, -1, "0.5", True, [0.5], float("nan")):
-        edit_json(folder / "config.json", min_probability=found)
-        with pytest.raises(ValueError) as raised:
-            own_min_probability(folder)
-        check_message(str(raised.value), "min_probability")

@@ -49,7 +49,7 @@ def main(
 def decode(
     folder: Path, sources: list[str], references: list[str]
 ) -> tuple[list[list[int]], float, float]:
-    decoder = SpeculativeDecoder.from_pretrained(folder, dtype=mx.float32)
+    decoder = SpeculativeDecoder.from_pretrained(folder, None, dtype=mx.float32)
     started = time.perf_counter()
     outputs = decoder.generate_batch(sources, batch_size=32)
     seconds = time.perf_counter() - started

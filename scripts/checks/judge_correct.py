@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.checkpoints import own_min_probability
 
 import mlx.core as mx
 import typer
@@ -59,8 +58,7 @@ def main(
     decoder = SpeculativeDecoder.from_pretrained(model, None, dtype=mx.float32)
     texts = [text for text, _ in pairs]
     if document:
-        least = own_min_probability(model)
-        found = [decoder.rewrite(text, min_probability=least).text for text in texts]
+        found = [decoder.rewrite(text).text for text in texts]
     else:
         found = [done.text for done in decoder.generate_batch(texts, batch_size=16)]
     judged = [Judged(*pair, output) for pair, output in zip(pairs, found, strict=True)]

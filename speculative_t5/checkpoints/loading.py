@@ -16,7 +16,7 @@ from ..tokenizers import Tokenizer, load_tokenizer, read_prefix
 from .causal import load_causal
 from .folder import read_json
 from .hub import could_be_name, download, find_cached, look_up, refuse_file
-from .places import find_folder, known_names
+from .places import find_folder, known_names, min_probability
 from .sharing import holds_draft, load_draft
 from .t5 import Checkpoint, Parameter, open_checkpoint
 from .tensors import as_mlx
@@ -49,8 +49,9 @@ def load(
     target: T5 | CausalModel | None = None,
     group: mx.distributed.Group | None = None,
 ) -> tuple[T5 | CausalModel | SharingDraft, Tokenizer | None]:
-    """Load a model and its tokenizer; the tokenizer's `prefix` is the one in config.json, if any.
+    """Load a model and its tokenizer.
 
+    The tokenizer's `prefix` and the model's `min_probability` are those in config.json, if any.
     All names and shapes are checked first; then weights are read and cast one tensor at a time.
 
     Args:
@@ -81,7 +82,7 @@ def load(
         raise ValueError(f"only a T5 can be split among processes: load {folder} without a group")
     if holds_draft(folder):
         return load_draft(folder, target), None
-    prefix = read_prefix(folder)
+    prefix, least = read_prefix(folder), min_probability(folder)
     model: T5 | CausalModel
     tokenizer: Tokenizer
     if holds_causal(folder):
@@ -89,6 +90,7 @@ def load(
     else:
         model, tokenizer = _load_t5(folder, kind or default_dtype(), group)
     cast(Any, tokenizer).prefix = prefix
+    cast(Any, model).min_probability = least or 0.0
     return model, tokenizer
 
 

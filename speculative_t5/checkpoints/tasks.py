@@ -11,7 +11,6 @@ from ..errors import printable, shown
 from ..tokenizers import GENERATION_CONFIG
 from .folder import TASKS, read_json
 from .loading import locate
-from .places import min_probability
 
 ALL = "default"  # the task that stands for generation_config.json alone
 SAME = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "top_k", "top_p",
@@ -74,15 +73,6 @@ def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
     if not str(config.get("model_type")).endswith("t5"):  # lengths would include the prompt
         raw = {key: value for key, value in raw.items() if key not in ("max_length", "min_length")}
     return Task(prefix if isinstance(prefix, str) else None, _options(raw, task))
-
-
-def own_min_probability(name_or_path: str | Path) -> float:
-    """Return the `min_probability` in a model's config.json, see `rewrite`; 0 if it has none.
-
-    Raises:
-        ValueError: If there is no such model, or it is not a number from 0 to 1.
-    """
-    return min_probability(locate(name_or_path)) or 0.0
 
 
 def _options(raw: Mapping[str, Any], task: str) -> dict[str, Any]:

@@ -6,14 +6,13 @@ import hashlib
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any, BinaryIO, cast
 
 import typer
 from rich.text import Text
 from tqdm import tqdm
 
-from ..checkpoints import own_min_probability
 from ..errors import not_utf8
 from ..generation import (
     By,
@@ -121,7 +120,7 @@ def document(
     """
     output = None if output in ("-", STDOUT) else output
     wanted = RewriteOptions(
-        cast(By, by), language, piece_tokens, max_tokens, min_similarity, min_probability or 0.0
+        cast(By, by), language, piece_tokens, max_tokens, min_similarity, min_probability
     )
     page = _page(output, diff, diff_output)
     if resume and output is None:
@@ -142,12 +141,10 @@ def document(
             raise ValueError(f"--resume continues a file, which {output} is not: leave it out")
         text = _read(stream, "standard input" if source == "-" else source)
     decoder = options.load(plain=regular_decode)
-    if min_probability is None:
-        wanted = replace(wanted, min_probability=own_min_probability(options.model))
     whole = Document(decoder, text, wanted)
     partial = None
     if output is not None and not is_special(output):
-        header = _header(decoder, text, wanted, options)
+        header = _header(decoder, text, whole.options, options)
         partial = PartialFile(output, header, resume=resume, force=force)
     done = _rewritten(whole, partial, batch_size, output)
     if page is not None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import EllipsisType
 from typing import Literal, Unpack
 
 import mlx.core as mx
 
 from .. import __version__
-from ..checkpoints import as_dtype, digest_of, dtype_name, load, locate
+from ..checkpoints import as_dtype, digest_of, dtype_name, load, locate, named_draft
 from ..decoding import (
     WINDOW,
     LanguageModel,
@@ -109,7 +110,7 @@ class SpeculativeDecoder(Engine):
     def from_pretrained(
         cls,
         model: str | Path,
-        draft: str | Path | None = None,
+        draft: str | Path | EllipsisType | None = ...,
         *,
         num_draft: NumDraft = 5,
         delta: float = 0.0,
@@ -120,15 +121,19 @@ class SpeculativeDecoder(Engine):
     ) -> SpeculativeDecoder:
         """Load target and draft from folders, or by names that `load` looks up.
 
-        The draft "lookup" needs no model. `dtype` is passed to `load` for both models; all other
-        options are the constructor's. With a `group` of processes (`mx.distributed.init()`), the
-        target is split among them, and each has the whole draft; all must then make the same calls.
-        What they would do is compared before the models are loaded.
+        Without `draft`, it is the one that the target's config.json names, if any, as for the
+        commands; None decodes with the target alone. The draft "lookup" needs no model. `dtype` is
+        passed to `load` for both models; all other options are the constructor's. With a `group` of
+        processes (`mx.distributed.init()`), the target is split among them, and each has the whole
+        draft; all must then make the same calls. What they would do is compared before the models
+        are loaded.
 
         Raises:
             StartError: In all processes, if their versions, weights or options differ.
         """
         check_keywords(options)  # before models are loaded
+        if implied := draft is ...:
+            draft = named_draft(locate(model))
         if group is not None:
             chosen = {"num_draft": num_draft, "delta": delta, "verify": verify} | options
             check_same(group, process_facts(model, draft, dtype=dtype, **chosen))
@@ -138,9 +143,11 @@ class SpeculativeDecoder(Engine):
             small = "lookup"
         elif draft is not None:
             small, _ = load(draft, dtype=dtype, target=target)
-        return cls(
+        made = cls(
             target, small, tokenizer, num_draft=num_draft, delta=delta, verify=verify, **options
         )
+        made._draft_is_implied = implied
+        return made
 
     def generate(
         self,
@@ -281,6 +288,11 @@ class SpeculativeDecoder(Engine):
     def prefix(self) -> str:
         """The prefix of each prompt that is text and does not begin with it."""
         return self._prompts.prefix
+
+    @property
+    def min_probability(self) -> float:
+        """The default of `rewrite`: the `min_probability` of the model's config.json, or else 0."""
+        return float(getattr(self.model, "min_probability", 0))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length, EOS included where the model is a T5.

@@ -38,6 +38,7 @@ class Engine:
         self.draft = draft
         self.tokenizer = tokenizer
         self._drafting = drafting
+        self._draft_is_implied = False  # and so left out where none may be
         self._schedules = Schedules()
         self._width: int | None = None  # of steady passes, once it is known
 
@@ -90,7 +91,8 @@ class Engine:
         """
         shaping, count = self.shaping(options), options.num_return_sequences
         if options.beams:
-            check_plain(options, drafts=self.drafts, steady=self._drafting.steady)
+            chosen = self._drafting.lookup or (self.drafts and not self._draft_is_implied)
+            check_plain(options, drafts=chosen, steady=self._drafting.steady)
             model, tokenizer = self.model, self.tokenizer
             return beam_outputs(model, tokenizer, requests, options, shaping, batch_size)
         sources = Sources(self.model, requests, count) if options.scores else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from ..decoding import Sampler, Stats, pair_probabilities, total
 from ..errors import check_integer, check_number, check_utf8, count
 from .layout import arranged, same_facts, similarity
-from .splitting import Passage, check_language, is_label, paragraphs, sentences
+from .splitting import Passage, check_language, is_label, keeps_lines, paragraphs, sentences
 
 if TYPE_CHECKING:
     from .decoder import SpeculativeDecoder
@@ -32,7 +32,7 @@ class RewriteOptions:
     piece_tokens: int = PIECE_TOKENS
     max_tokens: int | None = None
     min_similarity: float = MIN_SIMILARITY
-    min_probability: float = 0.0
+    min_probability: float | None = None
 
     def __post_init__(self) -> None:
         if self.by not in get_args(By):
@@ -42,9 +42,10 @@ class RewriteOptions:
         check_integer("piece_tokens", self.piece_tokens, 2)
         if self.max_tokens is not None:
             check_integer("max_tokens", self.max_tokens, 1)
-        for name in ("min_similarity", "min_probability"):
-            if not 0 <= check_number(name, getattr(self, name)) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        least = {"min_similarity": self.min_similarity, "min_probability": self.min_probability}
+        for name, value in least.items():
+            if value is not None and not 0 <= check_number(name, value) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, got {value}")
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def rewrite(
     batch_size: int | None = None,
     max_tokens: int | None = None,
     min_similarity: float = MIN_SIMILARITY,
-    min_probability: float = 0.0,
+    min_probability: float | None = None,
     speculative: bool = True,
     progress: bool = False,
 ) -> Rewritten:
@@ -141,8 +142,9 @@ def rewrite(
 
     A piece stays as it was, and has a reason, if the vocabulary lacks one of its characters; if it
     is longer than the model reads; if its output did not end within `max_tokens`, is empty, has
-    fewer words than the piece has lines, or is too different, see `min_similarity`; or if the model
-    is not sure of its output, see `min_probability`.
+    an unknown character or fewer words than the piece has lines, makes something else of a line
+    (see `keeps_lines`), or is too different, see `min_similarity`; or if the model is not sure of
+    its output, see `min_probability`.
 
     Args:
         decoder: Decodes the pieces.
@@ -160,9 +162,10 @@ def rewrite(
             letters and digits, from 0 to 1. Above 0, their numbers, e-mail addresses and links
             must be the same, too. Set it to 0 for a model that does something other than correct.
         min_probability: The least probability that the target may give to any token of an output
-            that changes its piece, from 0 to 1; the idea is GECToR's (Omelianchuk et al. 2020,
+            that changes its piece, from 0 to 1; None for the `min_probability` of the model's
+            config.json, or else 0. The idea is GECToR's (Omelianchuk et al. 2020,
             arXiv:2005.12592). The higher it is, the fewer wrong corrections are made, but also
-            the fewer right ones. The command `document` takes that in the model's config.json.
+            the fewer right ones.
         speculative: False decodes with the target alone.
         progress: Show a bar on standard error.
 
@@ -206,6 +209,8 @@ class Document:
         check_utf8("the text", text)
         if decoder.tokenizer is None:
             raise ValueError("a text needs a tokenizer, and this decoder has none: give it one")
+        if options.min_probability is None:
+            options = replace(options, min_probability=decoder.min_probability)
         self.text, self.options, self._decoder = text, options, decoder
 
     def __len__(self) -> int:
@@ -305,16 +310,26 @@ class Document:
             reason = f"its output did not end within {count(done.stats.emitted, 'token')}"
         elif not output:
             reason = "its output is empty"
+        elif self._has_unknown(source, done):
+            reason = "its output has an unknown character"
         elif least and (found := similarity(source, done.text, least)) < least:
             reason = f"its output is too different, with a similarity of at most {found:.2f}"
         elif least and not same_facts(source, done.text):
             reason = "its output has other numbers or addresses"
         elif laid_out is None:
             reason = "its output has fewer words than it has lines"
+        elif not keeps_lines(self.text, part.passage, laid_out):
+            reason = "its output would make something else of a line, such as an item of a list"
         elif output != words:
             reason = self._doubt(part, done)
         piece = self._piece(part, None if reason else laid_out, reason)
         return replace(piece, stats=done.stats)
+
+    def _has_unknown(self, source: str, done: Generation) -> bool:
+        """Whether an output has an unknown token, or bytes that spell no character."""
+        unknown = getattr(self._decoder.tokenizer, "unknown_id", None)
+        bad = "\N{REPLACEMENT CHARACTER}"
+        return unknown in done.tokens or done.text.count(bad) > source.count(bad)
 
     def _doubt(self, part: _Part, done: Generation) -> str | None:
         """Say how unsure the target is of an output, if it is too unsure."""

@@ -18,11 +18,20 @@ LABEL = 4  # words of a label, at most
 
 _LINE = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
 _QUOTE = re.compile(r"[ \t]{0,3}>(?:[ \t]?>)*[ \t]?")
-_MARKER = re.compile(r"(?:[-*+•◦‣·–—]|\(?\d{1,3}[.)]|\(?[A-Za-z]\))[ \t]+(?:\[[ xX]\][ \t]+)?")
+_BULLET = r"[-*+•◦‣·–—]|\(?[A-Za-z]\)"
+_BOX = r"\[[ xX]\]"
+_MARKER = re.compile(rf"(?:{_BULLET}|\(?\d{{1,3}}[.)])[ \t]+(?:{_BOX}[ \t]+)?")
 _FENCE = re.compile(r"`{3,}+(?=[^`]*$)|~{3,}")
 _HEADING = re.compile(r"#{1,6}(?:[ \t]|$)")
+_RULE = re.compile(r"([-*_])[ \t]*+(?:\1[ \t]*+){2,}$")
 _UNDERLINE = re.compile(r"(=+|-{3,})[ \t]*$")
 _ROW = re.compile(r"\||.*\|.*\||.*(?<=\S)(?:\t| {4})[ \t]*+\S")
+# All marks that a line may begin with, and what makes its words something other than text. Here an
+# item may have any number, also a year, and there may be marks within marks, HTML and link targets.
+_KIND = re.compile(
+    rf"(\ufeff?(?:{_QUOTE.pattern}|[ \t]*(?:{_BULLET}|{_BOX}|\(?\d+[.)])(?:[ \t]+|$))*[ \t]*)"
+    rf"({_FENCE.pattern}|{_HEADING.pattern}|</?[A-Za-z]|<[!?]|\[[^\]]*\]:)?"
+)
 _END = re.compile(r"[.!?…。！？؟।։][\"'”’»)\]*_]*$")
 _BLANK = re.compile(r"\s*$")
 _OPENING = "\"'“‘„‚«‹([*_¿¡"
@@ -166,9 +175,9 @@ def paragraphs(text: str) -> Iterator[Passage]:
     """Yield the paragraphs of plain or Markdown text that hold sentences.
 
     Blank lines, indentation, quotation marks (>), list markers and line ends are never part of
-    one. These are left out as a whole: headings (#, or underlined), rows of tables (with bars, tabs
-    or wide gaps), fenced code, code indented by four columns (except a paragraph that begins with
-    a capital and ends as a sentence does), and labels, see `is_label`.
+    one. These are left out as a whole: headings (#, or underlined), rules (---), rows of tables
+    (with bars, tabs or wide gaps), fenced code, code indented by four columns (except a paragraph
+    that begins with a capital and ends as a sentence does), and labels, see `is_label`.
 
     Fences are those of CommonMark: a quotation closes those within. But a fence that is not closed
     before the text ends is none, for else all sentences behind it would be left out unseen; only
@@ -197,9 +206,11 @@ def paragraphs(text: str) -> Iterator[Passage]:
             if behind is None:
                 unclosed[depth, fence[0][0]] = len(fence[0])
             code = behind or code
-        if fence or _BLANK.match(line) or _HEADING.match(line) or _ROW.match(line):
+        parting = _HEADING.match(line) or _RULE.match(line)
+        if fence or parting or _BLANK.match(line) or _ROW.match(line):
             yield from _finished(text, open_)
             open_ = None
+            in_list = in_list and not (parting and indent == 0)
             continue
         if marker:
             in_list, start, line = True, start + marker.end(), line[marker.end() :]
@@ -252,3 +263,26 @@ def is_label(flat: str) -> bool:
     capitals = sum(word.lstrip(_OPENING)[:1].isupper() for word in words)
     short = len(words) <= LABEL or 2 * capitals > len(words)
     return not words or (not _END.search(flat) and (short or flat.endswith((",", ";", ":"))))
+
+
+def keeps_lines(text: str, passage: Passage, output: str) -> bool:
+    """Whether each line of a passage stays what it is with an output in the passage's place.
+
+    A line is text, an item of a list, a quotation, a heading, code, HTML, a row of a table or a
+    rule, see `_KIND`.
+    """
+    start = max(text.rfind(end, 0, passage.start) for end in "\r\n") + 1
+    before = _KIND.match(text, start, passage.start)
+    begins = before is not None and before.end(1) == passage.start
+    head = "" if begins else "x "  # where other words come first, only the further lines count
+    return _kinds(head + text[passage.start : passage.end]) == _kinds(head + output)
+
+
+def _kinds(text: str) -> list[tuple[object, ...]]:
+    """Return for each line its marks, its kind, whether it has words, and its number of bars."""
+    lines = re.split(r"[\r\n]+", text)
+    kinds = [found.groups() if (found := _KIND.match(line)) else () for line in lines]
+    return [
+        (*kind, any(map(str.isalnum, line)), line.count("|"))
+        for kind, line in zip(kinds, lines, strict=True)
+    ]
