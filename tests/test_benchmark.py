@@ -21,6 +21,7 @@ from speculative_t5.models.t5.model import T5
 
 import pytest
 from checkpoints import refused
+from commands import on_a_terminal
 from conftest import KINDS, REPOSITORY, tiny, tiny_draft, tiny_model
 
 PROMPTS = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
@@ -144,6 +145,8 @@ def test_the_command_measures_the_shipped_pair(
     assert None in widths and len(widths) == 2, "steady passes have one width"
     assert result["rows"][0].keys() == Report.__dataclass_fields__.keys()
     assert all(row["waits"] == 1 and row["same"] == row["outputs"] == 1 for row in result["rows"])
+    banner = bench_command._table(result, [])[0]
+    assert banner.startswith("correct-base, correct-small drafts; 1 prompt, greedy, 1 turn")
     assert len(result["first_token_seconds"]) == 1 and result["prompts"] == 1
     plain, drafting, _, _, lookup = (SimpleNamespace(**row) for row in result["rows"])
     assert plain.speedup == plain.tokens_per_round == 1 and plain.acceptance == 0
@@ -153,6 +156,16 @@ def test_the_command_measures_the_shipped_pair(
     with pytest.raises(RuntimeError, match="gave no text"):
         first_token_seconds(["--model", "nowhere"])
     assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
+
+
+def test_a_terminal_shows_progress_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    command = ("-m", "speculative_t5", "bench", "--model", "nowhere")
+    shown = on_a_terminal(tmp_path, *command, code=2).split("\r")
+    assert shown[1].startswith("loading:   0%") and "0/7" in shown[1]
+    assert shown[-1].startswith("error: no model on this machine is named 'nowhere'")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,19 @@ def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> N
     assert read_config(folder) == model.config
 
 
+def test_checkpoints_of_two_runs_get_names_of_their_own(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights").mkdir()
+    for run in ("runA", "runB"):
+        shutil.copytree(original, tmp_path / run / "checkpoint-500")
+    monkeypatch.chdir(tmp_path)
+    assert convert("runA/checkpoint-500") == Path("weights/runA-checkpoint-500")
+    monkeypatch.chdir("runB")  # named without the run
+    monkeypatch.setenv("SPECULATIVE_T5_WEIGHTS", "../weights")
+    assert convert("checkpoint-500") == Path("../weights/runB-checkpoint-500")
+
+
 def test_our_own_settings_are_kept(source: Path, tmp_path: Path) -> None:
     good = {"draft": "small", "prefix": "do: ", "min_probability": 0.5}
     none = {"draft": "../small", "prefix": "", "min_probability": None}

@@ -277,6 +277,24 @@ def test_commands_run(
     assert "Traceback" not in done.stderr
 
 
+def test_files_are_written_only_where_the_page_says(tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    names = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    for command in ([], ["--model", "correct-base", "--prompt", "Hello.", "--num-draft", "auto"]):
+        subprocess.run(
+            [sys.executable, "-m", "speculative_t5", *command], cwd=tmp_path, check=True,
+            capture_output=True, stdin=subprocess.DEVNULL,
+            env=kept | names | {"PYTHONPATH": str(REPOSITORY), "SPECULATIVE_T5_NATIVE": "0"},
+        )  # fmt: skip
+    found = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    written = {"/".join(path.parts[:2]) for path in found}
+    ours, mlx = ".cache/speculative_t5", "temporary/mlx"
+    assert {ours} <= written <= {ours, mlx}
+    page = (REPOSITORY / "docs" / "installing.md").read_text(encoding="utf-8")
+    assert "| `~/.cache/speculative_t5` " in page and "| `mlx` in the folder for temp" in page
+
+
 def test_units_start_the_server_with_options_that_it_has() -> None:
     texts = blocks(REPOSITORY / "docs" / "server.md", "text")
     (unit,) = (text for text in texts if text.startswith("[Unit]"))

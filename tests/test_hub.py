@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints import convert, inspect
@@ -160,6 +162,24 @@ def test_missing_things_are_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
     use(monkeypatch, "http://127.0.0.1:9")
     with refused("^there is no folder .someone/other., it is not in the Hub.s cache"):
         convert("someone/other")
+
+
+def test_an_error_shows_the_hubs_own_only_where_that_says_more(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(name: str) -> str:
+        with pytest.raises(ValueError) as raised:
+            load(name)
+        return "".join(traceback.format_exception(raised.value))
+
+    names = ["someone/else", "no/name/at/all", "not-here"]
+    found = [shown(name) for name in names]
+    with monkeypatch.context() as odd:
+        odd.setattr(hub_module, "_list_files", Mock(side_effect=RuntimeError("something odd")))
+        assert "RuntimeError: something odd" in shown("someone/tiny-qwen3")
+    use(monkeypatch, "http://127.0.0.1:9")
+    for text in (*found, shown("someone/else")):
+        assert text.count("Traceback") == 1 and "no model on this machine is named" in text
 
 
 def test_models_are_loaded_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

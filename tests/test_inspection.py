@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from speculative_t5 import load
+from speculative_t5.checkpoints import save_draft
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.checkpoints.inspection import cache_bytes, inspect
+from speculative_t5.checkpoints.inspection import cache_bytes, inspect, list_models
 from speculative_t5.checkpoints.t5 import open_checkpoint
+from speculative_t5.distill import DistillOptions, new_draft
 
 import mlx.core as mx
 import pytest
-from conftest import V1_0, write_checkpoint
+from conftest import V1_0, edit_json, write_checkpoint
 from families import write_family
 
 
@@ -52,13 +55,22 @@ def test_memory_to_run_is_weights_and_caches(source: Path) -> None:
 
 
 def test_drafts_share_the_tokenizer_and_are_smaller(source: Path, spiece: bytes) -> None:
-    write_checkpoint(Path("small"), V1_0 | {"num_layers": 1, "num_decoder_layers": 1}, spiece)
-    convert("small")
+    """Those that the target's folder names, or that were distilled for it, come first."""
+    one = {"num_layers": 1, "num_decoder_layers": 1}
+    for name, shape in (("small", one), ("tiny", one | {"d_ff": 20})):
+        write_checkpoint(Path(name), V1_0 | shape, spiece)
+        convert(name)
     convert(str(source), Path("weights/itself"))
     write_family(Path("other"), "byt5")
     convert("other")
     Path("weights/broken").mkdir()
     Path("weights/broken/weights.npz").write_text("")
     found = inspect(str(source))
-    assert [path.name for path, _ in found.drafts] == ["small"]
-    assert found.drafts[0][1] == inspect("small").num_parameters < found.num_parameters
+    assert [path.name for path, _ in found.drafts] == ["tiny", "small"]
+    assert found.drafts[1][1] == inspect("small").num_parameters < found.num_parameters
+    target: Any = load("itself")[0]
+    save_draft(Path("weights/shared"), new_draft(target, DistillOptions(layers=3)), "itself")
+    edit_json(Path("weights/itself/config.json"), draft="small")
+    listed = {model.folder.name: model.drafts for model in list_models()}
+    assert listed["itself"] == ("small", "shared", "tiny")
+    assert listed["small"] == ("tiny",) and listed["tiny"] == ()

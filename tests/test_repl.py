@@ -239,6 +239,13 @@ class Terminal:
         os.write(self.screen, keys.encode())
         return "".join([self.wait_for(text) for text in answers])
 
+    def leave(self) -> None:
+        os.write(self.screen, b"\x04")
+        read_to_end(self.screen, self.process)
+        assert self.process.returncode == 0
+        os.close(self.screen)
+        os.close(self.end)
+
     def interrupt(self, *answers: str) -> None:
         time.sleep(0.5)  # Python loses a signal between two waits of the line editor
         self.process.send_signal(signal.SIGINT)
@@ -247,9 +254,10 @@ class Terminal:
 
 def test_a_person_types_stops_and_finds_lines_again(place: Path) -> None:
     """Prompts, Ctrl-C in an output and at the prompt, the arrow keys, Ctrl-D."""
-    person = Terminal(place, "--max-tokens", "100000")
+    models = ("--model", "weights/target", "--draft-model", "weights/draft")  # shown by name
+    person = Terminal(place, *models, "--max-tokens", "100000", "--history", "kept")
     greeting = person.wait_for("> ")
-    assert "target, draft drafts" in greeting and "/help" in greeting
+    assert "\ntarget, draft drafts" in f"\n{greeting}" and "/help" in greeting
     person.type("The old man.\n", "bonus")  # the legend: the output has begun
     person.interrupt("stopped", "> ")
     person.type("half a li", "half a li")
@@ -258,11 +266,18 @@ def test_a_person_types_stops_and_finds_lines_again(place: Path) -> None:
     shown = person.type("\x1b[A\x1b[A\n", "tok/s - 8 tokens")  # two lines up
     assert "The old man." in shown and "\x1b[32m" in shown
     person.wait_for("> ")
-    person.type("\x04")
-    read_to_end(person.screen, person.process)
-    assert person.process.returncode == 0
-    kept = (place / "typed" / "speculative_t5" / "history").read_text()
+    person.leave()
+    kept = (place / "kept").read_text()
     kept = kept.replace("\\040", " ").splitlines()  # as libedit, a Mac's readline, writes spaces
     assert "The old man." in kept and "/set max_tokens 8" in kept
-    os.close(person.screen)
-    os.close(person.end)
+
+
+def test_prompts_are_kept_nowhere_unless_asked_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    person = Terminal(place)
+    person.wait_for("> ")
+    person.type("/set seed 8\n", "seed = 8", "> ")
+    person.leave()
+    assert not [*(place / "typed").rglob("*"), *tmp_path.rglob("*")]

@@ -225,34 +225,34 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
 
     try:
         yield
-    except errors.GatedRepoError as error:
+    except errors.GatedRepoError:
         raise ValueError(
             f"{name} on the Hub is gated: accept its terms on its page there, and run hf auth login"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
+        ) from None
+    except errors.RepositoryNotFoundError:
         raise ValueError(
             f"there is no folder {name!r} and no such repository on the Hub, or it is private: "
             "check the name, or run hf auth login"
-        ) from error
-    except errors.RevisionNotFoundError as error:
+        ) from None
+    except errors.RevisionNotFoundError:
         raise ValueError(
             f"{name} on the Hub has no revision {revision!r}: "
             "choose a branch, tag or commit from its page there"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
+        ) from None
+    except errors.LocalEntryNotFoundError:
         raise ValueError(
             f"there is no folder {name!r}, it is not in the Hub's cache, and the Hub cannot be "
             "reached: check the name or path, the network and HF_HUB_OFFLINE"
-        ) from error
-    except errors.EntryNotFoundError as error:
+        ) from None
+    except errors.EntryNotFoundError:
         raise ValueError(
             f"{name} on the Hub has no config.json, so it is not a model: choose another"
-        ) from error
+        ) from None
     except errors.HFValidationError as error:
         raise ValueError(
             f"{name!r} cannot be a name on the Hub ({first_line(error)}): "
             "give the path of a folder, or a name such as google/flan-t5-small"
-        ) from error
+        ) from None
     except ValueError:
         raise
     except Exception as error:  # its HTTP client's errors have no base of their own

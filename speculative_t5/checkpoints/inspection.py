@@ -16,7 +16,7 @@ from .causal import inspect_causal
 from .conversion import new_layout, num_bytes, num_parameters, quantized
 from .hub import look_up
 from .loading import DTYPES, holds_causal
-from .places import model_folders
+from .places import draft_name, model_folders
 from .sharing import holds_draft, inspect_draft
 from .t5 import open_checkpoint, read_config
 from .tensors import dtype_name
@@ -46,8 +46,7 @@ class Inspection:
     num_parameters: int  # each counted once
     stored: tuple[str, ...]  # the types of its tensors; empty for a repository
     sizes: tuple[Sizes, ...]  # for each way to convert it; none if it is quantized already
-    # Folders of drafts that share its encoder, and model folders with the same tokenizer and fewer
-    # parameters; and how many they have.
+    # Folders of drafts with fewer parameters, and how many they have; see `_drafts`.
     drafts: tuple[tuple[Path, int], ...]
 
 
@@ -68,6 +67,9 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
         config = read_config(folder)
     tokenizer = load_tokenizer(folder, config)
     count = num_parameters(config)
+    drafts = _drafts(
+        Path(model).name, draft_name(folder), tokenizer.vocabulary, count, _find_models()
+    )
     return Inspection(
         name=model,
         family=family(config, tokenizer),
@@ -76,7 +78,7 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
         num_parameters=count,
         stored=tuple(sorted({dtype_name(dtype) for dtype in (kinds or {}).values()})),
         sizes=() if config.quantization else tuple(ways(config, kinds)),
-        drafts=tuple(find_drafts(Path(model).name, tokenizer.vocabulary, count)),
+        drafts=tuple((draft.folder, draft.num_parameters) for draft in drafts),
     )
 
 
@@ -89,7 +91,7 @@ class Listed:
     num_parameters: int = 0  # each counted once
     stored: tuple[str, ...] = ()  # the types of its tensors, or their bits if they are quantized
     size: int = 0  # bytes of its files
-    drafts: tuple[str, ...] = ()  # names of the folders that can draft for it, the smallest first
+    drafts: tuple[str, ...] = ()  # names of the folders that can draft for it; see `_drafts`
     draft_for: str | None = None  # the target of a sharing draft, which drafts for no other
     error: str | None = None  # why it cannot be loaded
 
@@ -99,15 +101,11 @@ def list_models() -> list[Listed]:
     found = _find_models()
     listed = []
     for model, vocabulary in found:
-        drafts = _drafts(model.folder.name, vocabulary, model.num_parameters, found)
+        drafts = _drafts(
+            model.folder.name, draft_name(model.folder), vocabulary, model.num_parameters, found
+        )
         listed.append(replace(model, drafts=tuple(draft.folder.name for draft in drafts)))
     return listed
-
-
-def find_drafts(name: str, vocabulary: Vocabulary, num_target: int) -> list[tuple[Path, int]]:
-    """Return the model folders that can draft for a target, those that share its encoder first."""
-    found = _drafts(name, vocabulary, num_target, _find_models())
-    return [(model.folder, model.num_parameters) for model in found]
 
 
 def _find_models() -> list[tuple[Listed, Vocabulary | None]]:
@@ -143,20 +141,23 @@ def _find_models() -> list[tuple[Listed, Vocabulary | None]]:
 
 def _drafts(
     name: str,
+    named: str | None,
     vocabulary: Vocabulary | None,
     num_target: int,
     found: Sequence[tuple[Listed, Vocabulary | None]],
 ) -> list[Listed]:
-    """Return the drafts of that target, then those that have its tokenizer and are smaller.
+    """Return the models that can draft for a target, all of them smaller.
 
-    The smallest come first.
+    Those that were trained for it come first, the draft `named` in its folder and those distilled
+    for it; then those that only have its tokenizer; of each kind the smallest first.
     """
-    sharing = [model for model, _ in reversed(found) if model.draft_for == name]
-    return sharing + [
+    fitting = [
         model
         for model, other in reversed(found)
-        if other and other == vocabulary and model.num_parameters < num_target
+        if model.num_parameters < num_target
+        and (model.draft_for == name or (other and other == vocabulary))
     ]
+    return sorted(fitting, key=lambda each: name != each.draft_for and named != each.folder.name)
 
 
 def family(config: T5Config, tokenizer: Tokenizer) -> str:

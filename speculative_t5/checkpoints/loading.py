@@ -129,7 +129,7 @@ def _from_hub(name: str) -> Path:
     except ValueError as error:
         raise ValueError(
             f"no model on this machine is named {name!r} (found: {known_names()}); {error}"
-        ) from error
+        ) from error.__cause__
 
 
 def _load_t5(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,16 @@ def new_folder(name: str) -> Path:
         return Path(named) / name
     users = _users_folder()
     return (users if users and not Path("weights").is_dir() else Path("weights")) / name
+
+
+def converted_name(checkpoint: Path) -> str:
+    """Return the name of a checkpoint's conversion: that of its folder.
+
+    Every run of transformers' Trainer has a checkpoint-500, so there the run's folder comes first.
+    """
+    folder = checkpoint.resolve()
+    of_a_run = re.fullmatch(r"checkpoint-\d+", folder.name) and folder.parent.name
+    return f"{folder.parent.name}-{folder.name}" if of_a_run else folder.name
 
 
 def find_folder(name_or_path: str | Path) -> Path | None:

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -50,6 +50,7 @@ from .options import (
     Prefix,
     Truncate,
     draft_of,
+    model_name,
 )
 from .terminal import Failure, columns, give_tips
 
@@ -126,24 +127,30 @@ def bench(
     counts = {"--turns": turns, "--max-tokens": max_tokens, "--count": count, "--source": source}
     _check(counts, acceptance, plot)
     draft = draft_of(model, draft_model)
-    if random_weights:
-        model, draft, *_ = (*random_weights.split(":"), None)
-        benchmark = _random(random_weights, dtype, source, count, acceptance, task)
-        num_prompts = count
-    else:
-        first = SpeculativeDecoder.from_pretrained(
-            model, draft, dtype=dtype, prefix=prefix, max_source_length=max_source_length,
-            truncate=truncate,
-        )  # fmt: skip
-        if plot and not first.draft:
-            raise ValueError(
-                "there is nothing to plot without a draft model: give one with --draft-model"
-            )
-        sources = _sources(first, prompts, max_tokens)
-        benchmark, num_prompts = _pair(first, sources, task), len(sources)
-    with tqdm(total=turns + 2, desc="measuring", unit="turn", disable=None) as bar:
-        reports = benchmark.run(turns, lambda done: bar.update(done - bar.n))
     same = {"--draft-model": draft_model, "--dtype": dtype, "--prefix": prefix}
+    # Shown before anything is loaded, and gone before an error or the table.
+    with tqdm(total=turns + 2, desc="loading", unit="turn", leave=False, disable=None) as bar:
+        if random_weights:
+            model, draft, *_ = (*random_weights.split(":"), None)
+            benchmark = _random(
+                random_weights, dtype, source, count, acceptance, task, bar.set_description
+            )
+            num_prompts = count
+        else:
+            first = SpeculativeDecoder.from_pretrained(
+                model, draft, dtype=dtype, prefix=prefix, max_source_length=max_source_length,
+                truncate=truncate,
+            )  # fmt: skip
+            if plot and not first.draft:
+                raise ValueError(
+                    "there is nothing to plot without a draft model: give one with --draft-model"
+                )
+            sources = _sources(first, prompts, max_tokens)
+            benchmark, num_prompts = _pair(first, sources, task), len(sources)
+        bar.set_description("measuring")
+        reports = benchmark.run(turns, lambda done: bar.update(done - bar.n))
+        bar.set_description("starting processes")
+        starts = [] if random_weights else _starts(model, same)
     result: dict[str, Any] = {
         "machine": _machine(),
         "target": model,
@@ -153,7 +160,7 @@ def bench(
         "draft_vocab": draft_vocab,
         "turns": turns,
         "rows": [_row(report) for report in reports],
-        "first_token_seconds": [] if random_weights else _starts(model, same),
+        "first_token_seconds": starts,
     }
     if random_weights:
         result |= {"acceptance": acceptance, "source": source}
@@ -224,9 +231,18 @@ def _pair(first: SpeculativeDecoder, sources: Sequence[list[int]], task: _Task) 
 
 
 def _random(
-    shapes: str, dtype: str | None, source: int, count: int, acceptance: float, task: _Task
+    shapes: str,
+    dtype: str | None,
+    source: int,
+    count: int,
+    acceptance: float,
+    task: _Task,
+    say: Callable[[str], None],
 ) -> Bench:
-    """Compare plain decoding with drafts of a given acceptance, on random weights."""
+    """Compare plain decoding with drafts of a given acceptance, on random weights.
+
+    `say` receives what is being prepared, which takes long.
+    """
     names, max_tokens = shapes.split(":"), task.max_tokens
     if len(names) != 2:
         raise ValueError(f"--random must be TARGET:DRAFT, such as t5-base:t5-small, got {shapes!r}")
@@ -242,11 +258,13 @@ def _random(
     target, small = (random_model(name, dtype=kind) for name in names)
     prompts = random_prompts(target, source, count)
     decoder = SpeculativeDecoder(target, max_source_length=max(source, 2))
-    outputs = {
-        tuple(prompt): decoder.generate(prompt, max_tokens=max_tokens).tokens for prompt in prompts
-    }
+    outputs = {}
+    for number, prompt in enumerate(prompts, start=1):
+        say(f"preparing prompt {number}")
+        outputs[tuple(prompt)] = decoder.generate(prompt, max_tokens=max_tokens).tokens
 
     def variant(name: str, k: int, steady: bool) -> Variant:
+        say(f"preparing {name}")
         drafting = SpeculativeDecoder(
             target, small, num_draft=k, draft_vocab=task.draft_vocab, steady=steady
         )
@@ -304,7 +322,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
-    draft = f", {result['draft']} drafts" if result["draft"] else ""
+    draft = f", {model_name(result['draft'])} drafts" if result["draft"] else ""
     names = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
                "forwards", "speed-up", "theory", "efficiency", "same output")  # fmt: skip
     rows = [
@@ -317,7 +335,7 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
         for r in reports
     ]  # fmt: skip
     prompts, turns = counted(result["prompts"], "prompt"), counted(result["turns"], "turn")
-    lines = [f"{result['target']}{draft}; {prompts}, greedy, {turns}, "
+    lines = [f"{model_name(result['target'])}{draft}; {prompts}, greedy, {turns}, "
              f"{result['machine']['device']}"]  # fmt: skip
     lines += columns([names, *rows], right=range(1, len(names)))
     lines.append(

@@ -6,10 +6,11 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..decoding import Stats, cache_folder, total
+from ..decoding import Stats, total
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .terminal import footer, note, note_if_slow, note_unread
 from .view import console, legend, shaded, show
@@ -215,8 +216,8 @@ class Conversation:
         console().print(legend())
 
 
-def typed_lines() -> Iterator[str]:
-    """Yield the lines of standard input; a terminal has a line editor and a history."""
+def typed_lines(kept: Path | None = None) -> Iterator[str]:
+    """Yield the lines of standard input; a terminal has a line editor and `history`."""
     if sys.stdin is None:
         raise ValueError(
             "the prompts come from standard input, which is closed: run this on a terminal, or "
@@ -226,7 +227,7 @@ def typed_lines() -> Iterator[str]:
         for line in sys.stdin:
             yield line.rstrip("\n")
         return
-    with history():
+    with history(kept):
         while True:
             try:
                 yield input("> ")
@@ -238,14 +239,16 @@ def typed_lines() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def history() -> Iterator[None]:
-    """Put the lines typed in this and earlier sessions under the arrow keys."""
+def history(path: Path | None) -> Iterator[None]:
+    """Put the lines typed under the arrow keys: of this session, and of those kept in a file."""
     try:
         import readline
     except ImportError:  # not every Python has it
         yield
         return
-    path = cache_folder().parent / "history"
+    if path is None:
+        yield
+        return
     with contextlib.suppress(OSError):  # there is none yet, or it cannot be read
         readline.read_history_file(path)
     readline.set_history_length(MAX_HISTORY)
@@ -253,7 +256,6 @@ def history() -> Iterator[None]:
         yield
     finally:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             readline.write_history_file(path)
         except OSError as error:
             note(f"the history is not kept: {path}: {error.strerror}")

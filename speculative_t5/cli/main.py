@@ -183,12 +183,17 @@ def _print_finished(done: Generation, max_tokens: int, *, scores: bool) -> None:
 
 
 def convert_command(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Checkpoint folder, converted or not, or a name on the Hugging Face Hub."
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Checkpoint folder, converted or not, or a name on the Hugging Face Hub.",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The same, as an option.", show_default=False)
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -232,6 +237,13 @@ def convert_command(
     ] = False,
 ) -> None:
     """Convert a Hugging Face T5 checkpoint to a model folder."""
+    given = [name for name in (checkpoint, model) if name is not None]
+    if len(given) != 1:
+        raise ValueError(
+            f"convert takes one checkpoint, got {len(given)}: give the path of its folder, or a "
+            "name such as google/flan-t5-small"
+        )
+    (model,) = given
     if only_inspect:
         print("\n".join(as_lines(inspect(model, revision=revision))))
         return

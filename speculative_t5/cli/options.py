@@ -284,6 +284,11 @@ def draft_of(model: str, draft_model: str | None) -> str | None:
     return draft_model
 
 
+def model_name(model: str) -> str:
+    """Return the name of a model for people and clients, who need not see where it lies."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
 def draft_length(text: str) -> NumDraft:
     """Parse a number of tokens to draft, or "auto"; refuse anything else."""
     if text == "auto":

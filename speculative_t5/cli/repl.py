@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..generation import SpeculativeDecoder
-from .options import DecoderOptions, SamplingOptions, draft_of, in_output, with_groups
+from .options import DecoderOptions, SamplingOptions, draft_of, in_output, model_name, with_groups
 from .shaping import UNSHOWN, ShapingOptions, choose
 from .terminal import SOME_FAILED, failure, is_terminal, note, one_line
 
@@ -24,6 +25,14 @@ def repl(
     show_drafts: Annotated[
         bool, in_output(help="On a terminal, colour tokens by where they came from.")
     ] = True,
+    history: Annotated[
+        Path | None,
+        in_output(
+            help="Keep the lines typed on a terminal, prompts included, in this file, and find "
+            "them again in later sessions.",
+            show_default="they are not kept",
+        ),
+    ] = None,
 ) -> None:
     """Try prompts and options one after another, on models that are loaded once.
 
@@ -51,9 +60,10 @@ def repl(
     conversation = Conversation(remake, settings, keywords, typed=typed)
     if typed:
         draft = draft_of(options.model, options.draft_model)
-        note(f"{options.model}{f', {draft} drafts' if draft else ''}; prefix {first.prefix!r}; "
+        drafts = f", {model_name(draft)} drafts" if draft else ""
+        note(f"{model_name(options.model)}{drafts}; prefix {first.prefix!r}; "
              "/help lists the commands, Ctrl-D leaves")  # fmt: skip
-    for line in typed_lines():
+    for line in typed_lines(history):
         try:
             if not conversation.handle(line):
                 break

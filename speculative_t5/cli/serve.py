@@ -15,7 +15,7 @@ import typer
 
 from ..errors import check_integer, first_line
 from ..generation import GenerationOptions, SpeculativeDecoder
-from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
+from .options import DecoderOptions, RegularDecode, SamplingOptions, model_name, with_groups
 from .shaping import UNSHOWN, Chosen, ShapingOptions, choose, is_given, is_plain
 from .terminal import note
 
@@ -182,11 +182,6 @@ def default_options(chosen: Chosen) -> GenerationOptions:
             "a server gives no scores, which need finished outputs: leave --scores out"
         )
     return options
-
-
-def model_name(model: str) -> str:
-    """Return the name of a model for clients, who need not see where it lies."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def announce(settings: Settings, host: str, port: int) -> None:
