@@ -346,7 +346,8 @@ def test_pages_of_other_sites_may_not_ask() -> None:
             assert repr(host) in error["message"]
         cross = {"sec-fetch-site": "cross-site", "origin": "https://evil.org"}
         unsaid = {"origin": "https://evil.org"}  # of a browser that does not say cross-site
-        for headers in (cross, unsaid):
+        neighbour = {"sec-fetch-site": "same-site", "origin": "https://evil.org"}  # another port
+        for headers in (cross, unsaid, neighbour):
             refused = served.client.post("/v1/completions", headers=headers, json={"prompt": "a"})
             assert "https://evil.org" in check_error(refused, 403)["message"]
         own = {"origin": served.url}

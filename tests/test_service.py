@@ -208,18 +208,21 @@ def test_a_cancelled_call_frees_its_rows_and_others_go_on(kind: str, gate: Gate)
         async with serving(lambda: decoder, batch_size=3) as served:
             gate.close()
             leaving = served.submit([prompts()[0]] * 5, forever)
+            other = served.submit([prompts()[0]], forever)
+            gate.let(1)  # the first may have joined alone
             await until(lambda: served.figures().rows == 3)
             staying = served.submit([prompts()[1]], GenerationOptions(max_tokens=9))
-            assert served.figures().queued == 3
+            assert served.figures().queued == 4
             leaving.cancel()
             leaving.cancel()
             assert served.figures().queued == 1
             gate.let(2)
-            await until(lambda: served.figures().rows == 1 and served.figures().queued == 0)
+            await until(lambda: served.figures().rows == 2 and served.figures().queued == 0)
             gate.open()
             assert await collect(staying) == by_decoder(decoder, [prompts()[1]], {"max_tokens": 9})
             assert [event async for event in leaving if event.error] == []
             assert served.figures().failures == 0
+            other.cancel()
 
     run(test)
 
@@ -261,7 +264,8 @@ def test_the_queue_is_bounded_and_counted_before_work(
     async def test() -> None:
         async with serving(lambda: decoder, batch_size=2, max_queue=6) as served:
             gate.close()
-            first = served.submit(prompts(2), short)
+            first = [served.submit(prompts(1), short) for _ in range(2)]
+            gate.let(1)  # the first may have joined alone
             await until(lambda: served.figures().rows == 2)
             waiting = [served.submit(prompts(3), short) for _ in range(2)]
             assert served.figures().queued == 6
@@ -275,7 +279,7 @@ def test_the_queue_is_bounded_and_counted_before_work(
             assert not tokenized
             monkeypatch.undo()
             gate.open()
-            for call in (first, *waiting):
+            for call in (*first, *waiting):
                 await collect(call)
             expected = by_decoder(decoder, prompts(6), {"max_tokens": 5})
             assert await collect(served.submit(prompts(6), short)) == expected
@@ -305,6 +309,41 @@ def test_calls_take_turns(gate: Gate) -> None:
             await asyncio.gather(*(follow(name, call) for name, call in pairs))
             assert order[:4].count("many") <= 2 and len(order) == 10
             assert order.index("second") < order.index("third")
+
+    run(test)
+
+
+def test_a_call_leaves_a_row_to_others(gate: Gate) -> None:
+    decoder, forever = endless()
+
+    async def test() -> None:
+        async with serving(lambda: decoder, batch_size=3) as served:
+            gate.close()
+            many = served.submit(prompts(8), forever)
+            await until(lambda: served.figures().rows == 2)
+            other = served.submit(prompts(1), GenerationOptions(max_tokens=2))
+            gate.let(4)
+            await collect(other)
+            assert (served.figures().rows, served.figures().queued) == (2, 6)
+            many.cancel()
+            gate.open()
+
+    run(test)
+
+
+def test_long_prompts_join_a_few_at_a_time(gate: Gate) -> None:
+    decoder, forever = endless()
+    long = [[5] * 300] * 5
+
+    async def test() -> None:
+        async with serving(lambda: decoder, batch_size=8) as served:
+            gate.close()
+            call = served.submit(long, forever)
+            for rows in (2, 4, 5):
+                await until(lambda rows=rows: served.figures().rows == rows)  # type: ignore[misc]
+                gate.let(1)
+            call.cancel()
+            gate.open()
 
     run(test)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from speculative_t5.decoding import History, LogitsTransform
@@ -19,6 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "reward": {"repetition_penalty": 0.6},
     **{f"{n}-grams": {"no_repeat_ngram_size": n} for n in (1, 2, 3, 5)},
     "bad words": {"bad_words": ((4,), (2, 0), (2, 2, 3), (5, 4, 3, 2, 1, 0))},
+    "many bad words": {"bad_words": (*product(range(1, 4), repeat=3), (5,) * 40, (2, 0), (3, 0))},
     "min_tokens": {"min_tokens": 3, "end_ids": (1, 4)},
     "suppress": {"suppress_tokens": (0, 5)},
     "forced": {"forced_tokens": (2, 5, 3)},

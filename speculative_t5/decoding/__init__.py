@@ -19,7 +19,7 @@ from .calibration import Padded, cache_folder, calibrate
 from .draft import Draft
 from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter
 from .lookup import check_ngrams
-from .loop import Batch, decode
+from .loop import AHEAD_TOKENS, Batch, decode
 from .model_drafter import ModelDrafter
 from .plan import WINDOW, OwnRequest, Plan, Request, in_order_of_length
 from .protocols import (

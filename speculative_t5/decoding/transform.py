@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -19,6 +20,7 @@ from .waits import read
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 MAX_BAD_WORDS, MAX_NGRAM = 10_000, 1_000
+MAX_BAD_IDS = 2**20  # of bad words, each as long as the longest
 MAX_BIAS, MAX_PENALTY = 1e9, 1e4  # float32 can hold what they make of logits
 NOTHING_LEFT = (
     "the options forbid every token that could come next: leave out some that forbid tokens"
@@ -114,6 +116,12 @@ class LogitsTransform:
             raise ValueError(
                 f"bad_words must be at most {MAX_BAD_WORDS:,}, got {len(self.bad_words):,}"
             )
+        longest = max(map(len, self.bad_words), default=0)
+        if len(self.bad_words) * longest > MAX_BAD_IDS:
+            raise ValueError(
+                f"bad_words times their longest must be at most {MAX_BAD_IDS:,} ids, got "
+                f"{len(self.bad_words):,} times {longest:,}: leave out the longest"
+            )
         for word in self.bad_words:
             if not word:
                 raise ValueError("bad_words has a sequence without tokens: leave it out")
@@ -170,10 +178,8 @@ class LogitsTransform:
             logits = mx.where(
                 _repeating(tokens, self.no_repeat_ngram_size, logits), -mx.inf, logits
             )
-        for word in self.bad_words:
-            if len(word) > 1:
-                follows = _follows(tokens, word[:-1], logits.shape[1])[..., None]
-                logits = mx.where(follows & (mx.arange(size) == word[-1]), -mx.inf, logits)
+        if self._sequences:
+            logits = _uncompleted(tokens, *self._sequences, logits)
         if self.min_tokens:
             early = (history.places(logits.shape[1]) < self.min_tokens)[..., None]
             logits = mx.where(early, logits + _forbidden(self.end_ids, size), logits)
@@ -188,11 +194,24 @@ class LogitsTransform:
                 logits = _processed(processor, logits, tokens, history, ends)
         return logits
 
+    @cached_property
+    def _sequences(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The bad words of several ids: what they begin with, (W, N), and their last ids, (W,).
+
+        Both int32, `NOTHING` before shorter beginnings; None without such words.
+        """
+        words = [word for word in self.bad_words if len(word) > 1]
+        if not words:
+            return None
+        beginnings = np.full((len(words), max(map(len, words)) - 1), NOTHING, np.int32)
+        for row, word in zip(beginnings, words, strict=True):
+            row[1 - len(word) :] = word[:-1]
+        return beginnings, np.array([word[-1] for word in words], np.int32)
+
     @property
     def _reads_tokens(self) -> bool:
         """Whether a step depends on the tokens themselves."""
-        several = any(len(word) > 1 for word in self.bad_words)
-        steps = (self.no_repeat_ngram_size, several, self.processors)
+        steps = (self.no_repeat_ngram_size, self._sequences, self.processors)
         return self.repetition_penalty != 1 or any(steps)
 
     def _forced(self, logits: mx.array, places: mx.array) -> mx.array:
@@ -257,16 +276,26 @@ def _repeating(tokens: mx.array, ngram: int, logits: mx.array) -> mx.array:
     return _marked(mx.broadcast_to(followed, (tokens.shape[0], length, count)), size)
 
 
-def _follows(tokens: mx.array, words: Sequence[int], length: int) -> mx.array:
-    """Return (B, L) bool: whether these ids are the last tokens before each place."""
-    total, found = tokens.shape[1], mx.ones((tokens.shape[0], length), dtype=mx.bool_)
-    if total - length + 1 < len(words):  # no place is known to have as many before it
-        tokens = mx.pad(tokens, [(0, 0), (len(words), 0)], constant_values=NOTHING)
-        total += len(words)
-    for i, word in enumerate(words):
-        first = total - length + 1 - len(words) + i
-        found = found & (tokens[:, first : first + length] == word)
-    return found
+def _uncompleted(
+    tokens: mx.array, beginnings: np.ndarray, last: np.ndarray, logits: mx.array
+) -> mx.array:
+    """Return logits (B, L, V), -inf at the last ids (W,) of words that begin before each place.
+
+    The beginnings are (W, N), `NOTHING` before short ones.
+    """
+    (batch, length), size = logits.shape[:2], beginnings.shape[1]
+    lacking = size - (tokens.shape[1] - length + 1)  # of the tokens before the first place
+    if lacking > 0:
+        tokens = mx.pad(tokens, [(0, 0), (lacking, 0)], constant_values=NOTHING)
+    total = tokens.shape[1]
+    # A view of the N tokens before each place, beside all words: (B, L, 1, N).
+    shape, strides = (batch, length, 1, size), (total, 1, 0, 1)
+    before = mx.as_strided(tokens, shape, strides, total - length + 1 - size)
+    same = before == mx.array(beginnings)
+    if (shorter := beginnings == NOTHING).any():
+        same = same | mx.array(shorter)
+    most = mx.where(mx.all(same, axis=-1), -mx.inf, mx.inf)
+    return logits.at[:, :, mx.array(last)].minimum(most)
 
 
 def _places_of_ends(history: History, end_ids: Sequence[int]) -> list[int]:

@@ -73,12 +73,13 @@ class SiteGuard:
 
 
 def is_foreign(headers: Headers) -> bool:
-    """Whether a browser says that a page of another site sends the request.
+    """Whether a browser says that a page of another origin sends the request.
 
-    Where it does not say so, its Origin has another host than the one that is asked.
+    Another port of this machine is one, too. Where it does not say so, its Origin has another host
+    than the one that is asked.
     """
     if site := headers.get("sec-fetch-site"):
-        return site == "cross-site"
+        return site not in ("same-origin", "none")
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2] != headers.get("host")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 
-from ..decoding import Batch, OwnRequest, Round, RowOptions, Sampler
+from ..decoding import AHEAD_TOKENS, Batch, OwnRequest, Round, RowOptions, Sampler
 from ..errors import check_integer, first_line
 from ..generation import ChunkMaker, GenerationOptions, SpeculativeDecoder, row_options
 from ..tokenizers import Prompt, PromptTooLong, check_prompts
@@ -265,15 +265,27 @@ class Service:
             return not over and bool(self._calls or self._running)
 
     def _join(self) -> list[OwnRequest]:
-        """Forget outputs of cancelled calls, and give their rows and others to waiting ones."""
+        """Forget outputs of cancelled calls, and give their rows and others to waiting ones.
+
+        Prompts are encoded as they join, while others wait: only some of them join at a time.
+        """
         with self._changed:
             kept = {i: output for i, output in self._running.items() if not output.call.cancelled}
             joining: list[Output] = []
-            while self._calls and len(kept) + len(joining) < self._batch_size:
-                call = self._calls.popleft()
-                if call.waiting:  # it has not been cancelled
-                    joining.append(call.waiting.popleft())
-                    self._calls.extend([call] if call.waiting else [])
+            with_rows = {output.call for output in kept.values()}
+            tokens = 0
+            while tokens < AHEAD_TOKENS and (free := self._batch_size - len(kept) - len(joining)):
+                # The last free row is for a call without one: it need not wait for long outputs.
+                ready = (c for c in self._calls if c.waiting and (free > 1 or c not in with_rows))
+                call = next(ready, None)
+                if call is None:
+                    break
+                joining.append(call.waiting.popleft())
+                tokens += len(joining[-1].request.source)
+                with_rows.add(call)
+                self._calls.remove(call)
+                self._calls.append(call)
+            self._calls = deque(call for call in self._calls if call.waiting)
             self._queued -= len(joining)
             self._running = kept | {output.request.prompt_index: output for output in joining}
             return [output.request for output in joining]
