@@ -208,8 +208,9 @@ def test_a_cancelled_call_frees_its_rows_and_others_go_on(kind: str, gate: Gate)
         async with serving(lambda: decoder, batch_size=3) as served:
             gate.close()
             leaving = served.submit([prompts()[0]] * 5, forever)
+            await until(lambda: served.figures().rows == 2)
             other = served.submit([prompts()[0]], forever)
-            gate.let(1)  # the first may have joined alone
+            gate.let(1)
             await until(lambda: served.figures().rows == 3)
             staying = served.submit([prompts()[1]], GenerationOptions(max_tokens=9))
             assert served.figures().queued == 4
@@ -400,7 +401,7 @@ def test_a_failure_ends_its_batch_and_the_service_goes_on(
     expected = by_decoder(decoder, prompts(4), short)
 
     async def test() -> None:
-        async with serving(lambda: decoder, batch_size=2) as served:
+        async with serving(lambda: decoder, batch_size=3) as served:
             gate.close()
             times.append(True)
             call = served.submit(prompts(4), GenerationOptions(**short))
@@ -468,7 +469,7 @@ def test_a_service_that_cannot_decode_any_more_says_so(
     monkeypatch.setattr(Batch, "round", failing(Batch.round, times))
 
     async def test() -> None:
-        served = Service(lambda: decoder, batch_size=2)
+        served = Service(lambda: decoder, batch_size=3)
         served.start()
         await until(lambda: served.state == "ready")
         gate.close()
@@ -538,7 +539,7 @@ def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> None:
     decoder, forever = endless()
 
     async def test() -> None:
-        async with serving(lambda: decoder, batch_size=2) as served:
+        async with serving(lambda: decoder, batch_size=3) as served:
             gate.close()
             call = served.submit(prompts(5), forever)
             await until(lambda: served.figures().rows == 2)

@@ -275,7 +275,7 @@ class Service:
             with_rows = {output.call for output in kept.values()}
             tokens = 0
             while tokens < AHEAD_TOKENS and (free := self._batch_size - len(kept) - len(joining)):
-                # The last free row is for a call without one: it need not wait for long outputs.
+                # The last free row is kept for a call that has none: others may hold theirs long.
                 ready = (c for c in self._calls if c.waiting and (free > 1 or c not in with_rows))
                 call = next(ready, None)
                 if call is None:
