@@ -222,7 +222,7 @@ class SpeculativeDecoder(Engine):
         check_prompts(prompts)
         batch_size = self._drafting.rows(batch_size)
         chosen = GenerationOptions(**options)
-        sources = [self.fit(prompt, chosen.max_tokens).ids for prompt in prompts]
+        sources = [self._fit(i, each, chosen.max_tokens) for i, each in enumerate(prompts)]
         # Rows of similar length pad less, and those that end last are short.
         requests = in_order_of_length(enumerate(sources), max(len(sources), 1))
         done = dict(self.generations(requests, chosen, batch_size))
@@ -254,7 +254,10 @@ class SpeculativeDecoder(Engine):
         batch_size = self._drafting.rows(batch_size)
         chosen = GenerationOptions(**options)
         requests: Iterator[Request] = (
-            (check_integer("a prompt's index", index, 0), self.fit(prompt, chosen.max_tokens).ids)
+            (
+                check_integer("a prompt's index", index, 0),
+                self._fit(index, prompt, chosen.max_tokens),
+            )
             for index, prompt in map(as_pair, prompts)
         )
         if by_length and batch_size > 1:
@@ -310,6 +313,14 @@ class SpeculativeDecoder(Engine):
             ValueError: See `encode`; and if the prompt is too long and `truncate` is not set.
         """
         return self._prompts.fit(prompt, max_tokens)
+
+    def _fit(self, index: int, prompt: Prompt, max_tokens: int) -> list[int]:
+        """Return the ids of one of many prompts; errors name its index."""
+        try:
+            return self.fit(prompt, max_tokens).ids
+        except ValueError as error:
+            error.args = (f"at index {index}, {error}",)
+            raise
 
 
 def process_facts(
