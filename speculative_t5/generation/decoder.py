@@ -31,8 +31,8 @@ from .keywords import (
     DecoderKeywords,
     GenerationKeywords,
     MoreKeywords,
-    check_keywords,
     split_keywords,
+    with_hints,
 )
 from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule, as_pair
 from .outputs import Chunk, Generation, as_chunks, with_bar
@@ -90,6 +90,7 @@ class SpeculativeDecoder(Engine):
         ValueError: If an option is out of its range or the models' tokenizers differ.
     """
 
+    @with_hints(DecoderKeywords)
     def __init__(
         self,
         model: LanguageModel,
@@ -107,6 +108,7 @@ class SpeculativeDecoder(Engine):
         self._prompts = PromptEncoder(model, tokenizer, **prompts)
 
     @classmethod
+    @with_hints(DecoderKeywords)
     def from_pretrained(
         cls,
         model: str | Path,
@@ -131,7 +133,6 @@ class SpeculativeDecoder(Engine):
         Raises:
             StartError: In all processes, if their versions, weights or options differ.
         """
-        check_keywords(options)  # before models are loaded
         if implied := draft is ...:
             draft = named_draft(locate(model))
         if group is not None:
@@ -149,6 +150,7 @@ class SpeculativeDecoder(Engine):
         made._draft_is_implied = implied
         return made
 
+    @with_hints(MoreKeywords)
     def generate(
         self,
         prompt: Prompt,
@@ -207,6 +209,7 @@ class SpeculativeDecoder(Engine):
         others = tuple(map(explained, done.alternatives))
         return replace(explained(done), alternatives=others)
 
+    @with_hints(GenerationKeywords)
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
@@ -228,6 +231,7 @@ class SpeculativeDecoder(Engine):
         done = dict(self.generations(requests, chosen, batch_size))
         return [done[index] for index in range(len(sources))]
 
+    @with_hints(GenerationKeywords)
     def iter_batch(
         self,
         prompts: Iterable[tuple[int, Prompt]],
@@ -264,6 +268,7 @@ class SpeculativeDecoder(Engine):
             requests = in_order_of_length(requests, WINDOW * batch_size)
         return self.generations(requests, chosen, batch_size)
 
+    @with_hints(GenerationKeywords)
     def stream(
         self,
         prompt: Prompt,
