@@ -77,6 +77,35 @@ def test_pieces_that_are_kept_are_listed(call: Call, here: Path, lacking: Path) 
     assert re.match(r"\[0 of 4 pieces changed, 4 kept as they were, \d+ tokens in ", summary)
 
 
+def test_a_kept_piece_shows_what_it_would_have_become(call: Call, here: Path) -> None:
+    much = "The old house of my father is red, and "
+    (here / "in.txt").write_text(
+        "He go home[^1].\n" * 12 + f"{much * 2}he say it[^1] and go home.\n"
+    )
+    lines = call("document", "in.txt").err
+    reason = "kept, its output has an unknown character"
+    assert lines[0] == f"line 1 {reason}: He go home[^1]. -> He goes home[\ufffd1]."
+    before, after = (
+        f"...r is red, and he {say} and go home." for say in ("say it[^1]", "says it[\ufffd1]")
+    )
+    assert lines[12] == f"line 13 {reason}: {before} -> {after}.."
+    assert len(lines) == 14 and "13 kept as they were" in lines[13]
+    shown = on_a_terminal(here, "-m", "speculative_t5", *DOCUMENT)
+    assert len(re.findall(reason, shown)) == 10
+    assert "3 more kept; use --json to list all of them" in shown
+    done = call("document", "in.txt", "--json")
+    (record,) = done.records
+    assert record.pop("text") == (here / "in.txt").read_text()
+    assert (record["pieces"], record["changed"], len(record["kept"])) == (13, 0, 13)
+    assert record["kept"][0] == {
+        "line": 1, "reason": "its output has an unknown character",
+        "source": "He go home[^1].", "refused": "He goes home[\ufffd1].",
+    }  # fmt: skip
+    assert len(done.err) == 1
+    written = call(*DOCUMENT, "--force", "--json", "--diff", "terminal").records
+    assert [each["kept"] for each in written] == [record["kept"]] and "text" not in written[0]
+
+
 def test_text_goes_through_standard_streams(here: Path) -> None:
     (first, done) = (
         in_a_shell(here, f"$P document - {more} < in.txt") for more in ("", "--output -")
@@ -151,7 +180,9 @@ def test_a_signal_keeps_what_is_done(here: Path) -> None:
     many(here)
     lines = stopped(here, signal.SIGTERM)
     assert all(line.endswith(b"\n") for line in lines)
-    assert [json.loads(line).keys() for line in lines[1:2]] == [{"piece", "output", "reason"}]
+    assert [json.loads(line).keys() for line in lines[1:2]] == [
+        {"piece", "output", "reason", "refused"}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from checkpoints import refused
 from conftest import POSITIONS, tiny_causal, tiny_model
+from messages import check_message
 
 LIMIT = 512  # of a T5 whose config says nothing else
 
@@ -42,6 +43,20 @@ def test_a_prompt_that_is_too_long_is_refused(prompt: Any) -> None:
             generate()
     for generate in ways(prompt[1:]):
         generate()
+
+
+@pytest.mark.parametrize("bad", ["", "x" * LIMIT, [5, 384], None])
+def test_the_index_of_a_bad_prompt_is_named(bad: Any) -> None:
+    alone, _, batch, several = ways(bad)
+    with pytest.raises(ValueError) as expected:
+        alone()
+    for generate in (batch, several):
+        with pytest.raises(type(expected.value)) as raised:
+            generate()
+        check_message(str(raised.value))
+        assert str(raised.value) == f"at index 1, {expected.value}"
+    with refused("at index 7, "):
+        list(decoder().iter_batch([(7, bad)]))
 
 
 def test_a_longer_prompt_may_be_allowed_or_cut() -> None:
@@ -127,7 +142,9 @@ def test_bad_options_are_refused() -> None:
 )
 def test_other_things_than_prompts_are_refused(prompt: Any, found: str) -> None:
     for generate in ways(prompt):
-        with pytest.raises(ValueError, match=f"^a prompt must be .*, got {re.escape(found)}$"):
+        with pytest.raises(
+            ValueError, match=f"^(at index 1, )?a prompt must be .*, got {re.escape(found)}$"
+        ):
             generate()
 
 

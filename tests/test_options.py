@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
+from speculative_t5.checkpoints import RENAMED
 from speculative_t5.decoding import Sampler, Verifier, calibration
 from speculative_t5.generation import DraftingOptions, GenerationOptions
 from speculative_t5.generation.keywords import (
+    OTHERS,
     DecoderKeywords,
     GenerationKeywords,
     MoreKeywords,
@@ -56,6 +58,35 @@ def test_an_unknown_keyword_is_a_type_error(tmp_path: Path) -> None:
     for make in (SpeculativeDecoder, SpeculativeDecoder.from_pretrained):
         with pytest.raises(TypeError, match="unexpected keyword argument 'num_drafts'"):
             make(tmp_path / "absent", num_drafts=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "hint"),
+    [
+        ("generate", "do_sample", ": use temperature"),
+        ("stream", "max_length", ": use max_tokens"),
+        ("iter_batch", "bad_words_ids", ": use bad_words"),
+        ("generate_batch", "top_q", ": did you mean top_[kp]\\?"),
+        ("generate", "num_draft", ": num_draft is an option of SpeculativeDecoder"),
+        ("generate", "nonsense", ""),
+        ("rewrite", "do_sample", ": temperature is an option of generate"),
+        ("rewrite", "max_new_tokens", ": use max_tokens"),
+        ("from_pretrained", "num_beams", ": num_beams is an option of generate"),
+        ("from_pretrained", "torch_dtype", ": use dtype"),
+        ("__init__", "dtype", ": dtype is an option of from_pretrained"),
+        ("__init__", "verfy", ": did you mean verify\\?"),
+    ],
+)
+def test_a_hint_says_what_to_use_instead(method: str, name: str, hint: str) -> None:
+    decoder = SpeculativeDecoder(tiny_model(vocab_size=20))
+    with pytest.raises(TypeError, match=f"{method}\\(\\) got .* argument '{name}'{hint}$"):
+        getattr(decoder, method)("x", **{name: 1})
+
+
+def test_transformers_names_stand_for_options_that_exist() -> None:
+    own = {*GenerationKeywords.__optional_keys__, *DecoderKeywords.__optional_keys__}
+    assert own | {*NAMED, "draft", "dtype"} >= {*RENAMED.values(), *OTHERS.values()}
+    assert not own & OTHERS.keys()
 
 
 def test_options_reach_the_plan() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -165,12 +166,15 @@ def test_outputs_may_be_twice_as_long_as_their_pieces() -> None:
 
 
 def test_parts_that_are_done_are_left_out() -> None:
-    decoder: Any = Scripted(corrected)
+    decoder: Any = Scripted(lambda each: corrected(each).replace("there", "1 there"))
     document = Document(decoder, TEXT, RewriteOptions())
     pieces = dict(document.rewrite())
     whole = document.result(pieces)
+    assert [piece.refused for piece in whole.kept] == ["I have it 1 there."]
     for skipped in ({0}, {1, 2}, set(range(len(document)))):
-        kept = {n: document.restored(n, pieces[n].output, pieces[n].reason) for n in skipped}
+        done = {n: pieces[n] for n in skipped}
+        kept = {n: document.restored(n, p.output, p.reason, p.refused) for n, p in done.items()}
+        assert kept == {n: replace(piece, stats=None) for n, piece in done.items()}
         rest = dict(document.rewrite(skip=kept))
         assert not rest.keys() & kept.keys()
         assert document.result(kept | rest).text == whole.text

@@ -25,6 +25,6 @@ from .places import (
 )
 from .sharing import holds_draft, inspect_draft, load_draft, save_draft, target_name
 from .t5 import open_checkpoint
-from .tasks import Task, read_task
+from .tasks import RENAMED, Task, read_task
 from .tensors import dtype_name
 from .writing import lock

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
+from os.path import commonprefix
 from typing import Annotated, Any, BinaryIO, cast
 
 import typer
@@ -25,11 +27,13 @@ from ..generation import (
     lines,
 )
 from .options import DecoderOptions, RegularDecode, in_output, with_groups
-from .terminal import give_tips, note, one_line, visible
+from .terminal import give_tips, is_terminal, note, one_line, visible
 from .view import console
 from .whole_file import Header, PartialFile, check_target, is_same, is_special, write_whole
 
-SHOWN = 40  # characters of a piece that was kept
+SHOWN = 40  # characters of a piece that was kept, and of the output that was refused
+LISTED = 10  # such pieces on a terminal
+STATS = ("emitted", "rounds", "drafted", "accepted", "seconds")
 STDOUT = "/dev/stdout"
 
 
@@ -109,6 +113,14 @@ def document(
             help="Replace OUTPUT and the page; without --resume, drop the pieces of a stopped run.",
         ),
     ] = False,
+    as_json: Annotated[
+        bool,
+        in_output(
+            "--json",
+            help="Print one JSON object at the end: all pieces that were kept, what they would "
+            "have become and why they were kept, and the text if there is no OUTPUT.",
+        ),
+    ] = False,
     options: DecoderOptions,
     regular_decode: RegularDecode = False,
 ) -> None:
@@ -127,6 +139,8 @@ def document(
         raise ValueError("--resume continues a file: give its name with --output")
     if options.truncate:
         raise ValueError("--truncate would lose a part of the text: leave it out")
+    if as_json and sys.stdout is None:
+        raise ValueError("--json prints to standard output, which is closed: leave it out")
     if output is None and sys.stdout is None:
         raise ValueError("the text was to go to standard output, which is closed: give an --output")
     if source == "-" and sys.stdin is None:
@@ -146,14 +160,18 @@ def document(
     if output is not None and not is_special(output):
         header = _header(decoder, text, whole.options, options)
         partial = PartialFile(output, header, resume=resume, force=force)
-    done = _rewritten(whole, partial, batch_size, output)
+    done = _rewritten(whole, partial, batch_size, output, as_json=as_json)
     if page is not None:
         title = f"Changes in {source if source != '-' else 'the text'}"
         write_whole(page, done.to_html(title).encode())
     if diff == "terminal":
-        _print_changes(done, stderr=output is None)
-    for piece in done.kept:
-        note(_kept(piece))
+        _print_changes(done, stderr=output is None or as_json)
+    if not as_json:
+        listed = done.kept[: LISTED if is_terminal(sys.stderr) else None]
+        for piece in listed:
+            note(_kept(piece))
+        if more := len(done.kept) - len(listed):
+            note(f"{more:,} more kept; use --json to list all of them")
     note(f"[{_summary(done)}]")
     give_tips()
 
@@ -198,15 +216,22 @@ def _header(
 
 
 def _rewritten(
-    whole: Document, partial: PartialFile | None, batch_size: int | None, output: str | None
+    whole: Document,
+    partial: PartialFile | None,
+    batch_size: int | None,
+    output: str | None,
+    *,
+    as_json: bool,
 ) -> Rewritten:
-    """Decode all pieces that are left, and write the text."""
+    """Decode all pieces that are left, and write the text, or print what `--json` says."""
     found = whole.rewrite(batch_size=batch_size, skip=())  # checks the options
     pieces: dict[int, Piece] = {}
     with partial or nullcontext():
         if partial is not None:
             pieces = {
-                number: whole.restored(number, piece["output"], piece["reason"])
+                number: whole.restored(
+                    number, piece["output"], piece["reason"], piece.get("refused")
+                )
                 for number, piece in partial.earlier.items()
                 if number in range(len(whole))
             }
@@ -216,11 +241,15 @@ def _rewritten(
             for number, piece in found:
                 pieces[number] = piece
                 if partial is not None:
-                    record = {"piece": number, "output": piece.output, "reason": piece.reason}
-                    partial.append(record)
+                    names = ("output", "reason", "refused")
+                    partial.append({"piece": number} | {n: getattr(piece, n) for n in names})
                 bar.update()
         done = whole.result(pieces, time.perf_counter() - began)
-        _write(done.text, output)
+        if output is not None or not as_json:
+            _write(done.text, output)
+        if as_json:
+            record = _record(done) | ({"text": done.text} if output is None else {})
+            _write(json.dumps(record, ensure_ascii=False) + "\n", None)
     return done
 
 
@@ -248,10 +277,24 @@ def _print_changes(done: Rewritten, *, stderr: bool) -> None:
 
 
 def _kept(piece: Piece) -> str:
-    """Return the line about a piece that was kept as it was."""
-    start = one_line(piece.source)
-    start = start if len(start) <= SHOWN else start[: SHOWN - 3] + "..."
-    return f"line {piece.line} kept, {one_line(piece.reason or '')}: {start}"
+    """Return the line about a piece that was kept, where it would have changed first."""
+    texts = [one_line(text) for text in (piece.source, piece.refused) if text is not None]
+    same = len(commonprefix(texts)) if len(texts) > 1 else 0
+    start = max(0, same - SHOWN // 2)
+    parts = [text[start : start + SHOWN] + "..." * (len(text) > start + SHOWN) for text in texts]
+    shown = " -> ".join("..." * (start > 0) + part for part in parts)
+    return f"line {piece.line} kept, {one_line(piece.reason or '')}: {shown}"
+
+
+def _record(done: Rewritten) -> dict[str, Any]:
+    """Return what `--json` prints besides the text."""
+    names = ("line", "reason", "source", "refused")
+    return {
+        "pieces": len(done.pieces),
+        "changed": sum(piece.status == "changed" for piece in done.pieces),
+        "kept": [{name: getattr(piece, name) for name in names} for piece in done.kept],
+        "stats": {name: getattr(done.stats, name) for name in STATS},
+    }
 
 
 def _summary(done: Rewritten) -> str:

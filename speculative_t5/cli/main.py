@@ -136,6 +136,11 @@ def generate(
         raise ValueError("the prompt is empty: give some text with --prompt or on standard input")
     chosen = choose(ctx, options, sampling, shaping)  # checked before the models are loaded
     wanted = GenerationOptions(**chosen.keywords)
+    if show_drafts and wanted.beams:
+        raise ValueError(
+            f"num_beams is {wanted.num_beams}, and a beam search has no drafts: leave out "
+            "--show-drafts"
+        )
     group = one.group if one else None
     plain = is_plain(chosen, regular_decode=regular_decode)
     decoder = chosen.models.load(plain=plain, group=group)

@@ -31,8 +31,8 @@ from .keywords import (
     DecoderKeywords,
     GenerationKeywords,
     MoreKeywords,
-    check_keywords,
     split_keywords,
+    with_hints,
 )
 from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule, as_pair
 from .outputs import Chunk, Generation, as_chunks, with_bar
@@ -90,6 +90,7 @@ class SpeculativeDecoder(Engine):
         ValueError: If an option is out of its range or the models' tokenizers differ.
     """
 
+    @with_hints(DecoderKeywords)
     def __init__(
         self,
         model: LanguageModel,
@@ -107,6 +108,7 @@ class SpeculativeDecoder(Engine):
         self._prompts = PromptEncoder(model, tokenizer, **prompts)
 
     @classmethod
+    @with_hints(DecoderKeywords)
     def from_pretrained(
         cls,
         model: str | Path,
@@ -131,7 +133,6 @@ class SpeculativeDecoder(Engine):
         Raises:
             StartError: In all processes, if their versions, weights or options differ.
         """
-        check_keywords(options)  # before models are loaded
         if implied := draft is ...:
             draft = named_draft(locate(model))
         if group is not None:
@@ -149,6 +150,7 @@ class SpeculativeDecoder(Engine):
         made._draft_is_implied = implied
         return made
 
+    @with_hints(MoreKeywords)
     def generate(
         self,
         prompt: Prompt,
@@ -207,6 +209,7 @@ class SpeculativeDecoder(Engine):
         others = tuple(map(explained, done.alternatives))
         return replace(explained(done), alternatives=others)
 
+    @with_hints(GenerationKeywords)
     def generate_batch(
         self,
         prompts: Sequence[Prompt],
@@ -222,12 +225,13 @@ class SpeculativeDecoder(Engine):
         check_prompts(prompts)
         batch_size = self._drafting.rows(batch_size)
         chosen = GenerationOptions(**options)
-        sources = [self.fit(prompt, chosen.max_tokens).ids for prompt in prompts]
+        sources = [self._fit(i, each, chosen.max_tokens) for i, each in enumerate(prompts)]
         # Rows of similar length pad less, and those that end last are short.
         requests = in_order_of_length(enumerate(sources), max(len(sources), 1))
         done = dict(self.generations(requests, chosen, batch_size))
         return [done[index] for index in range(len(sources))]
 
+    @with_hints(GenerationKeywords)
     def iter_batch(
         self,
         prompts: Iterable[tuple[int, Prompt]],
@@ -254,13 +258,17 @@ class SpeculativeDecoder(Engine):
         batch_size = self._drafting.rows(batch_size)
         chosen = GenerationOptions(**options)
         requests: Iterator[Request] = (
-            (check_integer("a prompt's index", index, 0), self.fit(prompt, chosen.max_tokens).ids)
+            (
+                check_integer("a prompt's index", index, 0),
+                self._fit(index, prompt, chosen.max_tokens),
+            )
             for index, prompt in map(as_pair, prompts)
         )
         if by_length and batch_size > 1:
             requests = in_order_of_length(requests, WINDOW * batch_size)
         return self.generations(requests, chosen, batch_size)
 
+    @with_hints(GenerationKeywords)
     def stream(
         self,
         prompt: Prompt,
@@ -310,6 +318,14 @@ class SpeculativeDecoder(Engine):
             ValueError: See `encode`; and if the prompt is too long and `truncate` is not set.
         """
         return self._prompts.fit(prompt, max_tokens)
+
+    def _fit(self, index: int, prompt: Prompt, max_tokens: int) -> list[int]:
+        """Return the ids of one of many prompts; errors name its index."""
+        try:
+            return self.fit(prompt, max_tokens).ids
+        except ValueError as error:
+            error.args = (f"at index {index}, {error}",)
+            raise
 
 
 def process_facts(

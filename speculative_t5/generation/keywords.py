@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypedDict, cast
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
+from ..checkpoints import RENAMED
 from ..decoding import EarlyStopping, LogitsProcessor
 from .options import Words
+
+P = ParamSpec("P")
+R = TypeVar("R")
+# What else has another name in transformers.
+OTHERS = {
+    "do_sample": "temperature", "max_length": "max_tokens", "min_length": "min_tokens",
+    "forced_bos_token_id": "forced_tokens", "eos_token_id": "stop_token_ids",
+    "logits_processor": "logits_processors", "sequence_bias": "logit_bias",
+    "output_scores": "scores", "assistant_model": "draft", "num_assistant_tokens": "num_draft",
+    "prompt_lookup_num_tokens": "lookup", "torch_dtype": "dtype",
+}  # fmt: skip
 
 
 class MoreKeywords(TypedDict, total=False):
@@ -93,16 +108,49 @@ class DecoderKeywords(DraftingKeywords, PromptKeywords, total=False):
     """Keywords of `SpeculativeDecoder` besides those in its signature."""
 
 
-def check_keywords(keywords: DecoderKeywords) -> None:
-    """Refuse keywords that `SpeculativeDecoder` does not have, with a TypeError."""
-    for name in keywords:
-        if name not in DecoderKeywords.__optional_keys__:
-            raise TypeError(f"SpeculativeDecoder got an unexpected keyword argument {name!r}")
+def with_hints(*more: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a function say what to use instead of a keyword that it does not have.
+
+    `more` are the TypedDicts of its keywords besides those in its signature.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = set(inspect.signature(function).parameters)
+        known.update(*(each.__optional_keys__ for each in more))
+
+        @wraps(function)
+        def call(*args: P.args, **keywords: P.kwargs) -> R:
+            for name in keywords.keys() - known:
+                raise TypeError(
+                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
+                    f"{_hint(name, known)}"
+                )
+            return function(*args, **keywords)
+
+        return call
+
+    return decorate
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown keyword: what was probably meant, if known."""
+    ours = (RENAMED | OTHERS).get(name, name)
+    places = {
+        "generate": GenerationKeywords.__optional_keys__,
+        "SpeculativeDecoder": {*DecoderKeywords.__optional_keys__, "draft", "num_draft", "delta"},
+        "from_pretrained": {"dtype", "group"},
+    }
+    if ours in known:
+        return f": use {ours}"
+    for place, names in places.items():
+        if ours in names:
+            return f": {ours} is an option of {place}"
+    close = get_close_matches(name, known, 1)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 def split_keywords(keywords: DecoderKeywords) -> tuple[DraftingKeywords, PromptKeywords]:
     """Split a decoder's keywords into those about drafting and those about prompts."""
-    check_keywords(keywords)
     drafting, prompts = (
         {name: value for name, value in keywords.items() if name in part.__optional_keys__}
         for part in (DraftingKeywords, PromptKeywords)

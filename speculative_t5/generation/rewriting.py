@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ..decoding import Sampler, Stats, pair_probabilities, total
 from ..errors import check_integer, check_number, check_utf8, count
+from .keywords import with_hints
 from .layout import arranged, same_facts, similarity
 from .splitting import Passage, check_language, is_label, keeps_lines, paragraphs, sentences
 
@@ -57,6 +58,8 @@ class Piece:
         source: The part as it was, line breaks included.
         output: What stands there now; `source` if nothing was changed.
         reason: Why the model's output is not used, or none was made; None if it is used.
+        refused: The output that is not used, in the layout of `source` if it has enough words for
+            that; None if there is none.
         stats: What decoding it cost; None if it was not decoded in this run.
     """
 
@@ -64,6 +67,7 @@ class Piece:
     source: str
     output: str
     reason: str | None = None
+    refused: str | None = None
     stats: Stats | None = None
 
     @property
@@ -119,6 +123,7 @@ class Rewritten:
         return as_table(self)
 
 
+@with_hints()
 def rewrite(
     decoder: SpeculativeDecoder,
     text: str,
@@ -295,10 +300,12 @@ class Document:
 
         return pieces()
 
-    def _piece(self, part: _Part, output: str | None, reason: str | None) -> Piece:
+    def _piece(
+        self, part: _Part, output: str | None, reason: str | None, refused: str | None = None
+    ) -> Piece:
         passage = part.passage
         source = self.text[passage.start : passage.end]
-        return Piece(passage.line, source, source if output is None else output, reason)
+        return Piece(passage.line, source, source if output is None else output, reason, refused)
 
     def _judged(self, part: _Part, done: Generation) -> Piece:
         """Return a piece with its output in the layout of its source, if the output is good."""
@@ -322,7 +329,10 @@ class Document:
             reason = "its output would make something else of a line, such as an item of a list"
         elif output != words:
             reason = self._doubt(part, done)
-        piece = self._piece(part, None if reason else laid_out, reason)
+        if reason:
+            piece = self._piece(part, None, reason, laid_out or done.text or None)
+        else:
+            piece = self._piece(part, laid_out, None)
         return replace(piece, stats=done.stats)
 
     def _has_unknown(self, source: str, done: Generation) -> bool:
@@ -343,9 +353,11 @@ class Document:
         lowest = min(p for p, _ in found)
         return f"a token of its output has a probability of {lowest:.4f}, which is below {least:g}"
 
-    def restored(self, number: int, output: str, reason: str | None) -> Piece:
+    def restored(
+        self, number: int, output: str, reason: str | None, refused: str | None = None
+    ) -> Piece:
         """Return the piece of a part that an earlier run has finished."""
-        return self._piece(self._parts[number], output, reason)
+        return self._piece(self._parts[number], output, reason, refused)
 
     def result(self, pieces: Mapping[int, Piece], seconds: float = 0.0) -> Rewritten:
         """Put the pieces of all parts in their places; `seconds` is for the statistics."""
