@@ -1,13 +1,14 @@
-"""Every code block of the README and the docs runs.
+"""Every code block of the README and the docs runs, for someone who has installed the package.
 
-Python runs page by page, and must print what its comments say. Shell commands run line by line, in
-a folder with tiny models under the names used; slow ones run for less (`LESS`), or only have their
-names and options checked (`CHECKED`).
+What `pip install` does not bring, such as correct-draft, is found only by the pages of `CHECKOUT`
+and by blocks whose text names a checkout. Python runs block by block, and must print what its
+comments say; a block that needs the page's first one says so (`CONTINUES`). The shell commands of a
+page run one after the other, in a folder with only tiny models under the names used; slow ones run
+for less (`LESS`), or only have their names and options checked (`CHECKED`).
 """
 
 from __future__ import annotations
 
-import gzip
 import os
 import plistlib
 import re
@@ -30,12 +31,15 @@ import pytest
 from checkpoints import write_causal
 from conftest import REPOSITORY, V1_1, write_checkpoint
 from local_hub import Hub
+from test_build import MODELS
 
 PAGES = [
     REPOSITORY / "README.md", REPOSITORY / "weights" / "README.md",
     *(REPOSITORY / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]  # fmt: skip
+CHECKOUT = {"CONTRIBUTING.md", "extending.md"}  # pages for those who change the package
+CONTINUES = "# continues the first example of this page\n"
 SERVER = "http://127.0.0.1:8080"  # where the pages say that a server is
 SHARED = "/mnt/shared"  # a folder that all machines of a cluster see
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
@@ -80,19 +84,35 @@ def blocks(page: Path, language: str) -> list[str]:
     ]
 
 
+def examples(page: Path) -> Iterator[tuple[str, bool]]:
+    """Yield Python that runs by itself, and whether it says that it needs a checkout."""
+    first, *_ = found = blocks(page, "python")
+    for block in found:
+        text = page.read_text(encoding="utf-8").partition(block)[0].rsplit("\n\n", 2)[-2]
+        code = first + block if block.startswith(CONTINUES) else block
+        yield code, page.name in CHECKOUT or "checkout" in text
+
+
 def commands(page: Path) -> list[str]:
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
     return [line.split("  #")[0].strip() for line in lines if line.split("  #")[0].strip()]
 
 
-# Each command once, under the first page that has it.
-FIRST_PAGES = {command: page for page in reversed(PAGES) for command in commands(page)}
-COMMANDS = [
-    pytest.param(command, id=f"{page.relative_to(REPOSITORY)}: {command}")
-    for page in PAGES
-    for command in dict.fromkeys(commands(page))
-    if FIRST_PAGES[command] == page
-]
+def pages_with(language: str) -> Any:
+    found = [page for page in PAGES if blocks(page, language)]
+    return pytest.mark.parametrize("page", found, ids=lambda p: str(p.relative_to(REPOSITORY)))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package as `pip install` leaves it."""
+    package = tmp_path_factory.mktemp("installed") / "speculative_t5"
+    (package / "weights").mkdir(parents=True)
+    for path in (REPOSITORY / "speculative_t5").iterdir():
+        (package / path.name).symlink_to(path)
+    for name in MODELS:
+        (package / "weights" / name).symlink_to(REPOSITORY / "weights" / name)
+    return package.parent
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
@@ -119,34 +139,32 @@ def promised(code: str) -> Iterator[str]:
             yield comment
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if blocks(page, "python")],
-    ids=lambda page: str(page.relative_to(REPOSITORY)),
-)
+@pages_with("python")
 def test_python_runs_and_prints_what_it_says(
-    page: Path, tmp_path: Path, hub: Hub, request: pytest.FixtureRequest
+    page: Path, installed: Path, tmp_path: Path, hub: Hub, request: pytest.FixtureRequest
 ) -> None:
-    code = "\n".join(blocks(page, "python"))
-    if SERVER in code:
-        code = code.replace(SERVER, request.getfixturevalue("server"))
-    if SHARED in code:
-        code = code.replace(SHARED, str(tmp_path))
-        (tmp_path / "in").mkdir()
-        table = pa.table({"id": [1, 2], "sentence": ["He go home.", None]})
-        pq.write_table(table, tmp_path / "in" / "part.parquet")
-    done = subprocess.run(
-        [sys.executable, "-"], input=code, cwd=REPOSITORY, capture_output=True, text=True,
-        env=os.environ | {
-            "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path),
-            "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"),
-            "RAY_USAGE_STATS_ENABLED": "0",
-        },
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for line in promised(code):
-        assert line in done.stdout.splitlines(), f"{line!r} is not in {done.stdout!r}"
+    for number, (code, needs_checkout) in enumerate(examples(page)):
+        here = tmp_path / str(number)
+        here.mkdir()
+        if SERVER in code:
+            code = code.replace(SERVER, request.getfixturevalue("server"))
+        if SHARED in code:
+            code = code.replace(SHARED, str(here))
+            (here / "in").mkdir()
+            table = pa.table({"id": [1, 2], "sentence": ["He go home.", None]})
+            pq.write_table(table, here / "in" / "part.parquet")
+        done = subprocess.run(
+            [sys.executable, "-"], input=code, cwd=REPOSITORY if needs_checkout else here,
+            capture_output=True, text=True, check=False,
+            env=os.environ | {
+                "PYTHONPATH": str(REPOSITORY if needs_checkout else installed),
+                "XDG_CACHE_HOME": str(tmp_path), "HF_ENDPOINT": hub.endpoint,
+                "HF_HOME": str(tmp_path / "hf"), "RAY_USAGE_STATS_ENABLED": "0",
+            },
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        for line in promised(code):
+            assert line in done.stdout.splitlines(), f"{line!r} is not in {done.stdout!r}"
 
 
 @pytest.fixture(scope="module")
@@ -185,30 +203,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
-    """A folder with all that the commands name."""
-    folder = tmp_path_factory.mktemp("workplace")
-    for name in ("convert.py", "scripts", "tests", "pyproject.toml"):
-        (folder / name).symlink_to(REPOSITORY / name)
-    (folder / "weights").mkdir()
-    (folder / "docs" / "images").mkdir(parents=True)
-    for name in ("correct-base", "correct-draft", "correct-small"):
-        (folder / "weights" / name).symlink_to(REPOSITORY / "weights" / name)
-    for name in ("flan-t5-large", "flan-t5-small", "M", "D"):
-        convert(str(checkpoint), folder / "weights" / name)
+@pytest.fixture
+def workplace(tmp_path: Path, checkpoint: Path) -> Path:
+    """A folder with the models that the commands name, and nothing else of a user's own."""
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    for name in ("M", "D"):
+        convert(str(checkpoint), tmp_path / "weights" / name)
     for name in ("t5-11b", "path/to/checkpoint"):
-        shutil.copytree(checkpoint, folder / name)
+        shutil.copytree(checkpoint, tmp_path / name)
     for name in ("target", "draft"):
-        write_causal(folder / "causal-pair" / name, max_position_embeddings=512)
-    lines = "The old man.\nThe new man.\nHe walks.\n"
-    for name in ("prompts.txt", "in.txt"):
-        (folder / name).write_text(lines)
-    (folder / "keys").write_text("some-key\n")
-    (folder / "report.md").write_text("# Report\n\nShe have a apple.\n")
-    (folder / "prompts.gz").write_bytes(gzip.compress(lines.encode()))
-    (folder / "articles.jsonl").write_text('{"body": "The old man."}\n{"body": "A text."}\n')
-    return folder
+        write_causal(tmp_path / "causal-pair" / name, max_position_embeddings=512)
+    return tmp_path
 
 
 def less(command: str) -> str:
@@ -241,40 +247,38 @@ def check_names(command: str) -> None:
         assert options <= set(re.findall(r"--[\w-]+", python(*called, "--help").stdout)), options
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(
-    command: str, workplace: Path, hub: Hub, request: pytest.FixtureRequest
+@pages_with("sh")
+def test_commands_run_in_the_order_of_the_page(
+    page: Path, workplace: Path, installed: Path, hub: Hub, request: pytest.FixtureRequest
 ) -> None:
-    if command.startswith(tuple(CHECKED)):
-        check_names(command)
-        return
-    first = re.split(r"[ |]", command)[0]
-    assert first in ("python", "echo", "cat", "curl", "gunzip", "paste", "mlx.launch"), (
-        f"nothing runs {command!r}"
-    )
-    if SERVER in command:
-        command = command.replace("curl ", "curl --silent --fail-with-body ")
-        command = command.replace(SERVER, request.getfixturevalue("server"))
-    for name in ("out.jsonl", "corrected.md"):  # each line stands for itself
-        (workplace / name).unlink(missing_ok=True)
-    if " distill " in command:
-        shutil.rmtree(workplace / "weights" / "M-draft", ignore_errors=True)
-    elif "M-draft" in command:
-        model: Any = load(workplace / "weights" / "M")[0]
-        save_draft(workplace / "weights" / "M-draft", new_draft(model, DistillOptions()), "M")
-    if written := re.match(r"python convert.py --model google/(\S+)$", command):
-        shutil.rmtree(workplace / "weights" / written[1], ignore_errors=True)
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", less(command)],
-        cwd=workplace, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
-        env=os.environ | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(REPOSITORY), "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(workplace / "hf"), "XDG_CACHE_HOME": str(workplace / "cache"),
-        },
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    in_checkout = page.name in CHECKOUT
+    for command in commands(page):
+        if command.startswith(tuple(CHECKED)):
+            check_names(command)
+            continue
+        first = re.split(r"[ |]", command)[0]
+        assert first in ("python", "printf", "echo", "cat", "curl", "mlx.launch"), (
+            f"nothing runs {command!r}"
+        )
+        if SERVER in command:
+            command = command.replace("curl ", "curl --silent --fail-with-body ")
+            command = command.replace(SERVER, request.getfixturevalue("server"))
+        if "M-draft" in command:  # what takes minutes
+            model: Any = load(workplace / "weights" / "M")[0]
+            save_draft(workplace / "weights" / "M-draft", new_draft(model, DistillOptions()), "M")
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", less(command)],
+            cwd=REPOSITORY if in_checkout else workplace, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=False,
+            env=os.environ | {
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "PYTHONPATH": str(REPOSITORY if in_checkout else installed),
+                "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(workplace / "hf"),
+                "XDG_CACHE_HOME": str(workplace / "cache"),
+            },
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert "Traceback" not in done.stderr
 
 
 def test_files_are_written_only_where_the_page_says(tmp_path: Path) -> None:
