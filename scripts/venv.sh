@@ -2,11 +2,15 @@
 # installs the package there. It must not read "$@": these are the arguments of the script.
 python=.venv/bin/python
 if ! "$python" -m pip --version >/dev/null 2>&1; then
-    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-        echo "error: Python 3.11 or newer is needed, found $(python3 --version 2>&1)" >&2
+    for newer in python3 python3.{14,13,12,11} ""; do
+        "$newer" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+    done
+    if [[ ! $newer ]]; then
+        echo "error: Python 3.11 or newer is needed, found $(python3 --version 2>&1): install one" \
+            "(apt-get install python3.11-venv, brew install python, or python.org), and run this again" >&2
         exit 2
     fi
-    python3 -m venv --clear .venv
+    "$newer" -m venv --clear .venv
 fi
 
 # Print everything that the installed package is built from: sources, compiler, Python and MLX.

@@ -1,4 +1,4 @@
-"""scripts/venv.sh installs again when something that the package is built from has changed."""
+"""scripts/venv.sh finds a Python, and installs again if what the package is built from changes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
+from messages import check_message
 
 FAKE_PYTHON = f"""#!/bin/sh
 case "$*" in
     *"pip install"*) echo "$*" >>installations ;;
     *sysconfig*) [ -e headers ] && echo True || echo False ;;
     *) exec {sys.executable} "$@" ;;
+esac
+"""
+STUB = """#!/bin/sh
+case "$*" in
+    --version) echo "Python 3.{minor}.1" ;;
+    -c*) [ {minor} -ge 11 ] ;;
+    "-m venv --clear .venv") echo "$0" >chosen; mkdir -p .venv/bin; cp fake .venv/bin/python ;;
 esac
 """
 SOURCE = Path("speculative_t5", "cpu", "native", "products.c")
@@ -66,3 +74,34 @@ def test_only_a_change_of_what_is_built_from_installs_again(
     assert install(compiler="gcc 13") == 5
     shutil.rmtree(tmp_path / PACKAGES)
     assert install(compiler="gcc 13") == 6
+
+
+@pytest.mark.parametrize(
+    ("found", "chosen"),
+    [
+        ({"python3": 11, "python3.14": 14}, "python3"),
+        ({"python3": 9, "python3.12": 12, "python3.11": 11}, "python3.12"),
+        ({"python3": 10, "python3.11": 11}, "python3.11"),
+        ({"python3": 9}, None),
+    ],
+)
+def test_another_python_on_the_path_is_used_before_giving_up(
+    tmp_path: Path, install: Callable[..., int], found: dict[str, int], chosen: str | None
+) -> None:
+    shutil.move(tmp_path / ".venv" / "bin" / "python", tmp_path / "fake")
+    shutil.rmtree(tmp_path / ".venv")
+    (tmp_path / PACKAGES).mkdir(parents=True)
+    for name in ("python3", *(f"python3.{minor}" for minor in range(11, 15))):
+        missing = "#!/bin/sh\nexit 127\n"  # stands before the machine's own
+        stub = STUB.format(minor=found[name]) if name in found else missing
+        write(tmp_path / "bin" / name, stub)
+    if chosen:
+        assert install() == 1
+        assert Path((tmp_path / "chosen").read_text().strip()) == tmp_path / "bin" / chosen
+        return
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        install()
+    assert failed.value.returncode == 2
+    (line,) = failed.value.stderr.splitlines()
+    check_message(line.removeprefix("error: "), "3.11 or newer is needed, found Python 3.9.1")
+    assert not (tmp_path / ".venv" / "bin").exists()

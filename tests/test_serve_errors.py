@@ -351,7 +351,9 @@ def test_pages_of_other_sites_may_not_ask() -> None:
             refused = served.client.post("/v1/completions", headers=headers, json={"prompt": "a"})
             assert "https://evil.org" in check_error(refused, 403)["message"]
         own = {"origin": served.url}
-        assert served.client.post("/v1/completions", headers=own, json={"prompt": "a"}).is_success
+        for headers in (own, own | {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
+            allowed = served.client.post("/v1/completions", headers=headers, json={"prompt": "a"})
+            assert allowed.is_success
         assert served.client.get("/", headers=cross).status_code == 200  # somebody followed a link
     with serving(local=False, cors_origins=["https://evil.org"]) as served:
         assert served.client.get("/health", headers={"host": "evil.org"}).status_code == 200
