@@ -334,7 +334,7 @@ def test_a_call_leaves_a_row_to_others(gate: Gate) -> None:
 
 def test_long_prompts_join_a_few_at_a_time(gate: Gate) -> None:
     decoder, forever = endless()
-    long = [[5] * 300] * 5
+    long = [[5] * 200] * 5
 
     async def test() -> None:
         async with serving(lambda: decoder, batch_size=8) as served:

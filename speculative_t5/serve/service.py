@@ -274,14 +274,16 @@ class Service:
             joining: list[Output] = []
             with_rows = {output.call for output in kept.values()}
             tokens = 0
-            while tokens < AHEAD_TOKENS and (free := self._batch_size - len(kept) - len(joining)):
+            while free := self._batch_size - len(kept) - len(joining):
                 # The last free row is kept for a call that has none: others may hold theirs long.
                 ready = (c for c in self._calls if c.waiting and (free > 1 or c not in with_rows))
                 call = next(ready, None)
                 if call is None:
                     break
+                tokens += len(call.waiting[0].request.source)
+                if joining and tokens > AHEAD_TOKENS:
+                    break
                 joining.append(call.waiting.popleft())
-                tokens += len(joining[-1].request.source)
                 with_rows.add(call)
                 self._calls.remove(call)
                 self._calls.append(call)
