@@ -1,4 +1,4 @@
-"""Extend a SentencePiece model so that every text passes through it, unchanged except for blanks."""
+"""Extend a SentencePiece model so that it encodes every text, unchanged except for blanks."""
 
 from __future__ import annotations
 
