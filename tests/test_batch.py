@@ -199,7 +199,7 @@ def test_an_output_is_kept_unless_forced(job: Job) -> None:
 
 @pytest.mark.parametrize("ends", [(8,), (1, 3, 20), (2, 2, 2, 2), (10, 15)])
 def test_an_interrupted_run_keeps_what_is_decoded(job: Job, ends: tuple[int, ...]) -> None:
-    """Interrupted once or more, after so many outputs, and resumed."""
+    """The job is interrupted after each of these numbers of outputs, and run again each time."""
     decoded: list[int] = []
 
     def decode(requests: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Generation]]:
