@@ -1,6 +1,6 @@
 """Compare how much of a draft mlx-lm's speculative decoding and this package's accept.
 
-    python scripts/training/train_causal.py
+    python weights/training/train_causal.py
     python scripts/benchmarks/compare_acceptance.py causal-pair/target causal-pair/draft
 
 Temperature 1; the same pair, prompts and lengths in one run. mlx-lm samples the target's own token
@@ -110,7 +110,7 @@ def load_pair(target: Path, draft: Path) -> tuple[CausalModel, CausalModel, Enco
     for folder in (target, draft):
         if not (folder / "config.json").exists():
             raise ValueError(
-                f"no model in {folder}: run python scripts/training/train_causal.py, "
+                f"no model in {folder}: run python weights/training/train_causal.py, "
                 "which makes a pair"
             )
     (large, tokenizer), (small, _) = (load(folder, dtype=mx.float32) for folder in (target, draft))

@@ -1,4 +1,4 @@
-"""The shipped pair, and the texts that benchmarks decode; scripts/training defines the texts."""
+"""The shipped pair, and the texts that benchmarks decode; weights/training defines the texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speculative_t5 import SpeculativeDecoder
 import mlx.core as mx
 import typer
 
-sys.path.append(str(Path(__file__).parents[1] / "training"))
+sys.path.append(str(Path(__file__).parents[2] / "weights" / "training"))
 
 from corruption import PREFIX, Corruptor, DataOption, held_out_examples, read_sentences
 from documents import HELD_OUT_FILE

@@ -22,7 +22,7 @@ from speculative_t5 import SpeculativeDecoder
 import mlx.core as mx
 import typer
 
-sys.path.append(str(Path(__file__).parents[1] / "training"))
+sys.path.append(str(Path(__file__).parents[2] / "weights" / "training"))
 
 from corruption import word_errors
 

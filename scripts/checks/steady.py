@@ -28,7 +28,7 @@ import typer
 from kernels import Kernels, change
 from mlx.utils import tree_map
 
-sys.path.append(str(Path(__file__).parents[1] / "training"))
+sys.path.append(str(Path(__file__).parents[2] / "weights" / "training"))
 
 from corruption import PREFIX, Corruptor
 

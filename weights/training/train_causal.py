@@ -1,7 +1,7 @@
 """Train a tiny pair of decoder-only models in about a minute: a target, and a draft for it.
 
-    python scripts/training/train_causal.py
-    python scripts/training/train_causal.py --text deu.txt.xz --output causal-deu --steps 900
+    python weights/training/train_causal.py
+    python weights/training/train_causal.py --text deu.txt.xz --output causal-deu --steps 900
 
 The text is the project's own unless another is given; each file is a document, and the models learn
 to predict its end. The output folder then holds `target` and `draft`, checkpoints in the format of

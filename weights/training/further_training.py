@@ -1,6 +1,6 @@
 """Training the shipped models further: on learners' errors, and on text with any character.
 
-`python scripts/training/train_correct.py learners` runs it. It starts from a converted folder, the
+`python weights/training/train_correct.py learners` runs it. It starts from a converted folder, the
 vocabulary of which gets bytes and common characters if it has none, and trains for a number of
 minutes; a run that was stopped resumes. The rate is constant, then goes down to 0 in the last
 quarter. The loss on held-out examples, of `corruption`'s kind and of learners', is printed at every
@@ -40,7 +40,7 @@ from train_correct import Example, batches, load_tokenizer, save_checkpoint
 from transformers import T5ForConditionalGeneration
 from transformers.optimization import Adafactor
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
 
 from programs.checkpoints import as_hugging_face
 

@@ -1,6 +1,6 @@
 """Measure the correction pair on held-out sentences, greedy and in float32.
 
-    python scripts/training/evaluate_correct.py --data deu.txt.xz
+    python weights/training/evaluate_correct.py --data deu.txt.xz
 
 Prints the quality, compared with an unchanged input, whether speculative output equals plain output
 token for token, and the pair's acceptance rate. Needs the extra `train`.

@@ -2,25 +2,25 @@ r"""Train the correction pair: a target, and a draft that learns from the target
 
 The steps, in order. Each can be stopped and run again; training resumes at its last checkpoint:
 
-    python scripts/training/train_correct.py vocabulary --data deu.txt.xz --work runs
-    python scripts/training/train_correct.py target     --data deu.txt.xz --work runs
-    python scripts/training/train_correct.py draft      --data deu.txt.xz --work runs
-    python scripts/training/train_correct.py teach      --data deu.txt.xz --work runs
-    python scripts/training/train_correct.py distill    --data deu.txt.xz --work runs
+    python weights/training/train_correct.py vocabulary --data deu.txt.xz --work runs
+    python weights/training/train_correct.py target     --data deu.txt.xz --work runs
+    python weights/training/train_correct.py draft      --data deu.txt.xz --work runs
+    python weights/training/train_correct.py teach      --data deu.txt.xz --work runs
+    python weights/training/train_correct.py distill    --data deu.txt.xz --work runs
 
 `runs/correct-base` and `runs/correct-small` are then checkpoints for convert.py. Needs torch.
 
 The shipped weights/correct-base is trained further on learners' errors and on text
 with any character by
 
-    python scripts/training/train_correct.py learners   --data deu.txt.xz --work runs/learners
+    python weights/training/train_correct.py learners   --data deu.txt.xz --work runs/learners
 
 or with another folder as --start-from. `runs/learners/correct-base` is then for convert.py, and
 what that writes can be trained further in the same way, with another --work; `--keep 0.3` makes the
 result a mean with the weights before, and `--caution 0.6` leaves errors in the targets that it is
 not sure how to correct (see `caution`). weights/correct-small learns from it:
 
-    python scripts/training/train_correct.py learners   --data deu.txt.xz --work runs/small \
+    python weights/training/train_correct.py learners   --data deu.txt.xz --work runs/small \
         --start-from weights/correct-small --teacher runs/learners/correct-base
 """
 

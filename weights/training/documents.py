@@ -1,4 +1,4 @@
-"""The plain text that scripts/training/train_causal.py trains on."""
+"""The plain text that weights/training/train_causal.py trains on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-OWN_TEXT = ("README.md", "docs/*.md", "speculative_t5/**/*.py", "scripts/**/*.py")
+OWN_TEXT = (
+    "README.md",
+    "docs/*.md",
+    "speculative_t5/**/*.py",
+    "scripts/**/*.py",
+    "weights/training/**/*.py",
+)
 MAX_READ = 4_000_000  # characters of a file: a minute of training does not get through more
 HELD_OUT = 0.05  # of the characters
 HELD_OUT_FILE = "held-out.txt"

@@ -1,6 +1,6 @@
 """Train a T5 that restores capitals and punctuation in German: a target to try `distill` on.
 
-    python scripts/training/train_restore.py --data deu.txt.xz --work runs/restore
+    python weights/training/train_restore.py --data deu.txt.xz --work runs/restore
 
 Its shape differs from the shipped models' (gated, more decoder than encoder layers), and so does
 its task. `runs/restore/restore-base` is then a checkpoint that `distill --model` can read, and
