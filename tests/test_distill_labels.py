@@ -65,7 +65,8 @@ def test_labels_are_the_targets_outputs(tmp_path: Path) -> None:
 
 def test_completions_are_not_generated(tmp_path: Path) -> None:
     class Unused:
-        eos_token_id, max_context, max_source_length = EOS, None, 512
+        eos_token_id, eos_token_ids = EOS, frozenset({EOS})
+        max_context, max_source_length = None, 512
         is_decoder_only, vocabulary, vocab_size = False, None, 20
 
     given = [Example(i, [3, EOS], [4] * i + [EOS]) for i in range(1, 6)]
