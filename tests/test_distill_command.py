@@ -126,14 +126,13 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_estimate_of_memory_is_near_the_peak(gated: bool) -> None:
     from speculative_t5.distill import DistillOptions, Label, new_draft, training_memory
-    from speculative_t5.distill.training import Training, TrainingOptions
+    from speculative_t5.distill.training import Training
 
     sizes = {"d_model": 512, "d_ff": 1024, "num_heads": 8, "d_kv": 64, "vocab_size": 16000}
     model = tiny_model(**sizes, gated=gated, layers=2)
     options = DistillOptions(layers=2, batch_tokens=4096)
     labels = [Label(i, [5] * 32, [6] * 32) for i in range(64)]
-    chosen = TrainingOptions(1, options.batch_tokens, 1e-3, options.loss, 0)
-    training = Training(new_draft(model, options), labels, chosen)
+    training = Training(new_draft(model, options), labels, options, steps=1)
     mx.clear_cache()
     mx.reset_peak_memory()
     training.step()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.bench import Run
+from speculative_t5.bench import Run, draw_history
 from speculative_t5.decoding import calibration
-from speculative_t5.distill import Agreement, Judgement, Speed, draw, judge
-from speculative_t5.distill.judging import MOST, affordable, speed_of
+from speculative_t5.distill import Agreement, Judgement, Speed, judge
+from speculative_t5.distill.judgement import MOST, affordable, speed_of
 from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
 from speculative_t5.models.t5.model import T5
 
@@ -214,9 +214,9 @@ def test_a_history_is_plotted(tmp_path: Path) -> None:
                {"step": 20, "loss": 0.5, "tokens_per_pass": 2.5}]  # fmt: skip
     for part in (history, history[:1]):
         path = tmp_path / f"{len(part)}.png"
-        draw(part, path)
+        draw_history(part, path)
         assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="nothing to plot"):
-        draw([], tmp_path / "none.png")
+        draw_history([], tmp_path / "none.png")
     with pytest.raises(ValueError, match="ends in .png"):
-        draw(history, tmp_path / "plot.unknown")
+        draw_history(history, tmp_path / "plot.unknown")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
-from speculative_t5.distill import Judgement, Subject, budget, distill, judge
+from speculative_t5.distill import Judgement, Subject, distill, folder, judge
 from speculative_t5.distill import run as stages
 from speculative_t5.distill.training import Training
 
@@ -26,7 +26,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.max_seconds = 0.0
-        for module in (budget, stages):
+        for module in (folder, stages):
             monkeypatch.setattr(module, "perf_counter", lambda: self.now)
         for name, method in (("step", "step"), ("save", "save")):
             self._slow(monkeypatch, Training, method, self.COSTS[name])

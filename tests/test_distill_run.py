@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.distill import (
-    DistillOptions,
-    new_draft,
-)
-from speculative_t5.distill.labels import Label
-from speculative_t5.distill.training import Training, TrainingOptions
+from speculative_t5.distill import DistillOptions, Label, new_draft
+from speculative_t5.distill.training import Training
 
 import mlx.core as mx
 import numpy as np
@@ -62,8 +58,8 @@ def test_a_copy_of_all_layers_has_nothing_to_learn(loss: Any, kind: str) -> None
     if kind == "float16":
         model.set_dtype(mx.float16)
     labels = [Label(e.line, e.prompt, [*e.prompt[:-1], 5, EOS]) for e in DATA.train]
-    draft = new_draft(model, DistillOptions(layers=3))
-    training = Training(draft, labels, TrainingOptions(1, 200, 1e-3, loss, 0))
+    options = DistillOptions(layers=3, batch_tokens=200, loss=loss)
+    training = Training(new_draft(model, options), labels, options, steps=1)
     rounded = {"bfloat16": 0.05, "float16": 1e-2, "quantized": 1e-2}  # of the target's passes
     assert abs(training.step()) < rounded.get(kind, 1e-4)
 

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from speculative_t5 import load
 from speculative_t5.distill import DistillOptions, Label, label, new_draft, read_data
-from speculative_t5.distill.training import Training, TrainingOptions, agreement
+from speculative_t5.distill.training import Training, agreement
 from speculative_t5.models import T5
 from speculative_t5.tokenizers import PromptEncoder
 
@@ -80,10 +80,7 @@ def begin(target: T5, labels: Sequence[Label], name: str) -> Training:
         learning_rate=float(rate or DistillOptions.learning_rate),
         batch_tokens=int(tokens or DistillOptions.batch_tokens),
     )
-    chosen = TrainingOptions(
-        NEVER_ENDING, options.batch_tokens, options.learning_rate, options.loss, options.seed
-    )
-    return Training(new_draft(target, options), labels, chosen)
+    return Training(new_draft(target, options), labels, options, NEVER_ENDING)
 
 
 def report(variant: Variant, valid: Sequence[Label]) -> None:

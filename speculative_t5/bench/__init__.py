@@ -6,7 +6,7 @@ Imports `generation` and the rooms below it and, for plots only, matplotlib.
 from .benchmark import Bench
 from .costs import Costs, Stepper, measure_costs
 from .estimate import speedup
-from .plot import check_plot, draw, pyplot, save_figure
+from .plot import check_plot, draw, draw_history, pyplot
 from .report import Report
 from .runs import PLAIN, Run, Variant, plain_variant, record, variants_of
 from .synthetic import (

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from ..bench import check_plot
+from ..bench import check_plot, draw_history
 from ..checkpoints import as_dtype, find_folder, load, new_folder
 from ..decoding import LanguageModel
 from ..distill import (
@@ -26,7 +26,6 @@ from ..distill import (
     Subject,
     check_options,
     check_output,
-    draw,
     fastest,
     new_draft,
     own_parameters,
@@ -180,7 +179,7 @@ def distill(
     print(_result(job.folder, judgement, [*program.split(), "--model", model]))
     if plot is not None:
         history = json.loads((job.folder / "history.json").read_text(encoding="utf-8"))
-        draw(history, plot)
+        draw_history(history, plot)
 
 
 @dataclass(frozen=True)

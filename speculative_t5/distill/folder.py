@@ -1,4 +1,4 @@
-"""The working folder of a run: its options, labels, states and history, to resume after a kill."""
+"""The working folder of a run, which is resumed from it after a kill, and the time that it took."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from ..checkpoints import lock, read_json
 from ..errors import shown
 
 SUFFIX = ".distill"
-SETTINGS, STEPS, JUDGEMENT = "settings.json", "steps.json", "judgement.json"
+SETTINGS, STEPS, SPENT = "settings.json", "steps.json", "spent.json"
+JUDGEMENT = "judgement.json"
 AGAIN = "delete the file, and run the same command again"
 FIRST = ("lock", f"{SETTINGS}.new")  # what a run killed at its very start leaves
 INPUTS = {"data": "other data", "target": "another target"}  # settings that are digests
@@ -110,3 +112,35 @@ def _as_option(name: str, value: Any) -> str:
     """Return an option as it is typed."""
     option = f"--{name.replace('_', '-')}"
     return f"no {option}" if value is None else f"{option} {shlex.quote(str(value))}"
+
+
+class TimeBudget:
+    """The seconds that a run has taken, in all its processes, and those it may take.
+
+    Args:
+        folder: Keeps the seconds of earlier processes.
+        minutes: For the whole run; None if there is no limit.
+
+    Attributes:
+        limit: The same in seconds.
+    """
+
+    def __init__(self, folder: RunFolder, minutes: float | None) -> None:
+        self.limit = None if minutes is None else 60 * minutes
+        self._folder = folder
+        self._before = float((folder.read(SPENT, seconds=float) or {"seconds": 0.0})["seconds"])
+        self._began = perf_counter()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the run began, those between its processes left out."""
+        return self._before + perf_counter() - self._began
+
+    def save(self) -> None:
+        """Keep the seconds for a process that resumes the run."""
+        self._folder.write(SPENT, {"seconds": self.spent})
+
+    def left(self, reserve: float = 0.0) -> float:
+        """Return the seconds until the limit, less a share of it."""
+        assert self.limit is not None
+        return max(0.0, self.limit * (1 - reserve) - self.spent)

@@ -1,43 +1,23 @@
-"""Has the target label prompts, chunk by chunk, into a file from which a killed run resumes."""
+"""Has the target label prompts, chunk by chunk, as long as the time of a run allows."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from ..checkpoints import lock
-from ..decoding import LanguageModel, Request, in_order_of_length
+from ..decoding import LanguageModel, in_order_of_length
 from ..errors import check_integer
-from ..generation import Generation, SpeculativeDecoder
-from .data import Example
+from ..generation import SpeculativeDecoder
+from .data import Example, Label
+from .folder import TimeBudget
 
 MAX_LINE = 2**27  # bytes; no label is longer
-Progress = Callable[[int, int], None]
-Generate = Callable[[Iterable[Request]], Iterator[tuple[int, Generation]]]
-
-
-@dataclass(frozen=True)
-class Label:
-    """An output to learn.
-
-    Attributes:
-        line: The number of the prompt's line in its file, from 1.
-        prompt: Source ids, EOS included.
-        tokens: Target ids; EOS is the last unless `max_tokens` cut the output.
-    """
-
-    line: int
-    prompt: list[int]
-    tokens: list[int]
-
-    def to_json(self) -> bytes:
-        """Return one line of JSON, newline included."""
-        return json.dumps(vars(self), separators=(",", ":")).encode() + b"\n"
 
 
 class LabelFile:
@@ -120,11 +100,6 @@ class LabelFile:
         )
 
 
-def never(labels: Sequence[Label]) -> bool:
-    """Say that there are not enough labels yet, so that all examples are labelled."""
-    return False
-
-
 def label(
     target: LanguageModel,
     examples: Sequence[Example],
@@ -135,8 +110,8 @@ def label(
     seed: int = 0,
     batch_size: int = 16,
     chunk: int = 256,
-    enough: Callable[[list[Label]], bool] = never,
-    progress: Progress = lambda examples, tokens: None,
+    enough: Callable[[list[Label]], bool] = lambda labels: False,
+    progress: Callable[[int, int], None] = lambda examples, tokens: None,
 ) -> list[Label]:
     """Label examples, in their order, and return the labels.
 
@@ -166,41 +141,35 @@ def label(
     longest = max((len(example.prompt) for example in examples), default=0)
     decoder = SpeculativeDecoder(target, max_source_length=max(longest, 2))
 
-    def generate(requests: Iterable[Request]) -> Iterator[tuple[int, Generation]]:
-        return decoder.iter_batch(
-            requests, batch_size=batch_size, by_length=False, max_tokens=max_tokens,
-            temperature=temperature, seed=seed,
-        )  # fmt: skip
+    def outputs(part: Mapping[int, Example]) -> Iterator[tuple[int, list[int]]]:
+        """Yield index and output of each example of a part, EOS included, as they end."""
+        wanted = []
+        for index, example in part.items():
+            if example.completion is None:
+                wanted.append((index, example.prompt))
+            else:
+                yield index, example.completion
+        # Rows of similar length pad less; the order within a chunk is the same in a resumed run.
+        for index, done in decoder.iter_batch(
+            in_order_of_length(wanted, chunk), batch_size=batch_size, by_length=False,
+            max_tokens=max_tokens, temperature=temperature, seed=seed,
+        ):  # fmt: skip
+            yield index, done.tokens + [target.eos_token_id] * (done.finish_reason == "eos")
 
-    generate([])  # checks the options before the file is made
+    list(outputs({}))  # checks the options before the file is made
     with LabelFile(path, examples, chunk) as file:
         tokens = sum(len(known.tokens) for known in file.labels)
         progress(len(file.labels), tokens)
         while len(file.labels) < len(examples) and not (file.labels and enough(file.labels)):
             first = len(file.labels)
             part = dict(enumerate(examples[first : first + chunk], first))
-            outputs: dict[int, list[int]] = {}
-            for index, output in _outputs(part, generate, target.eos_token_id):
-                outputs[index] = output
+            found: dict[int, list[int]] = {}
+            for index, output in outputs(part):
+                found[index] = output
                 tokens += len(output)
-                progress(first + len(outputs), tokens)
-            file.append([Label(e.line, e.prompt, outputs[i]) for i, e in part.items()])
+                progress(first + len(found), tokens)
+            file.append([Label(e.line, e.prompt, found[i]) for i, e in part.items()])
         return file.labels
-
-
-def _outputs(
-    part: Mapping[int, Example], generate: Generate, eos: int
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield index and output of each example of a part, EOS included, as they end."""
-    requests = []
-    for index, example in part.items():
-        if example.completion is None:
-            requests.append((index, example.prompt))
-        else:
-            yield index, example.completion
-    # Rows of similar length pad less; the order within a chunk is the same in a resumed run.
-    for index, done in generate(in_order_of_length(requests, len(part))):
-        yield index, done.tokens + [eos] * (done.finish_reason == "eos")
 
 
 def _parse(raw: bytes, example: Example) -> Label | None:
@@ -224,3 +193,49 @@ def _is_torn(raw: bytes, example: Example) -> bool:
     written = raw.rstrip(b"\x00")
     head = Label(example.line, example.prompt, []).to_json().removesuffix(b"]}\n")
     return written.startswith(head) or head.startswith(written)
+
+
+@dataclass
+class LabelBudget:
+    """Says when labelling ends: with enough tokens, or when its share of the time is spent.
+
+    Args:
+        examples: What is labelled.
+        chunk: The number of examples that are labelled at a time.
+        tokens: Of prompts and labels; None for all examples. A limit on time goes first.
+        time: The time of the run.
+        share: Of that time, counted from the run's beginning.
+    """
+
+    examples: Sequence[Example]
+    chunk: int
+    tokens: int | None
+    time: TimeBudget
+    share: float
+    _first: tuple[int, float] | None = None  # labels and time at the first report
+
+    def is_spent(self, labels: Sequence[Label]) -> bool:
+        """Whether these labels are enough."""
+        self.time.save()
+        if self.time.limit is not None:
+            return self.time.spent > self.share * self.time.limit
+        if self.tokens is None:
+            return False
+        return sum(len(each.prompt) + len(each.tokens) for each in labels) >= self.tokens
+
+    def total(self, done: int, tokens: int) -> int:
+        """Estimate the number of labels at the end, given those done and the tokens in them."""
+        spent, most = self.time.spent, len(self.examples)
+        first, began = self._first = self._first or (done, spent)
+        if done == first:
+            return most
+        if self.time.limit is not None:
+            left = max(0.0, self.share * self.time.limit - spent)
+            whole = done + (done - first) * left / max(spent - began, 1e-9)
+        elif self.tokens is not None:
+            sources = sum(len(each.prompt) for each in self.examples) / most
+            whole = self.tokens / (sources + tokens / done)
+        else:
+            return most
+        chunks = -(-max(whole, done) // self.chunk)
+        return min(most, round(chunks * self.chunk))

@@ -16,15 +16,11 @@ from ..checkpoints import dtype_name, load_draft, save_draft
 from ..decoding import LanguageModel
 from ..models import T5, SharingConfig, SharingDraft, copy_layers, sample_weights
 from ..tokenizers import Tokenizer
-from .agreement import Agreement
-from .budget import Budget, Enough, affordable_steps
-from .data import Data, Example
-from .folder import JUDGEMENT, SETTINGS, STEPS, RunFolder
-from .judgement import Judgement
-from .judging import judge
-from .labels import Label, label
-from .options import DistillOptions
-from .training import Training, TrainingOptions, agreement
+from .data import Data, Example, Label
+from .folder import JUDGEMENT, SETTINGS, STEPS, RunFolder, TimeBudget
+from .judgement import Agreement, Judgement, judge
+from .labels import LabelBudget, label
+from .training import DistillOptions, Training, agreement
 
 LABEL_CHUNK = 256  # prompts that are labelled between two syncs with the disk, at most
 HELD_OUT_SHARE, LABEL_SHARE = 0.15, 0.4  # of the minutes, after which labels are enough
@@ -180,7 +176,7 @@ class _Run:
         self._folder = folder
         self._options = options
         self._observer = observer
-        self._budget = Budget(folder, options.minutes)
+        self._time = TimeBudget(folder, options.minutes)
 
     def finished(self) -> Judgement:
         """End a run that has written its output."""
@@ -217,16 +213,16 @@ class _Run:
         options, chunk = self._options, LABEL_CHUNK
         if options.minutes is not None:  # the time is looked at after each chunk
             chunk = min(chunk, 8 * options.label_batch)
-        enough = Enough(examples, chunk, most, self._budget, share)
+        budget = LabelBudget(examples, chunk, most, self._time, share)
 
         def progress(done: int, tokens: int) -> None:
-            self._observer.labelled(split, done, enough.total(done, tokens), tokens)
+            self._observer.labelled(split, done, budget.total(done, tokens), tokens)
 
         labels = label(
             self._subject.target, examples, self._folder.path / f"{split}.jsonl",
             max_tokens=options.max_tokens, seed=options.seed, batch_size=options.label_batch,
             temperature=0.0 if split == "valid" else options.temperature,
-            chunk=chunk, enough=enough, progress=progress,
+            chunk=chunk, enough=budget.is_spent, progress=progress,
         )  # fmt: skip
         tokens = sum(len(each.tokens) for each in labels)
         self._observer.labelled(split, len(labels), len(labels), tokens)
@@ -262,7 +258,7 @@ class _Run:
             if step % SAVE_EVERY == 0 or step == steps or late:
                 folder.write("progress.json", {"losses": losses, "history": history})
                 training.save(state)
-                self._budget.save()
+                self._time.save()
                 saved = perf_counter()
         return training.draft, history
 
@@ -280,19 +276,17 @@ class _Run:
         return agreement(training.draft, valid, self._options.batch_tokens, training.output_weight)
 
     def _training(self, labels: Sequence[Label], steps: int) -> Training:
-        options = self._options
-        chosen = TrainingOptions(
-            steps, options.batch_tokens, options.learning_rate, options.loss, options.seed
-        )
-        draft = new_draft(self._subject.target, options, self._subject.start)
-        return Training(draft, labels, chosen)
+        draft = new_draft(self._subject.target, self._options, self._subject.start)
+        return Training(draft, labels, self._options, steps)
 
     def _steps(self, labels: Sequence[Label], valid: Sequence[Label]) -> tuple[int, int]:
-        """Return the numbers of steps and of checks; where minutes are given, by a trial."""
-        options, folder, limit = self._options, self._folder, self._budget.limit
-        if options.num_steps is not None:
-            return options.num_steps, CHECKS
-        assert limit is not None
+        """Return the numbers of steps and of checks; where minutes are given, by a trial.
+
+        Checks get at most a fifth of the time.
+        """
+        folder = self._folder
+        if self._options.num_steps is not None:
+            return self._options.num_steps, CHECKS
         if known := folder.read(STEPS, steps=int, checks=int):
             return known["steps"], known["checks"]
         trial = self._training(labels, 10**6)
@@ -301,11 +295,11 @@ class _Run:
         state = folder.path / "trial.safetensors"
         step, save = median(times[1:]), _seconds(lambda: trial.save(state))
         state.unlink()
-        steps, checks = affordable_steps(
-            # The draft is compared once more before it is judged.
-            self._budget.left(limit, JUDGE_SHARE) - check,
-            step, check, save * max(1 / SAVE_EVERY, step / SAVE_SECONDS), CHECKS,
-        )  # fmt: skip
+        step += save * max(1 / SAVE_EVERY, step / SAVE_SECONDS)
+        # The draft is compared once more before it is judged.
+        left = self._time.left(JUDGE_SHARE) - check
+        checks = max(1, min(CHECKS, int(0.2 * left / max(check, 1e-9))))
+        steps = max(1, int((left - checks * check) / step))
         folder.write(STEPS, {"steps": steps, "checks": checks})
         return steps, checks
 
@@ -318,9 +312,7 @@ class _Run:
         output: Path,
     ) -> Judgement:
         """Judge the draft as it will be loaded, and write its folder."""
-        subject, options, folder, limit = (
-            self._subject, self._options, self._folder, self._budget.limit
-        )  # fmt: skip
+        subject, options, folder = self._subject, self._options, self._folder
         target = subject.target
         draft_folder = folder.path / "draft"
         save_draft(draft_folder, trained, subject.name)
@@ -332,7 +324,7 @@ class _Run:
             target, draft, subject.tokenizer, [each.prompt for each in valid], found,
             previous=subject.previous, target_name=subject.name, draft_name=output.name,
             previous_name=subject.previous_name, made_by=made_by, max_tokens=options.max_tokens,
-            max_seconds=MAX_JUDGING if limit is None else self._budget.left(limit),
+            max_seconds=MAX_JUDGING if options.minutes is None else self._time.left(),
             progress=self._observer.judging,
         )  # fmt: skip
         folder.write(JUDGEMENT, judgement.to_json())
