@@ -11,17 +11,8 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import Stats
-from speculative_t5.doctor import (
-    CHECKS,
-    Subject,
-    arithmetic,
-    outputs,
-    rows,
-    sampling,
-    speed,
-    tiny,
-)
-from speculative_t5.doctor.findings import dtype_of
+from speculative_t5.doctor import CHECKS, Subject, arithmetic, outputs, speed, tiny
+from speculative_t5.doctor.checks import dtype_of
 from speculative_t5.generation import steady
 from speculative_t5.models.cache import SMALLEST, KVCache
 from speculative_t5.models.t5.compiled import CompiledDecoder
@@ -52,7 +43,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "TOLERANCES", {mx.float32: 2e-4})
     monkeypatch.setattr(outputs, "NUM_SENTENCES", 4)
     monkeypatch.setattr(outputs, "NUM_TIES", 6)
-    monkeypatch.setattr(rows, "WIDTHS", range(5, 7))
+    monkeypatch.setattr(arithmetic, "WIDTHS", range(5, 7))
     monkeypatch.setattr(speed, "EVERY", 50)
     monkeypatch.setattr(speed, "BUDGET", 0.0)
 
@@ -73,7 +64,9 @@ def test_other_models_are_checked(
     if kind == "opt":
         write_causal(tmp_path, "opt", max_position_embeddings=256)
         tiny_subject = Subject(str(tmp_path))
-    found = [f(tiny_subject) for f in (rows.rows, outputs.greedy, outputs.threads, speed.speed)]
+    found = [
+        f(tiny_subject) for f in (arithmetic.rows, outputs.greedy, outputs.threads, speed.speed)
+    ]
     assert [each.status for each in found] == ["ok"] * 4, found
     assert outputs.known(tiny_subject).status == "skipped"
 
@@ -93,8 +86,8 @@ def test_a_quantized_model_keeps_its_type(
         "float16", "float16", "float32", "bfloat16",
     ]  # fmt: skip
     seen: list[mx.Dtype] = []
-    monkeypatch.setattr(rows, "fed_alike", lambda model, _: not seen.append(dtype_of(model)))
-    assert rows.rows(Subject(made)).status == "ok"
+    monkeypatch.setattr(arithmetic, "fed_alike", lambda model, _: not seen.append(dtype_of(model)))
+    assert arithmetic.rows(Subject(made)).status == "ok"
     assert seen == [mx.float32, mx.float16, mx.bfloat16]
 
 
@@ -190,8 +183,8 @@ def test_unlike_rows_are_seen(
     tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlike(monkeypatch)
-    monkeypatch.setattr(rows, "promises_equal_rows", lambda model: False)
-    found = rows.rows(tiny_subject)
+    monkeypatch.setattr(arithmetic, "promises_equal_rows", lambda model: False)
+    found = arithmetic.rows(tiny_subject)
     assert found.status == "ok", "single tokens are steady, only slow"
     assert "slow in float32, float16, bfloat16" in found.reason
     assert "float32: steady mode takes one token a pass, and gains nothing" in found.notes
@@ -203,13 +196,13 @@ def test_unlike_rows_are_seen(
 def test_steady_passes_that_are_not_steady_are_seen(
     width: int, tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "rows_are_alike", lambda *_: True)
-    monkeypatch.setattr(rows, "steady_width", lambda model, length: width)
+    monkeypatch.setattr(arithmetic, "rows_are_alike", lambda *_: True)
+    monkeypatch.setattr(arithmetic, "steady_width", lambda model, length: width)
     unlike(monkeypatch)
     if width == 1:  # or no pass would have several rows
         start = T5.start
         monkeypatch.setattr(T5, "start", lambda model, prompts, width=None: start(model, prompts))
-    found = rows.rows(tiny_subject)
+    found = arithmetic.rows(tiny_subject)
     assert found.status == "failed"
     assert "in float32 steady logits depend on how the tokens before were fed" in found.reason
 
@@ -256,10 +249,10 @@ def test_other_bits_than_single_tokens_fail_only_where_they_are_promised(
     tiny_subject: Subject, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlike(monkeypatch)
-    monkeypatch.setattr(rows, "rows_are_alike", lambda *_: True)
+    monkeypatch.setattr(arithmetic, "rows_are_alike", lambda *_: True)
     for promised in (True, False):
-        monkeypatch.setattr(rows, "promises_equal_rows", lambda model, p=promised: p)
-        found = rows.rows(tiny_subject)
+        monkeypatch.setattr(arithmetic, "promises_equal_rows", lambda model, p=promised: p)
+        found = arithmetic.rows(tiny_subject)
         assert "with other bits than single tokens at 5-6" in found.notes[0]
         assert ("passes over 5-6 tokens differ" in found.reason) == promised
 
@@ -287,15 +280,15 @@ def test_an_inexact_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return mx.take_along_axis(probs, count[:, None, None], axis=1)[:, 0]
 
     monkeypatch.setattr("speculative_t5.decoding.verify.residual", of_the_target)
-    found = sampling.sampling(Subject())
+    found = outputs.sampling(Subject())
     assert found.status == "failed" and "not distributed as the target's own" in found.reason
-    assert max(found.details["p_values"].values()) < sampling.LEAST_P
+    assert max(found.details["p_values"].values()) < outputs.LEAST_P
 
 
 def test_rare_outputs_make_one_cell() -> None:
     expected = {(1,): 0.5, (2,): 0.47, (3,): 0.02, (4,): 0.01}
-    assert sampling.chi_square({(1,): 100, (2,): 94, (3,): 6}, expected) == (0, 2)
-    assert sampling.chi_square({(1,): 80, (2,): 114, (5,): 6}, expected)[0] == pytest.approx(
+    assert outputs.chi_square({(1,): 100, (2,): 94, (3,): 6}, expected) == (0, 2)
+    assert outputs.chi_square({(1,): 80, (2,): 114, (5,): 6}, expected)[0] == pytest.approx(
         20**2 / 100 + 20**2 / 94
     )
 
@@ -303,7 +296,7 @@ def test_rare_outputs_make_one_cell() -> None:
 def test_a_small_cell_joins_the_smallest() -> None:
     expected = {(1,): 0.5, (2,): 0.47, (3,): 0.03}
     seen = {(1,): 40, (2,): 57, (4,): 3}
-    assert sampling.chi_square(seen, expected) == (10**2 / 50 + 10**2 / 50, 1)
+    assert outputs.chi_square(seen, expected) == (10**2 / 50 + 10**2 / 50, 1)
 
 
 def test_a_thread_with_other_outputs_is_seen(

@@ -16,10 +16,10 @@ from speculative_t5.doctor import (
     Check,
     Finding,
     Subject,
+    checks,
     environment,
     outputs,
     run,
-    running,
 )
 
 import pytest
@@ -43,7 +43,7 @@ NAMES = [check.name for check in CHECKS]
 def test_a_process_that_crashes_or_hangs_is_a_finding(
     code: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr(checks, "COMMAND", (sys.executable, "-c", code))
     found = run(Check(outputs.known, "", deadline=0.5 if "sleep" in code else 60), Subject())
     assert (found.name, found.status) == ("known", "failed") and reason in found.reason
 

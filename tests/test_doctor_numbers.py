@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speculative_t5.doctor import sampling, speed
+from speculative_t5.doctor import outputs, speed
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ import pytest
     [(18.307, 10, 0.05), (3.841, 1, 0.05), (149.449, 100, 0.001), (100, 124, 0.944)],
 )
 def test_p_values_are_those_of_tables(statistic: float, freedom: int, p: float) -> None:
-    assert sampling.p_value(statistic, freedom) == pytest.approx(p, rel=0.1)
+    assert outputs.p_value(statistic, freedom) == pytest.approx(p, rel=0.1)
 
 
 def costs(step: float, *passes: float) -> speed.Costs:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.doctor.sentences import KNOWN
+from speculative_t5.doctor.outputs import KNOWN
 
 import plain_server
 import psutil

@@ -1,12 +1,11 @@
-"""One check, run in this process for `running.run`; others call that, or the command `doctor`."""
+"""One check, run in this process for `checks.run`; others call that, or the command `doctor`."""
 
 import json
 import os
 import sys
 from dataclasses import asdict
 
-from .checks import CHECKS
-from .findings import Subject
+from . import CHECKS, Subject
 
 # Whatever else is printed, by a library for example, goes to standard error.
 with os.fdopen(os.dup(1), "w", encoding="utf-8") as output:

@@ -1,17 +1,120 @@
-"""The table of checks, in the order in which they run."""
+"""What checks are: a function from a `Subject` to a `Finding`, run in a process of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from .arithmetic import float32, logits
-from .environment import device, versions
-from .findings import Finding, Subject
-from .outputs import greedy, known, threads
-from .rows import rows
-from .sampling import sampling
-from .speed import speed
+import mlx.core as mx
+
+from .. import device
+from ..checkpoints import (
+    find_folder,
+    holds_causal,
+    holds_draft,
+    inspect_causal,
+    load,
+    open_checkpoint,
+    weights_folders,
+)
+from ..decoding import LanguageModel, Vocabulary
+from ..generation import SpeculativeDecoder
+from ..models import T5
+from ..tokenizers import load_tokenizer
+
+Status = Literal["ok", "failed", "skipped"]
+SHIPPED = "correct-base"
+NUM_DRAFT = 5  # tokens to draft, unless a check tries several numbers
+COMMAND = (sys.executable, "-m", "speculative_t5.doctor")
+LAST_LINES = 20  # of standard error, kept with a failure
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The models that the checks are about; a check loads them if it needs them.
+
+    Attributes:
+        model: The target's folder, or its name.
+        draft: The draft's; None for prompt lookup, which needs no model.
+        dtype: The type to compute in, by its name; None for what `load` chooses.
+    """
+
+    model: str = SHIPPED
+    draft: str | None = None
+    dtype: str | None = None
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether the target is the one that the package ships, and no other of its name."""
+        found = find_folder(self.model)
+        return bool(found and found.resolve() == (weights_folders()[-1] / SHIPPED).resolve())
+
+    def check(self) -> None:
+        """Refuse folders without a model, and a draft that does not fit.
+
+        Weights are read only where a draft shares its target's encoder: they tell its target.
+        """
+        ours = _vocabulary(self.model)
+        if self.draft is None:
+            return
+        if holds_draft(find_folder(self.draft) or Path(self.draft)):
+            self.decoder()
+        elif ours != (theirs := _vocabulary(self.draft)):
+            raise ValueError(
+                f"the draft {self.draft} does not fit the target {self.model}: the target is "
+                f"{_described(*ours)}, the draft {_described(*theirs)}; choose another draft, "
+                "or 'lookup'"
+            )
+
+    def decoder(self, dtype: mx.Dtype | None = None) -> SpeculativeDecoder:
+        """Load the models, by default in the type of this subject, or else as `load` chooses."""
+        return SpeculativeDecoder.from_pretrained(
+            self.model, self.draft or "lookup", dtype=dtype or self.dtype, num_draft=NUM_DRAFT
+        )
+
+    def target(self) -> LanguageModel:
+        """Load the target."""
+        return load(self.model, dtype=self.dtype)[0]
+
+
+def _vocabulary(name: str) -> tuple[bool, Vocabulary]:
+    """Return whether a folder's model is decoder-only, and its tokenizer's vocabulary."""
+    folder = find_folder(name) or Path(name)
+    if holds_causal(folder):
+        return True, inspect_causal(folder)[-1]
+    return False, load_tokenizer(folder, open_checkpoint(folder).config).vocabulary
+
+
+def _described(is_decoder_only: bool, vocabulary: Vocabulary) -> str:
+    kind = "decoder-only" if is_decoder_only else "an encoder-decoder"
+    return f"{kind} with a tokenizer of {vocabulary}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check.
+
+    Attributes:
+        name: The check's.
+        reason: One line that says what was found.
+        notes: Further lines, for tables.
+        details: The numbers behind it, as JSON can hold them.
+        seconds: How long it took.
+    """
+
+    name: str
+    status: Status
+    reason: str
+    notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -34,33 +137,55 @@ class Check:
         return self.find.__name__
 
 
-CHECKS = (
-    Check(versions, "the versions of what is installed; MLX is new enough", 60),
-    Check(device, "what MLX computes on, its memory and its limits", 60),
-    Check(float32, "matrix products and attention in float32 are not rounded to TF32", 60),
-    Check(logits, "models of every family compute here what they compute on a plain CPU"),
-    Check(rows, "every row of a pass is computed alike, as steady mode needs", loads=True),
-    Check(greedy, "greedy outputs are the same with a draft and without", loads=True),
-    Check(sampling, "sampled outputs follow the target's distribution"),
-    Check(threads, "threads that share a decoder get the outputs of a single thread", loads=True),
-    Check(
-        known, "the shipped pair gives the outputs here that it gave where it was made", loads=True
-    ),
-    Check(speed, "what passes cost here, and how many tokens to draft", loads=True),
-)
+def run(check: Check, subject: Subject) -> Finding:
+    """Run a check in a process, and return its finding, or that of how the process ended.
 
-
-def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:
-    """Return the checks named by `only`, all if it is empty, without those named by `skip`.
-
-    Raises:
-        ValueError: If there is no check of some name, or none is left.
+    The process receives the check's name as its argument and the subject as JSON on standard
+    input; it writes the finding as JSON to standard output (see `__main__`).
     """
-    names = [check.name for check in CHECKS]
-    for name in (*only, *skip):
-        if name not in names:
-            raise ValueError(f"there is no check {name!r}: choose from {', '.join(names)}")
-    left = [c for c in CHECKS if (not only or c.name in only) and c.name not in skip]
-    if not left:
-        raise ValueError(f"no check is left to run without {', '.join(skip)}: leave out fewer")
-    return left
+    began = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [*COMMAND, check.name], input=json.dumps(asdict(subject)), timeout=check.deadline,
+            capture_output=True, check=False, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        stderr = (error.stderr or b"").decode("utf-8", "replace")
+        finding = _unfinished(check, f"it did not end within {check.deadline:g} s", stderr)
+    else:
+        if done.returncode == 0 and done.stdout:
+            stored = json.loads(done.stdout)
+            finding = Finding(**stored | {"notes": tuple(stored["notes"])})
+        else:
+            finding = _unfinished(check, _ending(done.returncode), done.stderr)
+    return replace(finding, seconds=round(time.perf_counter() - began, 1))
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"the process ended with exit code {code}"
+    return f"the process ended with signal {-code}, {signal.Signals(-code).name}"
+
+
+def _unfinished(check: Check, ending: str, stderr: str) -> Finding:
+    """Return the finding of a process that left none, with the last line that it wrote."""
+    lines = [line for line in stderr.splitlines() if line.strip()][-LAST_LINES:]
+    reason = f"{ending}: {' '.join(lines[-1].split())}" if lines else ending
+    return Finding(check.name, "failed", reason, details={"stderr": lines})
+
+
+def promises_equal_rows(model: LanguageModel) -> bool:
+    """Whether a pass over several tokens gives the bits of passes over one (docs/exactness.md)."""
+    return (
+        device.on_cpu()
+        and device.parts.get("layers") == "loaded"
+        and isinstance(model, T5)
+        and model.dtype == mx.float32
+        and model.config.quantization is None
+    )
+
+
+def dtype_of(model: LanguageModel) -> mx.Dtype:
+    """Return the type that a model computes in, which is that of its logits."""
+    session, (context,) = model.start([[model.eos_token_id]])
+    return session.step(mx.array([context[-1:]], dtype=mx.int32)).dtype

@@ -13,7 +13,7 @@ import mlx.core as mx
 from .. import __version__
 from .. import device as machine
 from ..checkpoints import dtype_name
-from .findings import Finding, Subject
+from .checks import Finding, Subject
 
 LEAST_MLX = (0, 32, 1)  # 0.32.0 may run a compiled function of a model that is gone
 # Of `mx.device_info`; others identify this one machine.

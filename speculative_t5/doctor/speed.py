@@ -14,8 +14,8 @@ import numpy as np
 from ..bench import Stepper, measure_costs
 from ..decoding import Stats
 from ..generation import SpeculativeDecoder, steady_width
-from .findings import NUM_DRAFT, Finding, Subject
-from .sentences import SENTENCES
+from .checks import NUM_DRAFT, Finding, Subject
+from .outputs import SENTENCES
 
 MOST = 16  # tokens to draft
 STEPS = 16  # of the draft, timed together
