@@ -9,10 +9,9 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import costs as bench_costs
-from speculative_t5.bench.benchmark import Bench
+from speculative_t5.bench.benchmark import Bench, Report, make_report
 from speculative_t5.bench.costs import Costs, Stepper
-from speculative_t5.bench.report import Report, Turn, make_report
-from speculative_t5.bench.runs import PLAIN, Run, Variant, record, variants_of
+from speculative_t5.bench.sweep import PLAIN, Run, Variant, record, variants_of
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
 from speculative_t5.decoding import Outcome, Plan, calibration
@@ -81,7 +80,7 @@ def test_bare_passes_come_after_the_prompt_and_the_output(
 
 
 def test_outputs_of_one_round_leave_nothing_to_measure(target: T5, quick: None) -> None:
-    variants = variants_of({"lookup": SpeculativeDecoder(target, "lookup")}, 1, drafts=False)
+    variants = variants_of({"lookup": SpeculativeDecoder(target, "lookup")}, 1)
     with refused("plain: every output ends in its first round"):
         Bench(target, None, variants, PROMPTS).run(1, lambda turn: None)
 
@@ -105,12 +104,12 @@ def test_figures_by_hand() -> None:
     alone = [made_up([1] * 6, 2.0), made_up([1] * 4, 2.0)]
     costs = Costs(2.0, {(0, 1): 2.0, (3, 1): 2.5, (3, 4): 2.5})
     turns = [
-        Turn({PLAIN: alone, "K = 3": [made_up(a, 3.0, 3), made_up(b, 3.0, 3)]}, costs)
+        {PLAIN: alone, "K = 3": [made_up(a, 3.0, 3), made_up(b, 3.0, 3)]}
         for a, b in (([3, 3], [4]), ([3, 3], [2, 2]), ([1, 2, 3], [2, 2]))
     ]
-    report = make_report(Variant(PLAIN, plan), turns, alone)
+    report = make_report(Variant(PLAIN, plan), turns, [costs] * 3, alone)
     assert report.forwards == report.speedup == report.theory == report.waits == 1
-    report = make_report(Variant("K = 3", plan, True), turns, turns[0].runs["K = 3"])
+    report = make_report(Variant("K = 3", plan, True), turns, [costs] * 3, turns[0]["K = 3"])
     assert report.forwards == 10 / 4  # the median of 10 / 3, 10 / 4 and 10 / 5
     assert (report.tokens_per_round, report.waits, report.same) == (10 / 5, 1, 2)
     # After first rounds, 3 tokens in 1 round, 5 in 2 and 7 in 3.

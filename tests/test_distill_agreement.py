@@ -16,7 +16,7 @@ from speculative_t5.decoding import (
     decode,
 )
 from speculative_t5.decoding.draft import Draft
-from speculative_t5.distill import Agreement, judgement
+from speculative_t5.distill import Agreement, training
 
 import mlx.core as mx
 import numpy as np
@@ -142,12 +142,12 @@ def test_without_tokens_all_figures_are_0(rows: list[list[bool]]) -> None:
 
 @pytest.mark.parametrize("bug", ["next token right", "one more"])
 def test_planted_bugs_show(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = judgement._runs
+    runs = training._runs
     if bug == "one more":
-        monkeypatch.setattr(judgement, "_runs", lambda row: [run + 1 for run in runs(row)])
+        monkeypatch.setattr(training, "_runs", lambda row: [run + 1 for run in runs(row)])
     else:  # the target's own token need not be one that the draft has right
         monkeypatch.setattr(
-            judgement, "_runs", lambda row: [run or int(any(row)) for run in runs(row)]
+            training, "_runs", lambda row: [run or int(any(row)) for run in runs(row)]
         )
     with pytest.raises(AssertionError):
         test_the_loop_takes_as_many_passes(False)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding import Stats
+from speculative_t5.bench import Run
+from speculative_t5.decoding import Outcome
 from speculative_t5.doctor import CHECKS, Subject, arithmetic, outputs, speed, tiny
 from speculative_t5.doctor.checks import dtype_of
 from speculative_t5.generation import steady
@@ -322,6 +323,6 @@ def test_a_wrong_output_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_acceptance_counts_tokens_that_were_reached() -> None:
-    stats = Stats(num_drafted=(5, 5), num_accepted=(5, 1))
-    assert speed.acceptance([stats]) == 6 / 7
+    run = Run(outcomes=[Outcome(5, [5], [5]), Outcome(5, [5], [1])])
+    assert speed.acceptance([run]) == 6 / 7
     assert speed.acceptance([]) == 0

@@ -3,12 +3,23 @@
 Imports `generation` and the rooms below it and, for plots only, matplotlib.
 """
 
-from .benchmark import Bench
+from .benchmark import Bench, Report
 from .costs import Costs, Stepper, measure_costs
 from .estimate import speedup
 from .plot import check_plot, draw, draw_history, pyplot
-from .report import Report
-from .runs import PLAIN, Run, Variant, plain_variant, record, variants_of
+from .sweep import (
+    PLAIN,
+    Run,
+    Turn,
+    Variant,
+    gain,
+    plain_variant,
+    sweep,
+    tokens_per_pass,
+    tokens_per_second,
+    typical,
+    variants_of,
+)
 from .synthetic import (
     check_shapes,
     context_of,

@@ -3,37 +3,61 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from statistics import fmean
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
 
-from ..decoding import LanguageModel
+from ..decoding import LanguageModel, Outcome
 from .costs import Costs, Stepper, measure_costs
-from .report import Report, Turn, emitted_later, make_report, shape_of
-from .runs import PLAIN, Run, Variant, record
+from .sweep import (
+    PLAIN,
+    Run,
+    Turn,
+    Variant,
+    gain,
+    sweep,
+    tokens_per_pass,
+    tokens_per_second,
+    typical,
+)
 
-Runs = Mapping[str, Sequence[Run]]  # by the name of the variant
+
+@dataclass(frozen=True)
+class Report:
+    """One variant over all prompts; medians over the turns.
+
+    Figures of rounds leave out the first round of each output, in which the draft reads the prompt.
+    """
+
+    name: str
+    tokens_per_second: float  # over the whole time that a user waits, encoding included
+    round_ms: float
+    draft_ms: float  # drafting's part of a round, measured apart with a wait after each draft
+    verify_ms: float  # the part of the target's pass and the verdict, measured there as well
+    other_ms: float  # the rest, spent on the host
+    waits: float  # for the device, in a round
+    acceptance: float  # accepted / drafted tokens
+    tokens_per_round: float  # emitted tokens / rounds, first rounds included
+    forwards: float  # tokens per pass of the target over plain decoding's, first rounds included
+    speedup: float  # seconds of rounds per token, plain decoding's over this variant's
+    theory: float  # the speed-up that `tokens_per_round` and the bare costs would give
+    efficiency: float  # speedup / theory
+    same: int  # outputs that equal those of plain decoding
+    outputs: int
 
 
+@dataclass(frozen=True)
 class Bench:
     """Variants, plain decoding among them, and bare costs, measured on the same source ids.
 
     The draft model, if there is one, proposes only the first `draft_vocab` ids; None is all.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        draft: LanguageModel | None,
-        variants: Sequence[Variant],
-        prompts: Sequence[list[int]],
-        draft_vocab: int | None = None,
-    ) -> None:
-        self._model = model
-        self._draft = draft
-        self._variants = variants
-        self._prompts = prompts
-        self._draft_vocab = draft_vocab
+    model: LanguageModel
+    draft: LanguageModel | None
+    variants: Sequence[Variant]
+    prompts: Sequence[list[int]]
+    draft_vocab: int | None = None
 
     def run(self, turns: int, progress: Callable[[int], None] = lambda done: None) -> list[Report]:
         """Measure everything `turns` times, at least once, in a new order each time.
@@ -42,44 +66,33 @@ class Bench:
         in their first round is refused.
         """
         order = random.Random(0)
-        self._runs(order)  # the first use of everything is slower
+        sweep(self.model, self.variants, self.prompts, order)  # the first use is slower
         progress(1)
-        timed = self._runs(order, timed=True)
+        timed = sweep(self.model, self.variants, self.prompts, order, timed=True)
         progress(2)
-        self._check_rounds(timed)
-        shapes = self._shapes(timed)
-        length = max(1, round(fmean(len(run.tokens) for run in timed[PLAIN]) / 2))
-        self._costs(length, shapes)
-        measured = []
-        for turn in range(turns):
-            costs = self._costs(length, shapes)
-            measured.append(Turn(self._runs(order), costs))
-            progress(turn + 3)
-        return [make_report(each, measured, timed[each.name]) for each in self._variants]
-
-    def _runs(self, order: random.Random, *, timed: bool = False) -> Runs:
-        runs: dict[str, list[Run]] = {variant.name: [] for variant in self._variants}
-        for prompt in self._prompts:
-            for variant in order.sample(self._variants, len(self._variants)):
-                plan = replace(variant.plan(prompt), timed=timed)
-                runs[variant.name].append(record(self._model, prompt, plan))
-        return runs
-
-    def _check_rounds(self, runs: Runs) -> None:
-        for name, of_variant in runs.items():
-            if not emitted_later(of_variant):
+        for name, runs in timed.items():
+            if not emitted_later(runs):
                 raise ValueError(
                     f"{name}: every output ends in its first round, which leaves nothing "
                     "to measure: give longer prompts, a larger --max-tokens or a smaller "
                     "--num-draft"
                 )
+        shapes = self._shapes(timed)
+        length = max(1, round(fmean(len(run.tokens) for run in timed[PLAIN]) / 2))
+        self._costs(length, shapes)
+        measured, costs = [], []
+        for turn in range(turns):
+            costs.append(self._costs(length, shapes))
+            measured.append(sweep(self.model, self.variants, self.prompts, order))
+            progress(turn + 3)
+        return [make_report(each, measured, costs, timed[each.name]) for each in self.variants]
 
-    def _shapes(self, runs: Runs) -> list[tuple[int, int]]:
+    def _shapes(self, timed: Turn) -> list[tuple[int, int]]:
         """Return the shapes of rounds whose bare costs theory needs."""
         found = {
             shape_of(variant, outcome)
-            for variant in self._variants
-            for run in runs[variant.name]
+            for variant in self.variants
+            for run in timed[variant.name]
             for outcome in run.outcomes[1:]
         }
         ends = {(k, length) for k, _ in found for length in (1, k + 1)}
@@ -87,8 +100,71 @@ class Bench:
 
     def _costs(self, length: int, shapes: Sequence[tuple[int, int]]) -> Costs:
         """Measure bare costs on the first prompt, after `length` tokens of output."""
-        models = [self._model, self._draft] if self._draft else [self._model]
-        target, *draft = (Stepper(model, self._prompts[0], length) for model in models)
+        models = [self.model, self.draft] if self.draft else [self.model]
+        target, *draft = (Stepper(model, self.prompts[0], length) for model in models)
         ids = min(model.vocab_size for model in models)
-        ids = min(ids, self._draft_vocab or ids)
+        ids = min(ids, self.draft_vocab or ids)
         return measure_costs(target, draft[0] if draft else None, shapes, ids)
+
+
+def make_report(
+    variant: Variant, turns: Sequence[Turn], costs: Sequence[Costs], timed: Sequence[Run]
+) -> Report:
+    """Sum up a variant, given bare costs by turn and its runs with a wait after each draft."""
+    name, last = variant.name, turns[-1][variant.name]
+    speedups = [gain([turn], name, _later_per_second) for turn in turns]
+    theories = [_theory(variant, turn[name], cost) for turn, cost in zip(turns, costs, strict=True)]
+    outcomes = [outcome for run in last for outcome in run.outcomes]
+    drafted = sum(sum(outcome.num_drafted) for outcome in outcomes)
+    accepted = sum(sum(outcome.num_accepted) for outcome in outcomes)
+    parts = [outcome for run in timed for outcome in run.outcomes[1:]]
+    draft_ms = _mean_ms(outcome.draft_seconds for outcome in parts)
+    verify_ms = _mean_ms(outcome.verify_seconds for outcome in parts)
+    return Report(
+        name=name,
+        tokens_per_second=typical(turns, name, tokens_per_second),
+        round_ms=typical(turns, name, _round_ms),
+        draft_ms=draft_ms,
+        verify_ms=verify_ms,
+        other_ms=_round_ms(timed) - draft_ms - verify_ms,
+        waits=fmean(w for turn in turns for run in turn[name] for w in run.waits[1:]),
+        acceptance=accepted / drafted if drafted else 0.0,
+        tokens_per_round=tokens_per_pass(last),
+        forwards=gain(turns, name, tokens_per_pass),
+        speedup=median(speedups),
+        theory=median(theories),
+        efficiency=median(s / t for s, t in zip(speedups, theories, strict=True)),
+        same=sum(o.tokens == p.tokens for p, o in zip(turns[-1][PLAIN], last, strict=True)),
+        outputs=len(last),
+    )
+
+
+def shape_of(variant: Variant, outcome: Outcome) -> tuple[int, int]:
+    """Return the tokens that a model drafted in a round, and those of the target's pass."""
+    return outcome.num_draft if variant.drafts else 0, 1 + max(outcome.num_drafted)
+
+
+def emitted_later(runs: Sequence[Run]) -> int:
+    """Count the tokens emitted after the first rounds."""
+    return sum(sum(run.emitted[1:]) for run in runs)
+
+
+def _later_per_second(runs: Sequence[Run]) -> float:
+    """Return the tokens per second of rounds, first rounds left out."""
+    return emitted_later(runs) / sum(sum(run.rounds[1:]) for run in runs)
+
+
+def _theory(variant: Variant, runs: Sequence[Run], costs: Costs) -> float:
+    """Return the speed-up that these rounds would have if only bare passes took time."""
+    outcomes = [outcome for run in runs for outcome in run.outcomes[1:]]
+    seconds = sum(costs.seconds(*shape_of(variant, outcome)) for outcome in outcomes)
+    return costs.plain * emitted_later(runs) / seconds
+
+
+def _round_ms(runs: Sequence[Run]) -> float:
+    return _mean_ms(seconds for run in runs for seconds in run.rounds[1:])
+
+
+def _mean_ms(seconds: Iterable[float]) -> float:
+    values = list(seconds)
+    return 1e3 * sum(values) / len(values) if values else 0.0

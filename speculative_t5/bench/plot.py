@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .report import Report
-from .runs import PLAIN
+from .benchmark import Report
+from .sweep import PLAIN
 
 
 def draw(reports: Sequence[Report], path: Path) -> None:

@@ -226,7 +226,7 @@ def _pair(first: SpeculativeDecoder, sources: Sequence[list[int]], task: _Task) 
         decoders["auto"] = drafting("auto")
     longest = max(task.lengths)
     decoders["lookup"] = SpeculativeDecoder(target, "lookup", tokenizer, num_draft=longest)
-    variants = variants_of(decoders, task.max_tokens, drafts=small is not None)
+    variants = variants_of(decoders, task.max_tokens)
     return Bench(target, small, variants, sources, drafting(longest).draft_vocab)
 
 

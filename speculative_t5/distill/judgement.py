@@ -7,20 +7,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
-from statistics import median
 from typing import Any, Literal
 
 from .. import device
-from ..bench import PLAIN, Run, Variant, record, variants_of
+from ..bench import (
+    PLAIN,
+    Run,
+    Turn,
+    Variant,
+    gain,
+    sweep,
+    tokens_per_pass,
+    tokens_per_second,
+    typical,
+    variants_of,
+)
 from ..checkpoints import dtype_name
 from ..decoding import LanguageModel
 from ..errors import count
 from ..generation import NumDraft, SpeculativeDecoder
 from ..models import T5
 from ..tokenizers import Tokenizer
+from .training import Agreement
 
 WORTH = 1.05  # a smaller speed-up is none
 FEW = 8  # prompts; figures of fewer are rough
@@ -33,73 +44,6 @@ LEGEND = (
     "K follow from all held-out outputs; in rows with names, passes were counted in the measured "
     "ones."
 )
-Turn = Mapping[str, Sequence[Run]]  # by the name of the variant, in the order of the prompts
-
-
-class Agreement:
-    """Agreement of greedy drafting with the target's greedy outputs.
-
-    One pass of the draft over each output is enough to know the rounds of greedy decoding for any
-    number of drafted tokens: up to its first wrong token a draft follows the true tokens, which are
-    those that the pass has read.
-
-    Args:
-        rows: For each output, whether the draft has each token right, given the true tokens before
-            it; EOS included.
-
-    Attributes:
-        num_outputs: Outputs, those of no tokens left out.
-        num_tokens: Tokens of all outputs.
-        rate: The share of them that the draft has right; 0.0 if there are none.
-    """
-
-    def __init__(self, rows: Sequence[Sequence[bool]]) -> None:
-        self._runs = [_runs(row) for row in rows]
-        self.num_outputs = sum(len(row) > 0 for row in rows)
-        self.num_tokens = sum(len(row) for row in rows)
-        right = sum(run > 0 for runs in self._runs for run in runs)
-        self.rate = right / self.num_tokens if self.num_tokens else 0.0
-
-    def tokens_per_pass(self, num_draft: int) -> float:
-        """Return the tokens per pass of the target if `num_draft` are drafted in each round.
-
-        It is 0.0 if there are no tokens.
-        """
-        rounds = sum(1 for _ in self._rounds(num_draft))
-        return self.num_tokens / rounds if rounds else 0.0
-
-    def by_place(self, num_draft: int) -> list[float]:
-        """Return the chance that each token of a draft is right, given that those before it are.
-
-        The list has an item for each place from 1 to `num_draft`, and ends where no draft came so
-        far. Places after the end of an output do not count.
-        """
-        reached, passed = [0] * num_draft, [0] * num_draft
-        for run, left in self._rounds(num_draft):
-            for place in range(min(run + 1, left, num_draft)):
-                reached[place] += 1
-                passed[place] += place < run
-        return [p / r for p, r in zip(passed, reached, strict=True) if r]
-
-    def _rounds(self, num_draft: int) -> Iterator[tuple[int, int]]:
-        """Yield, for each round, the drafted tokens that are right and the tokens still to come."""
-        for runs in self._runs:
-            pos = 0
-            while pos < len(runs):
-                run = min(runs[pos], num_draft)
-                yield run, len(runs) - pos
-                pos += run + 1
-
-
-def _runs(row: Sequence[bool]) -> list[int]:
-    """Return how many tokens in a row are right from each place on.
-
-    For example, right, right, wrong, right gives 2, 1, 0, 1.
-    """
-    runs: list[int] = []
-    for right in reversed(row):
-        runs.append(runs[-1] + 1 if right and runs else int(right))
-    return runs[::-1]
 
 
 @dataclass(frozen=True)
@@ -378,8 +322,8 @@ def judge(
 ) -> Judgement:
     """Measure greedy decoding of held-out prompts with 1 to `MOST` drafted tokens and with "auto".
 
-    Everything runs one prompt at a time and interleaved, so that ratios hold even if the machine's
-    speed drifts. Where there is nothing to measure, the judgement says so.
+    Everything runs one prompt at a time and interleaved (`bench.sweep`). Where there is nothing to
+    measure, the judgement says so.
 
     Args:
         target: The target.
@@ -398,19 +342,19 @@ def judge(
         made_by: Options that the draft was made with, to report.
         progress: Receives how many outputs are done, and how many there are in all at most.
     """
-    prompts = prompts[:max_prompts]
-    before = previous_name or str(previous) if previous is not None else None
-    reason: str | None = "there are no held-out prompts; give more prompts"
-    measured: list[Turn] = []
-    if prompts:
-        reason = "every output ends with its first token, which leaves nothing to speed up"
-        measuring = _Measuring(target, draft, previous, tokenizer, max_tokens, turns, progress)
-        rehearsed = measuring.rehearse(prompts, max_seconds)
-        if any(len(run.emitted) > 1 for run in rehearsed):
-            reason = None
-            needed = [run.seconds * measuring.passes for run in rehearsed]
-            prompts = prompts[: affordable(needed, max_seconds)]
-            measured = measuring.run(prompts)
+    drafts: dict[str, LanguageModel | Literal["lookup"]] = {OWN: draft}
+    if previous is not None:
+        drafts[BEFORE] = previous
+    measured = _measure(
+        target, drafts, tokenizer, prompts[:max_prompts], max_tokens, turns, max_seconds, progress
+    )
+    reason = None
+    if not measured:
+        reason = (
+            "every output ends with its first token, which leaves nothing to speed up" if prompts
+            else "there are no held-out prompts; give more prompts"
+        )  # fmt: skip
+    kind = "CPU" if device.on_cpu() else "GPU"
     return Judgement(
         target=target_name,
         draft=draft_name,
@@ -420,17 +364,74 @@ def judge(
         by_place=tuple(agreement.by_place(MOST)),
         tokens_per_pass=tuple(agreement.tokens_per_pass(k) for k in range(1, MOST + 1)),
         unmeasured=reason,
-        prompts=len(prompts) if measured else 0,
+        prompts=len(measured[0][PLAIN]) if measured else 0,
         turns=turns,
         max_tokens=max_tokens,
-        plain=median(tokens_per_second(turn[PLAIN]) for turn in measured) if measured else 0.0,
+        plain=typical(measured, PLAIN, tokens_per_second) if measured else 0.0,
         speeds=speeds_of(measured, OWN),
-        previous=before,
+        previous=previous_name or str(previous) if previous is not None else None,
         previous_speeds=speeds_of(measured, BEFORE),
-        machine=machine(),
+        machine=f"{kind}, {device.chip()}, {count(device.num_threads(), 'thread')}",
         dtype=dtype_name(target.dtype),
         made_by=dict(made_by or {}),
     )
+
+
+def _measure(
+    target: T5,
+    drafts: Mapping[str, LanguageModel | Literal["lookup"]],
+    tokenizer: Tokenizer | None,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    turns: int,
+    max_seconds: float,
+    progress: Callable[[int, int], None],
+) -> list[Turn]:
+    """Decode plainly and with each K of each draft; return no turns if nothing can be sped up."""
+    order, done, total = random.Random(0), 0, 0
+    numbers: list[NumDraft] = [*range(1, MOST + 1), "auto"]
+    ways: dict[str, list[Variant]] = {OWN: [], BEFORE: []}
+    for name, draft in drafts.items():
+        decoders = {
+            f"{name} {k}": SpeculativeDecoder(target, draft, tokenizer, num_draft=k)
+            for k in numbers
+        }
+        plain, *ways[name] = variants_of(decoders, max_tokens)
+
+    def turn(prompts: Sequence[list[int]], variants: Sequence[Variant]) -> Turn:
+        return sweep(target, variants, prompts, order, progress=count_one)
+
+    def count_one() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total)
+
+    first = [plain, *ways[OWN], *ways[BEFORE]]
+    # How often each prompt is decoded: to warm up, to find the best K of the draft in use before,
+    # and in the turns.
+    passes = 1 + len(ways[BEFORE]) + turns * (1 + len(ways[OWN]) + 2 * bool(ways[BEFORE]))
+    total = len(first) + passes * len(prompts)
+    warm: list[Run] = []
+    for prompt in prompts:
+        warm += turn([prompt], [plain])[PLAIN]
+        if sum(run.seconds for run in warm) * passes > max_seconds:
+            break
+    if not any(len(run.emitted) > 1 for run in warm):
+        return []
+    prompts = prompts[: affordable([run.seconds * passes for run in warm], max_seconds)]
+    total = len(warm) + len(first) + (passes - 1) * len(prompts)
+    turn(prompts[:1], first)  # the first use of everything is slower, and "auto" calibrates
+    if ways[BEFORE]:
+        tried = turn(prompts, ways[BEFORE])
+        *fixed, auto = ways[BEFORE]
+        best = max(fixed, key=lambda variant: tokens_per_second(tried[variant.name]))
+        ways[BEFORE] = [best, auto]
+    return [turn(prompts, [plain, *ways[OWN], *ways[BEFORE]]) for _ in range(turns)]
+
+
+def affordable(seconds: Sequence[float], most: float) -> int:
+    """Return how many of the first prompts take at most `most` seconds together, at least 1."""
+    return max(1, sum(total <= most for total in accumulate(seconds)))
 
 
 def speeds_of(turns: Sequence[Turn], drafter: str) -> tuple[Speed, ...]:
@@ -441,113 +442,14 @@ def speeds_of(turns: Sequence[Turn], drafter: str) -> tuple[Speed, ...]:
 
 def speed_of(turns: Sequence[Turn], name: str) -> Speed:
     """Sum up one variant against plain decoding, which ran in each turn as well."""
-    own = [turn[name] for turn in turns]
-    plain = [turn[PLAIN] for turn in turns]
-    ratios = [tokens_per_second(o) / tokens_per_second(p) for o, p in zip(own, plain, strict=True)]
-    same = [all(turn[i].tokens == plain[0][i].tokens for turn in own) for i in range(len(plain[0]))]
-    number = name.split()[-1]
+    plain, number = turns[0][PLAIN], name.split()[-1]
+    same = [
+        all(turn[name][i].tokens == run.tokens for turn in turns) for i, run in enumerate(plain)
+    ]
     return Speed(
         num_draft="auto" if number == "auto" else int(number),
-        tokens_per_second=median(map(tokens_per_second, own)),
-        speedup=median(ratios),
-        tokens_per_pass=median(
-            sum(sum(run.emitted) for run in runs) / sum(len(run.emitted) for run in runs)
-            for runs in own
-        ),
+        tokens_per_second=typical(turns, name, tokens_per_second),
+        speedup=gain(turns, name, tokens_per_second),
+        tokens_per_pass=typical(turns, name, tokens_per_pass),
         same=sum(same),
     )
-
-
-def tokens_per_second(runs: Sequence[Run]) -> float:
-    """Return the tokens per second of whole outputs, EOS and the time for encoding included."""
-    return sum(sum(run.emitted) for run in runs) / sum(run.seconds for run in runs)
-
-
-def machine() -> str:
-    """Return what speeds depend on: the device, the processor and its threads."""
-    kind = "CPU" if device.on_cpu() else "GPU"
-    return f"{kind}, {device.chip()}, {count(device.num_threads(), 'thread')}"
-
-
-def affordable(seconds: Sequence[float], most: float) -> int:
-    """Return how many of the first prompts take at most `most` seconds together, at least 1."""
-    return max(1, sum(total <= most for total in accumulate(seconds)))
-
-
-class _Measuring:
-    """Plain decoding and all ways to draft.
-
-    Attributes:
-        passes: How often each prompt is decoded, at most.
-    """
-
-    def __init__(
-        self,
-        target: T5,
-        draft: LanguageModel,
-        previous: LanguageModel | Literal["lookup"] | None,
-        tokenizer: Tokenizer | None,
-        max_tokens: int,
-        turns: int,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self._target = target
-        self._turns = turns
-        self._progress = progress
-        self._order = random.Random(0)
-        self._done = self._total = 0
-        numbers: list[NumDraft] = [*range(1, MOST + 1), "auto"]
-
-        def ways(name: str, small: LanguageModel | Literal["lookup"]) -> list[Variant]:
-            decoders = {
-                f"{name} {k}": SpeculativeDecoder(target, small, tokenizer, num_draft=k)
-                for k in numbers
-            }
-            return variants_of(decoders, max_tokens, drafts=True)
-
-        self._plain, *self._own = ways(OWN, draft)
-        self._before = ways(BEFORE, previous)[1:] if previous is not None else []
-        self._all = [self._plain, *self._own, *self._before]
-        chosen = 2 if self._before else 0
-        # The rehearsal, the trial of the draft in use before, and the turns.
-        self.passes = 1 + len(self._before) + turns * (1 + len(self._own) + chosen)
-
-    def rehearse(self, prompts: Sequence[list[int]], most: float) -> Sequence[Run]:
-        """Decode prompts without a draft, as many as all passes over will take `most` seconds."""
-        runs: list[Run] = []
-        self._total = self._needed(len(prompts))
-        for prompt in prompts:
-            runs += self._turn([prompt], [self._plain])[PLAIN]
-            if sum(run.seconds for run in runs) * self.passes > most:
-                break
-        return runs
-
-    def run(self, prompts: Sequence[list[int]]) -> list[Turn]:
-        """Measure everything in each turn, in a new order each time."""
-        rehearsed = self._done
-        self._total = rehearsed - len(prompts) + self._needed(len(prompts))
-        # The first use of everything is slower, and "auto" calibrates.
-        self._turn(prompts[:1], self._all)
-        kept = [self._plain, *self._own, *self._best_before(prompts)]
-        return [self._turn(prompts, kept) for _ in range(self._turns)]
-
-    def _needed(self, prompts: int) -> int:
-        """Return the number of outputs to decode in all."""
-        return len(self._all) + self.passes * prompts
-
-    def _best_before(self, prompts: Sequence[list[int]]) -> list[Variant]:
-        """Return the draft in use before at its best K, which a trial finds, and at "auto"."""
-        if not self._before:
-            return []
-        tried = self._turn(prompts, self._before)
-        *fixed, auto = self._before
-        return [max(fixed, key=lambda variant: tokens_per_second(tried[variant.name])), auto]
-
-    def _turn(self, prompts: Sequence[list[int]], variants: Sequence[Variant]) -> Turn:
-        runs: dict[str, list[Run]] = {variant.name: [] for variant in variants}
-        for prompt in prompts:
-            for variant in self._order.sample(variants, len(variants)):
-                runs[variant.name].append(record(self._target, prompt, variant.plan(prompt)))
-                self._done += 1
-                self._progress(self._done, self._total)
-        return runs

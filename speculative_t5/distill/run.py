@@ -18,9 +18,9 @@ from ..models import T5, SharingConfig, SharingDraft, copy_layers, sample_weight
 from ..tokenizers import Tokenizer
 from .data import Data, Example, Label
 from .folder import JUDGEMENT, SETTINGS, STEPS, RunFolder, TimeBudget
-from .judgement import Agreement, Judgement, judge
+from .judgement import Judgement, judge
 from .labels import LabelBudget, label
-from .training import DistillOptions, Training, agreement
+from .training import Agreement, DistillOptions, Training, agreement
 
 LABEL_CHUNK = 256  # prompts that are labelled between two syncs with the disk, at most
 HELD_OUT_SHARE, LABEL_SHARE = 0.15, 0.4  # of the minutes, after which labels are enough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,18 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..bench import Stepper, measure_costs
-from ..decoding import Stats
+from ..bench import (
+    PLAIN,
+    Run,
+    Stepper,
+    Turn,
+    gain,
+    measure_costs,
+    sweep,
+    tokens_per_second,
+    typical,
+    variants_of,
+)
 from ..generation import SpeculativeDecoder, steady_width
 from .checks import NUM_DRAFT, Finding, Subject
 from .outputs import SENTENCES
@@ -24,7 +35,7 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 17)  # tokens in timed passes
 SHOWN = (1, 2, 3, 5, 6, 9, 13, 17)  # of them, in the report
 WINDOW, BUDGET = 0.03, 5.0  # seconds, for each cost at a time and for all of them
 RATES = (0.6, 0.8, 0.9)
-EVERY, MAX_TOKENS = 11, 32  # sentences that are decoded, and how far
+EVERY, MAX_TOKENS, TURNS = 11, 32, 2  # sentences that are decoded, how far, and how often
 WORTH = 1.05  # a smaller speed-up is none
 NEARLY = 0.98  # of the best speed-up, for which fewer tokens are enough
 
@@ -64,15 +75,16 @@ def speed(subject: Subject) -> Finding:
     """Time passes and a few sentences, and say how many tokens to draft; it never fails."""
     decoder = subject.decoder()
     costs = _costs(decoder)
-    plain, drafted = _decoded(decoder)
-    seen = acceptance(drafted)
-    measured = _per_second(drafted) / _per_second(plain)
+    turns = _swept(decoder)
+    seen = acceptance(turns[-1]["drafted"])
+    measured = gain(turns, "drafted", tokens_per_second)
     best = costs.best(seen)
-    gain = costs.speedup(seen, best)
+    expected = costs.speedup(seen, best)
     details = {
         "pass_seconds": {str(length): s for length, s in costs.passes.items()},
         "draft_step_seconds": costs.step, "steady_seconds": costs.steady, "acceptance": seen,
-        "plain_tokens_per_second": _per_second(plain), "measured_speedup": measured,
+        "plain_tokens_per_second": typical(turns, PLAIN, tokens_per_second),
+        "measured_speedup": measured,
         "best": {
             f"{rate:.2f}": {"num_draft": k, "speedup": costs.speedup(rate, k)}
             for rate in (*RATES, seen) for k in [costs.best(rate)]
@@ -80,9 +92,9 @@ def speed(subject: Subject) -> Finding:
     }  # fmt: skip
     drafts = "this draft" if decoder.draft else "prompt lookup"
     reason = f"{drafts} does not pay here: plain decoding is as fast"
-    if gain >= WORTH:
+    if expected >= WORTH:
         reason = (
-            f"{drafts} pays here: --num-draft {best} gives up to {gain:.1f} times the speed of "
+            f"{drafts} pays here: --num-draft {best} gives up to {expected:.1f} times the speed of "
             f"plain decoding (ten sentences at {NUM_DRAFT}: {measured:.1f} times)"
         )
     return Finding("speed", "ok", reason, tuple(_notes(costs, seen)), details)
@@ -119,32 +131,23 @@ def _step_seconds(drafter: Stepper, ids: int) -> float:
     return (time.perf_counter() - began) / STEPS
 
 
-def _decoded(decoder: SpeculativeDecoder) -> tuple[list[Stats], list[Stats]]:
-    """Decode some sentences without a draft and with it; return the faster of two runs of each."""
-    plain: list[Stats] = []
-    drafted: list[Stats] = []
-    for sentence in SENTENCES[::EVERY]:
-        for speculative, found in ((False, plain), (True, drafted)):
-            runs = (
-                decoder.generate(sentence, max_tokens=MAX_TOKENS, speculative=speculative).stats
-                for _ in range(2)
-            )
-            found.append(min(runs, key=lambda stats: stats.seconds))
-    return plain, drafted
+def _swept(decoder: SpeculativeDecoder) -> list[Turn]:
+    """Decode some sentences without a draft and with it."""
+    variants = variants_of({"drafted": decoder}, MAX_TOKENS)
+    prompts = [decoder.encode(sentence) for sentence in SENTENCES[::EVERY]]
+    order = random.Random(0)
+    sweep(decoder.model, variants, prompts[:1], order)  # the first use is slower
+    return [sweep(decoder.model, variants, prompts, order) for _ in range(TURNS)]
 
 
-def acceptance(outputs: Iterable[Stats]) -> float:
+def acceptance(runs: Iterable[Run]) -> float:
     """Return the chance that a drafted token which all before it let through is accepted."""
     accepted = tested = 0
-    for stats in outputs:
-        for drafted, kept in zip(stats.num_drafted, stats.num_accepted, strict=True):
+    for outcome in (outcome for run in runs for outcome in run.outcomes):
+        for drafted, kept in zip(outcome.num_drafted, outcome.num_accepted, strict=True):
             accepted += kept
             tested += kept + (kept < drafted)
     return accepted / tested if tested else 0.0
-
-
-def _per_second(outputs: Sequence[Stats]) -> float:
-    return sum(stats.emitted for stats in outputs) / sum(stats.seconds for stats in outputs)
 
 
 def _notes(costs: Costs, seen: float) -> list[str]:
