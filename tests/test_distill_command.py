@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli import stages
+from speculative_t5.cli import distill as command
 from speculative_t5.decoding import calibration
 from speculative_t5.distill import Judgement, judge
 from speculative_t5.distill import run as stages_of_run
@@ -278,7 +278,7 @@ def test_a_stopped_run_goes_on_by_the_same_command(
 
     with monkeypatch.context() as patch:
         patch.setattr(stages_of_run, "SAVE_EVERY", 2)
-        patch.setattr(stages.Stages, "trained", interrupt)
+        patch.setattr(command.Stages, "trained", interrupt)
         stopped = distill(call, prompts, *SHORT, "--output", "out")
     assert stopped.code == 130 and stopped.err[-2:] == [
         "progress is kept in out.distill; run the same command again to resume",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
+import sys
+import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import closing, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
+from tqdm import tqdm
 
 from ..bench import check_plot, draw_history
 from ..checkpoints import as_dtype, find_folder, load, new_folder
@@ -37,13 +42,14 @@ from ..distill import distill as run_stages
 from ..errors import check_utf8, count
 from ..generation import SpeculativeDecoder
 from ..models import T5, SharingDraft
-from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder, Tokenizer
+from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder
 from .config_file import read_options
 from .options import Dtype, MaxSource, Prefix, complete_draft, complete_model, draft_of, in_output
-from .stages import Stages
-from .terminal import note, visible
+from .terminal import is_terminal, note, visible
 
 DEFAULTS = DistillOptions()
+EVERY = 30  # seconds between lines where there is no terminal
+RECENT = 20  # steps whose mean loss is shown
 
 
 def _read_config(ctx: typer.Context, path: str | None) -> str | None:
@@ -159,84 +165,45 @@ def distill(
     options = _options(ctx)
     if plot is not None:
         check_plot(plot)
-    reading = _Reading(prefix, field, format, max_source_length)
-    job = _prepare(model, data, output, dtype, options, reading)
-    previous = draft_of(model, draft_model)
-    if dry_run:
-        print("\n".join(_plan(job, _base(previous))))
-        return
-    draft = _load_previous(previous, job.target)
-    SpeculativeDecoder(job.target, draft, job.tokenizer)  # which refuses drafts that do not fit
-    start = _load_start(start_from, job.target)
-    subject = Subject(job.target, job.tokenizer, job.name, draft, _base(previous), start)
-    with Stages() as stages, _kept(job.folder):
-        judgement = run_stages(
-            subject, job.data, job.folder, options, stages, read_by=asdict(job.reading)
-        )
-    program = ctx.find_root().info_name or "speculative-t5"
-    print(_account(job.data, stages.labelled_prompts))
-    print("\n".join(map(visible, judgement.summary())))
-    print(_result(job.folder, judgement, [*program.split(), "--model", model]))
-    if plot is not None:
-        history = json.loads((job.folder / "history.json").read_text(encoding="utf-8"))
-        draw_history(history, plot)
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """How the data are read."""
-
-    prefix: str | None
-    field: str
-    format: str | None
-    max_source_length: int | None
-
-    def __post_init__(self) -> None:
-        check_utf8("--prefix", self.prefix or "")
-        if self.format not in (None, "text", "jsonl"):
-            raise ValueError(f"--format must be text or jsonl, got {self.format!r}")
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A run that may begin: its inputs are loaded and checked."""
-
-    target: T5
-    tokenizer: Tokenizer
-    name: str
-    data: Data
-    folder: Path
-    options: DistillOptions
-    reading: _Reading
-
-
-def _prepare(
-    model: str,
-    data: Path,
-    output: Path | None,
-    dtype: str | None,
-    options: DistillOptions,
-    reading: _Reading,
-) -> _Job:
-    """Check what can be checked before a run, the cheap things first, and load its inputs."""
+    check_utf8("--prefix", prefix or "")
+    if format not in (None, "text", "jsonl"):
+        raise ValueError(f"--format must be text or jsonl, got {format!r}")
     as_dtype(dtype)  # which refuses other types
     os.stat(data)
     name = _target_name(model)
-    folder = output or new_folder(f"{Path(name).name}-draft")
-    check_output(folder)
+    output = output or new_folder(f"{Path(name).name}-draft")
+    check_output(output)
     target, tokenizer = load(model, dtype=dtype)
     if not isinstance(target, T5) or tokenizer is None:
         raise ValueError(f"{model} is a decoder-only model, expected a T5")
     check_options(target, options)
-    encoder = PromptEncoder(
-        target, tokenizer, prefix=reading.prefix, max_source_length=reading.max_source_length
-    )
-    found = read_data(
-        data, encoder, tokenizer, field=reading.field, form=cast(Format | None, reading.format),
+    encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
+    prompts = read_data(
+        data, encoder, tokenizer, field=field, form=cast(Format | None, format),
         seed=options.seed, max_tokens=options.max_tokens,
     )  # fmt: skip
-    reading = replace(reading, prefix=encoder.prefix)
-    return _Job(target, tokenizer, name, found, folder, options, reading)
+    previous = draft_of(model, draft_model)
+    previous_name = Path(previous).name if previous else ""
+    if dry_run:
+        print("\n".join(_plan(target, options, prompts, output, previous_name)))
+        return
+    draft = _load_previous(previous, target)
+    SpeculativeDecoder(target, draft, tokenizer)  # which refuses drafts that do not fit
+    start = _load_start(start_from, target)
+    subject = Subject(target, tokenizer, name, draft, previous_name, start)
+    read_by = {
+        "prefix": encoder.prefix, "field": field, "format": format,
+        "max_source_length": max_source_length,
+    }  # fmt: skip
+    with closing(Stages()) as stages, _kept(output):
+        judgement = run_stages(subject, prompts, output, options, stages, read_by=read_by)
+    program = ctx.find_root().info_name or "speculative-t5"
+    print(_account(prompts, stages.labelled_prompts))
+    print("\n".join(map(visible, judgement.summary())))
+    print(_result(output, judgement, [*program.split(), "--model", model]))
+    if plot is not None:
+        history = json.loads((output / "history.json").read_text(encoding="utf-8"))
+        draw_history(history, plot)
 
 
 def _options(ctx: typer.Context) -> DistillOptions:
@@ -248,11 +215,6 @@ def _options(ctx: typer.Context) -> DistillOptions:
     if len(typed) == 1:  # it replaces the other one in the file
         values["minutes" if typed == ["steps"] else "steps"] = None
     return DistillOptions(**values)
-
-
-def _base(previous: str | None) -> str:
-    """Return the name of the draft to compare with; "" if there is none."""
-    return Path(previous).name if previous else ""
 
 
 def _load_previous(name: str | None, target: T5) -> LanguageModel | Literal["lookup"] | None:
@@ -284,6 +246,76 @@ def _kept(folder: Path) -> Iterator[None]:
         raise
 
 
+class Stages:
+    """Watches a run of `distill`: a bar for each stage on a terminal, otherwise a line at times.
+
+    Attributes:
+        labelled_prompts: By split, how many prompts have labels.
+    """
+
+    def __init__(self) -> None:
+        self.labelled_prompts = {"valid": 0, "train": 0}
+        self._bars = is_terminal(sys.stderr)
+        self._bar: tqdm[None] | None = None
+        self._stage = ""
+        self._began = self._last_line = 0.0
+        self._first_tokens = 0
+        self._losses: deque[float] = deque(maxlen=RECENT)
+        self._agreement = ""
+
+    def labelled(self, split: str, done: int, total: int, tokens: int) -> None:
+        self.labelled_prompts[split] = done
+        stage = "labelling held-out prompts" if split == "valid" else "labelling prompts"
+        if self._enter(stage, total, done, "prompt"):
+            self._first_tokens = tokens
+        seconds = time.perf_counter() - self._began
+        rate = (tokens - self._first_tokens) / seconds if seconds else 0.0
+        self._show(done, total, f"{rate:,.0f} tokens/s" if rate else "")
+
+    def trained(self, step: int, steps: int, loss: float) -> None:
+        self._enter("training", steps, step - 1, "step")
+        self._losses.append(loss)
+        mean = sum(self._losses) / len(self._losses)
+        self._show(step, steps, f"loss {mean:.3f}{self._agreement}")
+
+    def checked(self, step: int, tokens_per_pass: float, agreement: float) -> None:
+        self._agreement = f", {tokens_per_pass:.2f} tokens per pass"
+        if not self._bars:
+            mean = sum(self._losses) / max(1, len(self._losses))
+            note(f"training: step {step:,}, loss {mean:.3f}{self._agreement}")
+            self._last_line = time.perf_counter()
+
+    def judging(self, done: int, total: int) -> None:
+        self._enter("judging", total, done, "output")
+        self._show(done, total, "")
+
+    def _enter(self, stage: str, total: int, done: int, unit: str) -> bool:
+        """Begin a stage, unless it has begun; return whether it is new."""
+        if stage == self._stage:
+            return False
+        self.close()
+        self._stage, self._began, self._last_line = stage, time.perf_counter(), -math.inf
+        if self._bars:
+            # What an earlier run has done does not count for the rate.
+            self._bar = tqdm(total=total, initial=done, desc=stage, unit=f" {unit}s", leave=True)
+        return True
+
+    def _show(self, done: int, total: int, more: str) -> None:
+        if self._bar is not None:
+            self._bar.total = total
+            self._bar.set_postfix_str(more, refresh=False)
+            self._bar.update(done - self._bar.n)
+        elif not self._bars and time.perf_counter() - self._last_line > EVERY:
+            note(f"{self._stage}: {done:,} of {total:,}{', ' if more else ''}{more}")
+            self._last_line = time.perf_counter()
+
+    def close(self) -> None:
+        """End the bar of the last stage."""
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
+
+
 def _account(data: Data, labelled: dict[str, int]) -> str:
     """Return a line that says what became of each line of the data."""
     used = sum(labelled.values())
@@ -310,9 +342,10 @@ def _result(folder: Path, judgement: Judgement, command: list[str]) -> str:
     return f"{line}; to use it:\n  {shlex.join(command)}"
 
 
-def _plan(job: _Job, previous: str) -> Iterator[str]:
+def _plan(
+    target: T5, options: DistillOptions, data: Data, output: Path, previous: str
+) -> Iterator[str]:
     """Yield lines that say what a run would do."""
-    data, options = job.data, job.options
     usable = len(data.train) + len(data.valid)
     yield (
         f"read {count(data.read, 'line')}: {usable:,} usable ({len(data.valid):,} of them held "
@@ -321,7 +354,7 @@ def _plan(job: _Job, previous: str) -> Iterator[str]:
     given = sum(each.completion is not None for each in data.train)
     if given:
         yield f"{given:,} have completions, and outputs are generated for {usable - given:,}"
-    draft = new_draft(job.target, options)
+    draft = new_draft(target, options)
     own = own_parameters(draft)
     yield (
         f"the draft: {count(options.layers, 'layer')}, "
@@ -333,8 +366,8 @@ def _plan(job: _Job, previous: str) -> Iterator[str]:
     memory = training_memory(draft, options, length)
     yield f"memory for training: about {memory / 1e9:.1f} GB, the target's weights included"
     yield f"compared with: plain decoding{f' and {previous}' if previous else ''}"
-    begun = RunFolder(job.folder).path
-    yield f"output: {job.folder}" + (f", resuming the run in {begun}" if begun.exists() else "")
+    begun = RunFolder(output).path
+    yield f"output: {output}" + (f", resuming the run in {begun}" if begun.exists() else "")
 
 
 def _target_name(model: str) -> str:

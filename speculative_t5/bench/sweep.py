@@ -1,0 +1,145 @@
+"""K against plain: ways to decode the same prompts, recorded round by round and compared."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import numpy as np
+
+from ..decoding import LanguageModel, Outcome, Plan, Schedule, Waits, count_waits, decode
+from ..generation import GenerationOptions, SpeculativeDecoder
+
+PLAIN = "plain"  # the variant without a draft, with which the others are compared
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to decode."""
+
+    name: str  # in the report
+    plan: Callable[[list[int]], Plan]  # makes a fresh plan for a prompt's source ids
+    drafts: bool = False  # whether a model drafts, whose time theory has to include
+
+
+@dataclass
+class Run:
+    """One output of a variant; all lists but the last have an item for each round."""
+
+    seconds: float = 0.0  # from the source ids to the last token
+    rounds: list[float] = field(default_factory=list)  # seconds
+    emitted: list[int] = field(default_factory=list)  # tokens
+    outcomes: list[Outcome] = field(default_factory=list)  # as the schedule observed them
+    waits: list[int] = field(default_factory=list)  # for the device
+    tokens: list[int] = field(default_factory=list)  # the output's ids, without EOS
+
+
+Turn = Mapping[str, Sequence[Run]]  # by the name of the variant, in the order of the prompts
+
+
+def variants_of(decoders: Mapping[str, SpeculativeDecoder], max_tokens: int) -> list[Variant]:
+    """Return plain decoding and then a greedy variant for each decoder, by its name."""
+    options = GenerationOptions(max_tokens=max_tokens)
+
+    def variant(name: str, decoder: SpeculativeDecoder) -> Variant:
+        drafts = decoder.draft is not None
+        return Variant(name, lambda prompt: decoder.plan(options, [(0, prompt)]), drafts)
+
+    plain = plain_variant(next(iter(decoders.values())), max_tokens)
+    return [plain, *(variant(*entry) for entry in decoders.items())]
+
+
+def plain_variant(decoder: SpeculativeDecoder, max_tokens: int) -> Variant:
+    """Return greedy decoding by the target alone."""
+    options = GenerationOptions(max_tokens=max_tokens, speculative=False)
+    return Variant(PLAIN, lambda prompt: decoder.plan(options))
+
+
+def sweep(
+    model: LanguageModel,
+    variants: Sequence[Variant],
+    prompts: Sequence[list[int]],
+    order: random.Random,
+    *,
+    timed: bool = False,
+    progress: Callable[[], None] = lambda: None,
+) -> Turn:
+    """Decode each prompt in all ways, and return one turn.
+
+    For each prompt the ways come in a new order, so that ratios hold even if the machine's speed
+    drifts. The first use of everything is slower: sweep once more before figures count.
+
+    Args:
+        model: The target.
+        variants: The ways; figures are compared with those of `PLAIN`.
+        prompts: Source ids.
+        order: Decides the orders.
+        timed: Measure parts of rounds, with a wait after each draft.
+        progress: Called after each output.
+    """
+    turn: dict[str, list[Run]] = {variant.name: [] for variant in variants}
+    for prompt in prompts:
+        for variant in order.sample(variants, len(variants)):
+            plan = replace(variant.plan(prompt), timed=timed)
+            turn[variant.name].append(record(model, prompt, plan))
+            progress()
+    return turn
+
+
+def typical(turns: Sequence[Turn], name: str, figure: Callable[[Sequence[Run]], float]) -> float:
+    """Return the median over the turns of a figure of a variant's runs."""
+    return median(figure(turn[name]) for turn in turns)
+
+
+def gain(turns: Sequence[Turn], name: str, figure: Callable[[Sequence[Run]], float]) -> float:
+    """Return the median over the turns of a variant's figure over that of plain decoding."""
+    return median(figure(turn[name]) / figure(turn[PLAIN]) for turn in turns)
+
+
+def tokens_per_second(runs: Sequence[Run]) -> float:
+    """Return the tokens per second of whole outputs, EOS and the time for encoding included."""
+    return sum(sum(run.emitted) for run in runs) / sum(run.seconds for run in runs)
+
+
+def tokens_per_pass(runs: Sequence[Run]) -> float:
+    """Return the tokens per pass of the target, EOS included."""
+    return sum(sum(run.emitted) for run in runs) / sum(len(run.emitted) for run in runs)
+
+
+def record(model: LanguageModel, prompt: list[int], plan: Plan) -> Run:
+    """Decode one prompt, and record what each round took."""
+    run = Run()
+    with count_waits() as waits:
+        recorder = _Recorder(plan.schedule, run, waits)
+        began = time.perf_counter()
+        for done in decode(model, [(0, prompt)], replace(plan, schedule=recorder), batch_size=1):
+            run.emitted.append(done.stats.emitted - sum(run.emitted))
+            run.tokens += done.tokens
+        ended = time.perf_counter()
+    run.seconds = ended - began
+    run.rounds = np.diff([*recorder.began, ended]).tolist()
+    return run
+
+
+@dataclass
+class _Recorder:
+    """A schedule that records when rounds begin and how often they wait."""
+
+    schedule: Schedule
+    run: Run
+    waits: Waits
+    began: list[float] = field(default_factory=list)
+    waits_before: int = 0
+
+    def next(self, remaining: int) -> int:
+        self.began.append(time.perf_counter())
+        self.waits_before = self.waits.count
+        return self.schedule.next(remaining)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.run.waits.append(self.waits.count - self.waits_before)
+        self.run.outcomes.append(outcome)
+        self.schedule.observe(outcome)
