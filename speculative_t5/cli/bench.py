@@ -8,8 +8,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -64,6 +64,7 @@ PROMPTS = [
     "correct: She asked me if i wanted a apple. I told her that i was'nt hungry",
 ]
 STARTS = 5  # processes timed until their first output
+Ways = Mapping[str, tuple[NumDraft, bool]]  # tokens to draft, and whether in steady mode
 
 
 def bench(
@@ -123,7 +124,9 @@ def bench(
     Everything runs interleaved in one process, so that ratios hold even if the machine's speed
     drifts.
     """  # fmt: skip
-    task = _Task(_lengths(num_draft), max_tokens, draft_vocab, steady)
+    lengths = _lengths(num_draft)
+    modes = ("", "steady ") if steady else ("",)
+    ways = {f"{mode}K = {k}": (k, bool(mode)) for mode in modes for k in lengths}
     counts = {"--turns": turns, "--max-tokens": max_tokens, "--count": count, "--source": source}
     _check(counts, acceptance, plot)
     draft = draft_of(model, draft_model)
@@ -133,9 +136,9 @@ def bench(
         if random_weights:
             model, draft, *_ = (*random_weights.split(":"), None)
             benchmark = _random(
-                random_weights, dtype, source, count, acceptance, task, bar.set_description
-            )
-            num_prompts = count
+                random_weights, dtype, source, count, acceptance, ways, draft_vocab, max_tokens,
+                bar.set_description,
+            )  # fmt: skip
         else:
             first = SpeculativeDecoder.from_pretrained(
                 model, draft, dtype=dtype, prefix=prefix, max_source_length=max_source_length,
@@ -146,7 +149,7 @@ def bench(
                     "there is nothing to plot without a draft model: give one with --draft-model"
                 )
             sources = _sources(first, prompts, max_tokens)
-            benchmark, num_prompts = _pair(first, sources, task), len(sources)
+            benchmark = _pair(first, sources, ways, draft_vocab, max_tokens)
         bar.set_description("measuring")
         reports = benchmark.run(turns, lambda done: bar.update(done - bar.n))
         bar.set_description("starting processes")
@@ -155,7 +158,7 @@ def bench(
         "machine": _machine(),
         "target": model,
         "draft": draft,
-        "prompts": num_prompts,
+        "prompts": len(benchmark.prompts),
         "max_tokens": max_tokens,
         "draft_vocab": draft_vocab,
         "turns": turns,
@@ -168,21 +171,6 @@ def bench(
     if plot:
         draw(reports, plot)
     give_tips()
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What to measure; `bench` describes the options."""
-
-    lengths: Sequence[int]  # numbers of tokens to draft
-    max_tokens: int
-    draft_vocab: int | None
-    steady: bool
-
-    def drafting(self) -> Iterator[tuple[str, int, bool]]:
-        """Yield the ways to draft: name, number of tokens, and whether in steady mode."""
-        for mode in (False, True) if self.steady else (False,):
-            yield from (("steady " * mode + f"K = {k}", k, mode) for k in self.lengths)
 
 
 def _check(counts: Mapping[str, int], acceptance: float, plot: Path | None) -> None:
@@ -210,24 +198,36 @@ def _sources(decoder: SpeculativeDecoder, path: Path | None, max_tokens: int) ->
     return sources
 
 
-def _pair(first: SpeculativeDecoder, sources: Sequence[list[int]], task: _Task) -> Bench:
-    """Compare plain decoding with all ways of drafting for this target."""
-    target, small, tokenizer = first.model, first.draft, first.tokenizer
-
-    def drafting(num_draft: NumDraft, steady: bool = False) -> SpeculativeDecoder:
-        return SpeculativeDecoder(
-            target, small, tokenizer, num_draft=num_draft, draft_vocab=task.draft_vocab,
+def _decoders(
+    first: SpeculativeDecoder, ways: Ways, draft_vocab: int | None
+) -> dict[str, SpeculativeDecoder]:
+    """Return a decoder for each way to draft, with the models of the first."""
+    return {
+        name: SpeculativeDecoder(
+            first.model, first.draft, first.tokenizer, num_draft=k, draft_vocab=draft_vocab,
             steady=steady,
-        )  # fmt: skip
+        )
+        for name, (k, steady) in ways.items()
+    }  # fmt: skip
 
+
+def _pair(
+    first: SpeculativeDecoder,
+    sources: Sequence[list[int]],
+    ways: Ways,
+    draft_vocab: int | None,
+    max_tokens: int,
+) -> Bench:
+    """Compare plain decoding with all ways of drafting for this target."""
+    longest = max(k for k, _ in ways.values())
     decoders: dict[str, SpeculativeDecoder] = {}
-    if small:
-        decoders = {name: drafting(k, steady) for name, k, steady in task.drafting()}
-        decoders["auto"] = drafting("auto")
-    longest = max(task.lengths)
-    decoders["lookup"] = SpeculativeDecoder(target, "lookup", tokenizer, num_draft=longest)
-    variants = variants_of(decoders, task.max_tokens)
-    return Bench(target, small, variants, sources, drafting(longest).draft_vocab)
+    if first.draft:
+        decoders = _decoders(first, {**ways, "auto": ("auto", False)}, draft_vocab)
+    decoders["lookup"] = SpeculativeDecoder(
+        first.model, "lookup", first.tokenizer, num_draft=longest, draft_vocab=draft_vocab
+    )
+    vocab = next(iter(decoders.values())).draft_vocab  # the draft may have one of its own
+    return Bench(first.model, first.draft, variants_of(decoders, max_tokens), sources, vocab)
 
 
 def _random(
@@ -236,14 +236,16 @@ def _random(
     source: int,
     count: int,
     acceptance: float,
-    task: _Task,
+    ways: Ways,
+    draft_vocab: int | None,
+    max_tokens: int,
     say: Callable[[str], None],
 ) -> Bench:
     """Compare plain decoding with drafts of a given acceptance, on random weights.
 
     `say` receives what is being prepared, which takes long.
     """
-    names, max_tokens = shapes.split(":"), task.max_tokens
+    names = shapes.split(":")
     if len(names) != 2:
         raise ValueError(f"--random must be TARGET:DRAFT, such as t5-base:t5-small, got {shapes!r}")
     check_shapes(*names)
@@ -257,25 +259,23 @@ def _random(
     kind = as_dtype(dtype) or device.default_dtype()
     target, small = (random_model(name, dtype=kind) for name in names)
     prompts = random_prompts(target, source, count)
-    decoder = SpeculativeDecoder(target, max_source_length=max(source, 2))
+    first = SpeculativeDecoder(target, small, max_source_length=max(source, 2))
     outputs = {}
     for number, prompt in enumerate(prompts, start=1):
         say(f"preparing prompt {number}")
-        outputs[tuple(prompt)] = decoder.generate(prompt, max_tokens=max_tokens).tokens
+        plain = first.generate(prompt, max_tokens=max_tokens, speculative=False)
+        outputs[tuple(prompt)] = plain.tokens
 
-    def variant(name: str, k: int, steady: bool) -> Variant:
+    def variant(name: str, decoder: SpeculativeDecoder) -> Variant:
         say(f"preparing {name}")
-        drafting = SpeculativeDecoder(
-            target, small, num_draft=k, draft_vocab=task.draft_vocab, steady=steady
-        )
-        own = settled_outputs(drafting, outputs, acceptance, max_tokens)
+        own = settled_outputs(decoder, outputs, acceptance, max_tokens)
         return Variant(
-            name, lambda prompt: synthetic_plan(drafting, own, acceptance, max_tokens), drafts=True
+            name, lambda prompt: synthetic_plan(decoder, own, acceptance, max_tokens), drafts=True
         )
 
-    ways = [variant(*way) for way in task.drafting()]
-    variants = [plain_variant(decoder, max_tokens), *ways]
-    return Bench(target, small, variants, prompts, task.draft_vocab)
+    variants = [variant(*each) for each in _decoders(first, ways, draft_vocab).items()]
+    variants = [plain_variant(first, max_tokens), *variants]
+    return Bench(target, small, variants, prompts, draft_vocab)
 
 
 def _row(report: Report) -> dict[str, Any]:
