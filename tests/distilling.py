@@ -17,7 +17,7 @@ from speculative_t5.distill import (
     DistillOptions,
     Example,
     Judgement,
-    Subject,
+    Task,
     distill,
     judge,
 )
@@ -82,10 +82,10 @@ def go(
     start: SharingDraft | None = None,
     **more: Any,
 ) -> Judgement:
-    subject = Subject(model or target(), None, "tiny", start=start)
+    task = Task(model or target(), None, "tiny", start=start)
     short = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
     with mock.patch.multiple(stages, judge=partial(judge, turns=1, max_prompts=2), **short):
-        return distill(subject, data, output, options, watch or Watch(), **more)
+        return distill(task, data, output, options, watch or Watch(), **more)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import Run, draw_history
 from speculative_t5.decoding import calibration
-from speculative_t5.distill import Agreement, Judgement, Speed, judge
+from speculative_t5.distill import Agreement, Judgement, Speed, Task, judge
 from speculative_t5.distill.judgement import MOST, affordable, speed_of
 from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
 from speculative_t5.models.t5.model import T5
@@ -20,7 +20,6 @@ from conftest import tiny_draft, tiny_model
 
 PROMPTS = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
 KNOWN = Agreement([[True, True, True, False, True]] * 10)
-NAMES = {"target_name": "big", "draft_name": "small"}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +96,7 @@ def test_everything_is_measured(target: T5, quick: None, before: Any, kind: str)
     previous = tiny_draft(target, noise=0.3) if before == "model" else before
     seen: list[tuple[int, int]] = []
     found = judge(
-        target, small, None, PROMPTS, KNOWN, **NAMES, previous=previous, previous_name="old",
+        Task(target, None, "big", previous, "old"), small, "small", PROMPTS, KNOWN,
         max_tokens=10, turns=2, max_prompts=2, made_by={"layers": 1},
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
@@ -121,14 +120,16 @@ def test_everything_is_measured(target: T5, quick: None, before: Any, kind: str)
 
 
 def test_agreement_is_reported_for_each_number(target: T5) -> None:
-    found = judge(target, tiny_draft(target), None, [], KNOWN, **NAMES, max_tokens=10)
+    found = judge(Task(target, None, "big"), tiny_draft(target), "small", [], KNOWN, max_tokens=10)
     assert (found.held_out, found.held_out_tokens, found.agreement) == (10, 50, 0.8)
     assert found.tokens_per_pass == tuple(KNOWN.tokens_per_pass(k) for k in range(1, 9))
     assert found.by_place == (1.0, 1.0, 1.0, 0.0)  # no draft comes further
 
 
 def test_without_prompts_it_says_so(target: T5) -> None:
-    found = judge(target, tiny_draft(target), None, [], Agreement([]), **NAMES, max_tokens=10)
+    found = judge(
+        Task(target, None, "big"), tiny_draft(target), "small", [], Agreement([]), max_tokens=10
+    )
     assert not found.pays and found.best is None
     assert "no held-out prompts; give more prompts" in found.verdict
     lines = found.summary()
@@ -138,7 +139,7 @@ def test_without_prompts_it_says_so(target: T5) -> None:
 
 def test_outputs_of_one_token_leave_nothing_to_measure(target: T5) -> None:
     draft, known = tiny_draft(target), Agreement([[True]] * 3)
-    found = judge(target, draft, None, PROMPTS, known, **NAMES, max_tokens=1)
+    found = judge(Task(target, None, "big"), draft, "small", PROMPTS, known, max_tokens=1)
     assert not found.pays and (found.prompts, found.speeds) == (0, ())
     assert "ends with its first token" in found.verdict
     assert "they come from 3 held-out outputs" in found.as_markdown()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
-from speculative_t5.distill import Judgement, Subject, distill, folder, judge
+from speculative_t5.distill import Judgement, Task, distill, folder, judge
 from speculative_t5.distill import run as stages
 from speculative_t5.distill.training import Training
 
@@ -66,12 +66,12 @@ def test_a_run_takes_the_minutes_it_was_given(
 
     data = replace(DATA, train=examples(900, 3), valid=examples(300, 4))
     with mock.patch.multiple(stages, judge=clock._judge, SAVE_EVERY=10, CHECKS=5):
-        subject = Subject(target(), None, "tiny")
+        task = Task(target(), None, "tiny")
         if stop is not None:
             with pytest.raises(Stop):
-                distill(subject, data, output, options, Watch(act))
+                distill(task, data, output, options, Watch(act))
         watch = Watch(clock.label)
-        distill(subject, data, output, options, watch)
+        distill(task, data, output, options, watch)
     assert 0.8 * 600 < clock.now < 1.1 * 600
     assert 40 < clock.max_seconds < 90
     done = {split: watch.of(split)[-1] for split in ("valid", "train")}

@@ -28,7 +28,7 @@ from ..distill import (
     DistillOptions,
     Judgement,
     RunFolder,
-    Subject,
+    Task,
     check_options,
     check_output,
     fastest,
@@ -190,13 +190,13 @@ def distill(
     draft = _load_previous(previous, target)
     SpeculativeDecoder(target, draft, tokenizer)  # which refuses drafts that do not fit
     start = _load_start(start_from, target)
-    subject = Subject(target, tokenizer, name, draft, previous_name, start)
+    task = Task(target, tokenizer, name, draft, previous_name, start)
     read_by = {
         "prefix": encoder.prefix, "field": field, "format": format,
         "max_source_length": max_source_length,
     }  # fmt: skip
     with closing(Stages()) as stages, _kept(output):
-        judgement = run_stages(subject, prompts, output, options, stages, read_by=read_by)
+        judgement = run_stages(task, prompts, output, options, stages, read_by=read_by)
     program = ctx.find_root().info_name or "speculative-t5"
     print(_account(prompts, stages.labelled_prompts))
     print("\n".join(map(visible, judgement.summary())))

@@ -10,8 +10,8 @@ Imports `bench` and the rooms below it.
 
 from .data import Data, Example, Label, read_data, reasons
 from .folder import RunFolder
-from .judgement import Judgement, Speed, fastest, judge
+from .judgement import Judgement, Speed, Task, fastest, judge
 from .labels import LabelFile, label
 from .losses import LOSSES
-from .run import Observer, Subject, check_options, check_output, distill, new_draft
+from .run import Observer, check_options, check_output, distill, new_draft
 from .training import DEFAULT_STEPS, Agreement, DistillOptions, own_parameters, training_memory

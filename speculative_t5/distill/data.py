@@ -265,36 +265,36 @@ def reasons(skipped: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LabelBatch:
     """Labelled prompts, padded.
 
     Attributes:
         sources: (B, S) int32.
         source_mask: (B, S) bool, True at real tokens.
         fed: What the decoder reads, the start token and then all labels but the last, (B, L) int32.
-        places: Where `fed` is real, as indices of the flattened (B * L,) array, (P,) int32.
+        positions: Where `fed` is real, as indices of the flattened (B * L,) array, (P,) int32.
         labels: The token after each of these, (P,) int32.
     """
 
     sources: mx.array
     source_mask: mx.array
     fed: mx.array
-    places: mx.array
+    positions: mx.array
     labels: mx.array
 
 
-def make_batch(examples: Sequence[Label], config: T5Config) -> Batch:
+def make_batch(examples: Sequence[Label], config: T5Config) -> LabelBatch:
     """Pad examples to one batch for a target of that configuration."""
     start, pad = config.decoder_start_token_id, config.pad_token_id
     sources = [example.prompt for example in examples]
     fed = [[start, *example.tokens[:-1]] for example in examples]
     width, length = max(map(len, sources)), max(map(len, fed))
-    places = [row * length + place for row, ids in enumerate(fed) for place in range(len(ids))]
-    return Batch(
+    positions = [row * length + i for row, ids in enumerate(fed) for i in range(len(ids))]
+    return LabelBatch(
         mx.array([ids + [pad] * (width - len(ids)) for ids in sources], dtype=mx.int32),
         mx.array([[True] * len(ids) + [False] * (width - len(ids)) for ids in sources]),
         mx.array([ids + [pad] * (length - len(ids)) for ids in fed], dtype=mx.int32),
-        mx.array(places, dtype=mx.int32),
+        mx.array(positions, dtype=mx.int32),
         mx.array([token for example in examples for token in example.tokens], dtype=mx.int32),
     )
 

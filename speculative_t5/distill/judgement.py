@@ -29,7 +29,7 @@ from ..checkpoints import dtype_name
 from ..decoding import LanguageModel
 from ..errors import count
 from ..generation import NumDraft, SpeculativeDecoder
-from ..models import T5
+from ..models import T5, SharingDraft
 from ..tokenizers import Tokenizer
 from .training import Agreement
 
@@ -44,6 +44,28 @@ LEGEND = (
     "K follow from all held-out outputs; in rows with names, passes were counted in the measured "
     "ones."
 )
+
+
+@dataclass(frozen=True)
+class Task:
+    """A target to distill a draft for, and the draft in use so far.
+
+    Attributes:
+        target: The model that the draft is for.
+        tokenizer: Its tokenizer; None if there is none.
+        name: The target's, which is written into the draft's folder.
+        previous: The draft in use so far, to compare with: a model or "lookup"; None if there is
+            none.
+        previous_name: Its name.
+        start: A draft to train further; None to begin with copies of the target's layers.
+    """
+
+    target: T5
+    tokenizer: Tokenizer | None
+    name: str
+    previous: LanguageModel | Literal["lookup"] | None = None
+    previous_name: str = ""
+    start: SharingDraft | None = None
 
 
 @dataclass(frozen=True)
@@ -303,17 +325,13 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def judge(
-    target: T5,
+    task: Task,
     draft: LanguageModel,
-    tokenizer: Tokenizer | None,
+    name: str,
     prompts: Sequence[list[int]],
     agreement: Agreement,
     *,
-    target_name: str,
-    draft_name: str,
     max_tokens: int,
-    previous: LanguageModel | Literal["lookup"] | None = None,
-    previous_name: str = "",
     turns: int = 3,
     max_prompts: int = 24,
     max_seconds: float = 900.0,
@@ -326,28 +344,22 @@ def judge(
     measure, the judgement says so.
 
     Args:
-        target: The target.
+        task: The target, and the draft in use before, measured at its best K and at "auto".
         draft: The draft to judge.
-        tokenizer: The target's.
+        name: Its name.
         prompts: Source ids of held-out prompts in a random order; the first `max_prompts` are used.
         agreement: Of the draft with the target on all held-out prompts.
-        target_name: For people.
-        draft_name: For people.
         max_tokens: Upper bound on tokens of each output, EOS included.
-        previous: A draft in use before, measured at its best K and at "auto".
-        previous_name: For people; a lookup needs none.
         turns: How often everything is measured, at least 1; medians are reported.
         max_prompts: The most prompts to measure on.
         max_seconds: Take fewer of them, at least one, where all would need more than about that.
         made_by: Options that the draft was made with, to report.
         progress: Receives how many outputs are done, and how many there are in all at most.
     """
-    drafts: dict[str, LanguageModel | Literal["lookup"]] = {OWN: draft}
-    if previous is not None:
-        drafts[BEFORE] = previous
     measured = _measure(
-        target, drafts, tokenizer, prompts[:max_prompts], max_tokens, turns, max_seconds, progress
+        task, draft, prompts[:max_prompts], max_tokens, turns, max_seconds, progress
     )
+    previous = task.previous
     reason = None
     if not measured:
         reason = (
@@ -356,8 +368,8 @@ def judge(
         )  # fmt: skip
     kind = "CPU" if device.on_cpu() else "GPU"
     return Judgement(
-        target=target_name,
-        draft=draft_name,
+        target=task.name,
+        draft=name,
         held_out=agreement.num_outputs,
         held_out_tokens=agreement.num_tokens,
         agreement=agreement.rate,
@@ -369,18 +381,17 @@ def judge(
         max_tokens=max_tokens,
         plain=typical(measured, PLAIN, tokens_per_second) if measured else 0.0,
         speeds=speeds_of(measured, OWN),
-        previous=previous_name or str(previous) if previous is not None else None,
+        previous=None if previous is None else task.previous_name or str(previous),
         previous_speeds=speeds_of(measured, BEFORE),
         machine=f"{kind}, {device.chip()}, {count(device.num_threads(), 'thread')}",
-        dtype=dtype_name(target.dtype),
+        dtype=dtype_name(task.target.dtype),
         made_by=dict(made_by or {}),
     )
 
 
 def _measure(
-    target: T5,
-    drafts: Mapping[str, LanguageModel | Literal["lookup"]],
-    tokenizer: Tokenizer | None,
+    task: Task,
+    draft: LanguageModel,
     prompts: Sequence[list[int]],
     max_tokens: int,
     turns: int,
@@ -390,26 +401,28 @@ def _measure(
     """Decode plainly and with each K of each draft; return no turns if nothing can be sped up."""
     order, done, total = random.Random(0), 0, 0
     numbers: list[NumDraft] = [*range(1, MOST + 1), "auto"]
-    ways: dict[str, list[Variant]] = {OWN: [], BEFORE: []}
-    for name, draft in drafts.items():
+
+    def ways(name: str, small: LanguageModel | Literal["lookup"]) -> list[Variant]:
         decoders = {
-            f"{name} {k}": SpeculativeDecoder(target, draft, tokenizer, num_draft=k)
+            f"{name} {k}": SpeculativeDecoder(task.target, small, task.tokenizer, num_draft=k)
             for k in numbers
         }
-        plain, *ways[name] = variants_of(decoders, max_tokens)
+        return variants_of(decoders, max_tokens)
 
     def turn(prompts: Sequence[list[int]], variants: Sequence[Variant]) -> Turn:
-        return sweep(target, variants, prompts, order, progress=count_one)
+        return sweep(task.target, variants, prompts, order, progress=count_one)
 
     def count_one() -> None:
         nonlocal done
         done += 1
         progress(done, total)
 
-    first = [plain, *ways[OWN], *ways[BEFORE]]
+    plain, *own = ways(OWN, draft)
+    before = [] if task.previous is None else ways(BEFORE, task.previous)[1:]
+    first = [plain, *own, *before]
     # How often each prompt is decoded: to warm up, to find the best K of the draft in use before,
     # and in the turns.
-    passes = 1 + len(ways[BEFORE]) + turns * (1 + len(ways[OWN]) + 2 * bool(ways[BEFORE]))
+    passes = 1 + len(before) + turns * (1 + len(own) + 2 * bool(before))
     total = len(first) + passes * len(prompts)
     warm: list[Run] = []
     for prompt in prompts:
@@ -421,12 +434,11 @@ def _measure(
     prompts = prompts[: affordable([run.seconds * passes for run in warm], max_seconds)]
     total = len(warm) + len(first) + (passes - 1) * len(prompts)
     turn(prompts[:1], first)  # the first use of everything is slower, and "auto" calibrates
-    if ways[BEFORE]:
-        tried = turn(prompts, ways[BEFORE])
-        *fixed, auto = ways[BEFORE]
-        best = max(fixed, key=lambda variant: tokens_per_second(tried[variant.name]))
-        ways[BEFORE] = [best, auto]
-    return [turn(prompts, [plain, *ways[OWN], *ways[BEFORE]]) for _ in range(turns)]
+    if before:
+        tried = turn(prompts, before)
+        *fixed, auto = before
+        before = [max(fixed, key=lambda way: tokens_per_second(tried[way.name])), auto]
+    return [turn(prompts, [plain, *own, *before]) for _ in range(turns)]
 
 
 def affordable(seconds: Sequence[float], most: float) -> int:

@@ -10,15 +10,13 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from ..checkpoints import dtype_name, load_draft, save_draft
-from ..decoding import LanguageModel
 from ..models import T5, SharingConfig, SharingDraft, copy_layers, sample_weights
-from ..tokenizers import Tokenizer
 from .data import Data, Example, Label
 from .folder import JUDGEMENT, SETTINGS, STEPS, RunFolder, TimeBudget
-from .judgement import Judgement, judge
+from .judgement import Judgement, Task, judge
 from .labels import LabelBudget, label
 from .training import Agreement, DistillOptions, Training, agreement
 
@@ -51,30 +49,8 @@ class Observer(Protocol):
         """`done` of at most `total` outputs are decoded; the total may become smaller."""
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A target to distill a draft for, and the draft in use so far.
-
-    Attributes:
-        target: The model that the draft is for.
-        tokenizer: Its tokenizer; None if there is none.
-        name: The target's, which is written into the draft's folder.
-        previous: The draft in use so far, to compare with: a model or "lookup"; None if there is
-            none.
-        previous_name: Its name.
-        start: A draft to train further; None to begin with copies of the target's layers.
-    """
-
-    target: T5
-    tokenizer: Tokenizer | None
-    name: str
-    previous: LanguageModel | Literal["lookup"] | None = None
-    previous_name: str = ""
-    start: SharingDraft | None = None
-
-
 def distill(
-    subject: Subject,
+    task: Task,
     data: Data,
     output: Path,
     options: DistillOptions,
@@ -88,7 +64,7 @@ def distill(
     weights are then the same, byte for byte, as without the stop, on the same machine.
 
     Args:
-        subject: What the draft is for.
+        task: What the draft is for.
         data: The prompts.
         output: The folder to write. Meanwhile the run works in OUTPUT.distill beside it.
         options: How to train.
@@ -102,18 +78,18 @@ def distill(
         OSError: If something cannot be written.
     """
     check_output(output)
-    check_options(subject.target, options, subject.start)
+    check_options(task.target, options, task.start)
     folder = RunFolder(output)
     settings = {
         **asdict(replace(options, steps=options.num_steps)),
         **read_by,
-        "dtype": dtype_name(subject.target.dtype),
+        "dtype": dtype_name(task.target.dtype),
         "data": data.digest[:DIGITS],
-        "target": sha256(sample_weights(subject.target).encode()).hexdigest()[:DIGITS],
-        "start_from": subject.start.fingerprint[:DIGITS] if subject.start else None,
+        "target": sha256(sample_weights(task.target).encode()).hexdigest()[:DIGITS],
+        "start_from": task.start.fingerprint[:DIGITS] if task.start else None,
     }
     with folder.begun(settings):
-        run = _Run(subject, data, folder, options, observer)
+        run = _Run(task, data, folder, options, observer)
         if folder.is_done(output):  # it was killed before it could remove its folder
             return run.finished()
         valid, train = run.label()
@@ -162,77 +138,74 @@ def new_draft(
     return draft
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        subject: Subject,
-        data: Data,
-        folder: RunFolder,
-        options: DistillOptions,
-        observer: Observer,
-    ) -> None:
-        self._subject = subject
-        self._data = data
-        self._folder = folder
-        self._options = options
-        self._observer = observer
-        self._time = TimeBudget(folder, options.minutes)
+    """The stages of a run, in its folder."""
+
+    task: Task
+    data: Data
+    folder: RunFolder
+    options: DistillOptions
+    observer: Observer
+
+    def __post_init__(self) -> None:
+        self.time = TimeBudget(self.folder, self.options.minutes)
 
     def finished(self) -> Judgement:
         """End a run that has written its output."""
         for split, number in self._labelled().items():
-            self._observer.labelled(split, number, number, 0)
-        judgement = Judgement.from_json(self._folder.read(JUDGEMENT) or {})
-        self._folder.remove()
+            self.observer.labelled(split, number, number, 0)
+        judgement = Judgement.from_json(self.folder.read(JUDGEMENT) or {})
+        self.folder.remove()
         return judgement
 
     def _labelled(self) -> dict[str, int]:
         """Return how many prompts have labels, by split, of the splits that are done."""
-        return self._folder.read(LABELLED, valid=int | None, train=int | None) or {}
+        return self.folder.read(LABELLED, valid=int | None, train=int | None) or {}
 
     def label(self) -> tuple[list[Label], list[Label]]:
         """Label the prompts, those held out first; return held-out labels and others."""
-        options, known = self._options, self._labelled()
+        options, known = self.options, self._labelled()
         # The draft will be judged by what the target says, whatever the file gives.
-        held_out = [replace(example, completion=None) for example in self._data.valid]
+        held_out = [replace(example, completion=None) for example in self.data.valid]
         tokens = None if options.num_steps is None else options.num_steps * options.batch_tokens
         found = []
         for split, examples, most, share in (
             ("valid", held_out, None, HELD_OUT_SHARE),
-            ("train", self._data.train, tokens, LABEL_SHARE),
+            ("train", self.data.train, tokens, LABEL_SHARE),
         ):
             found.append(self._label(split, examples[: known.get(split)], most, share))
             if split not in known:
                 known[split] = len(found[-1])
-                self._folder.write(LABELLED, known)
+                self.folder.write(LABELLED, known)
         return found[0], found[1]
 
     def _label(
         self, split: str, examples: Sequence[Example], most: int | None, share: float
     ) -> list[Label]:
-        options, chunk = self._options, LABEL_CHUNK
+        options, chunk = self.options, LABEL_CHUNK
         if options.minutes is not None:  # the time is looked at after each chunk
             chunk = min(chunk, 8 * options.label_batch)
-        budget = LabelBudget(examples, chunk, most, self._time, share)
+        budget = LabelBudget(examples, chunk, most, self.time, share)
 
         def progress(done: int, tokens: int) -> None:
-            self._observer.labelled(split, done, budget.total(done, tokens), tokens)
+            self.observer.labelled(split, done, budget.total(done, tokens), tokens)
 
         labels = label(
-            self._subject.target, examples, self._folder.path / f"{split}.jsonl",
+            self.task.target, examples, self.folder.path / f"{split}.jsonl",
             max_tokens=options.max_tokens, seed=options.seed, batch_size=options.label_batch,
             temperature=0.0 if split == "valid" else options.temperature,
             chunk=chunk, enough=budget.is_spent, progress=progress,
         )  # fmt: skip
         tokens = sum(len(each.tokens) for each in labels)
-        self._observer.labelled(split, len(labels), len(labels), tokens)
+        self.observer.labelled(split, len(labels), len(labels), tokens)
         return labels
 
     def train(
         self, labels: Sequence[Label], valid: Sequence[Label]
     ) -> tuple[SharingDraft, list[dict[str, Any]]]:
         """Train, and return the draft and the history of its loss and its tokens per pass."""
-        folder = self._folder
+        folder = self.folder
         steps, checks = self._steps(labels, valid)
         training = self._training(labels, steps)
         state = folder.path / "state.safetensors"
@@ -250,7 +223,7 @@ class _Run:
                     f"the loss is {losses[-1]} at step {step}: delete {folder.path} and use a "
                     "smaller --learning-rate"
                 )
-            self._observer.trained(step, steps, losses[-1])
+            self.observer.trained(step, steps, losses[-1])
             if step % every == 0 or step == steps:
                 since = losses[history[-1]["step"] if history else 0 :]
                 history.append(self._check(training, valid, step, since))
@@ -258,7 +231,7 @@ class _Run:
             if step % SAVE_EVERY == 0 or step == steps or late:
                 folder.write("progress.json", {"losses": losses, "history": history})
                 training.save(state)
-                self._time.save()
+                self.time.save()
                 saved = perf_counter()
         return training.draft, history
 
@@ -268,25 +241,25 @@ class _Run:
         """Compare the draft with held-out labels; return a record of the history."""
         found = self._agreement(training, valid)
         tokens = found.tokens_per_pass(CHECK_DRAFT)
-        self._observer.checked(step, tokens, found.rate)
+        self.observer.checked(step, tokens, found.rate)
         loss = sum(losses) / len(losses)
         return {"step": step, "loss": loss, "tokens_per_pass": tokens, "agreement": found.rate}
 
     def _agreement(self, training: Training, valid: Sequence[Label]) -> Agreement:
-        return agreement(training.draft, valid, self._options.batch_tokens, training.output_weight)
+        return agreement(training.draft, valid, self.options.batch_tokens, training.output_weight)
 
     def _training(self, labels: Sequence[Label], steps: int) -> Training:
-        draft = new_draft(self._subject.target, self._options, self._subject.start)
-        return Training(draft, labels, self._options, steps)
+        draft = new_draft(self.task.target, self.options, self.task.start)
+        return Training(draft, labels, self.options, steps)
 
     def _steps(self, labels: Sequence[Label], valid: Sequence[Label]) -> tuple[int, int]:
         """Return the numbers of steps and of checks; where minutes are given, by a trial.
 
         Checks get at most a fifth of the time.
         """
-        folder = self._folder
-        if self._options.num_steps is not None:
-            return self._options.num_steps, CHECKS
+        folder = self.folder
+        if self.options.num_steps is not None:
+            return self.options.num_steps, CHECKS
         if known := folder.read(STEPS, steps=int, checks=int):
             return known["steps"], known["checks"]
         trial = self._training(labels, 10**6)
@@ -297,7 +270,7 @@ class _Run:
         state.unlink()
         step += save * max(1 / SAVE_EVERY, step / SAVE_SECONDS)
         # The draft is compared once more before it is judged.
-        left = self._time.left(JUDGE_SHARE) - check
+        left = self.time.left(JUDGE_SHARE) - check
         checks = max(1, min(CHECKS, int(0.2 * left / max(check, 1e-9))))
         steps = max(1, int((left - checks * check) / step))
         folder.write(STEPS, {"steps": steps, "checks": checks})
@@ -312,20 +285,19 @@ class _Run:
         output: Path,
     ) -> Judgement:
         """Judge the draft as it will be loaded, and write its folder."""
-        subject, options, folder = self._subject, self._options, self._folder
-        target = subject.target
+        task, options, folder = self.task, self.options, self.folder
+        target = task.target
         draft_folder = folder.path / "draft"
-        save_draft(draft_folder, trained, subject.name)
+        save_draft(draft_folder, trained, task.name)
         draft = load_draft(draft_folder, target)
         found = agreement(draft, valid, options.batch_tokens)
         made = {"steps": history[-1]["step"], "labels": len(labels), "held_out": len(valid)}
         made_by = {k: v for k, v in ((folder.read(SETTINGS) or {}) | made).items() if v is not None}
         judgement = judge(
-            target, draft, subject.tokenizer, [each.prompt for each in valid], found,
-            previous=subject.previous, target_name=subject.name, draft_name=output.name,
-            previous_name=subject.previous_name, made_by=made_by, max_tokens=options.max_tokens,
-            max_seconds=MAX_JUDGING if options.minutes is None else self._time.left(),
-            progress=self._observer.judging,
+            task, draft, output.name, [each.prompt for each in valid], found,
+            made_by=made_by, max_tokens=options.max_tokens,
+            max_seconds=MAX_JUDGING if options.minutes is None else self.time.left(),
+            progress=self.observer.judging,
         )  # fmt: skip
         folder.write(JUDGEMENT, judgement.to_json())
         folder.write("history.json", history)
@@ -334,7 +306,7 @@ class _Run:
         files = [readme, folder.path / JUDGEMENT, folder.path / "history.json"]
         check_output(output)  # the name may have been taken meanwhile
         # Not the loaded one, which was rounded to the target's type.
-        save_draft(output, trained, subject.name, files=files)
+        save_draft(output, trained, task.name, files=files)
         folder.remove()
         return judgement
 

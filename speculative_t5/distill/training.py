@@ -22,7 +22,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..decoding import Sampler, argmax
 from ..errors import check_integer, check_number
 from ..models import T5, SharingDraft, additive
-from .data import Batch, Label, batches, group, make_batch
+from .data import Label, LabelBatch, batches, group, make_batch
 from .folder import AGAIN
 from .losses import LOGITS, LOSSES, LossName, head_loss, needs_target
 
@@ -188,11 +188,11 @@ class Reading:
         embedded: The decoder's input, (B, L, d_model) float32.
         memory: The encoder's output, (B, S, d_model) float32.
         mask: Additive padding mask of the sources, (B, 1, 1, S) float32.
-        target_logits: Given the ends of a range of `batch.places`, returns the target's logits
+        target_logits: Given the ends of a range of `batch.positions`, returns the target's logits
             there; None without `with_target`.
     """
 
-    def __init__(self, target: T5, batch: Batch, *, with_target: bool) -> None:
+    def __init__(self, target: T5, batch: LabelBatch, *, with_target: bool) -> None:
         mask = additive(batch.source_mask, target.dtype)
         memory = target.encoder(target.shared(batch.sources), mask)
         self.memory = memory.astype(mx.float32)
@@ -200,7 +200,7 @@ class Reading:
         self.embedded = target.shared(batch.fed).astype(mx.float32)
         self.target_logits: Callable[[int, int], mx.array] | None = None
         if with_target:
-            hidden = at_places(target.decode(memory, batch.fed, mask), batch)
+            hidden = at_positions(target.decode(memory, batch.fed, mask), batch)
             mx.eval(hidden)
 
             def logits(first: int, last: int) -> mx.array:
@@ -210,16 +210,16 @@ class Reading:
         mx.eval(self.memory)
 
 
-def last_hidden(draft: SharingDraft, read: Reading, batch: Batch) -> mx.array:
-    """Return what the draft's output matrix multiplies at each of the batch's places, (P, d)."""
-    x = at_places(draft.decoder.whole(read.embedded, read.memory, read.mask), batch)
+def last_hidden(draft: SharingDraft, read: Reading, batch: LabelBatch) -> mx.array:
+    """Return what the draft's output matrix multiplies at each of the batch's positions, (P, d)."""
+    x = at_positions(draft.decoder.whole(read.embedded, read.memory, read.mask), batch)
     hidden: mx.array = draft.decoder.norm(x) * draft.target.head.scale
     return hidden
 
 
-def at_places(x: mx.array, batch: Batch) -> mx.array:
-    """Return the rows of (B, L, d) at the batch's places, (P, d)."""
-    return x.reshape(-1, x.shape[-1])[batch.places]
+def at_positions(x: mx.array, batch: LabelBatch) -> mx.array:
+    """Return the rows of (B, L, d) at the batch's positions, (P, d)."""
+    return x.reshape(-1, x.shape[-1])[batch.positions]
 
 
 def output_weight(draft: SharingDraft) -> mx.array:
