@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -48,20 +49,19 @@ def float32(subject: Subject) -> Finding:
     """Compare products and attention of float32 with those of float64, computed by numpy."""
     errors = {f"product of {rows} rows": _product_error(rows) for rows in ROWS}
     errors |= {f"attention of {rows} queries": _attention_error(rows) for rows in ROWS}
-    worst = max(errors, key=lambda name: errors[name])
-    state = f"{TF32} is {os.environ[TF32]}"
+    name, worst = max(errors.items(), key=lambda item: item[1])
+    state, fault, reason = f"{TF32} is {os.environ[TF32]}", None, ""
+    off = f"the {name} is off by {worst:.0e} of its largest value"
+    if worst < LEAST_TF32:
+        reason = f"errors of at most {worst:.0e}, so TF32 is not in use ({state})"
+    elif worst >= MOST_TF32:
+        fault = f"{off}, more than TF32 explains; {state}"
+    elif _chose_tf32():
+        reason = f"{off}, as in TF32; {state}, as you chose"
+    else:
+        fault = f"{off}, as in TF32; {state}"
     details = {"errors": errors, TF32: os.environ[TF32]}
-    if errors[worst] < LEAST_TF32:
-        reason = f"errors of at most {errors[worst]:.0e}, so TF32 is not in use ({state})"
-        return Finding("float32", "ok", reason, details=details)
-    reason = f"the {worst} is off by {errors[worst]:.0e} of its largest value"
-    if errors[worst] >= MOST_TF32:
-        reason += f", more than TF32 explains; {state}"
-        return Finding("float32", "failed", reason, details=details)
-    reason += f", as in TF32; {state}"
-    if _chose_tf32():
-        return Finding("float32", "ok", f"{reason}, as you chose", details=details)
-    return Finding("float32", "failed", reason, details=details)
+    return Finding.of("float32", fault, reason, details)
 
 
 def _chose_tf32() -> bool:
@@ -120,16 +120,14 @@ def logits(subject: Subject) -> Finding:
                 if error > tolerance:
                     failures.append(f"{name} in {dtype_name(dtype)} is off by {error:.0e} in {way}")
     used = {dtype_name(dtype): tolerance for dtype, tolerance in tolerances.items()}
-    details = {"errors": errors, "tolerances": used}
-    if failures:
-        more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-        return Finding("logits", "failed", failures[0] + more, details=details)
+    more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+    fault = failures[0] + more if failures else None
     worst = ", ".join(f"{max(of.values()):.0e} in {name}" for name, of in errors.items())
     reason = (
         f"{len(tiny.FAMILIES)} families agree with plain float32 on the CPU within rounding: "
         f"errors of at most {worst}"
     )
-    return Finding("logits", "ok", reason, details=details)
+    return Finding.of("logits", fault, reason, {"errors": errors, "tolerances": used})
 
 
 def _errors(name: str, dtype: mx.Dtype) -> dict[str, float]:
@@ -187,12 +185,15 @@ def _whole(
 
 
 def _stepped(
-    model: T5 | CausalModel,
+    model: LanguageModel,
     prompts: Sequence[list[int]],
     outputs: Sequence[list[int]],
+    *,
+    sizes: Sequence[int] = SIZES,
+    rejected: int = REJECTED,
     width: int | None = None,
 ) -> mx.array:
-    """Score outputs as decoding does, (B, L, V) float32.
+    """Score outputs as decoding does, in passes of these sizes again and again: (B, L, V) float32.
 
     Every pass is also fed tokens that are rejected, which differ from those that follow, and the
     second row keeps fewer of the others than the first.
@@ -201,22 +202,22 @@ def _stepped(
     begin = session.lengths
     length = len(outputs[0])
     fed = [[c[-1], *o[:-1]] for c, o in zip(contexts, outputs, strict=True)]
-    places = [0] * len(prompts)
+    done = [0] * len(prompts)
     parts: list[list[mx.array]] = [[] for _ in prompts]
-    for size in (size for _ in range(length) for size in SIZES):
-        tokens = []
-        for row, place in zip(fed, places, strict=True):
-            right = row[place : place + size]
-            wrong = [3 + (7 * (place + i)) % 150 for i in range(size + REJECTED - len(right))]
+    passes = itertools.cycle(sizes)
+    while min(done) < length:
+        size, tokens = next(passes), []
+        for row, kept in zip(fed, done, strict=True):
+            right = row[kept : kept + size]
+            wrong = [3 + (7 * (kept + i)) % 150 for i in range(size + rejected - len(right))]
             tokens.append(right + wrong)
-        found = session.step(mx.array(tokens, dtype=mx.int32)).astype(mx.float32)
-        for i, place in enumerate(places):
-            kept = min(max(1, size - i), length - place)
-            parts[i].append(found[i, :kept])
-            places[i] = place + kept
-        session.truncate([b + place for b, place in zip(begin, places, strict=True)])
-        if min(places) == length:
-            break
+        found = session.step(mx.array(tokens, dtype=mx.int32))
+        for i, kept in enumerate(done):
+            more = min(max(1, size - i), length - kept)
+            parts[i].append(found[i, :more])
+            done[i] = kept + more
+        session.truncate([b + kept for b, kept in zip(begin, done, strict=True)])
+        mx.eval(found)
     return mx.stack([mx.concatenate(each) for each in parts])
 
 
@@ -258,18 +259,16 @@ def rows(subject: Subject) -> Finding:
         if width == 1:
             slow.append(name)
             notes.append(f"{name}: steady mode takes one token a pass, and gains nothing")
-    if failures:
-        return Finding("rows", "failed", "; ".join(failures), tuple(notes), details)
     reason = "steady mode has passes whose rows are computed alike, in every type"
     if slow:
         reason = f"steady mode is steady in every type, but slow in {', '.join(slow)}"
-    return Finding("rows", "ok", reason, tuple(notes), details)
+    return Finding.of("rows", "; ".join(failures), reason, details, notes)
 
 
 def unlike_single_rows(model: LanguageModel) -> list[int]:
     """Return the widths of passes whose logits are not those of passes over single tokens."""
-    single = _fed(model, [1] * WIDTHS[-1])
-    return [width for width in WIDTHS if not _same_bits(_fed(model, [width]), single[:, :width])]
+    single = _fed(model, WIDTHS[-1], [1])
+    return [w for w in WIDTHS if not _same_bits(_fed(model, w, [w]), single[:, :w])]
 
 
 def fed_alike(model: LanguageModel, width: int) -> bool:
@@ -277,25 +276,20 @@ def fed_alike(model: LanguageModel, width: int) -> bool:
 
     It is longer than the smallest capacity of a cache.
     """
-    ways = ([1] * TEXT, [width] * (TEXT // width), [3, 1, width, 2] * TEXT)
-    single, *others = (_fed(model, way, width)[:, : TEXT - width] for way in ways)
+    single, *others = (
+        _fed(model, TEXT, sizes, width) for sizes in ([1], [width], [3, 1, width, 2])
+    )
     return all(_same_bits(single, other) for other in others)
 
 
-def _fed(model: LanguageModel, sizes: Sequence[int], width: int | None = None) -> mx.array:
-    """Feed a random text in parts of these sizes, as long as it lasts; return logits (1, L, V)."""
+def _fed(
+    model: LanguageModel, length: int, sizes: Sequence[int], width: int | None = None
+) -> mx.array:
+    """Score the beginning of a random text in passes of these sizes: logits (1, L, V)."""
     rng = random.Random(0)
     ids = rng.choices(range(model.vocab_size), k=TEXT + 7)
-    session, (context,) = model.start([[*ids[:7], model.eos_token_id]], width=width)
-    tokens = mx.array([[context[-1], *ids[8:]]], dtype=mx.int32)
-    parts, end = [], 0
-    for size in sizes:
-        if end + size > TEXT:
-            break
-        parts.append(session.step(tokens[:, end : end + size]))
-        end += size
-        mx.eval(parts[-1])
-    return mx.concatenate(parts, axis=1)
+    prompt = [*ids[:7], model.eos_token_id]
+    return _stepped(model, [prompt], [ids[7:][:length]], sizes=sizes, rejected=0, width=width)
 
 
 def product_is_alike(width: int, dtype: mx.Dtype) -> bool:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -115,6 +115,19 @@ class Finding:
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        fault: str | None,
+        reason: str,
+        details: Mapping[str, Any],
+        notes: Sequence[str] = (),
+    ) -> Finding:
+        """Return a failure that a fault is the reason for, or a success if there is none."""
+        status: Status = "failed" if fault else "ok"
+        return cls(name, status, fault or reason, tuple(notes), details)
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,11 @@ def versions(subject: Subject) -> Finding:
         f"Python {details['python']}", details["system"], details["chip"],
     ]  # fmt: skip
     notes = tuple(f"{part}: {state}" for part, state in machine.parts.items())
+    fault = None
     if tuple(map(int, re.findall(r"\d+", mlx)[:3])) < LEAST_MLX:
         least = ".".join(map(str, LEAST_MLX))
-        reason = f"MLX {mlx} may run functions of models that are gone: install {least} or newer"
-        return Finding("versions", "failed", reason, notes, details)
-    return Finding("versions", "ok", ", ".join(parts), notes, details)
+        fault = f"MLX {mlx} may run functions of models that are gone: install {least} or newer"
+    return Finding.of("versions", fault, ", ".join(parts), details, notes)
 
 
 def system() -> str:

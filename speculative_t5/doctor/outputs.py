@@ -135,14 +135,13 @@ def greedy(subject: Subject) -> Finding:
     head = f"{'outputs that depend on the draft'.ljust(34)}{'plain mode':>12}{'steady mode':>13}"
     notes = (head, *(each.row() for each in found))
     details = {"compared": [asdict(each) for each in found]}
-    if faults := [each.fault for each in found if each.fault]:
-        return Finding("greedy", "failed", "; ".join(faults), notes, details)
+    faults = "; ".join(each.fault for each in found if each.fault)
     first = found[0]
     modes = "plain and steady mode" if first.exact else "steady mode"
     reason = f"outputs are the same with a draft and without in {modes}"
     if not first.exact:
         reason += f"; in plain mode {first.count - len(first.plain)} of {first.count} are"
-    return Finding("greedy", "ok", reason, notes, details)
+    return Finding.of("greedy", faults, reason, details, notes)
 
 
 def compare(
@@ -199,18 +198,16 @@ def sampling(subject: Subject) -> Finding:
         for kind, options in KINDS.items()
     }
     details = {"outputs": COUNT, "p_values": values, "least_p": LEAST_P}
-    worst = min(values, key=lambda kind: values[kind])
-    if values[worst] < LEAST_P:
-        reason = (
-            f"outputs are not distributed as the target's own ({worst}): chi-square of {COUNT} "
-            f"outputs, p = {values[worst]:.0e}"
-        )
-        return Finding("sampling", "failed", reason, details=details)
+    kind, worst = min(values.items(), key=lambda item: item[1])
+    fault = (
+        f"outputs are not distributed as the target's own ({kind}): chi-square of {COUNT} "
+        f"outputs, p = {worst:.0e}"
+    )
     reason = (
         f"{COUNT} outputs each of {len(KINDS)} kinds follow the target's distribution "
-        f"(chi-square, smallest p {values[worst]:.2f})"
+        f"(chi-square, smallest p {worst:.2f})"
     )
-    return Finding("sampling", "ok", reason, details=details)
+    return Finding.of("sampling", fault if worst < LEAST_P else None, reason, details)
 
 
 def _sampled(target: T5, draft: T5, *, draft_model: bool, verify: Any) -> Counter[tuple[int, ...]]:
@@ -290,11 +287,9 @@ def threads(subject: Subject) -> Finding:
         for ours, theirs in zip(part, expected[i::THREADS], strict=True)
     )
     details = {"threads": THREADS, "outputs": len(sentences), "different": wrong}
-    if wrong:
-        reason = f"{wrong} of {len(sentences)} outputs of {THREADS} threads differ from serial ones"
-        return Finding("threads", "failed", reason, details=details)
+    fault = f"{wrong} of {len(sentences)} outputs of {THREADS} threads differ from serial ones"
     reason = f"{THREADS} threads sharing a decoder give the {len(sentences)} outputs of one"
-    return Finding("threads", "ok", reason, details=details)
+    return Finding.of("threads", fault if wrong else None, reason, details)
 
 
 def known(subject: Subject) -> Finding:
@@ -308,10 +303,7 @@ def known(subject: Subject) -> Finding:
             found = decoder.generate(sentence, speculative=speculative).text
             if found != text:
                 wrong.append({"prompt": sentence, "expected": text, "found": found})
-    details = {"sentences": len(KNOWN), "wrong": wrong}
-    if wrong:
-        first = wrong[0]
-        reason = f"expected {first['expected']!r}, found {first['found']!r}"
-        return Finding("known", "failed", reason, details=details)
+    faults = [f"expected {each['expected']!r}, found {each['found']!r}" for each in wrong[:1]]
     reason = f"{len(KNOWN)} corrected sentences are those that are known, with a draft and without"
-    return Finding("known", "ok", reason, details=details)
+    details = {"sentences": len(KNOWN), "wrong": wrong}
+    return Finding.of("known", "".join(faults), reason, details)
