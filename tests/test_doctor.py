@@ -12,7 +12,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import Run
 from speculative_t5.decoding import Outcome
-from speculative_t5.doctor import CHECKS, Subject, arithmetic, outputs, speed, tiny
+from speculative_t5.doctor import CHECKS, Subject, arithmetic, environment, outputs, speed, tiny
 from speculative_t5.doctor.checks import dtype_of
 from speculative_t5.generation import steady
 from speculative_t5.models.cache import SMALLEST, KVCache
@@ -326,3 +326,56 @@ def test_acceptance_counts_tokens_that_were_reached() -> None:
     run = Run(outcomes=[Outcome(5, [5], [5]), Outcome(5, [5], [1])])
     assert speed.acceptance([run]) == 6 / 7
     assert speed.acceptance([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("statistic", "freedom", "p"),
+    [(18.307, 10, 0.05), (3.841, 1, 0.05), (149.449, 100, 0.001), (100, 124, 0.944)],
+)
+def test_p_values_are_those_of_tables(statistic: float, freedom: int, p: float) -> None:
+    assert outputs.p_value(statistic, freedom) == pytest.approx(p, rel=0.1)
+
+
+def costs(step: float, *passes: float) -> speed.Costs:
+    longer = np.interp(range(1, 18), range(1, len(passes) + 1), passes)
+    return speed.Costs(dict(enumerate(longer.tolist(), start=1)), step, 1.0)
+
+
+def test_the_number_of_tokens_to_draft_follows_from_costs() -> None:
+    free = costs(0.0, 1.0, 1.0)
+    assert speed.tokens_per_round(0.5, 2) == 1.75
+    assert free.speedup(0.5, 2) == 1.75
+    assert free.best(0.5) == 5, "the fewest that are nearly as fast as 16"
+    assert costs(0.2, 1.0, 1.0).speedup(0.5, 2) == pytest.approx(1.75 / 1.4)
+    assert costs(0.9, 1.0, 2.0).best(0.6) == 1
+    assert costs(0.9, 1.0, 2.0).speedup(0.6, 1) < 1
+
+
+def test_an_old_mlx_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "version", lambda package: "0.32.0")
+    found = environment.versions(Subject())
+    assert found.status == "failed" and "install 0.32.1 or newer" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("architecture", "chip"),
+    [("applegpu_g13s", "M1"), ("applegpu_g14g", "M2"), ("applegpu_g17s", "M5"),
+     ("applegpu_g99", None), ("sm_90", None), ("", None)],
+)  # fmt: skip
+def test_chips_are_named(architecture: str, chip: str | None) -> None:
+    assert environment.generation(architecture) == chip
+
+
+def test_a_slow_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {"architecture": "applegpu_g13s", "device_name": "Apple M1 Pro", "memory_size": 2**34,
+            "resource_limit": 499000}  # fmt: skip
+    monkeypatch.delenv(environment.machine.CHOICE)
+    monkeypatch.setattr(mx, "device_info", lambda device=None: info)
+    monkeypatch.setattr(environment.machine, "on_cpu", lambda: False)
+    monkeypatch.setattr(environment.machine, "default_dtype", lambda: mx.bfloat16)
+    limits = environment._limits()
+    found = environment.device(Subject())
+    assert found.reason == "MLX computes on the GPU: Apple M1 Pro, 16 GB of memory"
+    assert "at most 499,000 buffers" in found.notes[0]
+    assert "bfloat16 by default; some users report float16 to be faster on an M1" in found.notes[1]
+    assert environment._limits() == limits, "reading the limits leaves them"
