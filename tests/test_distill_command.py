@@ -122,6 +122,16 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
     ]  # fmt: skip
 
 
+def test_targets_of_two_runs_get_outputs_of_their_own(
+    call: Call, place: Path, prompts: Path
+) -> None:
+    for run in ("runA", "runB"):
+        target = f"{run}/checkpoint-500"
+        shutil.copytree(place / "weights" / "target", place / target)
+        done = distill(call, prompts, "--dry-run", model=target)
+        assert done.out.endswith(f"\noutput: weights/{run}-checkpoint-500-draft\n")
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_estimate_of_memory_is_near_the_peak(gated: bool) -> None:

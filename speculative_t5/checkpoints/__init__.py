@@ -19,6 +19,7 @@ from .places import (
     find_folder,
     is_draft,
     model_folders,
+    name_of_folder,
     named_draft,
     new_folder,
     weights_folders,

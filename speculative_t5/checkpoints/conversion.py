@@ -19,7 +19,7 @@ from .hub import download, flat_name, look_up
 from .loading import as_dtype
 from .npz import NewTensor
 from .pipeline import read_ahead
-from .places import converted_name, draft_name, min_probability, new_folder, origin
+from .places import draft_name, min_probability, name_of_folder, new_folder, origin
 from .sharing import holds_draft
 from .t5 import Checkpoint, Parameter, open_checkpoint, parameter_shapes, read_config
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy, dtype_name
@@ -70,7 +70,7 @@ def convert(
     Args:
         model: Path of a checkpoint or model folder, or name of a repository.
         output: Folder to write; by default `new_folder` of the last part of the name, or of
-            `converted_name`.
+            `name_of_folder`.
         dtype: Type to store: float32, float16 or bfloat16; by default each tensor's own.
         quantize: Bits to quantize matrices to, 4 or 8; by default they are not quantized.
         group_size: Weights that share a scale and a bias: 32, 64 or 128.
@@ -99,7 +99,9 @@ def convert(
         read_config(Path(model))  # says what a draft is for
     wanted = Quantization(quantize, group_size) if quantize is not None else None
     target = as_dtype(dtype)
-    output = output or new_folder(converted_name(Path(model)) if local else flat_name(model))
+    output = output or new_folder(
+        name_of_folder(Path(model).resolve()) if local else flat_name(model)
+    )
     options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
     made = {"repository": model, "revision": revision, **options}
     exists = (output / "weights.npz").exists()

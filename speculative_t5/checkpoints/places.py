@@ -44,12 +44,11 @@ def new_folder(name: str) -> Path:
     return (users if users and not Path("weights").is_dir() else Path("weights")) / name
 
 
-def converted_name(checkpoint: Path) -> str:
-    """Return the name of a checkpoint's conversion: that of its folder.
+def name_of_folder(folder: Path) -> str:
+    """Return the name of a model in an absolute path: that of its folder.
 
     Every run of transformers' Trainer has a checkpoint-500, so there the run's folder comes first.
     """
-    folder = checkpoint.resolve()
     of_a_run = re.fullmatch(r"checkpoint-\d+", folder.name) and folder.parent.name
     return f"{folder.parent.name}-{folder.name}" if of_a_run else folder.name
 

@@ -19,7 +19,7 @@ import typer
 from tqdm import tqdm
 
 from ..bench import check_plot, draw_history
-from ..checkpoints import as_dtype, find_folder, load, new_folder
+from ..checkpoints import as_dtype, find_folder, load, name_of_folder, new_folder
 from ..decoding import LanguageModel
 from ..distill import (
     DEFAULT_STEPS,
@@ -373,7 +373,7 @@ def _plan(
 def _target_name(model: str) -> str:
     """Return a target's name as others know it: that of its folder, or that on the Hub."""
     folder = find_folder(model)
-    return Path(os.path.abspath(folder)).name if folder else model
+    return name_of_folder(Path(os.path.abspath(folder))) if folder else model
 
 
 def _short_name(folder: Path) -> str:
