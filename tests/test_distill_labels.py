@@ -14,6 +14,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.distill import Example, Label, LabelFile, label
+from speculative_t5.models import T5
 
 import pytest
 from conftest import EOS, REPOSITORY, tiny_model
@@ -63,14 +64,10 @@ def test_labels_are_the_targets_outputs(tmp_path: Path) -> None:
     assert run(tmp_path / "labels.jsonl") == labels, "read back"
 
 
-def test_completions_are_not_generated(tmp_path: Path) -> None:
-    class Unused:
-        eos_token_id, eos_token_ids = EOS, frozenset({EOS})
-        max_context, max_source_length = None, 512
-        is_decoder_only, vocabulary, vocab_size = False, None, 20
-
+def test_completions_are_not_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(T5, "start", None)
     given = [Example(i, [3, EOS], [4] * i + [EOS]) for i in range(1, 6)]
-    found = label(Unused(), given, tmp_path / "labels.jsonl", max_tokens=2)  # type: ignore[arg-type]
+    found = label(MODEL, given, tmp_path / "labels.jsonl", max_tokens=2)
     assert [x.tokens for x in found] == [e.completion for e in given]
 
 

@@ -323,7 +323,7 @@ def test_a_wrong_output_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_acceptance_counts_tokens_that_were_reached() -> None:
-    run = Run(outcomes=[Outcome(5, [5], [5]), Outcome(5, [5], [1])])
+    run = Run(outcomes=[Outcome(5, [5], [n], 0.0, 0.0) for n in (5, 1)])
     assert speed.acceptance([run]) == 6 / 7
     assert speed.acceptance([]) == 0
 
