@@ -6,28 +6,18 @@ where a batch is one of its tables. Imports `generation`, `checkpoints` and the 
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Unpack, cast, overload
+from typing import Any, cast, overload
 
-import mlx.core as mx
 import numpy as np
 
 from .checkpoints import as_dtype, dtype_name
 from .errors import check_integer, check_utf8, shown
-from .generation import (
-    DecoderKeywords,
-    DraftingOptions,
-    Generation,
-    GenerationKeywords,
-    GenerationOptions,
-    NumDraft,
-    SpeculativeDecoder,
-    VerifyRule,
-    split_keywords,
-)
+from .generation import DraftingOptions, Generation, GenerationOptions, SpeculativeDecoder
 from .tokenizers import Source
 
 COUNTS = {"tokens": "emitted", "rounds": "rounds", "drafted": "drafted", "accepted": "accepted"}
@@ -36,17 +26,11 @@ EXACT = 2**53  # floats below it tell all integers apart
 _loading = threading.Lock()  # of the process: a generator with one of its own could not be pickled
 
 
-class DecodingKeywords(DecoderKeywords, total=False):
-    """Keywords of `SpeculativeDecoder.from_pretrained`."""
-
-    num_draft: NumDraft
-    delta: float
-    verify: VerifyRule
-    dtype: mx.Dtype | str | None
-
-
-class GeneratorKeywords(DecodingKeywords, GenerationKeywords, total=False):
-    """Keywords of `Generator` besides those in its signature."""
+# The options of decoders and of their calls, by name.
+DRAFTING = [each.name for each in fields(DraftingOptions)]
+DECODING = {*inspect.signature(SpeculativeDecoder.from_pretrained).parameters}
+DECODING -= {"model", "draft", "group"}
+GENERATION = {each.name for each in fields(GenerationOptions)}
 
 
 @dataclass(frozen=True)
@@ -96,7 +80,7 @@ class Generator:
         index_column: str | None = None,
         column_prefix: str = "",
         batch_size: int | None = None,
-        **options: Unpack[GeneratorKeywords],
+        **options: Any,
     ) -> None:
         for name, value in (("model", model), ("draft", draft or "none")):
             if not isinstance(value, str | Path) or not str(value):
@@ -108,8 +92,13 @@ class Generator:
             if not isinstance(text, str):
                 raise ValueError(f"{name} must be a string, got {text!r}")
             check_utf8(name, text)
-        decoding, generation = _split(options)
-        self._rows = _check_drafting(decoding).rows(batch_size)
+        for name in options:
+            if name not in DECODING | GENERATION:
+                raise TypeError(f"Generator got an unexpected keyword argument {name!r}")
+        decoding = {name: value for name, value in options.items() if name in DECODING}
+        generation = {name: value for name, value in options.items() if name in GENERATION}
+        drafting = {name: decoding[name] for name in DRAFTING if name in decoding}
+        self._rows = DraftingOptions(**drafting).rows(batch_size)
         chosen = GenerationOptions(**generation)
         self._is_sampled = chosen.temperature > 0
         if self._is_sampled and index_column is None:
@@ -265,27 +254,6 @@ class Generator:
         }
         kinds |= dict.fromkeys(COUNTS, pa.int64())
         return pa.array([_value(name, row) for row in rows], kinds.get(name, pa.string()))
-
-
-def _split(options: GeneratorKeywords) -> tuple[DecodingKeywords, GenerationKeywords]:
-    """Split the options into those of a decoder and those of its calls."""
-    for name in options:
-        if name not in GeneratorKeywords.__optional_keys__:
-            raise TypeError(f"Generator got an unexpected keyword argument {name!r}")
-    decoding, generation = (
-        {name: value for name, value in options.items() if name in part.__optional_keys__}
-        for part in (DecodingKeywords, GenerationKeywords)
-    )
-    return cast(DecodingKeywords, decoding), cast(GenerationKeywords, generation)
-
-
-def _check_drafting(decoding: DecodingKeywords) -> DraftingOptions:
-    """Return the options about drafting, which are checked as they are made."""
-    own = {name: decoding.get(name) for name in ("num_draft", "delta", "verify")}
-    given = {name: value for name, value in own.items() if name in decoding}
-    rest = {k: v for k, v in decoding.items() if k in DecoderKeywords.__optional_keys__}
-    drafting, _ = split_keywords(cast(DecoderKeywords, rest))
-    return DraftingOptions(**cast(Any, given), **drafting)
 
 
 def _listed(column: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.schedule import FixedSchedule
 from speculative_t5.decoding.transform import History
 from speculative_t5.decoding.verify import Verifier, residual
-from speculative_t5.generation.sequences import Sequences
+from speculative_t5.generation.outputs import Several
 from speculative_t5.models import SharingDraft, causal
 from speculative_t5.models.cache import KVCache
 
@@ -96,7 +96,7 @@ def distributions_of_the_loop(
     if several:
         order = sorted(range(len(prompts)), key=lambda row: PROMPTS.index(prompts[row]))
         prompts, turns = [prompts[row] for row in order], [turns[row] for row in order]
-        requests = Sequences(len(prompts) // len(PROMPTS)).repeated(enumerate(PROMPTS))
+        requests = Several(len(prompts) // len(PROMPTS), None).repeated(enumerate(PROMPTS))
     with scripted(turns) as notes:
         outputs = loop_outputs(target, requests, plan, batch_size)
     masses = chances(notes, turns, [*map(PROMPTS.index, prompts)])

@@ -6,52 +6,48 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.checkpoints import RENAMED
 from speculative_t5.decoding import Sampler, Verifier, calibration
-from speculative_t5.generation import DraftingOptions, GenerationOptions
-from speculative_t5.generation.keywords import (
-    OTHERS,
-    DecoderKeywords,
-    GenerationKeywords,
-    MoreKeywords,
-)
+from speculative_t5.generation import BatchOptions, DraftingOptions, GenerationOptions
+from speculative_t5.generation.options import OTHERS, SingleOptions
 from speculative_t5.tokenizers import PromptEncoder
 
 import pytest
 from conftest import tiny_draft, tiny_model
-
-NAMED = ("num_draft", "delta", "verify")  # in the decoder's signature
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in inspect.signature(function).parameters.values()}
 
 
-def test_keywords_of_generate_are_all_options() -> None:
-    given, options = parameters(SpeculativeDecoder.generate), asdict(GenerationOptions())
-    named = options.keys() - MoreKeywords.__optional_keys__
-    assert {name: given[name] for name in named} == {name: options[name] for name in named}
-    assert GenerationKeywords.__optional_keys__ == options.keys()
-
-
-@pytest.mark.parametrize("method", ["generate", "stream", "generate_batch", "iter_batch"])
-def test_an_unknown_option_is_a_type_error(method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("generate", SingleOptions),
+        ("stream", GenerationOptions),
+        ("generate_batch", BatchOptions),
+        ("iter_batch", BatchOptions),
+    ],
+)
+def test_methods_show_the_options_that_they_take(method: str, options: Any) -> None:
+    shown = parameters(getattr(SpeculativeDecoder, method))
+    assert [*shown.items()][2:] == [*parameters(options).items()]
     decoder = SpeculativeDecoder(tiny_model(vocab_size=20))
-    with pytest.raises(TypeError, match="unexpected keyword argument 'top_q'"):
-        getattr(decoder, method)([], top_q=1)
+    with pytest.raises(TypeError, match=f"{method}.* unexpected keyword argument 'zeal'"):
+        getattr(decoder, method)([], max_tokens=3, zeal=1, ardour=2)
+    with pytest.raises(TypeError, match="too many positional"):
+        getattr(decoder, method)([], 3)
 
 
 @pytest.mark.parametrize("function", [SpeculativeDecoder, SpeculativeDecoder.from_pretrained])
 def test_keywords_of_the_decoder_are_all_options(function: Callable[..., Any]) -> None:
-    given, options = parameters(function), asdict(DraftingOptions())
-    assert {name: given[name] for name in NAMED} == {name: options[name] for name in NAMED}
-    prompts = set(parameters(PromptEncoder)) - {"model", "tokenizer"}
-    assert DecoderKeywords.__optional_keys__ == {*options, *prompts} - {*NAMED}
+    options = parameters(DraftingOptions) | parameters(PromptEncoder)
+    del options["model"], options["tokenizer"]
+    assert parameters(function).items() >= options.items()
 
 
 def test_an_unknown_keyword_is_a_type_error(tmp_path: Path) -> None:
@@ -65,9 +61,11 @@ def test_an_unknown_keyword_is_a_type_error(tmp_path: Path) -> None:
     [
         ("generate", "do_sample", ": use temperature"),
         ("stream", "max_length", ": use max_tokens"),
+        ("stream", "eos_token_id", ": use stop_token_ids"),
         ("iter_batch", "bad_words_ids", ": use bad_words"),
         ("generate_batch", "top_q", ": did you mean top_[kp]\\?"),
         ("generate", "num_draft", ": num_draft is an option of SpeculativeDecoder"),
+        ("generate", "by_length", ": by_length is an option of generate_batch"),
         ("generate", "nonsense", ""),
         ("rewrite", "do_sample", ": temperature is an option of generate"),
         ("rewrite", "max_new_tokens", ": use max_tokens"),
@@ -84,15 +82,16 @@ def test_a_hint_says_what_to_use_instead(method: str, name: str, hint: str) -> N
 
 
 def test_transformers_names_stand_for_options_that_exist() -> None:
-    own = {*GenerationKeywords.__optional_keys__, *DecoderKeywords.__optional_keys__}
-    assert own | {*NAMED, "draft", "dtype"} >= {*RENAMED.values(), *OTHERS.values()}
-    assert not own & OTHERS.keys()
+    own = parameters(GenerationOptions) | parameters(SpeculativeDecoder.from_pretrained)
+    assert own.keys() >= {*RENAMED.values(), *OTHERS.values()}
+    assert not own.keys() & OTHERS.keys()
 
 
 def test_options_reach_the_plan() -> None:
     target = tiny_model(vocab_size=20)
     decoder = SpeculativeDecoder(target, "lookup", num_draft=4, delta=0.25, min_ngram=2)
-    plan = decoder.plan(GenerationOptions(9, 0.5, 7, 0.75, 11))
+    options = GenerationOptions(max_tokens=9, temperature=0.5, top_k=7, top_p=0.75, seed=11)
+    plan = decoder.plan(options)
     assert plan.verifier == Verifier(Sampler(0.5, 7, 0.75), delta=0.25, block=False)
     own = plan.options
     assert own and (own.max_tokens, own.seed, plan.schedule.next(99)) == (9, 11, 4)

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.generation.stops import StopFilter, StopSearch, cut_pieces
+from speculative_t5.generation.outputs import StopFilter, StopSearch, cut_pieces
 
 import pytest
 from conftest import EOS, tiny_pair

@@ -10,8 +10,7 @@ from .comparison import changes, lines
 from .decoder import SpeculativeDecoder, process_facts
 from .drafting import row_options
 from .html_view import STYLES as ORIGIN_STYLES
-from .keywords import DecoderKeywords, GenerationKeywords, split_keywords
-from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule
+from .options import BatchOptions, DraftingOptions, GenerationOptions, NumDraft, VerifyRule
 from .outputs import MEANINGS, Chunk, ChunkMaker, Generation
 from .rewriting import By, Document, Piece, RewriteOptions, Rewritten
 from .steady import rows_are_alike, steady_width

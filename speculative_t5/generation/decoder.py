@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from itertools import chain, islice
 from pathlib import Path
 from types import EllipsisType
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -16,30 +17,42 @@ from .. import __version__
 from ..checkpoints import as_dtype, digest_of, dtype_name, load, locate, named_draft
 from ..decoding import (
     WINDOW,
+    BeamPlan,
+    EmptyDrafter,
     LanguageModel,
+    Plan,
     Request,
+    Round,
+    beam_search,
+    decode,
     in_order_of_length,
+    log_probability,
     pair_probabilities,
 )
 from ..device import default_dtype
 from ..errors import check_integer
 from ..processes import check_same
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
-from .drafting import pair_up
-from .engine import Engine
-from .keywords import (
-    DecoderKeywords,
-    GenerationKeywords,
-    MoreKeywords,
-    split_keywords,
+from .adaptive import Schedules
+from .drafting import agreement, make_open_plan, make_plan, pair_up
+from .options import (
+    BatchOptions,
+    DraftingOptions,
+    GenerationOptions,
+    NumDraft,
+    SingleOptions,
+    VerifyRule,
+    as_pair,
+    takes,
     with_hints,
 )
-from .options import DraftingOptions, GenerationOptions, NumDraft, VerifyRule, as_pair
-from .outputs import Chunk, Generation, as_chunks, with_bar
+from .outputs import Chunk, Generation, Several, as_chunks, as_generations, best_beam, with_bar
 from .rewriting import rewrite
+from .shaping import Shaping
+from .steady import steady_width
 
 
-class SpeculativeDecoder(Engine):
+class SpeculativeDecoder:
     """Generates with a target that verifies what a draft proposes.
 
     The output is distributed exactly as the target's own unless `delta` is above 0; at temperature
@@ -86,11 +99,16 @@ class SpeculativeDecoder(Engine):
         truncate: Cut longer prompts instead: a T5's at the end, a decoder-only model's at the
             beginning, to leave room for `max_tokens`.
 
+    Attributes:
+        model: The target.
+        draft: The draft model; None without one.
+        tokenizer: For prompts and outputs as text, or None.
+
     Raises:
         ValueError: If an option is out of its range or the models' tokenizers differ.
     """
 
-    @with_hints(DecoderKeywords)
+    @with_hints
     def __init__(
         self,
         model: LanguageModel,
@@ -100,15 +118,36 @@ class SpeculativeDecoder(Engine):
         num_draft: NumDraft = 5,
         delta: float = 0.0,
         verify: VerifyRule = "auto",
-        **options: Unpack[DecoderKeywords],
+        lookup: bool = False,
+        min_ngram: int = 1,
+        max_ngram: int = 8,
+        draft_vocab: int | None = None,
+        steady: bool = False,
+        chat: bool = False,
+        prefix: str | None = None,
+        max_source_length: int | None = None,
+        truncate: bool = False,
     ) -> None:
-        drafting, prompts = split_keywords(options)
-        chosen = DraftingOptions(num_draft, delta, verify, **drafting)
-        super().__init__(model, *pair_up(model, draft, chosen), tokenizer)
-        self._prompts = PromptEncoder(model, tokenizer, **prompts)
+        drafting = DraftingOptions(
+            num_draft, delta, verify, lookup, min_ngram, max_ngram, draft_vocab, steady
+        )
+        self.model = model
+        self.draft, self._drafting = pair_up(model, draft, drafting)
+        self.tokenizer = tokenizer
+        self._prompts = PromptEncoder(
+            model,
+            tokenizer,
+            prefix=prefix,
+            chat=chat,
+            max_source_length=max_source_length,
+            truncate=truncate,
+        )
+        self._draft_is_implied = False  # and so left out where none may be
+        self._schedules = Schedules()
+        self._width: int | None = None  # of steady passes, once it is known
 
     @classmethod
-    @with_hints(DecoderKeywords)
+    @with_hints
     def from_pretrained(
         cls,
         model: str | Path,
@@ -117,9 +156,17 @@ class SpeculativeDecoder(Engine):
         num_draft: NumDraft = 5,
         delta: float = 0.0,
         verify: VerifyRule = "auto",
+        lookup: bool = False,
+        min_ngram: int = 1,
+        max_ngram: int = 8,
+        draft_vocab: int | None = None,
+        steady: bool = False,
+        chat: bool = False,
+        prefix: str | None = None,
+        max_source_length: int | None = None,
+        truncate: bool = False,
         dtype: mx.Dtype | str | None = None,
         group: mx.distributed.Group | None = None,
-        **options: Unpack[DecoderKeywords],
     ) -> SpeculativeDecoder:
         """Load target and draft from folders, or by names that `load` looks up.
 
@@ -133,71 +180,57 @@ class SpeculativeDecoder(Engine):
         Raises:
             StartError: In all processes, if their versions, weights or options differ.
         """
+        options: dict[str, Any] = {
+            "num_draft": num_draft,
+            "delta": delta,
+            "verify": verify,
+            "lookup": lookup,
+            "min_ngram": min_ngram,
+            "max_ngram": max_ngram,
+            "draft_vocab": draft_vocab,
+            "steady": steady,
+            "chat": chat,
+            "prefix": prefix,
+            "max_source_length": max_source_length,
+            "truncate": truncate,
+        }
         if implied := draft is ...:
             draft = named_draft(locate(model))
         if group is not None:
-            chosen = {"num_draft": num_draft, "delta": delta, "verify": verify} | options
-            check_same(group, process_facts(model, draft, dtype=dtype, **chosen))
+            check_same(group, process_facts(model, draft, dtype=dtype, **options))
         target, tokenizer = load(model, dtype=dtype, group=group)
         small: LanguageModel | Literal["lookup"] | None = None
         if draft == "lookup":
             small = "lookup"
         elif draft is not None:
             small, _ = load(draft, dtype=dtype, target=target)
-        made = cls(
-            target, small, tokenizer, num_draft=num_draft, delta=delta, verify=verify, **options
-        )
+        made = cls(target, small, tokenizer, **options)
         made._draft_is_implied = implied
         return made
 
-    @with_hints(MoreKeywords)
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        speculative: bool = True,
-        probabilities: bool = False,
-        progress: bool = False,
-        **more: Unpack[MoreKeywords],
-    ) -> Generation:
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_width": None}  # another device may need another one
+
+    @takes(SingleOptions)
+    def generate(self, prompt: Prompt, options: SingleOptions) -> Generation:
         """Generate the output for one prompt.
 
         Args:
             prompt: Text; source ids (EOS included, where a T5 reads them) as a list; or a chat as
                 a list of messages, each with its "role" and "content".
-            max_tokens: Upper bound on emitted tokens, EOS included.
-            temperature: 0 is greedy; above 0 tokens are sampled.
-            top_k: Sample from the k most probable tokens only; 0 is all of them.
-            top_p: Then from the most probable ones that reach this sum; 1 is all of them.
-            seed: For sampling; the same seed, options and machine give the same tokens. With
-                num_draft "auto" this holds as long as the stored calibration is kept.
-            speculative: False decodes with the target alone.
-            probabilities: Add each token's probability by the target and by the draft model, see
-                `Token`. This takes one more pass over the output by each of them.
-            progress: Show a bar on standard error, for one output.
-            more: See `MoreKeywords`: penalties, forbidden and forced tokens, stops, several
-                outputs, scores. The output is distributed as the target's own with these options.
+            options: Given as keywords; see `GenerationOptions` and `SingleOptions`. The output is
+                distributed as the target's own with these options.
 
         Raises:
             ValueError: If the prompt is empty, too long or not a prompt, or an option is out of its
                 range.
             TypeError: If there is no such option.
         """
-        options = GenerationOptions(
-            max_tokens, temperature, top_k, top_p, seed, speculative, **more
-        )
         source = self.fit(prompt, options.max_tokens).ids
-        if progress and (options.beams or options.num_return_sequences > 1):
-            raise ValueError("a bar shows the progress of one output: leave out progress")
-        bar = partial(with_bar, max_tokens=options.max_tokens) if progress else None
+        bar = partial(with_bar, max_tokens=options.max_tokens) if options.progress else None
         rows = min(options.num_return_sequences, self._drafting.rows(None))
         ((_, done),) = self.generations([(0, source)], options, rows, bar)
-        if not probabilities:
+        if not options.probabilities:
             return done
         sampler = self.shaping(options).sampler
 
@@ -209,36 +242,26 @@ class SpeculativeDecoder(Engine):
         others = tuple(map(explained, done.alternatives))
         return replace(explained(done), alternatives=others)
 
-    @with_hints(GenerationKeywords)
-    def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        batch_size: int | None = None,
-        **options: Unpack[GenerationKeywords],
-    ) -> list[Generation]:
+    @takes(BatchOptions)
+    def generate_batch(self, prompts: Sequence[Prompt], options: BatchOptions) -> list[Generation]:
         """Generate the outputs for many prompts, in the prompts' order.
 
-        Options and errors are those of `generate`; all prompts are checked before the first is
-        decoded. At the same seed the first output is that of `generate`.
+        Options are given as keywords, see `GenerationOptions` and `BatchOptions`; errors are those
+        of `generate`. All prompts are checked before the first is decoded. At the same seed the
+        first output is that of `generate`.
         """
         check_prompts(prompts)
-        batch_size = self._drafting.rows(batch_size)
-        chosen = GenerationOptions(**options)
-        sources = [self._fit(i, each, chosen.max_tokens) for i, each in enumerate(prompts)]
+        batch_size = self._drafting.rows(options.batch_size)
+        sources = [self._fit(i, each, options.max_tokens) for i, each in enumerate(prompts)]
         # Rows of similar length pad less, and those that end last are short.
-        requests = in_order_of_length(enumerate(sources), max(len(sources), 1))
-        done = dict(self.generations(requests, chosen, batch_size))
+        window = max(len(sources), 1) if options.by_length else 1
+        requests = in_order_of_length(enumerate(sources), window)
+        done = dict(self.generations(requests, options, batch_size))
         return [done[index] for index in range(len(sources))]
 
-    @with_hints(GenerationKeywords)
+    @takes(BatchOptions)
     def iter_batch(
-        self,
-        prompts: Iterable[tuple[int, Prompt]],
-        *,
-        batch_size: int | None = None,
-        by_length: bool = True,
-        **options: Unpack[GenerationKeywords],
+        self, prompts: Iterable[tuple[int, Prompt]], options: BatchOptions
     ) -> Iterator[tuple[int, Generation]]:
         """Generate the outputs for any number of prompts; yield index and output as each ends.
 
@@ -248,44 +271,47 @@ class SpeculativeDecoder(Engine):
         share one draft length, on which sampled tokens depend; they follow the target's
         distribution all the same.)
 
-        `prompts` are pairs of an index, at least 0, and a prompt, as `enumerate` makes them.
-        `batch_size` is from 1 to 65,536; by default 16, or 1 if the decoder is steady. As many
-        prompts are taken ahead. `by_length` takes `WINDOW` batches of prompts at a time and begins
-        them in order of length, since rows of similar length pad less; without it they begin as
-        they come. The other options, and the errors, are those of `generate`, except its last two.
+        `prompts` are pairs of an index, at least 0, and a prompt, as `enumerate` makes them. As
+        many prompts as rows are taken ahead, with `by_length` `WINDOW` times as many. Options are
+        given as keywords, see `GenerationOptions` and `BatchOptions`; errors are those of
+        `generate`.
         """
         check_prompts(prompts)
-        batch_size = self._drafting.rows(batch_size)
-        chosen = GenerationOptions(**options)
+        batch_size = self._drafting.rows(options.batch_size)
         requests: Iterator[Request] = (
             (
                 check_integer("a prompt's index", index, 0),
-                self._fit(index, prompt, chosen.max_tokens),
+                self._fit(index, prompt, options.max_tokens),
             )
             for index, prompt in map(as_pair, prompts)
         )
-        if by_length and batch_size > 1:
+        if options.by_length and batch_size > 1:
             requests = in_order_of_length(requests, WINDOW * batch_size)
-        return self.generations(requests, chosen, batch_size)
+        return self.generations(requests, options, batch_size)
 
-    @with_hints(GenerationKeywords)
-    def stream(
-        self,
-        prompt: Prompt,
-        **options: Unpack[GenerationKeywords],
-    ) -> Iterator[Chunk]:
+    @takes(GenerationOptions)
+    def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[Chunk]:
         """Generate one output, a chunk for each pass of the target; otherwise as `generate`.
 
         What needs finished outputs is refused here: `num_return_sequences`, `scores`, `num_beams`.
         """
-        chosen = GenerationOptions(**options)
-        chosen.check_stream()
-        source = self.fit(prompt, chosen.max_tokens).ids
-        shaping = self.shaping(chosen)
-        rounds = self.rounds([(0, source)], chosen)
+        options.check_stream()
+        source = self.fit(prompt, options.max_tokens).ids
+        shaping = self.shaping(options)
+        rounds = self.rounds([(0, source)], options)
         return as_chunks(rounds, self.tokenizer, shaping.filter)
 
     rewrite = rewrite  # texts of any length, piece by piece
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted, by a model or by lookup."""
+        return self.draft is not None or self._drafting.lookup
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether prompts are decoded one at a time, in passes of one width."""
+        return self._drafting.steady
 
     @property
     def draft_vocab(self) -> int | None:
@@ -326,6 +352,92 @@ class SpeculativeDecoder(Engine):
         except ValueError as error:
             error.args = (f"at index {index}, {error}",)
             raise
+
+    def generations(
+        self,
+        requests: Iterable[Request],
+        options: GenerationOptions,
+        batch_size: int = 1,
+        watch: Callable[[Iterator[Round]], Iterator[Round]] | None = None,
+    ) -> Iterator[tuple[int, Generation]]:
+        """Decode prompts, and yield each one's index and output as it ends.
+
+        The options are checked at the call. `watch` sees the rounds, and passes them on.
+        """
+        shaping, count = self.shaping(options), options.num_return_sequences
+        if beams := options.beams:
+            self._check_beams(options)
+            transform, agree = shaping.sampler.transform, agreement(self.model)
+            plan = BeamPlan(beams, options.max_tokens, transform, shaping.stop_ids, agree)
+            batch_size = max(1, batch_size // beams.num_beams)
+            results = beam_search(self.model, requests, plan, batch_size=batch_size)
+            return ((done.index, best_beam(done, self.tokenizer)) for done in results)
+        several = None
+        if options.scores or count > 1:
+            score = partial(log_probability, self.model) if options.scores else None
+            several = Several(count, score)
+            requests = several.repeated(requests)
+        rounds = self.rounds(requests, options, batch_size)
+        if watch:
+            rounds = watch(rounds)
+        return as_generations(rounds, self.tokenizer, shaping.filter, several)
+
+    def _check_beams(self, options: GenerationOptions) -> None:
+        """Refuse a beam search with drafts that were asked for, or with steady passes."""
+        chosen = self._drafting.lookup or (self.drafts and not self._draft_is_implied)
+        if chosen and options.speculative:
+            raise ValueError(
+                f"num_beams is {options.num_beams}, and a beam search does not go with a draft: "
+                "give speculative=False"
+            )
+        if self.is_steady:
+            raise ValueError(
+                f"num_beams is {options.num_beams}, and a beam search does not go with steady "
+                "passes: leave out one of them"
+            )
+
+    def shaping(self, options: GenerationOptions) -> Shaping:
+        """Return what the options mean for the target."""
+        return Shaping(options, self.model, self.tokenizer)
+
+    def rounds(
+        self, requests: Iterable[Request], options: GenerationOptions, batch_size: int = 1
+    ) -> Iterator[Round]:
+        """Decode; the options are checked at the call, not at the first round."""
+        requests = iter(requests)
+        first = list(islice(requests, batch_size)) if self._drafting.num_draft == "auto" else []
+        plan = self.plan(options, first)
+        return decode(self.model, chain(first, requests), plan, batch_size=batch_size)
+
+    def _steady_width(self) -> int | None:
+        """Return the width of all passes of the target; None if they need not be steady."""
+        drafting = self._drafting
+        if self._width is None and drafting.steady and drafting.num_draft != "auto":
+            self._width = steady_width(self.model, drafting.num_draft + 1)
+        return self._width
+
+    def plan(self, options: GenerationOptions, requests: Sequence[Request] = ()) -> Plan:
+        """Return the plan by which `decode` generates.
+
+        Args:
+            options: See `generate`.
+            requests: The prompts to calibrate on if num_draft is "auto"; without any, nothing is
+                drafted then.
+        """
+        model, draft, drafting = self.model, self.draft, self._drafting
+        shaping, width = self.shaping(options), self._steady_width()
+        plan = make_plan(model, draft, drafting, options, shaping, width)
+        if isinstance(plan.drafter, EmptyDrafter) or drafting.num_draft != "auto" or not requests:
+            return plan
+        schedule = self._schedules.calibrated(model, draft, drafting, plan, requests)
+        return replace(plan, schedule=schedule)
+
+    def open_plan(self) -> Plan:
+        """Return a plan for a `Batch` whose requests have options of their own.
+
+        For the number of tokens to draft see `make_open_plan`.
+        """
+        return make_open_plan(self.model, self.draft, self._drafting, self._steady_width())
 
 
 def process_facts(

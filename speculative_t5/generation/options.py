@@ -1,11 +1,19 @@
-"""Options as values: checked where they are made, and passed on whole."""
+"""Options as values: checked where they are made, and passed on whole.
+
+An option of a call is a field of a dataclass here, and nothing else: methods take the fields as
+keywords, see `takes`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
+from ..checkpoints import RENAMED
 from ..decoding import (
     BeamOptions,
     EarlyStopping,
@@ -15,7 +23,13 @@ from ..decoding import (
     check_ngrams,
 )
 from ..errors import check_integer, check_number, check_utf8
-from ..tokenizers import Prompt
+from ..tokenizers import Prompt, PromptEncoder
+
+P = ParamSpec("P")
+S = TypeVar("S")
+A = TypeVar("A")
+R = TypeVar("R")
+Options = TypeVar("Options")
 
 VerifyRule = Literal["auto", "token", "block"]
 NumDraft = int | Literal["auto"]
@@ -30,11 +44,57 @@ ITEMS = {
     "bad_words": "text or a list of texts and of lists of ids",
     "logits_processors": "a list of functions",
 }
+# What else has another name in transformers.
+OTHERS = {
+    "do_sample": "temperature", "max_length": "max_tokens", "min_length": "min_tokens",
+    "forced_bos_token_id": "forced_tokens", "eos_token_id": "stop_token_ids",
+    "logits_processor": "logits_processors", "sequence_bias": "logit_bias",
+    "output_scores": "scores", "assistant_model": "draft", "num_assistant_tokens": "num_draft",
+    "prompt_lookup_num_tokens": "lookup", "torch_dtype": "dtype",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """The options of one call, each in its range; `SpeculativeDecoder.generate` describes them."""
+    """The options of a call, each in its range.
+
+    Attributes:
+        max_tokens: Upper bound on emitted tokens, EOS included.
+        temperature: 0 is greedy; above 0 tokens are sampled.
+        top_k: Sample from the k most probable tokens only; 0 is all of them.
+        top_p: Then from the most probable ones that reach this sum; 1 is all of them.
+        seed: For sampling; the same seed, options and machine give the same tokens. With num_draft
+            "auto" this holds as long as the stored calibration is kept.
+        speculative: False decodes with the target alone.
+        max_new_tokens: Another name for `max_tokens`.
+        repetition_penalty: Above 1, tokens that have occurred in the output (of a decoder-only
+            model also in the prompt) become less probable: positive logits are divided by it,
+            negative ones multiplied.
+        no_repeat_ngram_size: No sequence of this many tokens occurs twice; 0 is off.
+        min_tokens: The output does not end before it has this many tokens.
+        suppress_tokens: Ids that never occur.
+        bad_words: Texts, or sequences of ids, that never occur. A text stands for the ids that the
+            tokenizer gives it at the beginning of a text and after a space; others can spell it,
+            too.
+        logit_bias: Adds to the logits of ids; -inf forbids one.
+        forced_tokens: What every output begins with: ids, or text.
+        logits_processors: Functions of (tokens so far (T,) int32, logits (1, V) float32) that
+            return logits (1, V), as mlx-lm's. They are called for each drafted token, too, and
+            must depend on their arguments alone.
+        stop: A text, or several, before which an output ends; they are not part of the text.
+        stop_token_ids: Ids that end an output as EOS does.
+        num_return_sequences: The number of outputs for each prompt, see `Generation.alternatives`.
+            Output j of prompt i samples as prompt `num_return_sequences` * i + j would.
+        scores: Add the logarithm of each output's probability, see `Generation.score`. This takes
+            one more pass over the output.
+        num_beams: Above 1, the best output that a beam search over this number of sequences finds,
+            by the target alone. Samples, drafts, stop strings and streams do not go with it.
+        length_penalty: Of a beam search: an output's score is the sum of its tokens'
+            log-probabilities divided by its length in tokens, EOS included, to this power.
+        early_stopping: Of a beam search, once it has as many outputs as beams: True ends it, False
+            goes on while the best sequence, if it ended now, would be better than the worst of
+            them, "never" while it could be at any length.
+    """
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -175,6 +235,40 @@ class GenerationOptions:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SingleOptions(GenerationOptions):
+    """The options of `generate`, which has one prompt.
+
+    Attributes:
+        probabilities: Add each token's probability by the target and by the draft model, see
+            `Token`. This takes one more pass over the output by each of them.
+        progress: Show a bar on standard error, for one output.
+    """
+
+    probabilities: bool = False
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.progress and (self.num_beams != 1 or self.num_return_sequences > 1):
+            raise ValueError("a bar shows the progress of one output: leave out progress")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(GenerationOptions):
+    """The options of `generate_batch` and `iter_batch`.
+
+    Attributes:
+        batch_size: Prompts to decode side by side, from 1 to 65,536; None for 16, or 1 if the
+            decoder is steady.
+        by_length: Begin prompts in order of length, since rows of similar length pad less; without
+            it they begin as they come.
+    """
+
+    batch_size: int | None = None
+    by_length: bool = True
+
+
 @dataclass(frozen=True)
 class DraftingOptions:
     """How a decoder drafts and verifies; `SpeculativeDecoder` describes options and ranges."""
@@ -254,3 +348,71 @@ def as_pair(item: object) -> tuple[int, Prompt]:
         "each of prompts must be an index with its prompt, as enumerate makes them, got "
         f"{type(item).__name__}"
     )
+
+
+def takes(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[S, A, Options], R]], Callable[Concatenate[S, A, P], R]]:
+    """Let a method of one argument and options take the options' fields as keywords instead.
+
+    Four methods share these keywords, and each of them is written once, in a dataclass. Python
+    refuses others; type checkers, editors and `help` know them.
+    """
+
+    def decorate(method: Callable[[S, A, Options], R]) -> Callable[Concatenate[S, A, P], R]:
+        first_two = [*inspect.signature(method).parameters.values()][:2]
+        signature = inspect.signature(options)
+        signature = signature.replace(
+            parameters=[*first_two, *signature.parameters.values()],
+            return_annotation=inspect.signature(method).return_annotation,
+        )
+
+        @wraps(method)
+        def call(*args: Any, **keywords: Any) -> R:
+            given = signature.bind(*args, **keywords).arguments
+            own = [given.pop(each.name) for each in first_two]
+            return method(*own, options(**given))  # type: ignore[call-arg]
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return with_hints(cast(Callable[Concatenate[S, A, P], R], call))
+
+    return decorate
+
+
+def with_hints(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function say what to use instead of a keyword that it does not have."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        for name in keywords:
+            if name not in known:
+                raise TypeError(
+                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
+                    f"{_hint(name, known)}"
+                )
+        return function(*args, **keywords)
+
+    return call
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown keyword: what was probably meant, if known."""
+    ours = (RENAMED | OTHERS).get(name, name)
+    if ours in known:
+        return f": use {ours}"
+    places = {
+        "generate": inspect.signature(SingleOptions).parameters,
+        "generate_batch": inspect.signature(BatchOptions).parameters,
+        "SpeculativeDecoder": {
+            "draft",
+            *inspect.signature(DraftingOptions).parameters,
+            *inspect.signature(PromptEncoder).parameters,
+        },
+        "from_pretrained": {"dtype", "group"},
+    }
+    for place, names in places.items():
+        if ours in names:
+            return f": {ours} is an option of {place}"
+    close = get_close_matches(name, known, 1)
+    return f": did you mean {close[0]}?" if close else ""

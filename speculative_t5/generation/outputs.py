@@ -1,13 +1,21 @@
-"""From rounds of ids to the values that users get."""
+"""From rounds of ids to the values that users get: texts, their stops, several outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from ..decoding import FinishReason, Origin, Round, Stats, origins_of_round
+from ..decoding import (
+    NOTHING_LEFT,
+    BeamResult,
+    FinishReason,
+    Origin,
+    Request,
+    Round,
+    Stats,
+    origins_of_round,
+)
 from ..tokenizers import Detokenizer, Tokenizer, pieces
-from .stops import StopFilter, cut_pieces
 
 MEANINGS: dict[Origin, str] = {
     "accepted": "drafted",
@@ -119,14 +127,91 @@ class Generation:
         return as_html(self.trace, rounds, stats.summary())
 
 
+@dataclass
+class StopFilter:
+    """Passes text on, piece by piece, up to the first of some strings.
+
+    The string that ends first counts, as if the text came character by character. Text that may be
+    the beginning of one is held back until it is known not to be.
+
+    Attributes:
+        strings: None is empty.
+        min_pieces: A string that ends in an earlier piece is text like any other.
+        stopped: Whether one of the strings has come.
+    """
+
+    strings: Sequence[str]
+    min_pieces: int = 0
+    stopped: bool = False
+    _held: str = field(default="", init=False)
+    _count: int = field(default=0, init=False)
+
+    def add(self, piece: str) -> str:
+        """Return the text that can be passed on now; after a stop there is none."""
+        if self.stopped:
+            return ""
+        self._count += 1
+        text, new = self._held + piece, len(self._held)
+        if self._count >= self.min_pieces:
+            found = []
+            for string in self.strings:
+                # It ends in the new piece: what was held back is only the beginning of one.
+                start = text.find(string, max(0, new - len(string) + 1))
+                if start >= 0:
+                    found.append((start + len(string), start))
+            if found:
+                self.stopped, self._held = True, ""
+                return text[: min(found)[1]]
+        keep = max(self._starts(text), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def _starts(self, text: str) -> list[int]:
+        """Return the lengths of the ends of a text that begin a stop string."""
+        return [
+            length
+            for string in self.strings
+            for length in range(1, min(len(string), len(text) + 1))
+            if text.endswith(string[:length])
+        ]
+
+    def finish(self) -> str:
+        """Return the text still held back."""
+        held, self._held = self._held, ""
+        return held
+
+
+def cut_pieces(pieces: Sequence[str], stops: StopFilter, *, end: bool) -> tuple[str, ...]:
+    """Return the text that each piece adds; at the `end` the last includes what was held back."""
+    texts = [stops.add(piece) for piece in pieces]
+    if end and (rest := stops.finish()):
+        texts = [*texts[:-1], "".join(texts[-1:]) + rest]
+    return tuple(texts)
+
+
+class StopSearch:
+    """Finds the token that completes a stop string; a `Stopper`."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: StopFilter) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = stops
+
+    def __call__(self, tokens: Sequence[int]) -> int | None:
+        for count, token in enumerate(tokens, start=1):
+            self._stops.add(self._detokenizer.add(token))
+            if self._stops.stopped:
+                return count
+        return None
+
+
 Stops = Callable[[], StopFilter | None]  # makes a filter for each output, if there are stops
 
 
 def as_generations(
-    rounds: Iterator[Round],
+    rounds: Iterable[Round],
     tokenizer: Tokenizer | None,
     stops: Stops = lambda: None,
-    score: Callable[[Round], float] | None = None,
+    several: Several | None = None,
 ) -> Iterator[tuple[int, Generation]]:
     """Yield index and output of each prompt as it ends; without a tokenizer texts are empty."""
     for done in rounds:
@@ -135,7 +220,67 @@ def as_generations(
             if found := stops():
                 parts = cut_pieces(parts, found, end=True)
             made = Generation("".join(parts), done.output, done.finish_reason, done.stats, parts)
-            yield done.index, replace(made, score=score(done)) if score else made
+            if several:
+                yield from several.gathered(done, made)
+            else:
+                yield done.index, made
+
+
+class Several:
+    """Asks for several outputs of each prompt, and puts them together with their scores.
+
+    Output j of index i is asked for, and samples, under the index `count` * i + j. `score` takes a
+    prompt's ids and those of an output.
+    """
+
+    def __init__(
+        self, count: int, score: Callable[[Sequence[int], Sequence[int]], float] | None
+    ) -> None:
+        self._count = count
+        self._score = score
+        # By index, the prompt and the outputs that have come.
+        self._waiting: dict[int, tuple[Sequence[int], dict[int, Generation]]] = {}
+
+    def repeated(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yield each request as often as outputs are wanted."""
+        for index, source in requests:
+            if index in self._waiting:
+                raise ValueError(
+                    f"two prompts have the index {index}, and outputs could be mixed up: give each "
+                    "its own"
+                )
+            self._waiting[index] = source, {}
+            for j in range(self._count):
+                yield self._count * index + j, source
+
+    def gathered(self, done: Round, made: Generation) -> Iterator[tuple[int, Generation]]:
+        """Yield the first output of a prompt, which has the others with it, when all have come."""
+        index, place = divmod(done.index, self._count)
+        source, group = self._waiting[index]
+        if self._score:
+            end = [] if done.end_id is None else [done.end_id]
+            made = replace(made, score=self._score(source, [*done.output, *end]))
+        group[place] = made
+        if len(group) == self._count:
+            del self._waiting[index]
+            first, *others = (group[place] for place in range(self._count))
+            yield index, replace(first, alternatives=tuple(others))
+
+
+def best_beam(result: BeamResult, tokenizer: Tokenizer | None) -> Generation:
+    """Return the best output of a search, with the others as its alternatives."""
+    outputs = []
+    for found in result.hypotheses:
+        parts = pieces(found.tokens, Detokenizer(tokenizer), end=True) if tokenizer else ()
+        stats = replace(result.stats, emitted=found.emitted)
+        text = "".join(parts)
+        outputs.append(
+            Generation(text, found.tokens, found.finish_reason, stats, parts, score=found.score)
+        )
+    if not outputs:
+        raise ValueError(NOTHING_LEFT)
+    first, *others = outputs
+    return replace(first, alternatives=tuple(others))
 
 
 class ChunkMaker:
@@ -158,7 +303,7 @@ class ChunkMaker:
 
 
 def as_chunks(
-    rounds: Iterator[Round], tokenizer: Tokenizer | None, stops: Stops = lambda: None
+    rounds: Iterable[Round], tokenizer: Tokenizer | None, stops: Stops = lambda: None
 ) -> Iterator[Chunk]:
     """Yield the rounds of one prompt with the text that each adds."""
     maker = ChunkMaker(tokenizer, stops())

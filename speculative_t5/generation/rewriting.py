@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ..decoding import Sampler, Stats, pair_probabilities, total
 from ..errors import check_integer, check_number, check_utf8, count
-from .keywords import with_hints
 from .layout import arranged, same_facts, similarity
+from .options import with_hints
 from .splitting import Passage, check_language, is_label, keeps_lines, paragraphs, sentences
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Rewritten:
         return as_table(self)
 
 
-@with_hints()
+@with_hints
 def rewrite(
     decoder: SpeculativeDecoder,
     text: str,

@@ -6,7 +6,7 @@ from ..decoding import LanguageModel, LogitsTransform, Sampler, Stopper
 from ..errors import check_utf8
 from ..tokenizers import Tokenizer, unknown_characters
 from .options import GenerationOptions
-from .stops import StopFilter, StopSearch
+from .outputs import StopFilter, StopSearch
 
 
 class Shaping:
