@@ -16,7 +16,7 @@ from speculative_t5.decoding.results import Round
 from speculative_t5.decoding.sampling import round_keys
 from speculative_t5.decoding.transform import NOTHING_LEFT
 from speculative_t5.decoding.waits import count_waits
-from speculative_t5.generation import GenerationOptions, row_options
+from speculative_t5.generation import GenerationOptions
 
 import pytest
 from conftest import KINDS, PAIRS, VARIED
@@ -45,7 +45,7 @@ def requests(decoder: SpeculativeDecoder, count: int = 27) -> list[OwnRequest]:
     made = []
     for number, prompt in enumerate(prompts(count)):
         options = GenerationOptions(**options_of(number))
-        made.append(OwnRequest(number, prompt, row_options(options, decoder.shaping(options))))
+        made.append(OwnRequest(number, prompt, decoder.bind(options)))
     return made
 
 
@@ -164,7 +164,7 @@ def test_a_row_that_nothing_can_follow_ends_alone(kind: str) -> None:
     own = requests(decoder, 5)
     for temperature in (0.0, 1.0):
         forbidding = GenerationOptions(suppress_tokens=range(20), temperature=temperature)
-        hopeless = row_options(forbidding, decoder.shaping(forbidding))
+        hopeless = decoder.bind(forbidding)
         batch = Batch(decoder.model, decoder.open_plan())
         batch.add([own[0], OwnRequest(99, [5, 1], hopeless), *own[1:]])
         errors, ended = {}, {}

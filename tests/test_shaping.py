@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
+from speculative_t5.generation import GenerationOptions
 from speculative_t5.models import T5
 
 import mlx.core as mx
@@ -52,19 +53,13 @@ def prompts(count: int = COUNT) -> list[list[int]]:
 
 def by_definition(model: Any, decoder: SpeculativeDecoder, prompt: list[int], options: Any) -> Any:
     """Decode greedily by whole passes and the reference in plain Python."""
-    transform = decoder.shaping(_options(options)).sampler.transform
+    transform = decoder.bind(GenerationOptions(**options)).sampler.transform
     before, output = prompt if model.is_decoder_only else [0], list[int]()
     while len(output) < LENGTH and EOS not in output:
         logits = next_logits(model, prompt, [output])[0].tolist()
         found = transformed(transform, logits, [*before, *output], len(before))  # type: ignore[arg-type, arg-type]
         output.append(int(np.argmax(found)))
     return output
-
-
-def _options(options: dict[str, Any]) -> Any:
-    from speculative_t5.generation import GenerationOptions
-
-    return GenerationOptions(**options)
 
 
 DEFINED = [("t5", name) for name in OPTIONS]
@@ -164,7 +159,7 @@ def test_probabilities_are_those_of_the_transformed_distribution(kind: str) -> N
     decoder = SpeculativeDecoder(target, draft)
     done = decoder.generate(prompt, max_tokens=12, probabilities=True, **options)
     assert len(done.tokens) > 4 and done.trace[0].p == done.trace[0].q == 1.0
-    transform = decoder.shaping(_options(options)).sampler.transform
+    transform = decoder.bind(GenerationOptions(**options)).sampler.transform
     before = prompt if target.is_decoder_only else [0]
     for i, token in enumerate(done.trace):
         for model, given in ((target, token.p), (draft, token.q)):

@@ -121,7 +121,7 @@ class Conversation:
         decoder = self.remake(settings)
         options = GenerationOptions(**settings.sampling(), **self.shaping)
         options.check_stream()
-        decoder.shaping(options)
+        decoder.bind(options)
         return decoder
 
     def _generate(self, prompt: str) -> None:

@@ -8,7 +8,6 @@ puts outputs in their places, `comparison` shows what changed. Imports `checkpoi
 
 from .comparison import changes, lines
 from .decoder import SpeculativeDecoder, process_facts
-from .drafting import row_options
 from .html_view import STYLES as ORIGIN_STYLES
 from .options import BatchOptions, DraftingOptions, GenerationOptions, NumDraft, VerifyRule
 from .outputs import MEANINGS, Chunk, ChunkMaker, Generation

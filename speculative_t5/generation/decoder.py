@@ -23,6 +23,7 @@ from ..decoding import (
     Plan,
     Request,
     Round,
+    RowOptions,
     beam_search,
     decode,
     in_order_of_length,
@@ -34,7 +35,7 @@ from ..errors import check_integer
 from ..processes import check_same
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from .adaptive import Schedules
-from .drafting import agreement, make_open_plan, make_plan, pair_up
+from .drafting import agreement, bind, make_open_plan, make_plan, pair_up
 from .options import (
     BatchOptions,
     DraftingOptions,
@@ -48,7 +49,6 @@ from .options import (
 )
 from .outputs import Chunk, Generation, Several, as_chunks, as_generations, best_beam, with_bar
 from .rewriting import rewrite
-from .shaping import Shaping
 from .steady import steady_width
 
 
@@ -232,7 +232,7 @@ class SpeculativeDecoder:
         ((_, done),) = self.generations([(0, source)], options, rows, bar)
         if not options.probabilities:
             return done
-        sampler = self.shaping(options).sampler
+        sampler = self.bind(options).sampler
 
         def explained(done: Generation) -> Generation:
             vocab, tokens = self._drafting.draft_vocab, done.tokens
@@ -297,9 +297,8 @@ class SpeculativeDecoder:
         """
         options.check_stream()
         source = self.fit(prompt, options.max_tokens).ids
-        shaping = self.shaping(options)
         rounds = self.rounds([(0, source)], options)
-        return as_chunks(rounds, self.tokenizer, shaping.filter)
+        return as_chunks(rounds, self.tokenizer, options.stop_filter())
 
     rewrite = rewrite  # texts of any length, piece by piece
 
@@ -364,11 +363,11 @@ class SpeculativeDecoder:
 
         The options are checked at the call. `watch` sees the rounds, and passes them on.
         """
-        shaping, count = self.shaping(options), options.num_return_sequences
+        count = options.num_return_sequences
         if beams := options.beams:
             self._check_beams(options)
-            transform, agree = shaping.sampler.transform, agreement(self.model)
-            plan = BeamPlan(beams, options.max_tokens, transform, shaping.stop_ids, agree)
+            own, agree = self.bind(options), agreement(self.model)
+            plan = BeamPlan(beams, own.max_tokens, own.sampler.transform, own.stop_ids, agree)
             batch_size = max(1, batch_size // beams.num_beams)
             results = beam_search(self.model, requests, plan, batch_size=batch_size)
             return ((done.index, best_beam(done, self.tokenizer)) for done in results)
@@ -380,7 +379,7 @@ class SpeculativeDecoder:
         rounds = self.rounds(requests, options, batch_size)
         if watch:
             rounds = watch(rounds)
-        return as_generations(rounds, self.tokenizer, shaping.filter, several)
+        return as_generations(rounds, self.tokenizer, options.stop_filter, several)
 
     def _check_beams(self, options: GenerationOptions) -> None:
         """Refuse a beam search with drafts that were asked for, or with steady passes."""
@@ -396,9 +395,14 @@ class SpeculativeDecoder:
                 "passes: leave out one of them"
             )
 
-    def shaping(self, options: GenerationOptions) -> Shaping:
-        """Return what the options mean for the target."""
-        return Shaping(options, self.model, self.tokenizer)
+    def bind(self, options: GenerationOptions) -> RowOptions:
+        """Return what the options mean for the target and its tokenizer.
+
+        Raises:
+            ValueError: If an option names an id that the model lacks, or is text and there is no
+                tokenizer, or text that the vocabulary lacks.
+        """
+        return bind(options, self.model, self.tokenizer)
 
     def rounds(
         self, requests: Iterable[Request], options: GenerationOptions, batch_size: int = 1
@@ -425,8 +429,7 @@ class SpeculativeDecoder:
                 drafted then.
         """
         model, draft, drafting = self.model, self.draft, self._drafting
-        shaping, width = self.shaping(options), self._steady_width()
-        plan = make_plan(model, draft, drafting, options, shaping, width)
+        plan = make_plan(model, draft, drafting, self.bind(options), self._steady_width())
         if isinstance(plan.drafter, EmptyDrafter) or drafting.num_draft != "auto" or not requests:
             return plan
         schedule = self._schedules.calibrated(model, draft, drafting, plan, requests)

@@ -1,8 +1,10 @@
-"""From options to a plan and its drafter; which drafts go with a target."""
+"""Options bound to models: what they mean for a target, its draft and its tokenizer."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from ..checkpoints import dtype_name
@@ -13,6 +15,7 @@ from ..decoding import (
     EmptyDrafter,
     FixedSchedule,
     LanguageModel,
+    LogitsTransform,
     LookupDrafter,
     ModelDrafter,
     Plan,
@@ -22,31 +25,32 @@ from ..decoding import (
     Verifier,
     alone,
 )
+from ..errors import check_utf8
 from ..models import T5, SharingDraft
+from ..tokenizers import Tokenizer, unknown_characters
 from .options import DraftingOptions, GenerationOptions
-from .shaping import Shaping
+from .outputs import StopSearch
 
 
 def make_plan(
     model: LanguageModel,
     draft: LanguageModel | None,
     drafting: DraftingOptions,
-    options: GenerationOptions,
-    shaping: Shaping,
+    own: RowOptions,
     width: int | None,
 ) -> Plan:
     """Return the plan by which `decode` generates; nothing is drafted if num_draft is "auto".
 
-    `shaping` is that of `options` for the target; for `width` see `Plan`.
+    For `width` see `Plan`.
     """
-    sampler = shaping.sampler
-    drafter = make_drafter(model, draft, drafting, sampler) if options.speculative else None
+    sampler = own.sampler
+    drafter = make_drafter(model, draft, drafting, sampler) if own.drafts else None
     fixed = drafter is not None and drafting.num_draft != "auto"
     return Plan(
         drafter or EmptyDrafter(),
         FixedSchedule(int(drafting.num_draft) if fixed else 0),
         Verifier(sampler, drafting.delta, drafting.by_block),
-        row_options(options, shaping),
+        own,
         # T5's passes are compiled, and leave the host little to do meanwhile.
         ahead=drafter is None and model.is_decoder_only and not sampler.transforms,
         width=width,
@@ -80,16 +84,82 @@ def make_open_plan(
     )
 
 
-def row_options(options: GenerationOptions, shaping: Shaping) -> RowOptions:
-    """Return what the options of a call, of which `shaping` was made, mean for its rows."""
+def bind(
+    options: GenerationOptions, model: LanguageModel, tokenizer: Tokenizer | None
+) -> RowOptions:
+    """Return what the options of a call mean for a target and its tokenizer.
+
+    Raises:
+        ValueError: If an option names an id that the model lacks, or is text and there is no
+            tokenizer, or text that the vocabulary lacks.
+    """
+    stop_ids = frozenset(options.stop_token_ids)
+    spell = partial(_spelled, model, tokenizer)
+    transform = options.transform(spell, stop_ids | model.eos_token_ids)
+    largest = max(transform.largest_id if transform else -1, *stop_ids, -1)
+    if largest >= model.vocab_size:
+        raise ValueError(
+            f"{_name_of(largest, stop_ids, transform)} has the id {largest}, and the model has ids "
+            f"below {model.vocab_size}: give ids of its tokenizer"
+        )
+    if options.stop and tokenizer is None:
+        raise ValueError("stop strings need a tokenizer: give the decoder one")
     return RowOptions(
-        shaping.sampler,
+        replace(options.sampler, transform=transform) if transform else options.sampler,
         options.max_tokens,
         options.seed if options.temperature else None,
-        stop_ids=shaping.stop_ids,
-        stopper=shaping.stopper if options.stop else None,
+        stop_ids=stop_ids,
+        stopper=partial(_stopper, options, tokenizer) if options.stop else None,
         drafts=options.speculative,
     )
+
+
+def _name_of(token: int, stop_ids: Collection[int], transform: LogitsTransform | None) -> str:
+    """Return the name of an option that has this id."""
+    named: dict[str, Collection[int]] = {"stop_token_ids": stop_ids}
+    if transform:
+        named |= {
+            "suppress_tokens": transform.suppress_tokens,
+            "logit_bias": dict(transform.logit_bias),
+            "forced_tokens": transform.forced_tokens,
+            "bad_words": {each for word in transform.bad_words for each in word},
+        }
+    return next((name for name, ids in named.items() if token in ids), "an option")
+
+
+def _stopper(options: GenerationOptions, tokenizer: Tokenizer | None) -> StopSearch:
+    """Return a new search for stop strings in one output."""
+    found = options.stop_filter()
+    assert found is not None and tokenizer is not None
+    return StopSearch(tokenizer, found)
+
+
+def _spelled(
+    model: LanguageModel, tokenizer: Tokenizer | None, name: str, text: str
+) -> list[tuple[int, ...]]:
+    """Return the ids of a text at the beginning of another one, and those after a space.
+
+    They are without EOS and a BOS before them. `name` is that of the option, for messages.
+    """
+    check_utf8(name, text)
+    if tokenizer is None:
+        raise ValueError(f"{name} has the text {text!r}: give ids, or a tokenizer")
+    ways = []
+    for way in (text, f" {text}"):
+        ids = tokenizer.encode(way)
+        if lacking := unknown_characters(tokenizer, way, ids):
+            raise ValueError(
+                f"{name} has the text {way!r}, and the vocabulary lacks {lacking[0]!r}: leave it "
+                "out, or give ids"
+            )
+        if not model.is_decoder_only:
+            ids = ids[:-1]
+        elif ids and ids[0] in model.special_tokens and not tokenizer.decode(ids[:1]):
+            ids = ids[1:]
+        if not ids:
+            raise ValueError(f"{name} has the text {way!r}, which has no ids: leave it out")
+        ways.append(tuple(ids))
+    return list(dict.fromkeys(ways))
 
 
 def make_drafter(

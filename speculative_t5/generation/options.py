@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 from ..checkpoints import RENAMED
@@ -24,6 +24,7 @@ from ..decoding import (
 )
 from ..errors import check_integer, check_number, check_utf8
 from ..tokenizers import Prompt, PromptEncoder
+from .outputs import StopFilter
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -44,6 +45,11 @@ ITEMS = {
     "bad_words": "text or a list of texts and of lists of ids",
     "logits_processors": "a list of functions",
 }
+# Options that change logits.
+CONSTRAINTS = (
+    "repetition_penalty", "no_repeat_ngram_size", "min_tokens", "suppress_tokens", "bad_words",
+    "logit_bias", "forced_tokens", "logits_processors",
+)  # fmt: skip
 # What else has another name in transformers.
 OTHERS = {
     "do_sample": "temperature", "max_length": "max_tokens", "min_length": "min_tokens",
@@ -120,7 +126,7 @@ class GenerationOptions:
     early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
-        _ = Sampler(self.temperature, self.top_k, self.top_p)  # which checks its own options
+        _ = self.sampler  # which checks its own options
         check_integer("seed", self.seed, 0, 2**63 - 1)
         check_integer("max_tokens", self.max_tokens, 1)
         if self.max_new_tokens is not None:
@@ -175,7 +181,12 @@ class GenerationOptions:
                 "num_beams or stop"
             )
 
-    @property
+    @cached_property
+    def sampler(self) -> Sampler:
+        """Temperature, top-k and top-p; without the options that change logits."""
+        return Sampler(self.temperature, self.top_k, self.top_p)
+
+    @cached_property
     def beams(self) -> BeamOptions | None:
         """The options of a beam search; None for greedy decoding and sampling."""
         if self.num_beams == 1:
@@ -183,6 +194,10 @@ class GenerationOptions:
         return BeamOptions(
             self.num_beams, self.length_penalty, self.early_stopping, self.num_return_sequences
         )
+
+    def stop_filter(self) -> StopFilter | None:
+        """Return a new filter for the text of one output; None without stop strings."""
+        return StopFilter(tuple(self.stop), self.min_tokens) if self.stop else None
 
     @property
     def can_stream(self) -> bool:
@@ -206,14 +221,16 @@ class GenerationOptions:
 
     def transform(
         self, encode: Callable[[str, str], Sequence[Sequence[int]]], end_ids: Iterable[int] = ()
-    ) -> LogitsTransform:
-        """Return the change of logits.
+    ) -> LogitsTransform | None:
+        """Return the change of logits; None if there is none.
 
         Args:
             encode: Takes an option's name and a text, and returns the ways that ids spell it.
             end_ids: The ids that end an output. A bad word that is one of them is ignored, as by
                 transformers: an output may be empty.
         """
+        if all(getattr(self, name) == getattr(GenerationOptions, name) for name in CONSTRAINTS):
+            return None
         ends = frozenset(end_ids)
         words: list[tuple[int, ...]] = []
         for word in self.bad_words:
@@ -222,7 +239,7 @@ class GenerationOptions:
         forced = self.forced_tokens
         if isinstance(forced, str):
             forced = next(iter(encode("forced_tokens", forced)), ()) if forced else ()
-        return LogitsTransform(
+        made = LogitsTransform(
             logit_bias=tuple((self.logit_bias or {}).items()),
             repetition_penalty=self.repetition_penalty,
             no_repeat_ngram_size=self.no_repeat_ngram_size,
@@ -233,6 +250,7 @@ class GenerationOptions:
             forced_tokens=tuple(forced),
             processors=tuple(self.logits_processors),
         )
+        return made or None
 
 
 @dataclass(frozen=True, kw_only=True)

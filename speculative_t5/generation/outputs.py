@@ -204,21 +204,21 @@ class StopSearch:
         return None
 
 
-Stops = Callable[[], StopFilter | None]  # makes a filter for each output, if there are stops
-
-
 def as_generations(
     rounds: Iterable[Round],
     tokenizer: Tokenizer | None,
-    stops: Stops = lambda: None,
+    stop_filter: Callable[[], StopFilter | None] = lambda: None,
     several: Several | None = None,
 ) -> Iterator[tuple[int, Generation]]:
-    """Yield index and output of each prompt as it ends; without a tokenizer texts are empty."""
+    """Yield index and output of each prompt as it ends; without a tokenizer texts are empty.
+
+    `stop_filter` makes a filter for each output, if there are stops.
+    """
     for done in rounds:
         if done.finish_reason:
             parts = pieces(done.output, Detokenizer(tokenizer), end=True) if tokenizer else ()
-            if found := stops():
-                parts = cut_pieces(parts, found, end=True)
+            if stops := stop_filter():
+                parts = cut_pieces(parts, stops, end=True)
             made = Generation("".join(parts), done.output, done.finish_reason, done.stats, parts)
             if several:
                 yield from several.gathered(done, made)
@@ -303,10 +303,10 @@ class ChunkMaker:
 
 
 def as_chunks(
-    rounds: Iterable[Round], tokenizer: Tokenizer | None, stops: Stops = lambda: None
+    rounds: Iterable[Round], tokenizer: Tokenizer | None, stops: StopFilter | None = None
 ) -> Iterator[Chunk]:
     """Yield the rounds of one prompt with the text that each adds."""
-    maker = ChunkMaker(tokenizer, stops())
+    maker = ChunkMaker(tokenizer, stops)
     for done in rounds:
         yield maker.chunk(done)
 

@@ -14,7 +14,7 @@ from itertools import count
 
 from ..decoding import AHEAD_TOKENS, Batch, OwnRequest, Round, RowOptions, Sampler
 from ..errors import check_integer, first_line
-from ..generation import ChunkMaker, GenerationOptions, SpeculativeDecoder, row_options
+from ..generation import ChunkMaker, GenerationOptions, SpeculativeDecoder
 from ..tokenizers import Prompt, PromptTooLong, check_prompts
 from .calls import FAILED, Busy, Call, Figures, Output, State, Unavailable, WrongPrompt, deliver
 
@@ -108,14 +108,13 @@ class Service:
         self._reserve(wanted)
         try:
             decoder = self.decoder
-            shaping = decoder.shaping(options)
             sources = [encoded(decoder, prompt, options.max_tokens) for prompt in prompts]
-            own = row_options(options, shaping)
+            own = decoder.bind(options)
             call = Call(asyncio.get_running_loop(), [*map(len, sources)], wanted, self._forget)
             for number in range(wanted):
                 source = sources[number // samples]
                 request = OwnRequest(next(self._numbers), source, replace(own, number=number))
-                maker = ChunkMaker(decoder.tokenizer, shaping.filter())
+                maker = ChunkMaker(decoder.tokenizer, options.stop_filter())
                 call.waiting.append(Output(call, number, request, maker))
         except BaseException:
             with self._changed:
