@@ -17,6 +17,7 @@ from .. import __version__
 from ..checkpoints import as_dtype, digest_of, dtype_name, load, locate, named_draft
 from ..decoding import (
     WINDOW,
+    AdaptiveSchedule,
     BeamPlan,
     EmptyDrafter,
     LanguageModel,
@@ -34,8 +35,7 @@ from ..device import default_dtype
 from ..errors import check_integer
 from ..processes import check_same
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
-from .adaptive import Schedules
-from .drafting import agreement, bind, make_open_plan, make_plan, pair_up
+from .drafting import adaptive_schedule, agreement, bind, make_open_plan, make_plan, pair_up
 from .options import (
     BatchOptions,
     DraftingOptions,
@@ -143,7 +143,7 @@ class SpeculativeDecoder:
             truncate=truncate,
         )
         self._draft_is_implied = False  # and so left out where none may be
-        self._schedules = Schedules()
+        self._schedules: dict[tuple[object, ...], AdaptiveSchedule] = {}  # by options
         self._width: int | None = None  # of steady passes, once it is known
 
     @classmethod
@@ -209,7 +209,8 @@ class SpeculativeDecoder:
         return made
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_width": None}  # another device may need another one
+        # Another device has another width and other costs.
+        return self.__dict__ | {"_width": None, "_schedules": {}}
 
     @takes(SingleOptions)
     def generate(self, prompt: Prompt, options: SingleOptions) -> Generation:
@@ -432,7 +433,7 @@ class SpeculativeDecoder:
         plan = make_plan(model, draft, drafting, self.bind(options), self._steady_width())
         if isinstance(plan.drafter, EmptyDrafter) or drafting.num_draft != "auto" or not requests:
             return plan
-        schedule = self._schedules.calibrated(model, draft, drafting, plan, requests)
+        schedule = adaptive_schedule(self._schedules, model, draft, drafting, plan, requests)
         return replace(plan, schedule=schedule)
 
     def open_plan(self) -> Plan:

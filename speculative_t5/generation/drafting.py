@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+from .. import device
 from ..checkpoints import dtype_name
 from ..decoding import (
+    AdaptiveSchedule,
     Agree,
     CombinedDrafter,
     Drafter,
     EmptyDrafter,
     FixedSchedule,
     LanguageModel,
-    LogitsTransform,
     LookupDrafter,
     ModelDrafter,
+    Padded,
     Plan,
+    Request,
+    Round,
     RowOptions,
     RowSamplers,
     Sampler,
+    Schedule,
     Verifier,
     alone,
+    calibrate,
+    decode,
 )
 from ..errors import check_utf8
 from ..models import T5, SharingDraft
 from ..tokenizers import Tokenizer, unknown_characters
 from .options import DraftingOptions, GenerationOptions
-from .outputs import StopSearch
+from .outputs import StopFilter, StopSearch
+
+REHEARSAL_TOKENS = 128  # of an output that only serves to measure costs
+
+_calibrating = threading.Lock()  # of the process: other threads would disturb what is measured
 
 
 def make_plan(
@@ -96,42 +108,35 @@ def bind(
     stop_ids = frozenset(options.stop_token_ids)
     spell = partial(_spelled, model, tokenizer)
     transform = options.transform(spell, stop_ids | model.eos_token_ids)
-    largest = max(transform.largest_id if transform else -1, *stop_ids, -1)
-    if largest >= model.vocab_size:
-        raise ValueError(
-            f"{_name_of(largest, stop_ids, transform)} has the id {largest}, and the model has ids "
-            f"below {model.vocab_size}: give ids of its tokenizer"
-        )
-    if options.stop and tokenizer is None:
-        raise ValueError("stop strings need a tokenizer: give the decoder one")
-    return RowOptions(
-        replace(options.sampler, transform=transform) if transform else options.sampler,
-        options.max_tokens,
-        options.seed if options.temperature else None,
-        stop_ids=stop_ids,
-        stopper=partial(_stopper, options, tokenizer) if options.stop else None,
-        drafts=options.speculative,
-    )
-
-
-def _name_of(token: int, stop_ids: Collection[int], transform: LogitsTransform | None) -> str:
-    """Return the name of an option that has this id."""
     named: dict[str, Collection[int]] = {"stop_token_ids": stop_ids}
     if transform:
         named |= {
             "suppress_tokens": transform.suppress_tokens,
             "logit_bias": dict(transform.logit_bias),
             "forced_tokens": transform.forced_tokens,
-            "bad_words": {each for word in transform.bad_words for each in word},
+            "bad_words": {token for word in transform.bad_words for token in word},
         }
-    return next((name for name, ids in named.items() if token in ids), "an option")
+    for name, ids in named.items():
+        if (largest := max(ids, default=-1)) >= model.vocab_size:
+            raise ValueError(
+                f"{name} has the id {largest}, and the model has ids below {model.vocab_size}: "
+                "give ids of its tokenizer"
+            )
+    if options.stop and tokenizer is None:
+        raise ValueError("stop strings need a tokenizer: give the decoder one")
 
+    def stopper() -> StopSearch:
+        assert tokenizer is not None
+        return StopSearch(tokenizer, StopFilter(options.stop, options.min_tokens))
 
-def _stopper(options: GenerationOptions, tokenizer: Tokenizer | None) -> StopSearch:
-    """Return a new search for stop strings in one output."""
-    found = options.stop_filter()
-    assert found is not None and tokenizer is not None
-    return StopSearch(tokenizer, found)
+    return RowOptions(
+        replace(options.sampler, transform=transform) if transform else options.sampler,
+        options.max_tokens,
+        options.seed if options.temperature else None,
+        stop_ids=stop_ids,
+        stopper=stopper if options.stop else None,
+        drafts=options.speculative,
+    )
 
 
 def _spelled(
@@ -256,3 +261,51 @@ def _check_pair(model: LanguageModel, draft: LanguageModel) -> None:
             "target and draft must share a tokenizer: "
             f"the target's has {ours}, the draft's has {theirs}; choose another draft, or 'lookup'"
         )
+
+
+def adaptive_schedule(
+    known: dict[tuple[object, ...], AdaptiveSchedule],
+    model: LanguageModel,
+    draft: LanguageModel | None,
+    drafting: DraftingOptions,
+    plan: Plan,
+    requests: Sequence[Request],
+) -> AdaptiveSchedule:
+    """Return the schedule for these options, and calibrate it if it is not among the known ones.
+
+    Where outputs do not depend on draft lengths (greedy and exact), the schedule goes on learning
+    from one call to the next. Elsewhere each call begins with a fresh one, or the same seed and
+    options would not give the same tokens twice.
+
+    The drafter and the verifier of `plan` are measured on `requests`, side by side.
+    """
+    device.enter_thread()  # before the lock, which a fork may leave locked
+    assert plan.options is not None
+    own, verifier, sampler = plan.options, plan.verifier, plan.options.sampler
+    sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
+    rule = (verifier.block, float(verifier.delta))
+    lookups = (drafting.lookup, drafting.min_ngram, drafting.max_ngram)
+    batch_size = 1 << (len(requests) - 1).bit_length()  # the next power of two
+    # A transform takes time, and changes what is accepted.
+    transform = (sampler.transform.summary,) if sampler.transform else ()
+    settings = (*sampling, *rule, *lookups, drafting.draft_vocab, batch_size, *transform)
+
+    def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
+        sampled = seed if sampler.temperature else None
+        timed = replace(
+            plan,
+            drafter=Padded(plan.drafter),
+            schedule=schedule,
+            options=replace(own, max_tokens=REHEARSAL_TOKENS, seed=sampled),
+            timed=True,
+        )
+        return decode(model, requests, timed, batch_size=len(requests))
+
+    with _calibrating:
+        if settings not in known:
+            models = [each.fingerprint if each else None for each in (model, draft)]
+            found = calibrate(rehearse, len(requests), *models, *settings)
+            known[settings] = AdaptiveSchedule(found)
+        schedule = known[settings]
+    greedy_and_exact = sampler.temperature == 0 and verifier.delta == 0
+    return schedule if greedy_and_exact else schedule.fresh()
