@@ -264,39 +264,3 @@ def test_a_draft_limited_to_the_first_ids_proposes_no_others(
     assert max(proposed.tokens.tolist()[0]) < few
     if proposed.probs is not None:
         assert mx.all(proposed.probs[..., few:] == 0) and proposed.probs.shape[-1] == 20
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draft_vocab": 1}, "draft_vocab must be above 1, the id that ends outputs, got 1"),
-        ({"num_draft": "many"}, "num_draft must be an integer of at least 1 or 'auto', got 'many'"),
-        ({"draft": "small"}, "draft must be a loaded model, 'lookup' or None, got 'small'"),
-        ({"min_ngram": 3, "max_ngram": 2}, "max_ngram must be an integer from 3 to 16, got 2"),
-        ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
-        ({"verify": "loud"}, "verify must be 'auto', 'token' or 'block', got 'loud'"),
-        ({"verify": "block", "delta": 0.1}, "verify 'block' .* takes no delta above 0, got 0.1"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SpeculativeDecoder(tiny_model(), **options)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options", "message"),
-    [
-        ([1], {"temperature": -1.0}, "temperature must be 0 or at least 1e-05, got -1.0"),
-        ([1], {"seed": -1}, "seed must be an integer from 0 to"),
-        ([1], {"max_tokens": "5"}, "max_tokens must be an integer of at least 1, got '5'"),
-        ([], {}, "the prompt is empty"),
-        (" \n", {}, "the prompt is empty"),
-        ([3, 5], {}, "prompt ids must be from 0 to 4, got 5"),
-        ("text", {}, "needs a tokenizer"),
-    ],
-)
-def test_bad_calls_are_refused_before_decoding(prompt: Any, options: Any, message: str) -> None:
-    decoder = SpeculativeDecoder(tiny_model())
-    for call in (decoder.generate, decoder.stream):
-        with pytest.raises(ValueError, match=message):
-            call(prompt, **options)

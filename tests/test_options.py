@@ -18,6 +18,7 @@ from speculative_t5.tokenizers import PromptEncoder
 
 import pytest
 from conftest import tiny_draft, tiny_model
+from messages import check_message
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Any]:
@@ -85,6 +86,92 @@ def test_transformers_names_stand_for_options_that_exist() -> None:
     own = parameters(GenerationOptions) | parameters(SpeculativeDecoder.from_pretrained)
     assert own.keys() >= {*RENAMED.values(), *OTHERS.values()}
     assert not own.keys() & OTHERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"draft_vocab": 1}, "draft_vocab must be above 1, the id that ends outputs, got 1"),
+        ({"num_draft": "many"}, "num_draft must be an integer of at least 1 or 'auto', got 'many'"),
+        ({"draft": "small"}, "draft must be a loaded model, 'lookup' or None, got 'small'"),
+        ({"min_ngram": 3, "max_ngram": 2}, "max_ngram must be an integer from 3 to 16, got 2"),
+        ({"delta": float("nan")}, "delta must be between 0 and 1, got nan"),
+        ({"verify": "loud"}, "verify must be 'auto', 'token' or 'block', got 'loud'"),
+        ({"verify": "block", "delta": 0.1}, "takes no delta above 0, got 0.1"),
+        ({"steady": True, "num_draft": "auto"}, "num_draft 'auto' has several"),
+        ({"steady": True, "delta": 0.1}, "delta 0.1 lets them depend on it"),
+    ],
+)
+def test_bad_options_of_a_decoder_are_refused(options: dict[str, Any], found: str) -> None:
+    with pytest.raises(ValueError) as error:
+        SpeculativeDecoder(tiny_model(), **options)
+    check_message(str(error.value), found)
+
+
+BEAMS = {"num_beams": 2}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": []}, "the prompt is empty"),
+    ({"prompt": " \n"}, "the prompt is empty"),
+    ({"prompt": [3, 25]}, "prompt ids must be from 0 to 19, got 25"),
+    ({"prompt": "text"}, "needs a tokenizer"),
+    ({"temperature": -1.0}, "temperature must be 0 or at least 1e-05, got -1.0"),
+    ({"seed": -1}, "seed must be an integer from 0 to"),
+    ({"max_tokens": "5"}, "max_tokens must be an integer of at least 1, got '5'"),
+    ({"max_tokens": 5, "max_new_tokens": 6}, "max_new_tokens, another name for it, is 6"),
+    ({"max_new_tokens": 0}, "got 0"),
+    ({"num_return_sequences": 2}, "greedy decoding has only one output"),
+    ({"num_return_sequences": 0}, "got 0"),
+    ({"stop": ""}, "got ''"),
+    ({"stop": ["a", 3]}, "got 3"),
+    ({"stop": "a"}, "stop strings need a tokenizer"),
+    ({"stop": 3}, "got 3"),
+    ({"stop_token_ids": [20]}, "the id 20"),
+    ({"stop_token_ids": 3}, "got 3"),
+    ({"bad_words": ["a"]}, "'a'"),
+    ({"bad_words": ["\ud800"]}, "not UTF-8"),
+    ({"bad_words": [3]}, "got 3"),
+    ({"forced_tokens": "a"}, "'a'"),
+    ({"forced_tokens": 3}, "got 3"),
+    ({"suppress_tokens": [25]}, "the id 25"),
+    ({"suppress_tokens": 3}, "got 3"),
+    ({"logit_bias": {-1: 2.0}}, "got -1"),
+    ({"logit_bias": {5: 1e39}}, "got 1e+39"),
+    ({"logit_bias": [3]}, "got [3]"),
+    ({"logits_processors": len}, "got <built-in function len>"),
+    ({"repetition_penalty": 0.0}, "got 0.0"),
+    ({"repetition_penalty": 1e-50}, "got 1e-50"),
+    ({"num_beams": 0}, "got 0"),
+    (BEAMS | {"num_return_sequences": 3}, "num_return_sequences 3"),
+    (BEAMS | {"temperature": 0.5}, "temperature is 0.5"),
+    (BEAMS | {"stop": "a"}, "stop strings"),
+    (BEAMS | {"length_penalty": float("nan")}, "got nan"),
+    (BEAMS | {"length_penalty": 2000.0}, "got 2000.0"),
+    (BEAMS | {"early_stopping": "soon"}, "got 'soon'"),
+    (BEAMS | {"early_stopping": 1}, "got 1"),
+]
+ONLY_GENERATE: list[tuple[dict[str, Any], str]] = [
+    (BEAMS, "a beam search chooses at the end"),
+    ({"scores": True}, "a stream has no scores"),
+    ({"temperature": 1.0, "num_return_sequences": 2}, "a stream has one output"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "found"),
+    [
+        *((method, *refused) for method in ("generate", "stream") for refused in REFUSED),
+        *(("stream", *refused) for refused in ONLY_GENERATE),
+        ("generate", BEAMS | {"progress": True}, "the progress of one output"),
+    ],
+)
+def test_bad_options_of_a_call_are_refused_before_anything_is_decoded(
+    method: str, options: dict[str, Any], found: str
+) -> None:
+    decoder = SpeculativeDecoder(tiny_model(vocab_size=20))
+    with pytest.raises(ValueError) as error:
+        getattr(decoder, method)(**{"prompt": [3, 1]} | options)
+    check_message(str(error.value))
+    assert found in str(error.value)
 
 
 def test_options_reach_the_plan() -> None:

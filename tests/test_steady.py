@@ -179,24 +179,6 @@ def test_probabilities_are_those_of_plain_decoding() -> None:
         assert mx.allclose(found, expected[:, first:last], atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"num_draft": "auto"},
-            "steady needs passes of one width, and num_draft 'auto' has several",
-        ),
-        (
-            {"delta": 0.1},
-            "steady outputs are the same for any draft, and delta 0.1 lets them depend",
-        ),
-    ],
-)
-def test_options_that_steady_decoding_cannot_have(options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SpeculativeDecoder(tiny(), None, None, steady=True, **options)
-
-
 def test_prompts_are_decoded_one_at_a_time() -> None:
     decoder = SpeculativeDecoder(tiny(), None, None, steady=True)
     assert len(decoder.generate_batch([[3, 1], [4, 1]], max_tokens=4)) == 2

@@ -119,24 +119,6 @@ def test_outputs_end_before_the_first_stop_string(
     assert "stop" in reasons
 
 
-@pytest.mark.parametrize("num_draft", range(1, 9))
-def test_stops_are_those_of_plain_decoding(
-    decoders: dict[str, SpeculativeDecoder], num_draft: int
-) -> None:
-    plain = decoders["plain"]
-    model, draft, letters = plain.model, decoders["model"].draft, plain.tokenizer
-    texts = [plain.generate(prompt, max_tokens=30).text for prompt in PROMPTS]
-    stops = [text[5:7] for text in texts]
-    expected = plain.generate_batch(PROMPTS, max_tokens=30, stop=stops)
-    assert {out.finish_reason for out in expected} == {"stop"}
-    for drafter, lookup in ((draft, False), ("lookup", False), (draft, True)):
-        decoder = SpeculativeDecoder(model, drafter, letters, num_draft=num_draft, lookup=lookup)
-        found = decoder.generate_batch(PROMPTS, max_tokens=30, stop=stops, batch_size=2)
-        for out, other in zip(found, expected, strict=True):
-            assert (out.text, out.tokens, out.pieces) == (other.text, other.tokens, other.pieces)
-            assert out.finish_reason == other.finish_reason
-
-
 def test_stop_ids_end_an_output_as_eos_does(decoders: dict[str, SpeculativeDecoder]) -> None:
     reasons = []
     first = decoders["plain"].generate(PROMPTS[0], max_tokens=20).tokens

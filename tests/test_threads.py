@@ -21,7 +21,7 @@ from speculative_t5.decoding.schedule import (
     Counts,
     Outcome,
 )
-from speculative_t5.generation import adaptive
+from speculative_t5.generation import drafting
 from speculative_t5.models import SharingDraft
 from speculative_t5.models.causal import CausalModel
 from speculative_t5.models.t5 import compiled
@@ -76,7 +76,7 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
 def test_threads_that_share_a_decoder_give_the_same_outputs(
     kind: str, num_draft: Any, monkeypatch: pytest.MonkeyPatch, restless: None
 ) -> None:
-    monkeypatch.setattr(adaptive, "calibrate", lambda *_: CALIBRATION)
+    monkeypatch.setattr(drafting, "calibrate", lambda *_: CALIBRATION)
     model, draft = tiny_pair(kind, vocab_size=20, layers=2, seed=VARIED[kind])
     alone = SpeculativeDecoder(model, draft, num_draft=num_draft)
     expected = [alone.generate(prompt, max_tokens=20).tokens for prompt in PROMPTS]
@@ -227,7 +227,7 @@ def test_only_one_thread_calibrates(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.2)  # all others have begun by then
         return CALIBRATION
 
-    monkeypatch.setattr(adaptive, "calibrate", slowly)
+    monkeypatch.setattr(drafting, "calibrate", slowly)
     model = tiny_model(vocab_size=20)
     shared = SpeculativeDecoder(model, tiny_draft(model), num_draft="auto")
     at_once(lambda i: shared.generate(PROMPTS[i], max_tokens=4))
