@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, fromstring
 
 from speculative_t5.decoding.results import Round, Stats
 from speculative_t5.generation import Generation
-from speculative_t5.generation.outputs import as_chunks, as_generations
+from speculative_t5.generation.outputs import ChunkMaker, as_generations
 from speculative_t5.tokenizers import ByteTokenizer
 
 DONE = Generation(
@@ -27,7 +27,8 @@ def test_texts_of_streams_and_outputs_are_the_same() -> None:
     rounds.append(Round(7, ids[-1:], 0, stats, "length", ids))
     ((index, done),) = as_generations(iter(rounds), tokenizer)
     assert index == 7 and done.text == "".join(done.pieces) == "aé\ufffd"
-    assert "".join(chunk.text for chunk in as_chunks(iter(rounds), tokenizer)) == done.text
+    maker = ChunkMaker(tokenizer)
+    assert "".join(maker.chunk(each).text for each in rounds) == done.text
 
 
 def read(done: Generation) -> Element:

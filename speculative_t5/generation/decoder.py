@@ -47,7 +47,7 @@ from .options import (
     takes,
     with_hints,
 )
-from .outputs import Chunk, Generation, Several, as_chunks, as_generations, best_beam, with_bar
+from .outputs import Chunk, ChunkMaker, Generation, Several, as_generations, best_beam, with_bar
 from .rewriting import rewrite
 from .steady import steady_width
 
@@ -299,7 +299,7 @@ class SpeculativeDecoder:
         options.check_stream()
         source = self.fit(prompt, options.max_tokens).ids
         rounds = self.rounds([(0, source)], options)
-        return as_chunks(rounds, self.tokenizer, options.stop_filter())
+        return map(ChunkMaker(self.tokenizer, options.stop_filter()).chunk, rounds)
 
     rewrite = rewrite  # texts of any length, piece by piece
 

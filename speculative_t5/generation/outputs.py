@@ -302,15 +302,6 @@ class ChunkMaker:
         )  # fmt: skip
 
 
-def as_chunks(
-    rounds: Iterable[Round], tokenizer: Tokenizer | None, stops: StopFilter | None = None
-) -> Iterator[Chunk]:
-    """Yield the rounds of one prompt with the text that each adds."""
-    maker = ChunkMaker(tokenizer, stops)
-    for done in rounds:
-        yield maker.chunk(done)
-
-
 def with_bar(rounds: Iterator[Round], max_tokens: int) -> Iterator[Round]:
     """Yield the rounds of one output unchanged, and count their tokens in a bar on stderr."""
     from tqdm import tqdm  # only where a bar is wanted
