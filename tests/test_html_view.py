@@ -8,8 +8,8 @@ from xml.etree.ElementTree import Element, fromstring
 
 from speculative_t5.decoding.results import Round, Stats
 from speculative_t5.generation import Generation
-from speculative_t5.generation.outputs import ChunkMaker, as_generations
-from speculative_t5.tokenizers import ByteTokenizer
+from speculative_t5.generation.outputs import ChunkMaker, as_generation
+from speculative_t5.tokenizers import ByteTokenizer, Detokenizer
 
 DONE = Generation(
     'He <b>is</b> & "was"\nhere.', [5, 6, 7, 8, 9, 10, 11, 12], "eos",
@@ -25,9 +25,9 @@ def test_texts_of_streams_and_outputs_are_the_same() -> None:
     ids = tokenizer.encode("aé\u4e16")[:-2]  # the last byte and EOS are left out
     rounds = [Round(7, [token], 0, stats) for token in ids[:-1]]
     rounds.append(Round(7, ids[-1:], 0, stats, "length", ids))
-    ((index, done),) = as_generations(iter(rounds), tokenizer)
-    assert index == 7 and done.text == "".join(done.pieces) == "aé\ufffd"
-    maker = ChunkMaker(tokenizer)
+    done = as_generation(rounds[-1], Detokenizer(tokenizer))
+    assert done.text == "".join(done.pieces) == "aé\ufffd"
+    maker = ChunkMaker(Detokenizer(tokenizer))
     assert "".join(maker.chunk(each).text for each in rounds) == done.text
 
 

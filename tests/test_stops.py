@@ -7,7 +7,8 @@ import random
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.generation.outputs import StopFilter, StopSearch, cut_pieces
+from speculative_t5.generation.outputs import StopFilter, StoppedText
+from speculative_t5.tokenizers import pieces
 
 import pytest
 from conftest import EOS, tiny_pair
@@ -48,14 +49,6 @@ def test_only_text_that_may_begin_a_stop_string_is_held_back() -> None:
     found = StopFilter(["END"])
     assert [found.add(piece) for piece in ("xE", "N", "xEND", "y")] == ["x", "", "ENx", ""]
     assert found.stopped and found.finish() == ""
-
-
-def test_a_stop_string_counts_from_a_number_of_pieces_on() -> None:
-    assert "".join(cut_pieces("abxabx", StopFilter(["ab"], 3), end=True)) == "abx"
-    assert "".join(cut_pieces("abxabx", StopFilter(["ab"], 2), end=True)) == ""
-    assert "".join(cut_pieces("abx", StopFilter(["ab"], 9), end=True)) == "abx"
-    assert cut_pieces(["xa", "", "a"], StopFilter(["ab"]), end=True) == ("x", "", "aa")
-    assert cut_pieces([], StopFilter(["ab"]), end=True) == ()
 
 
 class Letters:
@@ -149,7 +142,20 @@ def test_min_tokens_puts_off_stops(decoders: dict[str, SpeculativeDecoder]) -> N
         assert not {6, 9, 12}.intersection(out.tokens[:6])
 
 
-def test_a_search_says_which_token_completes_the_string() -> None:
-    search = StopSearch(Letters(), StopFilter(["bca"]))
+def text(letters: str, stops: list[str], min_tokens: int = 0) -> tuple[str, ...]:
+    ids = Letters().encode(letters)[:-1]
+    return pieces(ids, StoppedText(Letters(), stops, min_tokens), end=True)
+
+
+def test_a_stop_string_counts_from_a_number_of_tokens_on() -> None:
+    assert "".join(text("abcabc", ["ab"], 3)) == "abc"
+    assert "".join(text("abcabc", ["ab"], 2)) == ""
+    assert "".join(text("abc", ["ab"], 9)) == "abc"
+    assert text("caca", ["ab"]) == ("c", "", "ac", "a")
+    assert text("", ["ab"]) == ()
+
+
+def test_a_text_says_which_token_completes_the_string() -> None:
+    search = StoppedText(Letters(), ["bca"])
     assert search([2, 3]) is None
     assert search([2, 13, 9]) == 3

@@ -47,7 +47,7 @@ from .options import (
     takes,
     with_hints,
 )
-from .outputs import Chunk, ChunkMaker, Generation, Several, as_generations, best_beam, with_bar
+from .outputs import Chunk, ChunkMaker, Generation, Several, as_generation, best_beam, with_bar
 from .rewriting import rewrite
 from .steady import steady_width
 
@@ -299,7 +299,7 @@ class SpeculativeDecoder:
         options.check_stream()
         source = self.fit(prompt, options.max_tokens).ids
         rounds = self.rounds([(0, source)], options)
-        return map(ChunkMaker(self.tokenizer, options.stop_filter()).chunk, rounds)
+        return map(ChunkMaker(options.detokenizer(self.tokenizer)).chunk, rounds)
 
     rewrite = rewrite  # texts of any length, piece by piece
 
@@ -380,7 +380,18 @@ class SpeculativeDecoder:
         rounds = self.rounds(requests, options, batch_size)
         if watch:
             rounds = watch(rounds)
-        return as_generations(rounds, self.tokenizer, options.stop_filter, several)
+        return self._outputs(rounds, options, several)
+
+    def _outputs(
+        self, rounds: Iterator[Round], options: GenerationOptions, several: Several | None
+    ) -> Iterator[tuple[int, Generation]]:
+        for done in rounds:
+            if done.finish_reason:
+                made = as_generation(done, options.detokenizer(self.tokenizer))
+                if several:
+                    yield from several.gathered(done, made)
+                else:
+                    yield done.index, made
 
     def _check_beams(self, options: GenerationOptions) -> None:
         """Refuse a beam search with drafts that were asked for, or with steady passes."""

@@ -37,7 +37,7 @@ from ..errors import check_utf8
 from ..models import T5, SharingDraft
 from ..tokenizers import Tokenizer, unknown_characters
 from .options import DraftingOptions, GenerationOptions
-from .outputs import StopFilter, StopSearch
+from .outputs import StoppedText
 
 REHEARSAL_TOKENS = 128  # of an output that only serves to measure costs
 
@@ -125,9 +125,9 @@ def bind(
     if options.stop and tokenizer is None:
         raise ValueError("stop strings need a tokenizer: give the decoder one")
 
-    def stopper() -> StopSearch:
+    def stopper() -> StoppedText:
         assert tokenizer is not None
-        return StopSearch(tokenizer, StopFilter(options.stop, options.min_tokens))
+        return StoppedText(tokenizer, options.stop, options.min_tokens)
 
     return RowOptions(
         replace(options.sampler, transform=transform) if transform else options.sampler,

@@ -23,8 +23,8 @@ from ..decoding import (
     check_ngrams,
 )
 from ..errors import check_integer, check_number, check_utf8
-from ..tokenizers import Prompt, PromptEncoder
-from .outputs import StopFilter
+from ..tokenizers import Detokenizer, Prompt, PromptEncoder, Tokenizer
+from .outputs import StoppedText
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -195,9 +195,13 @@ class GenerationOptions:
             self.num_beams, self.length_penalty, self.early_stopping, self.num_return_sequences
         )
 
-    def stop_filter(self) -> StopFilter | None:
-        """Return a new filter for the text of one output; None without stop strings."""
-        return StopFilter(tuple(self.stop), self.min_tokens) if self.stop else None
+    def detokenizer(self, tokenizer: Tokenizer | None) -> Detokenizer | None:
+        """Return what makes text of one output's ids, up to a stop string; None without any."""
+        if tokenizer is None:
+            return None
+        if self.stop:
+            return StoppedText(tokenizer, self.stop, self.min_tokens)
+        return Detokenizer(tokenizer)
 
     @property
     def can_stream(self) -> bool:

@@ -181,49 +181,52 @@ class StopFilter:
         return held
 
 
-def cut_pieces(pieces: Sequence[str], stops: StopFilter, *, end: bool) -> tuple[str, ...]:
-    """Return the text that each piece adds; at the `end` the last includes what was held back."""
-    texts = [stops.add(piece) for piece in pieces]
-    if end and (rest := stops.finish()):
-        texts = [*texts[:-1], "".join(texts[-1:]) + rest]
-    return tuple(texts)
+class StoppedText(Detokenizer):
+    """Makes text of the ids of one output, up to the first of some strings.
 
+    It is a `Stopper` as well.
+    """
 
-class StopSearch:
-    """Finds the token that completes a stop string; a `Stopper`."""
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], min_tokens: int = 0) -> None:
+        super().__init__(tokenizer)
+        self._stops = StopFilter(strings, min_tokens)
 
-    def __init__(self, tokenizer: Tokenizer, stops: StopFilter) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = stops
+    def add(self, token: int) -> str:
+        return self._stops.add(super().add(token))
+
+    def finish(self) -> str:
+        return self._stops.add(super().finish()) + self._stops.finish()
 
     def __call__(self, tokens: Sequence[int]) -> int | None:
+        """Return how many of the next tokens stand, if one of them completes a string."""
         for count, token in enumerate(tokens, start=1):
-            self._stops.add(self._detokenizer.add(token))
+            self.add(token)
             if self._stops.stopped:
                 return count
         return None
 
 
-def as_generations(
-    rounds: Iterable[Round],
-    tokenizer: Tokenizer | None,
-    stop_filter: Callable[[], StopFilter | None] = lambda: None,
-    several: Several | None = None,
-) -> Iterator[tuple[int, Generation]]:
-    """Yield index and output of each prompt as it ends; without a tokenizer texts are empty.
+class ChunkMaker:
+    """Turns the rounds of one output into chunks with the text that each adds."""
 
-    `stop_filter` makes a filter for each output, if there are stops.
-    """
-    for done in rounds:
-        if done.finish_reason:
-            parts = pieces(done.output, Detokenizer(tokenizer), end=True) if tokenizer else ()
-            if stops := stop_filter():
-                parts = cut_pieces(parts, stops, end=True)
-            made = Generation("".join(parts), done.output, done.finish_reason, done.stats, parts)
-            if several:
-                yield from several.gathered(done, made)
-            else:
-                yield done.index, made
+    def __init__(self, detokenizer: Detokenizer | None) -> None:
+        self._detokenizer = detokenizer
+
+    def chunk(self, done: Round) -> Chunk:
+        """Return the next round as a chunk."""
+        ends = done.finish_reason is not None
+        parts = pieces(done.tokens, self._detokenizer, end=ends) if self._detokenizer else ()
+        return Chunk(
+            "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts,
+            done.end_id,
+        )  # fmt: skip
+
+
+def as_generation(done: Round, detokenizer: Detokenizer | None) -> Generation:
+    """Return the output that has ended with a round; without a detokenizer its text is empty."""
+    assert done.finish_reason is not None
+    parts = pieces(done.output, detokenizer, end=True) if detokenizer else ()
+    return Generation("".join(parts), done.output, done.finish_reason, done.stats, parts)
 
 
 class Several:
@@ -281,25 +284,6 @@ def best_beam(result: BeamResult, tokenizer: Tokenizer | None) -> Generation:
         raise ValueError(NOTHING_LEFT)
     first, *others = outputs
     return replace(first, alternatives=tuple(others))
-
-
-class ChunkMaker:
-    """Turns the rounds of one output into chunks with the text that each adds."""
-
-    def __init__(self, tokenizer: Tokenizer | None, stops: StopFilter | None = None) -> None:
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
-        self._stops = stops
-
-    def chunk(self, done: Round) -> Chunk:
-        """Return the next round as a chunk."""
-        ends = done.finish_reason is not None
-        parts = pieces(done.tokens, self._detokenizer, end=ends) if self._detokenizer else ()
-        if self._stops:
-            parts = cut_pieces(parts, self._stops, end=ends)
-        return Chunk(
-            "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts,
-            done.end_id,
-        )  # fmt: skip
 
 
 def with_bar(rounds: Iterator[Round], max_tokens: int) -> Iterator[Round]:

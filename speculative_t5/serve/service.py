@@ -114,7 +114,7 @@ class Service:
             for number in range(wanted):
                 source = sources[number // samples]
                 request = OwnRequest(next(self._numbers), source, replace(own, number=number))
-                maker = ChunkMaker(decoder.tokenizer, options.stop_filter())
+                maker = ChunkMaker(options.detokenizer(decoder.tokenizer))
                 call.waiting.append(Output(call, number, request, maker))
         except BaseException:
             with self._changed:
