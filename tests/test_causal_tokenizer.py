@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.tokenizers import CausalTokenizer
+from speculative_t5.tokenizers import DecoderOnlyTokenizer
 
 import pytest
 from checkpoints import refused, write_causal, write_tokenizer
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 def decoder(folder: Path, **options: Any) -> SpeculativeDecoder:
     model = tiny_causal("qwen3", vocab_size=300)
-    return SpeculativeDecoder(model, None, CausalTokenizer(folder), **options)
+    return SpeculativeDecoder(model, None, DecoderOnlyTokenizer(folder), **options)
 
 
 def test_the_begin_token_is_not_doubled(folder: Path) -> None:
@@ -39,7 +39,7 @@ def test_the_begin_token_is_not_doubled(folder: Path) -> None:
     }  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(raw))
     edit_json(folder / "tokenizer_config.json", bos_token="<|user|>")
-    tokenizer = CausalTokenizer(folder)
+    tokenizer = DecoderOnlyTokenizer(folder)
     plain = tokenizer.encode("He go")
     assert plain[0] == 1 and plain.count(1) == 1
     assert tokenizer.encode("<|user|>He go") == plain
@@ -67,7 +67,7 @@ def test_opts_texts_begin_with_its_own_token(tmp_path: Path) -> None:
 
 
 def test_chats_are_formatted_by_the_models_template(folder: Path) -> None:
-    expected = CausalTokenizer(folder).encode("<|user|>He go home\n<|assistant|>")
+    expected = DecoderOnlyTokenizer(folder).encode("<|user|>He go home\n<|assistant|>")
     assert decoder(folder, chat=True).encode("He go home") == expected
     plain = decoder(folder)
     assert plain.encode([SAID]) == expected != plain.encode("He go home")
@@ -88,7 +88,7 @@ def test_malformed_messages_are_refused(folder: Path, message: Any, found: str) 
     with refused(f"a message must be .*, got {found}$", found):
         decoder(folder).encode([SAID, message])
     with refused("the content of a message is not UTF-8"):
-        CausalTokenizer(folder).encode_chat([{"role": "user", "content": "\udc80"}])
+        DecoderOnlyTokenizer(folder).encode_chat([{"role": "user", "content": "\udc80"}])
 
 
 def test_a_missing_or_refusing_template_is_named(folder: Path) -> None:
@@ -107,17 +107,17 @@ def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     def lack(*_: Any, **__: Any) -> None:
         raise ImportError("\nLlamaConverter requires the protobuf library\nbut it was not found")
 
-    tokenizer = CausalTokenizer(folder)
+    tokenizer = DecoderOnlyTokenizer(folder)
     monkeypatch.setattr(type(tokenizer._backend), "apply_chat_template", lack)
     with refused(r"library\): run pip install 'jinja2>=3.1.6'$"):
         tokenizer.encode_chat([SAID])
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lack)
     install = r"run pip install 'transformers>=5' 'protobuf>=4'$"
     with refused(rf"\(LlamaConverter requires the protobuf library\): {install}", folder):
-        CausalTokenizer(folder)
+        DecoderOnlyTokenizer(folder)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with refused(install, folder):
-        CausalTokenizer(folder)
+        DecoderOnlyTokenizer(folder)
 
 
 def test_no_code_of_a_folder_is_run(folder: Path) -> None:
@@ -125,5 +125,5 @@ def test_no_code_of_a_folder_is_run(folder: Path) -> None:
     auto_map = {"AutoTokenizer": ["evil.Evil", None]}
     edit_json(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map=auto_map)
     with refused("no tokenizer can be made of", folder):
-        CausalTokenizer(folder)
+        DecoderOnlyTokenizer(folder)
     assert not (folder / "pwned").exists()

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.distill import Data, Example, read_data
-from speculative_t5.tokenizers import PromptEncoder
-from speculative_t5.tokenizers.byt5 import ByteTokenizer
+from speculative_t5.tokenizers import ByteTokenizer, PromptEncoder
 
 import pytest
 from conftest import EOS, tiny_model

@@ -8,7 +8,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.tokenizers import ByteTokenizer, PromptEncoder
-from speculative_t5.tokenizers.encoding import keep_beginning, keep_end
+from speculative_t5.tokenizers.prompts import keep_beginning, keep_end
 
 import numpy as np
 import pytest

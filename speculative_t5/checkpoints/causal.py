@@ -15,13 +15,13 @@ from ..decoding import Vocabulary
 from ..device import default_dtype
 from ..errors import first_line, shown
 from ..models import CausalModel, build
-from ..tokenizers import CausalTokenizer
+from ..tokenizers import DecoderOnlyTokenizer
 from .causal_config import check_ends, max_context, read_causal_config
 from .folder import check_shapes, read_tensors, weight_files
 from .tensors import Shape, as_mlx, dtype_name
 
 
-def load_causal(folder: Path, dtype: mx.Dtype | None) -> tuple[CausalModel, CausalTokenizer]:
+def load_causal(folder: Path, dtype: mx.Dtype | None) -> tuple[CausalModel, DecoderOnlyTokenizer]:
     """Load a decoder-only model and its tokenizer.
 
     Args:
@@ -40,7 +40,7 @@ def load_causal(folder: Path, dtype: mx.Dtype | None) -> tuple[CausalModel, Caus
         _quantize(folder, module, config["quantization"], weights)
     expected = dict(cast(list[tuple[str, mx.array]], tree_flatten(module.parameters())))
     check_shapes(folder, _shapes(expected), _shapes(weights), str(config["model_type"]))
-    tokenizer = CausalTokenizer(folder)
+    tokenizer = DecoderOnlyTokenizer(folder)
     ends = _ends(folder, config, tokenizer)
     cast_one = _caster(module, dtype, quantized=bool(config.get("quantization")))
     module.load_weights([(name, cast_one(name, weight)) for name, weight in weights.items()])
@@ -57,7 +57,7 @@ def load_causal(folder: Path, dtype: mx.Dtype | None) -> tuple[CausalModel, Caus
     return model, tokenizer
 
 
-def _ends(folder: Path, config: Mapping[str, Any], tokenizer: CausalTokenizer) -> list[int]:
+def _ends(folder: Path, config: Mapping[str, Any], tokenizer: DecoderOnlyTokenizer) -> list[int]:
     """Return the ids that end an output: the config's, or else the tokenizer's."""
     ends = check_ends(config["eos_token_id"], f"{folder}: eos_token_id")
     if not ends and tokenizer.eos_token_id is not None:
@@ -84,7 +84,7 @@ def inspect_causal(folder: Path) -> tuple[str, int, tuple[str, ...], Vocabulary]
     if settings := config.get("quantization"):
         stored = (f"{settings['bits']} bits",)
     count = sum(weight.size for _, weight in weights)
-    return config["model_type"], count, stored, CausalTokenizer(folder).vocabulary
+    return config["model_type"], count, stored, DecoderOnlyTokenizer(folder).vocabulary
 
 
 def _dtypes(folder: Path) -> set[mx.Dtype]:
@@ -193,7 +193,7 @@ def _caster(
     return cast_one
 
 
-def check_fit(folder: Path, model: CausalModel, tokenizer: CausalTokenizer) -> None:
+def check_fit(folder: Path, model: CausalModel, tokenizer: DecoderOnlyTokenizer) -> None:
     """Refuse a tokenizer or an EOS with ids that the model has no row for."""
     size, rows = tokenizer.vocabulary.size, model.vocab_size
     if size - len(tokenizer.vocabulary.special) > rows:

@@ -221,7 +221,7 @@ class _Reader:
 
     def _example(self, line: int, prompt: str, completion: str | None) -> Example | str:
         """Encode an example; return why it is skipped if it cannot be used."""
-        ids = self.encoder.encode(prompt)
+        ids = self.encoder.ids(prompt)
         try:
             ids = self.encoder.fit(ids, self.max_tokens).ids
         except ValueError:  # there is no other reason left

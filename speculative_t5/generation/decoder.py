@@ -335,7 +335,7 @@ class SpeculativeDecoder:
             ValueError: If the prompt is empty or not a prompt, if it is text and there is no
                 tokenizer or a chat and there is no template, or if an id is out of range.
         """
-        return self._prompts.encode(prompt)
+        return self._prompts.ids(prompt)
 
     def fit(self, prompt: Prompt, max_tokens: int = 256) -> Source:
         """Encode a prompt for an output of `max_tokens`; cut it if it is too long and may be cut.

@@ -1,18 +1,21 @@
 """Text to ids, and ids back to text as they arrive.
 
-`load_tokenizer` reads a T5's tokenizer from its folder, `CausalTokenizer` a decoder-only model's.
-`PromptEncoder` turns prompts into ids, `Detokenizer` ids into text piece by piece;
-`prompt_files` reads files of prompts. Imports `models`, `decoding` and `errors`; the libraries
-sentencepiece, tokenizers and transformers are imported where a tokenizer of their kind is made.
+`load_tokenizer` reads a T5's tokenizer from its folder, `DecoderOnlyTokenizer` that of a
+decoder-only model. `PromptEncoder` turns prompts into ids, `Detokenizer` ids into text piece by
+piece; `prompt_files` reads files of prompts. Imports `models`, `decoding` and `errors`; the
+libraries sentencepiece, tokenizers and transformers are imported where a tokenizer of their kind is
+made.
 """
 
-from .base import ChatTokenizer, Tokenizer, unknown_characters
-from .byt5 import ByteTokenizer
-from .causal import CausalTokenizer, has_vocabulary
-from .detokenizer import Detokenizer, pieces
-from .encoding import Prompt, PromptEncoder, PromptTooLong, Source, check_prompts
-from .files import GENERATION_CONFIG, TOKENIZER_FILES, read_prefix
-from .loading import has_tokenizer, load_tokenizer
+from .base import (
+    TOKENIZER_FILES,
+    ChatTokenizer,
+    Detokenizer,
+    Tokenizer,
+    pieces,
+    unknown_characters,
+)
+from .decoder_only import DecoderOnlyTokenizer, has_vocabulary
 from .prompt_files import (
     JSON_SUFFIXES,
     MAX_LINE,
@@ -23,4 +26,12 @@ from .prompt_files import (
     count_lines,
     open_input,
     read_lines,
+)
+from .prompts import Prompt, PromptEncoder, PromptTooLong, Source, check_prompts
+from .t5 import (
+    GENERATION_CONFIG,
+    ByteTokenizer,
+    has_tokenizer,
+    load_tokenizer,
+    read_prefix,
 )

@@ -1,13 +1,20 @@
-"""The roles that a tokenizer plays, and what every kind of tokenizer shares."""
+"""The roles that a tokenizer plays, what every kind shares, and ids to text as rounds emit them."""
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ..decoding import Vocabulary
+from ..errors import refuse_pointer
+
+TOKENIZER_FILES = (
+    "spiece.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt",
+)  # fmt: skip
 
 Message = Mapping[str, str]  # of a chat: "role" and "content"
 
@@ -46,19 +53,18 @@ class ChatTokenizer(Tokenizer, Protocol):
         """
 
 
-class T5Tokenizer(Tokenizer, Protocol):
-    """A tokenizer of the T5 family."""
-
-    @property
-    def eos_token_id(self) -> int:
-        """The id at the end of every text."""
-
-
 def as_vocabulary(ids: Mapping[str, int], special: Iterable[int]) -> Vocabulary:
     """Identify a tokenizer by its pieces' ids and its special tokens."""
     lines = sorted(f"{i} {piece}" for piece, i in ids.items())
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Vocabulary(len(ids), digest, frozenset(special))
+
+
+def refuse_pointers(folder: Path) -> None:
+    """Refuse a folder where Git LFS has not fetched a tokenizer's files."""
+    for name in (*TOKENIZER_FILES, "tokenizer.model"):
+        if (folder / name).is_file():
+            refuse_pointer(folder / name)
 
 
 def unknown_characters(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> str:
@@ -69,3 +75,51 @@ def unknown_characters(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> s
     # Tokenizers normalize, too: some characters are known only once they are composed.
     characters = dict.fromkeys("".join(unicodedata.normalize("NFKC", text).split()))
     return "".join(c for c in characters if unknown in tokenizer.encode(c))
+
+
+class Detokenizer:
+    """Decodes ids one at a time: the parts joined are the text of all ids.
+
+    Each call decodes only the last few ids again. Text that ends within a character (a byte-level
+    piece) is held back until the rest of it has arrived, or until `finish`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # the ids that the next call decodes again
+        self._shown = 0  # how many of them, from the first, have been returned
+        self._before = ""  # the text returned for those
+
+    def add(self, token: int) -> str:
+        """Return the text that this id adds."""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        added = text[len(self._before) :]
+        new = self._ids[self._shown :]
+        last = self._tokenizer.decode(new)
+        # Decoding strips leading spaces, so the ids decoded again must begin with visible text.
+        if last.strip():
+            self._ids, text = new, last
+        elif new == [token] and self._ids[-3:] == [token] * 3:
+            # An output may end in thousands of line breaks: two of them stand for more.
+            del self._ids[-1]
+            text = self._tokenizer.decode(self._ids)
+        self._shown, self._before = len(self._ids), text
+        return added
+
+    def finish(self) -> str:
+        """Return the text still held back."""
+        text = self._tokenizer.decode(self._ids)
+        added = text[len(self._before) :]
+        self._shown, self._before = len(self._ids), text
+        return added
+
+
+def pieces(tokens: Sequence[int], detokenizer: Detokenizer, *, end: bool) -> tuple[str, ...]:
+    """Return the text that each id adds; at the `end` the last one includes what was held back."""
+    texts = [detokenizer.add(token) for token in tokens]
+    if end and (rest := detokenizer.finish()):
+        texts = [*texts[:-1], "".join(texts[-1:]) + rest]
+    return tuple(texts)

@@ -11,8 +11,7 @@ from typing import Any
 
 from ..decoding import Vocabulary
 from ..errors import check_utf8, first_line
-from .base import Message, as_vocabulary
-from .files import refuse_pointers
+from .base import Message, as_vocabulary, refuse_pointers
 
 # Files that hold a tokenizer's pieces.
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
@@ -25,7 +24,7 @@ def has_vocabulary(folder: Path) -> bool:
     return any((folder / name).is_file() for name in VOCABULARIES)
 
 
-class CausalTokenizer:
+class DecoderOnlyTokenizer:
     """A tokenizer made by transformers from a folder's files; no code in the folder is run."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,11 +39,7 @@ class CausalTokenizer:
         added = self._backend.added_tokens_decoder.items()
         special = {*self._backend.all_special_ids, *(i for i, token in added if token.special)}
         self._known = frozenset(ids.values())
-        self._vocabulary = as_vocabulary(ids, special)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self._vocabulary
+        self.vocabulary: Vocabulary = as_vocabulary(ids, special)
 
     @property
     def eos_token_id(self) -> int | None:

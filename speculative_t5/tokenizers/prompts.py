@@ -91,10 +91,10 @@ class PromptEncoder:
         """The number of ids that the model reads."""
         return self._model.vocab_size
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def ids(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length; for errors see `SpeculativeDecoder.encode`."""
         if isinstance(prompt, str):
-            ids = self._encode_text(prompt)
+            ids = self._text_ids(prompt)
         else:
             parts = _parts(prompt)
             if any(isinstance(part, Mapping) for part in parts):
@@ -116,40 +116,38 @@ class PromptEncoder:
         """
         limit, unknown = self._longest(max_tokens), ""
         if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS and not self._truncate:
-            raise PromptTooLong(  # without its tokens, which would take long to count
-                f"the prompt has {len(prompt)} characters, and {limit} tokens is all that "
-                f"{self._allowed}",
-                self._advice(chat=self._chat),
-            )
-        ids = self.encode(prompt)
+            # Its tokens would take long to count.
+            found = f"the prompt has {len(prompt)} characters, and {limit} tokens is all that"
+            raise self._too_long(found, chat=self._chat)
+        ids = self.ids(prompt)
         if isinstance(prompt, str) and self._tokenizer is not None:
             unknown = unknown_characters(self._tokenizer, prompt, ids)
         if len(ids) <= limit:
             return Source(ids, 0, unknown)
         chat = self._chat or any(isinstance(part, Mapping) for part in prompt)
         if self._truncate and not chat:
-            return Source(self._shortened(ids, limit), len(ids) - limit, unknown)
-        raise PromptTooLong(
-            f"the prompt has {len(ids)} tokens, more than the {limit} that {self._allowed}",
-            self._advice(chat=chat),
-        )
+            special = self._model.special_tokens
+            decoder_only = self._model.is_decoder_only
+            kept = keep_end(ids, limit, special) if decoder_only else keep_beginning(ids, limit)
+            return Source(kept, len(ids) - limit, unknown)
+        found = f"the prompt has {len(ids)} tokens, more than the {limit} that"
+        raise self._too_long(found, chat=chat)
 
-    @property
-    def _allowed(self) -> str:
-        own = self._max_source_length is None
-        return "the model is made for" if own else "max_source_length allows"
-
-    def _advice(self, *, chat: bool) -> str:
-        """Say what to do about a prompt that is too long."""
+    def _too_long(self, found: str, *, chat: bool) -> PromptTooLong:
+        """Return the error for a prompt, with who sets the limit and what to do."""
+        own = self._max_source_length is not None
+        limit = "max_source_length allows" if own else "the model is made for"
         cut = "truncate=True (--truncate) to cut it, or"
         if chat:
-            return "split it"
-        if self._model.is_decoder_only:
-            return f"use {cut} split it"
-        return (
-            f"use rewrite (the command document) to split it, {cut} max_source_length=N "
-            "(--max-source-length N) to allow more"
-        )
+            advice = "split it"
+        elif self._model.is_decoder_only:
+            advice = f"use {cut} split it"
+        else:
+            advice = (
+                f"use rewrite (the command document) to split it, {cut} max_source_length=N "
+                "(--max-source-length N) to allow more"
+            )
+        return PromptTooLong(f"{found} {limit}", advice)
 
     def _longest(self, max_tokens: int) -> int:
         """Return the most tokens of a prompt; cutting leaves a decoder-only model room to go on."""
@@ -158,12 +156,7 @@ class PromptEncoder:
             return max(limit // 2, min(limit, limit - max_tokens + 1))
         return self._max_source_length or self._model.max_source_length
 
-    def _shortened(self, ids: list[int], limit: int) -> list[int]:
-        if self._model.is_decoder_only:
-            return keep_end(ids, limit, self._model.special_tokens)
-        return keep_beginning(ids, limit)
-
-    def _encode_text(self, prompt: str) -> list[int]:
+    def _text_ids(self, prompt: str) -> list[int]:
         if not prompt.strip():
             raise ValueError("the prompt is empty: give some text")
         check_utf8("the prompt", prompt)
