@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.checkpoints import ModelFolder, open_checkpoint
+from speculative_t5.checkpoints.t5 import Checkpoint
+
 import pytest
 from families import roughen
 from messages import check_message
@@ -48,6 +51,11 @@ def refused(match: str, found: object = "") -> Iterator[None]:
     with pytest.raises(ValueError, match=match) as error:
         yield
     check_message(str(error.value), str(found))
+
+
+def opened(folder: Path) -> Checkpoint:
+    """Open a T5's checkpoint."""
+    return open_checkpoint(ModelFolder(folder))
 
 
 def write_causal(

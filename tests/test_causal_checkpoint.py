@@ -138,7 +138,7 @@ def test_quantized_matrices_keep_16_bit_scales(
     convert(str(tmp_path / "source"), str(tmp_path / "made"), quantize=True, q_group_size=32,
             dtype="float16")  # fmt: skip
     for of_the_device, expected in ((mx.float32, mx.float32), (mx.bfloat16, mx.float16)):
-        name = "speculative_t5.checkpoints.causal.default_dtype"
+        name = "speculative_t5.checkpoints.decoder_only.default_dtype"
         monkeypatch.setattr(name, lambda dtype=of_the_device: dtype)
         assert floats() == {expected}
     assert floats(mx.bfloat16) == {mx.bfloat16}

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import load
-from speculative_t5.checkpoints.causal_config import max_context, read_causal_config
+from speculative_t5.checkpoints import ModelFolder
+from speculative_t5.checkpoints.decoder_only import max_context, read_config
 
 import pytest
 from checkpoints import SHAPES, refused
@@ -104,7 +105,7 @@ def test_published_numbers_are_accepted(tmp_path: Path) -> None:
         intermediate_size=[8, 16], num_attention_heads=40, num_key_value_heads=8,
         layer_norm_epsilon=None, partial_rotary_factor=1, quantization=None,
     )  # fmt: skip
-    assert read_causal_config(tmp_path)["rope_theta"] == 1e11
+    assert read_config(ModelFolder(tmp_path))["rope_theta"] == 1e11
 
 
 @pytest.mark.parametrize("kind", [["llama"], {"a": 1}, "a\nb", "cache", "../x", "", "x" * 5000])

@@ -13,7 +13,6 @@ from typing import Any
 from speculative_t5 import load
 from speculative_t5.checkpoints import loading
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.checkpoints.t5 import open_checkpoint
 from speculative_t5.models import T5Config
 from speculative_t5.tokenizers import load_tokenizer
 
@@ -22,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from checkpoints import POINTER, refused
+from checkpoints import POINTER, opened, refused
 from conftest import edit_json
 from families import write_family
 from safetensors.torch import load_file, save_file
@@ -157,7 +156,7 @@ def test_bad_configs_are_refused(tmp_path: Path, changes: dict[str, Any], messag
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 9}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"} | sizes | changes))
     with refused(message, tmp_path):
-        open_checkpoint(tmp_path)
+        opened(tmp_path)
 
 
 def edit_tensors(folder: Path, change: Callable[[dict[str, Any]], Any], number: int = 0) -> None:
@@ -174,19 +173,19 @@ ENCODERS, DECODERS = (f"{stack}.embed_tokens.weight" for stack in ("encoder", "d
 def test_different_embeddings_are_refused(folder: Path) -> None:
     edit_tensors(folder, lambda t: t[DECODERS][3].add_(1))
     with refused("decoder.embed_tokens.weight differs from encoder.embed"):
-        open_checkpoint(folder)
+        opened(folder)
     edit_tensors(folder, lambda t: t.pop(ENCODERS))
     assert embedding(folder).any(), "the decoder's alone suffices"
     edit_tensors(folder, lambda t: t.pop(DECODERS))
     with refused("has no tensor shared.weight, expected one of shape"):
-        open_checkpoint(folder)
+        opened(folder)
     edit_tensors(folder, lambda t: t.update({"shared.weight": torch.tensor(1.0)}))
     with refused(r"shared.weight has shape \(\), expected \(320, 24\)"):
-        open_checkpoint(folder)
+        opened(folder)
 
 
 def embedding(folder: Path) -> np.ndarray:
-    return open_checkpoint(folder).tensors["shared.weight"].read().copy()
+    return opened(folder).tensors["shared.weight"].read().copy()
 
 
 @of("madlad400")
@@ -205,11 +204,11 @@ def embedding(folder: Path) -> np.ndarray:
 def test_misfitting_tensors_are_refused(folder: Path, change: Any, message: str) -> None:
     edit_tensors(folder, change)
     with refused(message):
-        open_checkpoint(folder)
+        opened(folder)
 
 
 def test_a_vocabulary_with_fewer_rows_than_pieces_is_refused(folder: Path) -> None:
-    config = open_checkpoint(folder).config
+    config = opened(folder).config
     assert load_tokenizer(folder, dataclasses.replace(config, vocab_size=120))
     with refused("has 220 pieces, the model 119 rows for them"):
         load_tokenizer(folder, dataclasses.replace(config, vocab_size=119))

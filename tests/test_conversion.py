@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import load
-from speculative_t5.checkpoints.conversion import Observer, convert, is_finite
+from speculative_t5.checkpoints import ModelFolder
+from speculative_t5.checkpoints.conversion import convert, is_finite
 from speculative_t5.checkpoints.loading import DTYPES
-from speculative_t5.checkpoints.t5 import open_checkpoint, read_config
 from speculative_t5.checkpoints.tensors import as_numpy
 from speculative_t5.device import default_dtype
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from checkpoints import refused
+from checkpoints import opened, refused
 from conftest import V1_0, V1_1, edit_json, write_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -50,17 +50,16 @@ def edit_tensors(source: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    observer = Observer(lambda *counts: seen.append(counts))
-    folder = convert(str(source), tmp_path / "out", observer=observer)
+    folder = convert(str(source), tmp_path / "out", progress=lambda *counts: seen.append(counts))
     own = {"config.json", "generation_config.json", "spiece.model", "weights.npz"}
     assert {p.name for p in folder.iterdir()} == own
     assert seen[-1] == (seen[-1][1],) * 2 and sorted(seen) == seen
-    assert seen[-1][1] == sum(t.nbytes for t in open_checkpoint(source).tensors.values())
+    assert seen[-1][1] == sum(t.nbytes for t in opened(source).tensors.values())
     shutil.rmtree(source)
     model, tokenizer = load(folder)
     assert model.dtype == default_dtype()
     assert model.vocabulary == tokenizer.vocabulary
-    assert read_config(folder) == model.config
+    assert ModelFolder(folder).t5_config() == model.config
 
 
 def test_checkpoints_of_two_runs_get_names_of_their_own(
@@ -90,7 +89,7 @@ def test_our_own_settings_are_kept(source: Path, tmp_path: Path) -> None:
 def test_dtypes_are_stored_as_asked(source: Path, tmp_path: Path, dtype: str) -> None:
     """Also where the model was converted before."""
     folder = convert(str(source), tmp_path / "out", dtype=dtype)
-    assert {t.dtype for t in open_checkpoint(folder).tensors.values()} == {DTYPES[dtype]}
+    assert {t.dtype for t in opened(folder).tensors.values()} == {DTYPES[dtype]}
     whole = convert(str(source), tmp_path / "whole")
     expected = logits(whole)
     np.testing.assert_allclose(logits(folder), expected, atol=0.05 * np.abs(expected).max())
@@ -115,8 +114,8 @@ def test_a_stored_head_that_equals_the_embedding_is_tied(tmp_path: Path, spiece:
     tied = convert(str(source), tmp_path / "tied")
     copies = ("lm_head.weight", "encoder.embed_tokens.weight")
     edit_tensors(source, lambda t: t.update(dict.fromkeys(copies, t["shared.weight"])))
-    again = read_config(convert(str(source), tmp_path / "again"))
-    assert again == read_config(tied)
+    again = ModelFolder(convert(str(source), tmp_path / "again")).t5_config()
+    assert again == ModelFolder(tied).t5_config()
     assert not again.own_head and again.scale_decoder_outputs
 
 
@@ -126,7 +125,7 @@ def test_scaling_follows_the_config(source: Path) -> None:
         (None, None, True), (False, None, False), (True, False, False), (False, True, True),
     ):  # fmt: skip
         edit_json(source / "config.json", tie_word_embeddings=tied, scale_decoder_outputs=stored)
-        config = open_checkpoint(source).config
+        config = opened(source).config
         assert config.scale_decoder_outputs == scaled and config.own_head
 
 
@@ -182,7 +181,7 @@ def test_sixteen_bit_weights_are_kept_to_the_bit(source: Path, tmp_path: Path, d
     first = convert(str(source), tmp_path / "first")
     second = convert(str(first), tmp_path / "second")
     assert (first / "weights.npz").read_bytes() == (second / "weights.npz").read_bytes()
-    assert {t.dtype for t in open_checkpoint(second).tensors.values()} == {DTYPES[dtype]}
+    assert {t.dtype for t in opened(second).tensors.values()} == {DTYPES[dtype]}
     ours = load(second, dtype=mx.float32)[0].decoder.layers[0].feed_forward.wo.weight
     theirs = halves["decoder.block.0.layer.2.DenseReluDense.wo.weight"]
     assert (np.array(ours) == theirs.float().numpy()).all()

@@ -78,7 +78,9 @@ def test_a_quantized_model_keeps_its_type(
     """Where 16 bits are the default, and the user has asked for no type."""
     from mlx_lm.convert import convert
 
-    monkeypatch.setattr("speculative_t5.checkpoints.causal.default_dtype", lambda: mx.bfloat16)
+    monkeypatch.setattr(
+        "speculative_t5.checkpoints.decoder_only.default_dtype", lambda: mx.bfloat16
+    )
     write_causal(tmp_path / "source", hidden_size=64)
     made = str(tmp_path / "made")
     convert(str(tmp_path / "source"), made, quantize=True, q_group_size=32, dtype="float16")

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from speculative_t5 import load
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.checkpoints.t5 import open_checkpoint
 from speculative_t5.tokenizers import load_tokenizer
 
 import pytest
-from checkpoints import END, write_causal
+from checkpoints import END, opened, write_causal
 from families import write_family
 from messages import complaint
 
@@ -38,7 +37,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_t5(folder: Path) -> None:
-    checkpoint = open_checkpoint(folder)
+    checkpoint = opened(folder)
     for tensor in checkpoint.tensors.values():
         list(tensor.blocks())
     checkpoint.config.to_dict()

@@ -10,9 +10,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.checkpoints import convert, inspect
+from speculative_t5.checkpoints import ModelFolder, convert, inspect
 from speculative_t5.checkpoints import hub as hub_module
-from speculative_t5.checkpoints.conversion import Observer
 from speculative_t5.checkpoints.hub import Repository, download, flat_name
 
 import pytest
@@ -69,7 +68,7 @@ def test_a_name_is_downloaded_once_and_converted_to_a_flat_folder(hub: Hub) -> N
 
     hub.requests.clear()
     notes: list[str] = []
-    assert convert(NAME, observer=Observer(note=notes.append)) == Path("weights/tiny-t5")
+    assert convert(NAME, note=notes.append) == Path("weights/tiny-t5")
     assert notes == [f"weights/tiny-t5 exists already, made from {NAME}; --force converts it again"]
     assert hub.requests == []
     with refused("weights/tiny-t5 exists: use --force to replace it"):
@@ -222,6 +221,6 @@ def test_names_become_one_flat_folder_or_are_refused() -> None:
 def test_a_long_comparison_is_reported(originals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "SILENT_BYTES", 10)
     notes: list[str] = []
-    found = Repository("t5", originals / "tiny-t5", COMMIT, None)
+    found = Repository("t5", ModelFolder(originals / "tiny-t5"), None)
     assert download(found, note=notes.append) == originals / "tiny-t5"
     assert notes == ["comparing 0.0 GB with the Hub's SHA-256"]

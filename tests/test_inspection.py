@@ -9,11 +9,11 @@ from speculative_t5 import load
 from speculative_t5.checkpoints import save_draft
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.inspection import cache_bytes, inspect, list_models
-from speculative_t5.checkpoints.t5 import open_checkpoint
 from speculative_t5.distill import DistillOptions, new_draft
 
 import mlx.core as mx
 import pytest
+from checkpoints import opened
 from conftest import V1_0, edit_json, write_checkpoint
 from families import write_family
 
@@ -36,7 +36,7 @@ def test_reported_sizes_are_those_written(source: Path) -> None:
         named = [f"--{name} {value}" for name, value in arguments.items()] or ["as it is"]
         assert reported.options == named[0]
         folder = convert(str(source), Path("out"), **arguments, force=True)  # type: ignore
-        tensors = open_checkpoint(folder).tensors.values()
+        tensors = opened(folder).tensors.values()
         assert reported.file == sum(tensor.nbytes for tensor in tensors)
         overhead = (folder / "weights.npz").stat().st_size - reported.file
         assert 0 < overhead < 500 * len(tensors)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, PropertyMock
 
-from speculative_t5.checkpoints import places
+from speculative_t5.checkpoints import ModelFolder, model_folder
 
 import pytest
 from conftest import REPOSITORY, edit_json
@@ -18,8 +18,8 @@ SHIPPED = {"correct-base", "correct-draft", "correct-small"}
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The parent of a current folder without models, for a user who has converted none."""
-    monkeypatch.setattr(places, "_users_folder", lambda: tmp_path / "user" / "weights")
-    monkeypatch.delenv(places.VARIABLE, raising=False)
+    monkeypatch.setattr(model_folder, "_users_folder", lambda: tmp_path / "user" / "weights")
+    monkeypatch.delenv(model_folder.VARIABLE, raising=False)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -37,14 +37,14 @@ def put(folder: Path, name: str = "model") -> Path:
 
 def test_shipped_models_are_found(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a checkout beside the package, in an installed package inside of it."""
-    assert {folder.name for folder in places.model_folders()} == SHIPPED
+    assert {folder.name for folder in model_folder.model_folders()} == SHIPPED
     package = elsewhere / "site-packages" / "speculative_t5"
     put(elsewhere / "site-packages" / "weights", "of-another-package")
     shutil.copytree(REPOSITORY / "weights", package / "weights")
-    monkeypatch.setattr(places, "PACKAGE", package)
-    monkeypatch.setattr(places, "CHECKOUT", None)
-    assert {folder.name for folder in places.model_folders()} == SHIPPED
-    assert places.find_folder("correct-base") == package / "weights" / "correct-base"
+    monkeypatch.setattr(model_folder, "PACKAGE", package)
+    monkeypatch.setattr(model_folder, "CHECKOUT", None)
+    assert {folder.name for folder in model_folder.model_folders()} == SHIPPED
+    assert model_folder.find_folder("correct-base") == package / "weights" / "correct-base"
 
 
 def test_a_name_is_looked_up_in_order(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,72 +52,73 @@ def test_a_name_is_looked_up_in_order(elsewhere: Path, monkeypatch: pytest.Monke
     (named / "weights.npz").rename(named / "model.safetensors")  # the kind of model is no matter
     here = put(Path("weights"))
     user = put(elsewhere / "user" / "weights")
-    monkeypatch.setenv(places.VARIABLE, str(elsewhere / "named"))
+    monkeypatch.setenv(model_folder.VARIABLE, str(elsewhere / "named"))
     for folder in (named, here, user):
-        assert places.find_folder("model") == folder
+        assert model_folder.find_folder("model") == folder
         shutil.rmtree(folder)
-    assert places.find_folder("model") is None
+    assert model_folder.find_folder("model") is None
 
 
 def test_new_models_go_to_the_first_folder(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as homeless:
-        homeless.setattr(places, "_users_folder", lambda: None)
-        assert places.new_folder("new") == Path("weights/new")
-        assert len(places.weights_folders()) == 2
-    assert places.new_folder("new") == elsewhere / "user" / "weights" / "new"
+        homeless.setattr(model_folder, "_users_folder", lambda: None)
+        assert model_folder.new_folder("new") == Path("weights/new")
+        assert len(model_folder.weights_folders()) == 2
+    assert model_folder.new_folder("new") == elsewhere / "user" / "weights" / "new"
     Path("weights").mkdir()
-    assert places.new_folder("new") == Path("weights/new")
-    monkeypatch.setenv(places.VARIABLE, str(elsewhere / "named"))
-    assert places.new_folder("new") == elsewhere / "named" / "new"
+    assert model_folder.new_folder("new") == Path("weights/new")
+    monkeypatch.setenv(model_folder.VARIABLE, str(elsewhere / "named"))
+    assert model_folder.new_folder("new") == elsewhere / "named" / "new"
 
 
 def test_the_users_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert places._users_folder() == tmp_path / "speculative_t5" / "weights"
-    monkeypatch.setattr(places, "user_data_path", Mock(side_effect=RuntimeError("no home")))
-    assert places._users_folder() is None
+    assert model_folder._users_folder() == tmp_path / "speculative_t5" / "weights"
+    monkeypatch.setattr(model_folder, "user_data_path", Mock(side_effect=RuntimeError("no home")))
+    assert model_folder._users_folder() is None
 
 
 def test_a_draft_is_looked_for_beside_its_target(elsewhere: Path) -> None:
     target = put(elsewhere / "copied", "correct-base")
     edit_json(target / "config.json", draft="correct-small")
     shipped = REPOSITORY / "weights" / "correct-small"
-    assert places.named_draft(target) == shipped
+    assert model_folder.named_draft(target) == shipped
     beside = put(elsewhere / "copied", "correct-small")
-    assert places.named_draft(target) == beside
-    assert places.named_draft("correct-base") == shipped
-    assert places.named_draft("correct-small") is None
+    assert model_folder.named_draft(target) == beside
+    assert model_folder.named_draft("correct-base") == shipped
+    assert model_folder.named_draft("correct-small") is None
     for draft in ("not-here", "../correct-small", "", 3, None):
         edit_json(target / "config.json", draft=draft)
-        assert places.named_draft(target) is None
+        assert model_folder.named_draft(target) is None
 
 
 def test_a_model_may_have_a_least_probability(elsewhere: Path) -> None:
     config = elsewhere / "config.json"
     config.write_text("{}")
-    assert places.min_probability(elsewhere) is None
+    assert ModelFolder(elsewhere).min_probability is None
     for found in (0, 0.25, 1):
         edit_json(config, min_probability=found)
-        assert places.min_probability(elsewhere) == found
+        assert ModelFolder(elsewhere).min_probability == found
     for wrong in (1.5, -1, "0.5", True, [0.5], float("nan")):
         edit_json(config, min_probability=wrong)
         with pytest.raises(ValueError) as raised:
-            places.min_probability(elsewhere)
+            _ = ModelFolder(elsewhere).min_probability
         check_message(str(raised.value), "min_probability")
 
 
 def test_an_unreadable_folder_is_skipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (put(elsewhere / "user" / "weights", "hidden") / "weights.npz").unlink()
-    monkeypatch.setattr(places, "find_weights", Mock(side_effect=PermissionError(13, "denied")))
-    assert {folder.name for folder in places.model_folders()} == SHIPPED
+    denied = PropertyMock(side_effect=PermissionError(13, "denied"))
+    monkeypatch.setattr(ModelFolder, "weights", denied)
+    assert {folder.name for folder in model_folder.model_folders()} == SHIPPED
 
 
 def test_a_conversion_wins_over_its_checkpoint_in_the_current_folder(elsewhere: Path) -> None:
     Path("model").mkdir()
-    assert places.find_folder("model") == Path("model")
+    assert model_folder.find_folder("model") == Path("model")
     converted = put(Path("weights"))
-    assert places.find_folder("model") == converted
+    assert model_folder.find_folder("model") == converted
     Path("model/weights.npz").touch()
-    assert places.find_folder("model") == Path("model")
+    assert model_folder.find_folder("model") == Path("model")

@@ -8,11 +8,11 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.checkpoints.t5 import open_checkpoint
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from checkpoints import opened
 from conftest import V1_0, V1_1, edit_json, write_checkpoint
 from mlx.utils import tree_flatten
 
@@ -28,7 +28,7 @@ def source(request: Any, tmp_path_factory: pytest.TempPathFactory, spiece: bytes
 
 
 def quantized_names(folder: Path) -> set[str]:
-    stored = open_checkpoint(folder).tensors
+    stored = opened(folder).tensors
     return {name.removesuffix(".scales") for name in stored if name.endswith(".scales")}
 
 
@@ -63,7 +63,7 @@ def test_quantization_is_recorded_and_read_back(source: Path, tmp_path: Path) ->
     folder = convert(str(source), tmp_path / "out", quantize=4, group_size=32, dtype="bfloat16")
     recorded = json.loads((folder / "config.json").read_text())["quantization"]
     assert recorded["bits"] == 4 and recorded["group_size"] == 32
-    stored = open_checkpoint(folder).tensors
+    stored = opened(folder).tensors
     assert {tensor.dtype for tensor in stored.values()} == {mx.uint32, mx.bfloat16}
     model = load(folder, dtype=mx.float32)[0]
     assert model.dtype == mx.float32 and model.shared.scales.dtype == mx.float32

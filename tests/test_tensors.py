@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.checkpoints.npz import NewTensor, read_npz, write_npz
-from speculative_t5.checkpoints.tensors import read_safetensors
+from speculative_t5.checkpoints.tensors import read_npz, read_safetensors
+from speculative_t5.checkpoints.writing import NewTensor, write_npz
 
 import mlx.core as mx
 import numpy as np

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from speculative_t5 import load
-from speculative_t5.checkpoints.conversion import Observer, convert
+from speculative_t5.checkpoints.conversion import convert
 
 import pytest
 from checkpoints import refused
@@ -57,21 +57,21 @@ def test_an_interrupted_run_leaves_nothing_behind(failure: BaseException) -> Non
 
     for output in (OUT, Path("some", "where", "new")):
         with pytest.raises(type(failure)):
-            convert("source", output, dtype="float16", force=True, observer=Observer(interrupt))
+            convert("source", output, dtype="float16", force=True, progress=interrupt)
         assert left() == ["out", "source"] and contents() == before
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from speculative_t5.checkpoints import Observer, convert
+from speculative_t5.checkpoints import convert
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[1] == "swap":
     rename = os.rename
     os.rename = lambda a, b: die() if Path(a).name == "new" else rename(a, b)
-observer = Observer(die if sys.argv[1] == "half" else print)
-convert("source", Path("out"), force=True, observer=observer)
+progress = die if sys.argv[1] == "half" else print
+convert("source", Path("out"), force=True, progress=progress)
 """
 
 
@@ -81,24 +81,26 @@ def test_the_remains_of_a_killed_run_are_cleared_away_by_the_next(when: str) -> 
     killed = subprocess.run([sys.executable, "-c", KILLED, when], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL and ".out.partial" in left()
     seen: list[bytes] = []
-    convert("source", OUT, force=True, observer=Observer(lambda *_: seen.append(contents())))
+    convert("source", OUT, force=True, progress=lambda *_: seen.append(contents()))
     assert seen[0] == before, "whole all the time, or brought back"
     assert left() == ["out", "source"] and load(OUT)
 
 
 def test_two_conversions_to_one_folder_are_refused() -> None:
     with pytest.raises(OSError, match="another conversion is at work"):
-        another = Observer(lambda *_: convert("source", OUT, force=True) and None)
-        convert("source", OUT, force=True, observer=another)
+        convert("source", OUT, progress=lambda *_: convert("source", OUT, force=True), force=True)
     assert left() == ["out", "source"]
 
 
 def test_a_lack_of_space_is_reported_before_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    observer = Observer(lambda *_: pytest.fail("something was read"))
+
+    def fail(*_: int) -> None:
+        pytest.fail("something was read")
+
     with pytest.raises(OSError, match="No space left on device: it takes 0.00 GB") as caught:
-        convert("source", Path("new"), observer=observer)
+        convert("source", Path("new"), progress=fail)
     assert caught.value.errno == errno.ENOSPC and left() == ["out", "source"]
 
 

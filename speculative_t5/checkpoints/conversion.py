@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,14 @@ import mlx.core as mx
 import numpy as np
 
 from ..models import Quantization, T5Config
-from ..tokenizers import GENERATION_CONFIG, TOKENIZER_FILES, load_tokenizer, read_prefix
-from .folder import TASKS, read_json
+from ..tokenizers import TOKENIZER_FILES
 from .hub import download, flat_name, look_up
 from .loading import as_dtype
-from .npz import NewTensor
-from .pipeline import read_ahead
-from .places import draft_name, min_probability, name_of_folder, new_folder, origin
-from .sharing import holds_draft
-from .t5 import Checkpoint, Parameter, open_checkpoint, parameter_shapes, read_config
+from .model_folder import GENERATION_CONFIG, ModelFolder, name_of_folder, new_folder
+from .t5 import Checkpoint, Parameter, open_checkpoint, parameter_shapes
+from .tasks import TASKS
 from .tensors import Shape, StoredTensor, as_mlx, as_numpy, dtype_name
-from .writing import check_replaceable, write_folder
+from .writing import DEPTH, NewTensor, check_replaceable, write_folder
 
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
 
@@ -38,17 +36,6 @@ _EXPONENTS: dict[mx.Dtype, np.generic] = {
 }
 
 
-@dataclass(frozen=True)
-class Observer:
-    """Functions that a conversion calls while it runs."""
-
-    progress: Callable[[int, int], None] = lambda done, total: None  # bytes read, bytes to read
-    note: Callable[[str], None] = lambda line: None  # a line that the user should see
-
-
-SILENT = Observer()
-
-
 def convert(
     model: str,
     output: Path | None = None,
@@ -60,7 +47,8 @@ def convert(
     revision: str | None = None,
     force: bool = False,
     allow_nonfinite: bool = False,
-    observer: Observer = SILENT,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Convert a checkpoint folder, or a repository of the Hugging Face Hub, to a model folder.
 
@@ -79,7 +67,8 @@ def convert(
         revision: Branch, tag or commit on the Hub.
         force: Whether to replace an existing model folder.
         allow_nonfinite: Whether to accept weights that are NaN or infinite.
-        observer: Follows the conversion.
+        progress: Called with the bytes read and the bytes to read, while the conversion runs.
+        note: Called with each line that the user should see.
 
     Returns:
         The folder written.
@@ -89,39 +78,39 @@ def convert(
             or the output exists.
         OSError: If the Hub cannot be reached or the output cannot be written.
     """
-    local = Path(model).is_dir()
-    if local and revision is not None:
+    source = ModelFolder(Path(model)) if Path(model).is_dir() else None
+    if source and revision is not None:
         raise ValueError(
             f"a revision is for a repository on the Hub, and {model} is a folder: "
             "leave --revision out"
         )
-    if local and holds_draft(Path(model)):
-        read_config(Path(model))  # says what a draft is for
+    if source and source.kind == "t5-draft":
+        source.t5_config()  # says what a draft is for
     wanted = Quantization(quantize, group_size) if quantize is not None else None
     target = as_dtype(dtype)
     output = output or new_folder(
-        name_of_folder(Path(model).resolve()) if local else flat_name(model)
+        name_of_folder(source.path.resolve()) if source else flat_name(model)
     )
     options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
     made = {"repository": model, "revision": revision, **options}
     exists = (output / "weights.npz").exists()
-    if exists and not force and not local and made.items() <= origin(output).items():
-        observer.note(f"{output} exists already, made from {model}; --force converts it again")
+    if exists and not force and not source and made.items() <= ModelFolder(output).origin.items():
+        note(f"{output} exists already, made from {model}; --force converts it again")
         return output
-    _check_output(output, Path(model) if local else None, replace=force)
-    source, extra = Path(model), {}
-    if not local:
-        source, commit = _download(model, revision, wanted, observer)
-        extra["converted_from"] = made | {"commit": commit}
+    _check_output(output, source.path if source else None, replace=force)
+    extra = {}
+    if source is None:
+        source = _download(model, revision, wanted, note)
+        extra["converted_from"] = made | {"commit": source.path.name}
     checkpoint = _open_whole(source)
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
     dtypes = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
-    conversion = _Conversion(checkpoint, config, dtypes, allow_nonfinite, observer.progress)
+    conversion = _Conversion(checkpoint, config, dtypes, allow_nonfinite, progress)
     write_folder(
         output,
         config.to_dict() | _own_settings(source) | extra,
         conversion.tensors(),
-        [p for name in (*TOKENIZER_FILES, GENERATION_CONFIG) if (p := source / name).is_file()],
+        [p for n in (*TOKENIZER_FILES, GENERATION_CONFIG) if (p := source.path / n).is_file()],
         num_bytes=conversion.num_bytes,
     )
     return output
@@ -138,36 +127,37 @@ def _check_output(output: Path, source: Path | None, *, replace: bool) -> None:
 
 
 def _download(
-    name: str, revision: str | None, wanted: Quantization | None, observer: Observer
-) -> tuple[Path, str]:
-    """Return a repository's folder in the cache, and its commit."""
+    name: str, revision: str | None, wanted: Quantization | None, note: Callable[[str], None]
+) -> ModelFolder:
+    """Return a repository's folder in the cache, which is named by its commit."""
     repository = look_up(name, revision)
     if wanted:  # refused, if it is, before the download
-        quantized(read_config(repository.folder), wanted)
-    return download(repository, note=observer.note), repository.commit
+        quantized(repository.folder.t5_config(), wanted)
+    download(repository, note=note)
+    return repository.folder
 
 
-def _open_whole(source: Path) -> Checkpoint:
+def _open_whole(source: ModelFolder) -> Checkpoint:
     """Open a checkpoint that is not quantized yet, and check that its tokenizer fits."""
     checkpoint = open_checkpoint(source)
     if checkpoint.config.quantization:
         raise ValueError(
-            f"{source} is quantized already, to {checkpoint.config.quantization}: "
+            f"{source.path} is quantized already, to {checkpoint.config.quantization}: "
             "convert what it was made from"
         )
-    load_tokenizer(source, checkpoint.config)
+    source.tokenizer()
     return checkpoint
 
 
-def _own_settings(source: Path) -> dict[str, Any]:
+def _own_settings(source: ModelFolder) -> dict[str, Any]:
     """Return the settings that a config.json has beside the model's own: ours, and of tasks."""
-    raw = read_json(source / "config.json")
     own = {
-        "prefix": read_prefix(source),
-        "draft": draft_name(source),
-        "min_probability": min_probability(source),
-        **{name: raw.get(name) for name in (TASKS, "tokenizer_class", "split_special_tokens")},
+        "prefix": source.prefix,
+        "draft": source.draft,
+        "min_probability": source.min_probability,
     }
+    kept = (TASKS, "tokenizer_class", "split_special_tokens")
+    own |= {name: source.config.get(name) for name in kept}
     return {key: value for key, value in own.items() if value}
 
 
@@ -264,7 +254,7 @@ class _Conversion:
         """Yield the rows of a parameter, one part after the other, in its new type."""
         for name in parameter.sources:
             tensor = self._checkpoint.tensors[name]
-            for block, finite in read_ahead(_checked(tensor)):
+            for block, finite in _read_ahead(tensor):
                 if not finite and not self._allow_nonfinite:
                     raise ValueError(
                         f"{name} has weights that are NaN or infinite; "
@@ -298,9 +288,14 @@ class _Conversion:
             yield as_numpy(packed)
 
 
-def _checked(tensor: StoredTensor) -> Iterator[tuple[np.ndarray, bool]]:
-    for block in tensor.blocks():
-        yield block, is_finite(block, tensor.dtype)
+def _read_ahead(tensor: StoredTensor) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yield the blocks of a tensor, and whether each is finite, while a thread reads the next."""
+    checked = ((block, is_finite(block, tensor.dtype)) for block in tensor.blocks())
+    with ThreadPoolExecutor(1) as thread:
+        waiting = deque(thread.submit(next, checked, None) for _ in range(DEPTH))
+        while (item := waiting.popleft().result()) is not None:
+            waiting.append(thread.submit(next, checked, None))
+            yield item
 
 
 def is_finite(block: np.ndarray, dtype: mx.Dtype) -> bool:

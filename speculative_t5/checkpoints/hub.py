@@ -14,20 +14,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from ..errors import first_line
-from ..models import is_causal
-from ..tokenizers import (
-    GENERATION_CONFIG,
-    TOKENIZER_FILES,
-    has_tokenizer,
-    has_vocabulary,
-    load_tokenizer,
-)
-from .folder import WEIGHTS, find_weights, read_index, read_json, weight_files
-from .t5 import read_config
+from .model_folder import SMALL_FILES, WEIGHTS, ModelFolder, read_index
 
-# The files of a decoder-only model beside its weights.
-CAUSAL_FILES = (*TOKENIZER_FILES, GENERATION_CONFIG, "tokenizer.model",
-                "chat_template.jinja", "chat_template.json")  # fmt: skip
 TIMEOUT = 10.0  # seconds
 SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is informed
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
@@ -39,8 +27,7 @@ class Repository:
     """A repository at one commit, with its config.json and tokenizer in the cache."""
 
     name: str  # on the Hub
-    folder: Path  # in the cache
-    commit: str  # 40 hexadecimal digits
+    folder: ModelFolder  # in the cache
     files: tuple[str, ...] | None  # all; None if the Hub did not answer: only the cache is left
 
 
@@ -66,13 +53,13 @@ def flat_name(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
 
-def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> Repository:
+def look_up(name: str, revision: str | None = None, *, any_kind: bool = False) -> Repository:
     """Find a repository, and check its config.json and tokenizer; its weights are not downloaded.
 
     Args:
         name: Its name on the Hub.
         revision: Branch, tag or commit.
-        causal: Whether to accept a decoder-only model, whose tokenizer is not checked here.
+        any_kind: Whether to accept a decoder-only model, whose tokenizer is not checked here.
 
     Raises:
         ValueError: If it cannot be found, or is not a model of these kinds.
@@ -85,19 +72,21 @@ def look_up(name: str, revision: str | None = None, *, causal: bool = False) -> 
 
     with _explained(name, revision):
         offline = not _reachable()
-        folder = Path(
-            hf_hub_download(name, "config.json", revision=revision, local_files_only=offline)
-        ).parent
-        causal = causal and is_causal(read_json(folder / "config.json"))
-        config = None if causal else read_config(folder)
-        listed = None if offline else _list_files(name, folder.name)
-        if listed is not None:
-            wanted = [*CAUSAL_FILES] if causal else _small_files(listed)
-            snapshot_download(name, revision=folder.name, allow_patterns=["config.json", *wanted])
-    if config:
-        load_tokenizer(folder, config)
-    files = None if listed is None else tuple(listed)
-    return Repository(name, folder, folder.name, files)
+        path = hf_hub_download(name, "config.json", revision=revision, local_files_only=offline)
+        folder = ModelFolder(Path(path).parent)
+        is_t5 = not (any_kind and folder.kind == "decoder-only")
+        if is_t5:
+            folder.t5_config()  # refused here, if it is
+        files = None if offline else _list_files(name, folder.path.name)
+        if files is not None:
+            whole = is_t5 and "tokenizer.json" in files  # then it needs no other pieces
+            snapshot_download(
+                name, revision=folder.path.name, allow_patterns=[*SMALL_FILES, "chat_template.*"],
+                ignore_patterns=["spiece.model", "vocab.json", "merges.txt"] if whole else None,
+            )  # fmt: skip
+    if is_t5:
+        folder.tokenizer()
+    return Repository(name, folder, files)
 
 
 def download(repository: Repository, *, note: Callable[[str], None] = lambda line: None) -> Path:
@@ -107,14 +96,14 @@ def download(repository: Repository, *, note: Callable[[str], None] = lambda lin
     that cannot be downloaded or are damaged.
     """
     if repository.files is not None:
-        _download_weights(repository.name, repository.commit, repository.files)
-    elif find_weights(repository.folder) is None:
+        _download_weights(repository.name, repository.folder.path.name, repository.files)
+    elif repository.folder.weights is None:
         raise ValueError(
             f"the Hub cannot be reached, and the weights of {repository.name} are not in the "
             "cache: check the network and HF_HUB_OFFLINE"
         )
     _verify(repository.folder, note)
-    return repository.folder
+    return repository.folder.path
 
 
 def find_cached(name: str) -> Path | None:
@@ -123,13 +112,12 @@ def find_cached(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(hf_hub_download(name, "config.json", local_files_only=True)).parent
-        weight_files(folder)
+        config = hf_hub_download(name, "config.json", local_files_only=True)
+        folder = ModelFolder(Path(config).parent)
+        folder.weight_files()
     except (HFValidationError, LocalEntryNotFoundError, ValueError):
         return None  # `look_up` will say what is wrong
-    causal = is_causal(read_json(folder / "config.json"))
-    known = has_vocabulary(folder) if causal else has_tokenizer(folder)
-    return folder if known else None
+    return folder.path if folder.has_tokenizer else None
 
 
 def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
@@ -167,7 +155,7 @@ def _reachable() -> bool:
     return True
 
 
-def _list_files(name: str, commit: str) -> list[str] | None:
+def _list_files(name: str, commit: str) -> tuple[str, ...] | None:
     """Return the names of a repository's files; None if the Hub cannot be reached."""
     from huggingface_hub import HfApi
 
@@ -184,21 +172,14 @@ def _list_files(name: str, commit: str) -> list[str] | None:
         raise
     except (OfflineModeIsEnabled, HTTPError):
         return None
-    return [file.rfilename for file in siblings or []]
+    return tuple(file.rfilename for file in siblings or ())
 
 
-def _small_files(files: Sequence[str]) -> list[str]:
-    """Return the small files that a T5 needs; with a tokenizer.json it needs no other pieces."""
-    unread = ("spiece.model", "vocab.json", "merges.txt") if "tokenizer.json" in files else ()
-    wanted = (name for name in (*TOKENIZER_FILES, GENERATION_CONFIG) if name not in unread)
-    return [name for name in wanted if name in files]
-
-
-def _verify(folder: Path, note: Callable[[str], None]) -> None:
+def _verify(folder: ModelFolder, note: Callable[[str], None]) -> None:
     """Compare the files of weights with their SHA-256, which is their name in the cache."""
-    if find_weights(folder) is None:
+    if folder.weights is None:
         return
-    shards = weight_files(folder)
+    shards = folder.weight_files()
     size = sum(shard.stat().st_size for shard in shards if shard.is_file())
     if size > SILENT_BYTES:
         note(f"comparing {size / 1e9:.1f} GB with the Hub's SHA-256")

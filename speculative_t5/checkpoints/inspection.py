@@ -11,14 +11,14 @@ import mlx.core as mx
 from ..decoding import Vocabulary
 from ..device import default_dtype
 from ..models import Quantization, T5Config
-from ..tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
-from .causal import inspect_causal
+from ..tokenizers import ByteTokenizer, Tokenizer
 from .conversion import new_layout, num_bytes, num_parameters, quantized
+from .decoder_only import inspect_decoder_only
 from .hub import look_up
-from .loading import DTYPES, holds_causal
-from .places import draft_name, model_folders
-from .sharing import holds_draft, inspect_draft
-from .t5 import open_checkpoint, read_config
+from .loading import DTYPES
+from .model_folder import ModelFolder, model_folders
+from .t5 import open_checkpoint
+from .t5_draft import inspect_draft
 from .tensors import dtype_name
 
 SOURCE_TOKENS, OUTPUT_TOKENS = 512, 256  # that the memory to run is reported for
@@ -58,18 +58,16 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
     """
     kinds: dict[str, mx.Dtype] | None = None
     if Path(model).is_dir():
-        folder = Path(model)
+        folder = ModelFolder(Path(model))
         checkpoint = open_checkpoint(folder)
         config = checkpoint.config
         kinds = {p.name: checkpoint.dtype(p) for p in checkpoint.parameters}
     else:
         folder = look_up(model, revision).folder
-        config = read_config(folder)
-    tokenizer = load_tokenizer(folder, config)
+        config = folder.t5_config()
+    tokenizer = folder.tokenizer()
     count = num_parameters(config)
-    drafts = _drafts(
-        Path(model).name, draft_name(folder), tokenizer.vocabulary, count, _find_models()
-    )
+    drafts = _drafts(Path(model).name, folder.draft, tokenizer.vocabulary, count, _find_models())
     return Inspection(
         name=model,
         family=family(config, tokenizer),
@@ -101,9 +99,8 @@ def list_models() -> list[Listed]:
     found = _find_models()
     listed = []
     for model, vocabulary in found:
-        drafts = _drafts(
-            model.folder.name, draft_name(model.folder), vocabulary, model.num_parameters, found
-        )
+        named = ModelFolder(model.folder).draft
+        drafts = _drafts(model.folder.name, named, vocabulary, model.num_parameters, found)
         listed.append(replace(model, drafts=tuple(draft.folder.name for draft in drafts)))
     return listed
 
@@ -114,29 +111,29 @@ def _find_models() -> list[tuple[Listed, Vocabulary | None]]:
     for folder in model_folders():
         folders.setdefault(folder.name, folder)  # of two with one name, `load` takes the first
     found: list[tuple[Listed, Vocabulary | None]] = []
-    for folder in folders.values():
-        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    for path in folders.values():
+        size = sum(each.stat().st_size for each in path.iterdir() if each.is_file())
         try:
-            if holds_draft(folder):
-                target, count = inspect_draft(folder)
-                model = Listed(folder, "draft", count, ("float16",), size, draft_for=target)
-                found.append((model, None))
-                continue
-            if holds_causal(folder):
-                kind, count, dtypes, vocabulary = inspect_causal(folder)
-                found.append((Listed(folder, kind, count, dtypes, size), vocabulary))
-                continue
-            checkpoint = open_checkpoint(folder)
-            config = checkpoint.config
-            tokenizer = load_tokenizer(folder, config)
+            found.append(_list_model(ModelFolder(path), size))
         except (OSError, ValueError) as error:
-            found.append((Listed(folder, size=size, error=str(error)), None))
-            continue
-        kinds = {dtype_name(checkpoint.dtype(p)) for p in checkpoint.parameters}
-        stored = (f"{config.quantization.bits} bits",) if config.quantization else (*sorted(kinds),)
-        model = Listed(folder, family(config, tokenizer), num_parameters(config), stored, size)
-        found.append((model, tokenizer.vocabulary))
+            found.append((Listed(path, size=size, error=str(error)), None))
     return sorted(found, key=lambda item: (-item[0].num_parameters, item[0].folder.name))
+
+
+def _list_model(folder: ModelFolder, size: int) -> tuple[Listed, Vocabulary | None]:
+    """Return what a folder of that size holds, and the vocabulary of its tokenizer, if any."""
+    if folder.kind == "t5-draft":
+        target, count = inspect_draft(folder)
+        return Listed(folder.path, "draft", count, ("float16",), size, draft_for=target), None
+    if folder.kind == "decoder-only":
+        kind, count, dtypes, vocabulary = inspect_decoder_only(folder)
+        return Listed(folder.path, kind, count, dtypes, size), vocabulary
+    checkpoint = open_checkpoint(folder)
+    config, tokenizer = checkpoint.config, folder.tokenizer()
+    kinds = {dtype_name(checkpoint.dtype(p)) for p in checkpoint.parameters}
+    stored = (f"{config.quantization.bits} bits",) if config.quantization else (*sorted(kinds),)
+    model = Listed(folder.path, family(config, tokenizer), num_parameters(config), stored, size)
+    return model, tokenizer.vocabulary
 
 
 def _drafts(

@@ -11,14 +11,13 @@ import mlx.core as mx
 from .. import device
 from ..cpu import accelerate
 from ..device import default_dtype
-from ..models import T5, CausalModel, SharingDraft, is_causal, parts_of, split_of
-from ..tokenizers import Tokenizer, load_tokenizer, read_prefix
-from .causal import load_causal
-from .folder import read_json
+from ..models import T5, CausalModel, SharingDraft, parts_of, split_of
+from ..tokenizers import Tokenizer
+from .decoder_only import load_decoder_only
 from .hub import could_be_name, download, find_cached, look_up, refuse_file
-from .places import find_folder, known_names, min_probability
-from .sharing import holds_draft, load_draft
+from .model_folder import ModelFolder, find_folder, known_names
 from .t5 import Checkpoint, Parameter, open_checkpoint
+from .t5_draft import load_draft
 from .tensors import as_mlx
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -56,7 +55,7 @@ def load(
 
     Args:
         name_or_path: A model folder or a Hugging Face folder; the name of a model folder (see
-            `places.weights_folders`) or of the repository that one was converted from. Any other
+            `weights_folders`) or of the repository that one was converted from. Any other
             name is one on the Hugging Face Hub, which is downloaded to its own cache.
         dtype: Type to compute in, by its name or MLX's: float32, float16 or bfloat16. By default
             float32 on a CPU, bfloat16 on Metal and CUDA (where a model that mlx-lm has quantized
@@ -74,21 +73,23 @@ def load(
     """
     device.enter_thread()
     device.limit_memory()
-    kind = as_dtype(dtype)
-    folder = locate(name_or_path)
+    computed = as_dtype(dtype)
+    folder = ModelFolder(locate(name_or_path))
     if group is not None and group.size() == 1:
         group = None
-    if group is not None and (holds_draft(folder) or holds_causal(folder)):
-        raise ValueError(f"only a T5 can be split among processes: load {folder} without a group")
-    if holds_draft(folder):
-        return load_draft(folder, target), None
-    prefix, least = read_prefix(folder), min_probability(folder)
+    if group is not None and folder.kind != "t5":
+        raise ValueError(
+            f"only a T5 can be split among processes: load {folder.path} without a group"
+        )
+    if folder.kind == "t5-draft":
+        return load_draft(folder.path, target), None
+    prefix, least = folder.prefix, folder.min_probability
     model: T5 | CausalModel
     tokenizer: Tokenizer
-    if holds_causal(folder):
-        model, tokenizer = load_causal(folder, kind)
+    if folder.kind == "decoder-only":
+        model, tokenizer = load_decoder_only(folder, computed)
     else:
-        model, tokenizer = _load_t5(folder, kind or default_dtype(), group)
+        model, tokenizer = _load_t5(folder, computed or default_dtype(), group)
     cast(Any, tokenizer).prefix = prefix
     cast(Any, model).min_probability = least or 0.0
     return model, tokenizer
@@ -111,21 +112,13 @@ def locate(name_or_path: str | Path) -> Path:
     return find_folder(name_or_path) or _from_hub(str(name_or_path))
 
 
-def holds_causal(folder: Path) -> bool:
-    """Whether a folder seems to hold a decoder-only model; otherwise a T5's loader judges it."""
-    config = folder / "config.json"
-    if (folder / "weights.npz").is_file() or not config.is_file():
-        return False
-    return is_causal(read_json(config))
-
-
 def _from_hub(name: str) -> Path:
     """Return a repository's folder in the Hub's cache, with every file that loading needs."""
     refuse_file(name)
     try:
         if not could_be_name(name):
             raise ValueError("it cannot be a name on the Hub: check the path")
-        return find_cached(name) or download(look_up(name, causal=True))
+        return find_cached(name) or download(look_up(name, any_kind=True))
     except ValueError as error:
         raise ValueError(
             f"no model on this machine is named {name!r} (found: {known_names()}); {error}"
@@ -133,10 +126,10 @@ def _from_hub(name: str) -> Path:
 
 
 def _load_t5(
-    folder: Path, dtype: mx.Dtype, group: mx.distributed.Group | None
+    folder: ModelFolder, dtype: mx.Dtype, group: mx.distributed.Group | None
 ) -> tuple[T5, Tokenizer]:
     checkpoint = open_checkpoint(folder)
-    tokenizer = load_tokenizer(folder, checkpoint.config)
+    tokenizer = folder.tokenizer()
     if dtype == mx.float16 and checkpoint.config.gated:
         warnings.warn(
             "float16 overflows in the feed-forward of T5 v1.1 and flan models; use bfloat16",

@@ -6,17 +6,14 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
 from ..models import T5, T5Config
-from .folder import check_shapes, read_json, read_tensors
-from .npz import read_npz
-from .tensors import Shape, StoredTensor
+from .model_folder import ModelFolder
+from .tensors import Shape, StoredTensor, check_shapes, module_shapes, read_npz
 
 # Names of the embedding; checkpoints without the first have the second (madlad400).
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -49,48 +46,30 @@ class Checkpoint:
         return dtypes.pop() if len(dtypes) == 1 else mx.float32
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: ModelFolder) -> Checkpoint:
     """Open a model folder or a Hugging Face checkpoint; refuse all but a whole T5.
 
     No weights are read yet, except to compare stored copies of the embedding.
     """
-    config = read_config(folder)
-    if (folder / "weights.npz").exists():
-        path = folder / "weights.npz"
+    config, path = folder.t5_config(), folder.path
+    if (folder.path / "weights.npz").exists():
+        path = folder.path / "weights.npz"
         tensors = read_npz(path)
         shapes = parameter_shapes(config)
         stored = [name for name in tensors if name in shapes]
         names = [*stored, *(shapes.keys() - tensors.keys())]  # check_shapes names missing ones
         parameters = [Parameter(name, {name: shapes[name]}) for name in names]
     else:
-        path = folder
-        tensors = read_tensors(folder)
-        config, tensors = infer_config(config, tensors)
+        config, tensors = infer_config(config, folder.tensors())
         parameters = list(plan(config))
     expected = {name: shape for p in parameters for name, shape in p.sources.items()}
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    check_shapes(path, expected, shapes, "T5")
+    check_shapes(path, expected, tensors, "T5")
     return Checkpoint(config, tensors, parameters)
-
-
-def read_config(folder: Path) -> T5Config:
-    """Read the T5Config of a model folder or a Hugging Face checkpoint; refuse other models."""
-    if not (folder / "config.json").is_file():
-        adapter = (folder / "adapter_config.json").is_file()
-        found = ", but an adapter's settings" if adapter else ""
-        advice = "merge it into its base model" if adapter else "give the folder that has it"
-        raise ValueError(f"{folder} is not a model folder: it has no config.json{found}; {advice}")
-    raw = read_json(folder / "config.json")
-    try:
-        return T5Config.from_dict(raw)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
 
 
 def parameter_shapes(config: T5Config) -> dict[str, Shape]:
     """Return the names and shapes of all parameters of a model."""
-    arrays = cast(list[tuple[str, mx.array]], tree_flatten(T5(config).parameters()))
-    return {name: tuple(array.shape) for name, array in arrays}
+    return module_shapes(T5(config))
 
 
 def infer_config(

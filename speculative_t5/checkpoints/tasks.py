@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import printable, shown
-from ..tokenizers import GENERATION_CONFIG
-from .folder import TASKS, read_json
 from .loading import locate
+from .model_folder import GENERATION_CONFIG, ModelFolder, read_json
 
+TASKS = "task_specific_params"  # of a config.json
 ALL = "default"  # the task that stands for generation_config.json alone
 SAME = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "top_k", "top_p",
         "repetition_penalty", "suppress_tokens", "num_return_sequences")  # fmt: skip
@@ -58,7 +58,7 @@ def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
         OSError: If a file cannot be read.
     """
     folder = locate(name_or_path)
-    config, path = read_json(folder / "config.json"), folder / GENERATION_CONFIG
+    config, path = ModelFolder(folder).config, folder / GENERATION_CONFIG
     known = config.get(TASKS)
     tasks: Mapping[str, Any] = known if isinstance(known, dict) else {}
     raw = read_json(path) if path.is_file() else {}

@@ -1,4 +1,6 @@
-"""Tensors in files: a checked header says where each is, and each is read by itself.
+"""Tensors in safetensors and npz files: a checked header says where each is.
+
+Each tensor is read by itself, and none before it is asked for.
 
 numpy has no bfloat16: such an array is uint16, beside the MLX dtype that it stands for.
 """
@@ -7,17 +9,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 from safetensors import SafetensorError, safe_open
 
-from ..errors import first_line, printable
+from ..errors import first_line, printable, refuse_pointer
 
 Shape = tuple[int, ...]
 
@@ -31,6 +36,10 @@ NUMPY: dict[mx.Dtype, np.dtype[Any]] = {
     mx.bfloat16: np.dtype("<u2"),
     mx.uint32: np.dtype("<u4"),
 }
+# The name of each type in .npy files; MLX writes bfloat16 as two bytes of no type.
+NPY = {mx.float32: "<f4", mx.float16: "<f2", mx.bfloat16: "<V2", mx.uint32: "<u4"}
+_FROM_NPY = {np.dtype(name): dtype for dtype, name in NPY.items()}
+AGAIN = "download or convert the model again"
 
 
 @dataclass(frozen=True)
@@ -101,3 +110,103 @@ def map_file(path: Path, offset: int, shape: Shape, dtype: mx.Dtype) -> np.ndarr
     if 0 in shape:
         return np.empty(shape, NUMPY[dtype])
     return np.memmap(path, NUMPY[dtype], "r", offset, shape)
+
+
+def read_npz(path: Path) -> dict[str, StoredTensor]:
+    """Open the tensors of an uncompressed .npz file, by name; reading one checks its checksum."""
+    refuse_pointer(path)
+    tensors = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                name = member.filename.removesuffix(".npy")
+                tensors[name] = _read_member(path, archive, member)
+    except PermissionError:  # not the file's fault
+        raise
+    except Exception as error:  # damaged zip entries and npy headers raise anything
+        raise _damaged(path, error) from error
+    return tensors
+
+
+def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredTensor:
+    """Read the header of one array, and check it against its size in the file."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        if read_header is None:
+            raise ValueError(f"{member.filename} is in version {version} of the npy format")
+        shape, _, stored = read_header(file)
+        start = file.tell()
+    if stored not in _FROM_NPY:
+        raise ValueError(f"{member.filename}: expected tensors of floats, found {stored}")
+    tensor = StoredTensor(
+        shape, _FROM_NPY[stored], partial(_read_array, path, member.filename, shape, stored)
+    )
+    end = member.header_offset + member.file_size
+    sound = start + tensor.nbytes == member.file_size and end <= path.stat().st_size
+    if not sound or member.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(
+            f"{member.filename} declares {tensor.nbytes} bytes of numbers, "
+            f"its place in the file has {member.compress_size - start}"
+        )
+    return tensor
+
+
+def _read_array(path: Path, member: str, shape: Shape, stored: np.dtype[Any]) -> np.ndarray:
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+            file.read(1)  # the checksum is compared at the end
+    except Exception as error:  # as above
+        raise _damaged(path, error) from error
+    assert (array.shape, array.dtype) == (shape, stored)
+    return array.view(NUMPY[_FROM_NPY[stored]])
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{path} is truncated or damaged ({first_line(error)}); convert the model again"
+    )
+
+
+def parameters_of(module: nn.Module) -> dict[str, mx.array]:
+    """Return a module's parameters by name."""
+    return dict(cast(list[tuple[str, mx.array]], tree_flatten(module.parameters())))
+
+
+def module_shapes(module: nn.Module) -> dict[str, Shape]:
+    """Return the shapes of a module's parameters by name."""
+    return {name: tuple(array.shape) for name, array in parameters_of(module).items()}
+
+
+def check_shapes(
+    where: Path,
+    expected: Mapping[str, Shape],
+    found: Mapping[str, StoredTensor | mx.array],
+    kind: str,
+    *,
+    again: str = AGAIN,
+) -> None:
+    """Refuse tensors that are missing, misshapen or unknown to a model of that `kind`.
+
+    The message says to do what `again` says.
+    """
+    advice = f"{again}, with its config.json"
+    for name, shape in expected.items():
+        if name not in found:
+            raise ValueError(
+                f"{where} has no tensor {name}, expected one of shape {shape}: {advice}"
+            )
+        stored = tuple(found[name].shape)
+        if stored != shape:
+            raise ValueError(f"{where}: {name} has shape {stored}, expected {shape}: {advice}")
+    unknown = sorted(found.keys() - expected.keys())
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise ValueError(
+            f"{where} has tensors that a {kind} does not: {printable(unknown[0])}{more}; "
+            "merge adapters into the model, or leave out what was added to it"
+        )

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from .. import __version__, device
 from ..bench import speedup
-from ..checkpoints import DTYPES, Observer, as_lines, convert, inspect
+from ..checkpoints import DTYPES, as_lines, convert, inspect
 from ..errors import check_utf8, not_utf8
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .batch import batch
@@ -264,7 +264,7 @@ def convert_command(
         folder = convert(
             model, output, dtype=dtype, quantize=quantize, group_size=group_size, keep_wo=keep_wo,
             revision=revision, force=force, allow_nonfinite=allow_nonfinite,
-            observer=Observer(progress, note),
+            progress=progress, note=note,
         )  # fmt: skip
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{folder} ({size / 1e6:.1f} MB)")

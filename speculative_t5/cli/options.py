@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import mlx.core as mx
 import typer
 
-from ..checkpoints import DTYPES, is_draft, model_folders, named_draft
+from ..checkpoints import DTYPES, ModelFolder, model_folders, named_draft
 from ..errors import check_utf8
 from ..generation import NumDraft, SpeculativeDecoder, process_facts
 
@@ -28,7 +28,7 @@ in_models, in_drafting, in_sampling, in_output = (
 
 def complete_model(incomplete: str) -> Iterator[str]:
     """Yield the values of --model, for a shell that completes it."""
-    return (f.name for f in _starting(incomplete) if not is_draft(f))
+    return (f.name for f in _starting(incomplete) if ModelFolder(f).kind != "t5-draft")
 
 
 def complete_draft(incomplete: str) -> Iterator[str]:

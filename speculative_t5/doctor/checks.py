@@ -16,10 +16,9 @@ import mlx.core as mx
 
 from .. import device
 from ..checkpoints import (
+    ModelFolder,
     find_folder,
-    holds_causal,
-    holds_draft,
-    inspect_causal,
+    inspect_decoder_only,
     load,
     open_checkpoint,
     weights_folders,
@@ -27,7 +26,6 @@ from ..checkpoints import (
 from ..decoding import LanguageModel, Vocabulary
 from ..generation import SpeculativeDecoder
 from ..models import T5
-from ..tokenizers import load_tokenizer
 
 Status = Literal["ok", "failed", "skipped"]
 SHIPPED = "correct-base"
@@ -64,7 +62,7 @@ class Subject:
         ours = _vocabulary(self.model)
         if self.draft is None:
             return
-        if holds_draft(find_folder(self.draft) or Path(self.draft)):
+        if ModelFolder(find_folder(self.draft) or Path(self.draft)).kind == "t5-draft":
             self.decoder()
         elif ours != (theirs := _vocabulary(self.draft)):
             raise ValueError(
@@ -86,10 +84,11 @@ class Subject:
 
 def _vocabulary(name: str) -> tuple[bool, Vocabulary]:
     """Return whether a folder's model is decoder-only, and its tokenizer's vocabulary."""
-    folder = find_folder(name) or Path(name)
-    if holds_causal(folder):
-        return True, inspect_causal(folder)[-1]
-    return False, load_tokenizer(folder, open_checkpoint(folder).config).vocabulary
+    folder = ModelFolder(find_folder(name) or Path(name))
+    if folder.kind == "decoder-only":
+        return True, inspect_decoder_only(folder)[-1]
+    open_checkpoint(folder)  # refused here, if it is
+    return False, folder.tokenizer().vocabulary
 
 
 def _described(is_decoder_only: bool, vocabulary: Vocabulary) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from .. import __version__
-from ..checkpoints import as_dtype, digest_of, dtype_name, load, locate, named_draft
+from ..checkpoints import ModelFolder, as_dtype, dtype_name, load, locate, named_draft
 from ..decoding import (
     WINDOW,
     AdaptiveSchedule,
@@ -469,5 +469,5 @@ def process_facts(
         if name is None or name == "lookup":
             facts[role] = name or "none"
         else:
-            facts[role] = f"weights {digest_of(locate(name))}"
+            facts[role] = f"weights {ModelFolder(locate(name)).digest()}"
     return facts | {name: repr(value) for name, value in options.items()}

@@ -28,10 +28,4 @@ from .prompt_files import (
     read_lines,
 )
 from .prompts import Prompt, PromptEncoder, PromptTooLong, Source, check_prompts
-from .t5 import (
-    GENERATION_CONFIG,
-    ByteTokenizer,
-    has_tokenizer,
-    load_tokenizer,
-    read_prefix,
-)
+from .t5 import ByteTokenizer, has_tokenizer, load_tokenizer

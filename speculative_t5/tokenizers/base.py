@@ -23,7 +23,8 @@ class Tokenizer(Protocol):
     """Turns text into ids, and ids into text.
 
     A tokenizer whose vocabulary may lack characters has an attribute `unknown_id`, the id that
-    stands for them. `load` adds an attribute `prefix`, see `read_prefix`.
+    stands for them. `load` adds an attribute `prefix`, the text that goes before each
+    prompt.
     """
 
     @property

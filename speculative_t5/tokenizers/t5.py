@@ -17,7 +17,6 @@ from ..errors import first_line
 from ..models import T5Config
 from .base import Tokenizer, as_vocabulary, refuse_pointers
 
-GENERATION_CONFIG = "generation_config.json"
 AGAIN = "download or copy it again"  # ends the messages about damaged files
 REPLACE = "copy the tokenizer that belongs to the model there"
 SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")
@@ -333,15 +332,6 @@ def _read_bpe(folder: Path, settings: Mapping[str, Any]) -> Any:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Read tokenizer_config.json; what is not in it may be in config.json, such as the class."""
     return _read_object(folder / "config.json") | _read_object(folder / "tokenizer_config.json")
-
-
-def read_prefix(folder: Path) -> str:
-    """Read `prefix`, the text to put before each prompt, from a model's config.json; "" if none."""
-    path = folder / "config.json"
-    prefix = _read_object(path).get("prefix")
-    if prefix is not None and not isinstance(prefix, str):
-        raise ValueError(f"prefix in {path} is {prefix!r}, expected a string")
-    return prefix or ""
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -52,12 +52,12 @@ def dtype_of(model: T5) -> str:
 
 def read_back(folder: Path) -> T5:
     """Load the model that `as_hugging_face` wrote."""
-    from speculative_t5.checkpoints.t5 import open_checkpoint
+    from speculative_t5.checkpoints import ModelFolder, open_checkpoint
     from speculative_t5.models.t5.model import T5
 
     import mlx.core as mx
 
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(ModelFolder(folder))
     tensors = mx.load(str(folder / "model.safetensors"))
     model = T5(checkpoint.config)
     model.load_weights(

@@ -1,6 +1,6 @@
-"""Folders of sharing drafts: weights of their own, and the name and fingerprint of their target.
+"""Folders of drafts that share their target's encoder.
 
-config.json   "model_type": "t5-draft", the target, what is shared, the sizes
+config.json   "model_type": "t5-draft", the target's name and fingerprint, what is shared, the sizes
 weights.npz   the decoder's layers, their position bias and last normalization
 """
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from ..cpu import accelerate
 from ..errors import printable, shown
@@ -28,40 +27,28 @@ from ..models import (
     same_weights,
     sample_weights,
 )
-from .folder import check_shapes, read_json
-from .npz import NewTensor, read_npz
-from .tensors import as_mlx, as_numpy
-from .writing import write_folder
+from .model_folder import ModelFolder
+from .tensors import as_mlx, as_numpy, check_shapes, module_shapes, parameters_of, read_npz
+from .writing import NewTensor, write_folder
 
 SHARED = ["encoder", "embedding", "head"]
 AGAIN = "copy or distill the draft again"
 
 
-def holds_draft(folder: Path) -> bool:
-    """Whether a folder's config.json is that of a sharing draft."""
-    config = folder / "config.json"
-    return config.is_file() and read_json(config).get("model_type") == DRAFT_TYPE
-
-
-def target_name(folder: Path) -> str:
-    """Return the name of the target in the folder of a sharing draft, for messages."""
-    name = read_json(folder / "config.json").get("target")
-    return printable(name) if isinstance(name, str) else "a model that it does not name"
-
-
 def load_draft(folder: Path, target: T5 | CausalModel | None) -> SharingDraft:
-    """Load a sharing draft for a target that is loaded.
+    """Load a draft for a target that is loaded.
 
     Raises:
         ValueError: If the folder is damaged, or the draft is another target's.
     """
-    name = target_name(folder)
+    opened = ModelFolder(folder)
+    name = _target_name(opened)
     if target is None:
         raise ValueError(
             f"{folder} is a draft for {name}, whose encoder it shares, and not a model of its own: "
             f"give it as the draft of {name} (--draft-model, or load(..., target=model))"
         )
-    config, sample = _read_config(folder)
+    config, sample = _read_config(opened)
     if not isinstance(target, T5) or not same_weights(sample, sample_weights(target)):
         raise ValueError(
             f"{folder} is a draft for {name}, and the target is another model: "
@@ -75,9 +62,7 @@ def load_draft(folder: Path, target: T5 | CausalModel | None) -> SharingDraft:
     draft = SharingDraft(target, config)
     path = folder / "weights.npz"
     tensors = read_npz(path)
-    shapes = {name: tuple(w.shape) for name, w in _parameters(draft).items()}
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    check_shapes(path, shapes, found, "draft", again=AGAIN)
+    check_shapes(path, module_shapes(draft), tensors, "draft", again=AGAIN)
     draft.load_weights(
         [(name, as_mlx(t.read(), t.dtype).astype(target.dtype)) for name, t in tensors.items()]
     )
@@ -107,7 +92,7 @@ def save_draft(
         ValueError: If a weight is not finite in float16.
         OSError: If the folder cannot be written.
     """
-    weights = {key: weight.astype(mx.float16) for key, weight in _parameters(draft).items()}
+    weights = {key: weight.astype(mx.float16) for key, weight in parameters_of(draft).items()}
     for key, weight in weights.items():
         if not mx.isfinite(weight).all().item():
             raise ValueError(
@@ -129,22 +114,23 @@ def save_draft(
     write_folder(folder, config, tensors, files)
 
 
-def inspect_draft(folder: Path) -> tuple[str, int]:
+def inspect_draft(folder: ModelFolder) -> tuple[str, int]:
     """Return the target's name and the number of a draft's own parameters, from its files."""
     _read_config(folder)
-    tensors = read_npz(folder / "weights.npz")
+    tensors = read_npz(folder.path / "weights.npz")
     sizes = [tensor.nbytes // tensor.dtype.size for tensor in tensors.values()]
-    return target_name(folder), sum(sizes)
+    return _target_name(folder), sum(sizes)
 
 
-def _parameters(draft: SharingDraft) -> dict[str, mx.array]:
-    return dict(cast(list[tuple[str, mx.array]], tree_flatten(draft.parameters())))
+def _target_name(folder: ModelFolder) -> str:
+    """Return the name of a draft's target for messages."""
+    name = folder.config.get("target")
+    return printable(name) if isinstance(name, str) else "a model that it does not name"
 
 
-def _read_config(folder: Path) -> tuple[SharingConfig, str]:
-    """Read config.json of a sharing draft: what it has of its own, and its target's sample."""
-    path = folder / "config.json"
-    raw = read_json(path)
+def _read_config(folder: ModelFolder) -> tuple[SharingConfig, str]:
+    """Read config.json of a draft: what it has of its own, and its target's sample."""
+    path, raw = folder.path / "config.json", folder.config
     if raw.get("shares") != SHARED:
         raise ValueError(
             f"{path}: shares is {shown(raw.get('shares'))}, expected {SHARED}: use a newer "
@@ -159,7 +145,7 @@ def _read_config(folder: Path) -> tuple[SharingConfig, str]:
         depth, d_ff = read_size(raw, "num_decoder_layers"), read_size(raw, "d_ff")
         vocab = read_size(raw, "draft_vocab") if raw.get("draft_vocab") is not None else None
     except ValueError as error:
-        raise ValueError(f"{folder}: {error}; {AGAIN}") from error
+        raise ValueError(f"{folder.path}: {error}; {AGAIN}") from error
     if depth > MAX_LAYERS:
         raise ValueError(
             f"{path}: num_decoder_layers is {depth}, expected at most {MAX_LAYERS}: {AGAIN}"

@@ -1,0 +1,333 @@
+"""Folders of decoder-only models, Hugging Face's own or converted by mlx-lm.
+
+config.json is checked first, as mlx-lm believes what it says; then weights are read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..decoding import Vocabulary
+from ..device import default_dtype
+from ..errors import first_line, shown
+from ..models import MAX_LAYERS, MAX_SIZE, CausalModel, build
+from ..tokenizers import DecoderOnlyTokenizer
+from .model_folder import GENERATION_CONFIG, ModelFolder, read_json
+from .tensors import StoredTensor, as_mlx, check_shapes, dtype_name, module_shapes, parameters_of
+
+# Names in config.json of the most tokens that a model reads, and of its depth.
+CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length",
+            "max_seq_len", "seq_length")  # fmt: skip
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+SIZES = (
+    *CONTEXTS, "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "n_embd", "n_head", "n_inner",
+)  # fmt: skip
+ROPES = ("rope_scaling", "rope_parameters")  # objects, which may hold one for each kind of layer
+# Names of numbers that must be above 0, and the largest sensible value; mlx-lm takes any.
+BOUNDS = (
+    (re.compile(r"\w*norm\w*_eps(ilon)?"), 1.0),
+    (re.compile(r"partial_rotary_factor|rotary_pct|rope_pct"), 1.0),
+    (re.compile(r"\w*(rope_theta|rotary_emb_base|base_freq)|beta_fast|beta_slow"), 1e15),
+    (re.compile(r"\w*(factor|multiplier|scalar|softcapping)|logits_scaling"), 1e15),
+    (re.compile("original_max_position_embeddings"), float(MAX_SIZE)),
+)
+# The first must be a multiple of the second.
+MULTIPLES = (("num_attention_heads", "num_key_value_heads"), ("n_embd", "n_head"))
+# Settings of GPT-2 that mlx-lm assumes without reading them.
+GPT2 = {
+    "activation_function": "gelu_new",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True,
+}
+
+
+def load_decoder_only(
+    folder: ModelFolder, dtype: mx.Dtype | None
+) -> tuple[CausalModel, DecoderOnlyTokenizer]:
+    """Load a decoder-only model and its tokenizer.
+
+    Args:
+        folder: Holds config.json, weights in safetensors or `.bin`, and a tokenizer's files.
+        dtype: Type to compute in; None for the device's default. If that has 16 bits and mlx-lm
+            has quantized the matrices, None keeps the stored type.
+
+    Raises:
+        ValueError: If it is not a whole model of a known kind.
+    """
+    config = read_config(folder)
+    with _about(folder.path):
+        module = build(config)
+    weights = _parameters(folder, config, module)
+    if config.get("quantization"):
+        _quantize(folder.path, module, config["quantization"], weights)
+    check_shapes(folder.path, module_shapes(module), weights, str(config["model_type"]))
+    tokenizer = DecoderOnlyTokenizer(folder.path)
+    ends = config["eos_token_id"]
+    if not ends and tokenizer.eos_token_id is not None:
+        ends = [tokenizer.eos_token_id]
+    if not ends:
+        raise ValueError(
+            f"{folder.path} does not say what ends an output: put eos_token_id into its config.json"
+        )
+    cast_one = _caster(module, dtype, quantized=bool(config.get("quantization")))
+    module.load_weights([(name, cast_one(name, weight)) for name, weight in weights.items()])
+    module.eval()
+    del weights
+    for weight in parameters_of(module).values():
+        mx.eval(weight)  # one at a time, as this reads it and may cast it
+    with _about(folder.path):
+        model = CausalModel(
+            module, eos_token_id=ends[0], extra_eos_ids=ends[1:], max_context=max_context(config),
+            vocabulary=tokenizer.vocabulary,
+        )  # fmt: skip
+    _check_fit(folder.path, model, tokenizer.vocabulary)
+    return model, tokenizer
+
+
+def inspect_decoder_only(folder: ModelFolder) -> tuple[str, int, tuple[str, ...], Vocabulary]:
+    """Inspect the folder of a decoder-only model without reading its weights.
+
+    Returns:
+        Its model_type; how many parameters it has, each counted once; the types of its tensors, or
+        their bits if they are quantized; and its tokenizer's vocabulary.
+    """
+    config = read_config(folder)
+    with _about(folder.path):
+        module = build(config)
+    stored = tuple(sorted({dtype_name(tensor.dtype) for tensor in _open(folder).values()}))
+    if settings := config.get("quantization"):
+        stored = (f"{settings['bits']} bits",)
+    count = sum(math.prod(shape) for shape in module_shapes(module).values())
+    return config["model_type"], count, stored, DecoderOnlyTokenizer(folder.path).vocabulary
+
+
+@contextmanager
+def _about(folder: Path) -> Iterator[None]:
+    """Put the folder's name before errors about its config."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def _wrong(name: str, value: Any, expected: str) -> ValueError:
+    return ValueError(f"{name} in config.json is {shown(value)}, expected {expected}")
+
+
+def read_config(folder: ModelFolder) -> dict[str, Any]:
+    """Check config.json; generation_config.json's `eos_token_id`, if any, replaces its own."""
+    config = dict(folder.config)
+    _check_quantization(folder.path, config)
+    with _about(folder.path):
+        for part in _parts(config):
+            _check_sizes(part)
+            for group in _groups(part):
+                _check_numbers(group)
+        if config.get("model_type") == "gpt2":
+            config.setdefault("n_ctx", config.get("n_positions"))  # mlx-lm reads the older name
+            for name, expected in GPT2.items():
+                if config.get(name, expected) != expected:
+                    wanted = f"{expected!r}, as all published GPT-2 have"
+                    raise _wrong(name, config[name], wanted)
+    # Checked here, as a tokenizer would raise an obscure error for them.
+    ends: list[int] = []
+    generation = folder.path / GENERATION_CONFIG
+    settings = read_json(generation) if generation.is_file() else {}
+    for path, stored in ((generation, settings), (folder.path / "config.json", config)):
+        named = stored.get("eos_token_id")
+        each = named if isinstance(named, list) else [] if named is None else [named]
+        if not all(type(end) is int and end >= 0 for end in each):
+            raise ValueError(f"eos_token_id in {path} is {shown(named)}, expected an id or several")
+        ends = ends or each
+    config["eos_token_id"] = ends
+    return config
+
+
+def max_context(config: Mapping[str, Any]) -> int | None:
+    """Return the most tokens of prompt and output that a model reads; None if it does not say."""
+    for part in _parts(config):
+        limits = [int(part[name]) for name in CONTEXTS if type(part.get(name)) is int]
+        if limits:
+            return max(limits[0], _stretched(part))
+    return None
+
+
+def _stretched(part: Mapping[str, Any]) -> int:
+    """Return the context that YaRN stretches a shorter one to; 0 without YaRN."""
+    rope = part.get("rope_scaling") or part.get("rope_parameters")
+    if not isinstance(rope, Mapping) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return 0
+    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
+    if not isinstance(factor, int | float) or not isinstance(original, int | float):
+        return 0
+    return int(factor * original)
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the config, and the one of its text model if there is one."""
+    yield config
+    if isinstance(nested := config.get("text_config"), Mapping):
+        yield nested
+
+
+def _groups(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a config, and the settings of rotary positions in it."""
+    yield part
+    for name in ROPES:
+        if isinstance(rope := part.get(name), Mapping):
+            yield rope
+            yield from (each for each in rope.values() if isinstance(each, Mapping))
+
+
+def _check_quantization(folder: Path, config: Mapping[str, Any]) -> None:
+    ours, other = config.get("quantization"), config.get("quantization_config")
+    if ours:
+        sizes = [ours.get(n) for n in ("bits", "group_size")] if isinstance(ours, dict) else [None]
+        if not all(type(size) is int and size > 0 for size in sizes):
+            error = _wrong("quantization", ours, "an object with bits and group_size")
+            raise ValueError(f"{folder}: {error}")
+    elif other:  # mlx-lm writes its own under both names
+        method = other.get("quant_method") if isinstance(other, dict) else None
+        raise ValueError(
+            f"the weights in {folder} are quantized by {method or 'another program'} "
+            "(quantization_config in config.json): use the original, or one that mlx-lm has "
+            "converted"
+        )
+
+
+def _check_sizes(part: Mapping[str, Any]) -> None:
+    """Check sizes that are one integer; some models have a list of them, one for each layer."""
+    for name in (*SIZES, *DEPTHS):
+        size, limit = part.get(name), MAX_LAYERS if name in DEPTHS else MAX_SIZE
+        if size is None or isinstance(size, list):
+            continue
+        if type(size) is not int or not 0 < size <= limit:
+            raise _wrong(name, size, f"an integer from 1 to {limit}")
+    for name, divisor in MULTIPLES:
+        whole, parts = part.get(name), part.get(divisor)
+        if isinstance(whole, int) and isinstance(parts, int) and whole % parts:
+            raise _wrong(name, whole, f"a multiple of {divisor}, {parts}")
+
+
+def _check_numbers(group: Mapping[str, Any]) -> None:
+    for name, value in group.items():
+        limits = [limit for pattern, limit in BOUNDS if pattern.fullmatch(name)]
+        for number in value if isinstance(value, list) and limits else [value]:
+            if limits and number is not None:
+                known = type(number) in (int, float)
+                if not known or not 0 < number <= limits[0]:
+                    raise _wrong(name, value, f"a number above 0 and at most {limits[0]:g}")
+            if isinstance(number, float) and not math.isfinite(number):
+                raise _wrong(name, value, "a finite number")
+
+
+def _open(folder: ModelFolder) -> dict[str, Any]:
+    """Open the stored tensors, by name; none is read before it is evaluated or asked for."""
+    files = folder.weight_files()
+    if any(path.suffix == ".bin" for path in files):
+        return dict(folder.tensors())
+    stored: dict[str, Any] = {}
+    for path in files:
+        try:
+            stored |= cast(dict[str, mx.array], mx.load(str(path)))
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is truncated or damaged: {first_line(error)}; download it again"
+            ) from error
+    return stored
+
+
+def _parameters(
+    folder: ModelFolder, config: Mapping[str, Any], module: nn.Module
+) -> dict[str, mx.array]:
+    """Return the stored tensors by the module's names; those of safetensors are not read yet."""
+    stored = {
+        name: as_mlx(each.read(), each.dtype) if isinstance(each, StoredTensor) else each
+        for name, each in _open(folder).items()
+    }
+    if config.get("model_type") == "gpt2":
+        stored = _gpt2_names(stored)
+    try:
+        sanitize = getattr(module, "sanitize", dict)
+        return cast(dict[str, mx.array], sanitize(stored))
+    except Exception as error:  # a missing tensor raises anything
+        raise ValueError(
+            f"{folder.path}: the weights are not those of a {config['model_type']} "
+            f"({type(error).__name__}: {first_line(error)}): download or convert the model again"
+        ) from error
+
+
+def _gpt2_names(stored: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Rename tensors as in the first checkpoints, without `transformer.`, and drop masks."""
+    named = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
+    unused = (".attn.bias", ".attn.masked_bias")
+    return {
+        name: tensor
+        for name, tensor in named.items()
+        if name != "lm_head.weight" and not name.endswith(unused)
+    }
+
+
+def _quantize(
+    folder: Path, module: nn.Module, settings: Any, weights: Mapping[str, mx.array]
+) -> None:
+    """Quantize the module's matrices that are stored quantized, as config.json says."""
+
+    def wanted(path: str, layer: nn.Module) -> bool | dict[str, Any]:
+        own: bool | dict[str, Any] | None = settings.get(path)
+        if own is not None:
+            return own
+        return hasattr(layer, "to_quantized") and f"{path}.scales" in weights
+
+    try:
+        nn.quantize(
+            module, group_size=settings["group_size"], bits=settings["bits"],
+            mode=settings.get("mode", "affine"), class_predicate=wanted,
+        )  # fmt: skip
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder}: quantization in config.json is {shown(settings)} ({first_line(error)}): "
+            "convert the model again"
+        ) from error
+
+
+def _caster(
+    module: nn.Module, dtype: mx.Dtype | None, *, quantized: bool
+) -> Callable[[str, mx.array], mx.array]:
+    """Return the function that casts a parameter, by its name, to the type to compute in."""
+    wanted = dtype or default_dtype()
+    if quantized and dtype is None and wanted != mx.float32:
+        return lambda name, weight: weight  # casting float16 scales to bfloat16 would lose bits
+    # Some models have parameters that must keep their type, such as those that choose experts.
+    may_cast: Callable[[str], bool] = getattr(module, "cast_predicate", lambda name: True)
+
+    def cast_one(name: str, weight: mx.array) -> mx.array:
+        floats = mx.issubdtype(weight.dtype, mx.floating)
+        return weight.astype(wanted) if floats and may_cast(name) else weight
+
+    return cast_one
+
+
+def _check_fit(folder: Path, model: CausalModel, vocabulary: Vocabulary) -> None:
+    """Refuse a tokenizer or an EOS with ids that the model has no row for."""
+    size, rows = vocabulary.size, model.vocab_size
+    if size - len(vocabulary.special) > rows:
+        raise ValueError(
+            f"the tokenizer in {folder} has {size} pieces, the model {rows} rows for them: "
+            "copy the tokenizer that belongs to the model there"
+        )
+    beyond = [end for end in model.eos_token_ids if end >= rows]
+    if beyond:
+        raise ValueError(
+            f"{folder}: eos_token_id in config.json is {beyond[0]}, expected an id below {rows}"
+        )

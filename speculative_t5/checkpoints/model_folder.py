@@ -1,0 +1,327 @@
+"""Folders of models: where they are found by name, what they say of themselves, their weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from platformdirs import user_data_path
+
+from ..errors import first_line, refuse_pointer, shown
+from ..models import DRAFT_TYPE, T5Config, is_causal
+from ..tokenizers import (
+    TOKENIZER_FILES,
+    DecoderOnlyTokenizer,
+    Tokenizer,
+    has_tokenizer,
+    has_vocabulary,
+    load_tokenizer,
+)
+from .tensors import StoredTensor, read_safetensors
+from .torch_bin import read_bin
+
+VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names the folder that comes before all others
+PACKAGE = Path(__file__).parent.parent
+CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "convert.py").is_file() else None
+# Names of a Hugging Face checkpoint's weights, in order of preference.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json",
+           "pytorch_model.bin", "pytorch_model.bin.index.json")  # fmt: skip
+GENERATION_CONFIG = "generation_config.json"
+SMALL_FILES = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "tokenizer.model")
+AGAIN = "download or convert the model again"
+BLOCK, BLOCKS = 2**16, 64  # bytes, and how many of each file are read for a digest
+
+Kind = Literal["t5", "decoder-only", "t5-draft"]
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder that holds a model, or a draft; its config.json is read once."""
+
+    path: Path
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The object in config.json; anything else is refused."""
+        path = self.path / "config.json"
+        if path.is_file():
+            return read_json(path)
+        adapter = (self.path / "adapter_config.json").is_file()
+        found = ", but an adapter's settings" if adapter else ""
+        advice = "merge it into its base model" if adapter else "give the folder that has it"
+        raise ValueError(
+            f"{self.path} is not a model folder: it has no config.json{found}; {advice}"
+        )
+
+    def setting(self, name: str) -> Any:
+        """Return an entry of config.json; None where that cannot be read, as `config` says why."""
+        try:
+            return self.config.get(name)
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def kind(self) -> Kind:
+        """What it seems to hold; a T5, whose loader judges it, where it says nothing else."""
+        kind = self.setting("model_type")
+        if kind == DRAFT_TYPE:
+            return "t5-draft"
+        if kind is None or self.is_converted:
+            return "t5"
+        return "decoder-only" if is_causal(self.config) else "t5"
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether its weights are in this package's own form."""
+        return (self.path / "weights.npz").is_file()
+
+    @property
+    def prefix(self) -> str:
+        """The text to put before each prompt, "" if none."""
+        prefix = self.config.get("prefix")
+        if prefix is not None and not isinstance(prefix, str):
+            raise ValueError(
+                f"prefix in {self.path / 'config.json'} is {prefix!r}, expected a string"
+            )
+        return prefix or ""
+
+    @property
+    def min_probability(self) -> float | None:
+        """The least probability of changes that a rewritten text takes over; see `rewrite`."""
+        found = self.config.get("min_probability")
+        if found is not None and (type(found) not in (int, float) or not 0 <= found <= 1):
+            raise ValueError(
+                f"min_probability in {self.path / 'config.json'} is {shown(found)}, expected a "
+                "number from 0 to 1"
+            )
+        return None if found is None else float(found)
+
+    @property
+    def draft(self) -> str | None:
+        """The name of a draft that belongs to the model; never a path."""
+        name = self.setting("draft")
+        plain = isinstance(name, str) and name not in ("", "..") and name == Path(name).name
+        return name if plain else None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What the model was converted from, and how; {} if it does not say."""
+        stored = self.setting("converted_from")
+        return stored if isinstance(stored, dict) else {}
+
+    def t5_config(self) -> T5Config:
+        """Read the config of a T5; refuse other models."""
+        config = self.config
+        try:
+            return T5Config.from_dict(config)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from error
+
+    def tokenizer(self) -> Tokenizer:
+        """Load the tokenizer, and check that it fits a T5."""
+        if self.kind == "decoder-only":
+            return DecoderOnlyTokenizer(self.path)
+        return load_tokenizer(self.path, self.t5_config())
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the files of a tokenizer are there."""
+        known = has_vocabulary if self.kind == "decoder-only" else has_tokenizer
+        return known(self.path)
+
+    @property
+    def weights(self) -> Path | None:
+        """The file of a Hugging Face checkpoint's weights, or their index, if there is one."""
+        paths = (self.path / name for name in WEIGHTS)
+        return next((path for path in paths if path.is_file()), None)
+
+    def weight_files(self) -> list[Path]:
+        """Return the files that hold a checkpoint's tensors; refuse a folder that lacks one."""
+        path = self.weights
+        if path is None:
+            raise ValueError(self._no_weights())
+        refuse_pointer(path)
+        if path.suffix != ".json":
+            return [path]
+        shards = sorted({*read_index(path).values()})
+        missing = [shard for shard in shards if not (self.path / shard).is_file()]
+        if missing:
+            raise ValueError(
+                f"{missing[0]}, named by {path}, is missing: download it to that folder"
+            )
+        for shard in shards:
+            refuse_pointer(self.path / shard)
+        return [self.path / shard for shard in shards]
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        """Open all tensors of a Hugging Face checkpoint, by name; none is read yet."""
+        read = {
+            path.name: read_bin(path) if path.suffix == ".bin" else read_safetensors(path)
+            for path in self.weight_files()
+        }
+        index = self.weights
+        assert index is not None
+        if index.suffix != ".json":
+            return read[index.name]
+        shards = read_index(index)
+        for name, shard in shards.items():
+            if name not in read[shard]:
+                raise ValueError(
+                    f"{index} says that {name} is in {shard}, which does not have it: "
+                    "download both again"
+                )
+        return {name: read[shard][name] for name, shard in shards.items()}
+
+    def _no_weights(self) -> str:
+        suffixes = (".safetensors", ".bin", ".npz", ".h5", ".msgpack", ".gguf", ".pt", ".ckpt")
+        others = sorted(path.name for path in self.path.iterdir() if path.suffix in suffixes)
+        return (
+            f"no weights in {self.path}: expected model.safetensors or pytorch_model.bin, or one "
+            f"of them in shards with its index.json, found {', '.join(others[:3]) or 'neither'}; "
+            "download them, or save the model in that form"
+        )
+
+    def digest(self) -> str:
+        """Return a short hexadecimal digest of the folder: of samples of each file of weights.
+
+        The configuration and the tokenizer are in it, too. Any other weights have another one, as
+        training moves nearly all numbers; to change a few bytes of a file by hand may go unseen.
+        """
+        digest = hashlib.sha256()
+        for path in sorted(self.path.iterdir()):
+            weights = path.suffix in (".safetensors", ".npz", ".bin")
+            if path.is_file() and (weights or path.name in SMALL_FILES):
+                with path.open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    digest.update(f"{path.name} {size}\n".encode())
+                    last = max(0, size - BLOCK)
+                    for i in range(BLOCKS if last else 1):
+                        file.seek(last * i // (BLOCKS - 1))
+                        digest.update(file.read(BLOCK))
+        return digest.hexdigest()[:16]
+
+
+def read_json(path: Path, *, again: str = AGAIN) -> dict[str, Any]:
+    """Read the object in a JSON file; refuse anything else, and say to do what `again` says."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {first_line(error)}; {again}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object: {again}")
+    return raw
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Read the weight map of an index, names of tensors to names of files; refuse other paths."""
+    shards = read_json(path).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise ValueError(
+            f"{path} is not an index of shards, as it has no weight_map: download it again"
+        )
+    for shard in shards.values():
+        if not isinstance(shard, str) or not re.fullmatch(r"\w[\w.-]*", shard):
+            raise ValueError(
+                f"{path} names the shard {shown(shard)}, expected a file's name alone: "
+                "put the shards beside it, and name them so"
+            )
+    return shards
+
+
+def weights_folders() -> list[Path]:
+    """Return the folders of model folders, in the order in which a name is looked up.
+
+    They are the one in the environment variable SPECULATIVE_T5_WEIGHTS, `weights` in the current
+    folder, the user's own, and the one with the shipped models.
+    """
+    named = os.environ.get(VARIABLE)
+    users = _users_folder()
+    shipped = (CHECKOUT or PACKAGE) / "weights"
+    first = [Path(named)] if named else []
+    return [*first, Path("weights"), *([users] if users else []), shipped]
+
+
+def new_folder(name: str) -> Path:
+    """Return where a model of that name is written, so that any later command finds it.
+
+    That is in the folder of SPECULATIVE_T5_WEIGHTS, or else in `weights` if the current folder has
+    one, or else in the user's own.
+    """
+    if named := os.environ.get(VARIABLE):
+        return Path(named) / name
+    users = _users_folder()
+    return (users if users and not Path("weights").is_dir() else Path("weights")) / name
+
+
+def name_of_folder(folder: Path) -> str:
+    """Return the name of a model in an absolute path: that of its folder.
+
+    Every run of transformers' Trainer has a checkpoint-500, so there the run's folder comes first.
+    """
+    of_a_run = re.fullmatch(r"checkpoint-\d+", folder.name) and folder.parent.name
+    return f"{folder.parent.name}-{folder.name}" if of_a_run else folder.name
+
+
+def _users_folder() -> Path | None:
+    """Return the user's own folder; None for a user without a home, as in some containers."""
+    try:
+        return user_data_path("speculative_t5", appauthor=False) / "weights"
+    except RuntimeError:
+        return None
+
+
+def model_folders() -> list[Path]:
+    """Return all model folders in `weights_folders`."""
+    found: dict[Path, Path] = {}
+    for weights in weights_folders():
+        try:
+            for path in sorted(config.parent for config in weights.glob("*/config.json")):
+                folder = ModelFolder(path)
+                if folder.is_converted or folder.weights:
+                    found.setdefault(path.resolve(), path)
+        except PermissionError:  # the home of another user, as in some containers
+            continue
+    return list(found.values())
+
+
+def find_folder(name_or_path: str | Path) -> Path | None:
+    """Return the model folder with that path, or that name in `weights_folders`, if any."""
+    path, found = Path(name_or_path), model_folders()
+    candidates = {weights / name_or_path for weights in weights_folders()}
+    named = [folder for folder in found if folder in candidates]
+    # A checkpoint may lie beside weights/ under the name of its conversion, which then wins.
+    if path.is_dir() and ((path / "weights.npz").exists() or not named):
+        return path
+    if named:
+        return named[0]
+    for folder in found:
+        if str(name_or_path) == ModelFolder(folder).origin.get("repository"):
+            return folder
+    return None
+
+
+def named_draft(model: str | Path) -> Path | None:
+    """Find the draft that a target's config.json names, beside the target or by name, if any."""
+    folder = find_folder(model)
+    name = ModelFolder(folder).draft if folder else None
+    if folder is None or name is None:
+        return None
+    beside = folder.resolve().parent / name
+    return beside if beside.is_dir() else find_folder(name)
+
+
+def known_names() -> str:
+    """List the names of all model folders for a message."""
+    return ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
+
+
+def convert_command() -> str:
+    """Return the command that converts a model, as the user would type it here."""
+    program = "python convert.py" if CHECKOUT else "speculative-t5 convert"
+    return f"{program} --model NAME_OR_PATH"
