@@ -19,7 +19,7 @@ from speculative_t5.tokenizers import DecoderOnlyTokenizer
 import mlx.core as mx
 import numpy as np
 import pytest
-from checkpoints import POINTER, SHAPES, refused, write_causal
+from checkpoints import POINTER, SHAPES, refused, write_causal, write_tokenizer
 from conftest import edit_json, tiny_causal
 from mlx.utils import tree_flatten
 
@@ -440,7 +440,9 @@ def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatc
         DecoderOnlyTokenizer(folder)
 
 
-def test_no_code_of_a_folder_is_run(folder: Path) -> None:
+def test_no_code_of_a_folder_is_run(tmp_path: Path) -> None:
+    folder = tmp_path
+    write_tokenizer(folder)
     (folder / "evil.py").write_text(f"open({str(folder / 'pwned')!r}, 'w')\nclass Evil: pass\n")
     auto_map = {"AutoTokenizer": ["evil.Evil", None]}
     edit_json(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map=auto_map)

@@ -187,14 +187,12 @@ def _verify(folder: ModelFolder, note: Callable[[str], None]) -> None:
         expected = shard.readlink().name if shard.is_symlink() else ""
         if not shard.is_file() or not _SHA256.fullmatch(expected):
             continue  # opening a missing one will raise an error
-        digest = hashlib.sha256()
         with shard.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        if digest.hexdigest() != expected:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != expected:
             raise ValueError(
                 f"{shard.name} from the Hub is damaged: its SHA-256 is "
-                f"{digest.hexdigest()[:12]}..., expected {expected[:12]}...; "
+                f"{digest[:12]}..., expected {expected[:12]}...; "
                 f"delete {shard.resolve()} and run this again"
             )
 
