@@ -10,17 +10,16 @@ import json
 import math
 import os
 import shutil
-import struct
+import zipfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import mlx.core as mx
 import numpy as np
-from isal.isal_zlib import crc32
 
 from .tensors import NPY, NUMPY, Shape
 
@@ -140,12 +139,6 @@ def lock(file: int, busy: str) -> None:
         raise ValueError(busy) from None
 
 
-_FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF  # the number is in a zip64 field instead
-_VERSION = 45  # of the format, the first with zip64
-_DATE = 0x21  # 1 January 1980: a fixed date, so that the same weights give the same bytes
-_CRC_OFFSET = 14  # in a local header
-
-
 @dataclass(frozen=True)
 class NewTensor:
     """A tensor to write; its blocks are C-contiguous arrays of its rows, in order."""
@@ -156,104 +149,61 @@ class NewTensor:
     blocks: Iterable[np.ndarray]
 
 
-@dataclass
-class _Entry:
-    """A member of the archive; its CRC is known once it is written."""
-
-    name: bytes
-    size: int
-    offset: int
-    crc: int = 0
-
-    def local_header(self) -> bytes:
-        fields = (_VERSION, 0, 0, 0, _DATE, self.crc, _FULL32, _FULL32, len(self.name), 20)
-        extra = struct.pack("<HHQQ", 1, 16, self.size, self.size)
-        return struct.pack("<4s5HLLLHH", b"PK\3\4", *fields) + self.name + extra
-
-    def central_header(self) -> bytes:
-        made_on_unix, mode = 3 << 8 | _VERSION, 0o600 << 16
-        fields = (made_on_unix, _VERSION, 0, 0, 0, _DATE, self.crc, _FULL32, _FULL32)
-        lengths = (len(self.name), 28, 0, 0, 0, mode, _FULL32)
-        extra = struct.pack("<HHQQQ", 1, 24, self.size, self.size, self.offset)
-        return struct.pack("<4s6HLLL5HLL", b"PK\1\2", *fields, *lengths) + self.name + extra
-
-
 def write_npz(path: Path, tensors: Iterable[NewTensor]) -> None:
-    """Write a .npz file one tensor at a time; a block must not change once it is yielded."""
-    entries: list[_Entry] = []
-    with path.open("wb") as file:
-        with WriteBehind(file) as behind:
-            for tensor in tensors:
-                entries.append(_write_member(behind, tensor))
-        end = file.tell()
-        for entry in entries:
-            file.write(entry.central_header())
-        file.write(_end_of_archive(len(entries), file.tell() - end, end))
-        for entry in entries:
-            file.seek(entry.offset + _CRC_OFFSET)
-            file.write(struct.pack("<L", entry.crc))
+    """Write a .npz file one tensor at a time; a block must not change once it is yielded.
 
-
-def _write_member(behind: WriteBehind, tensor: NewTensor) -> _Entry:
-    header = _npy_header(tensor)
-    size = len(header) + math.prod(tensor.shape) * tensor.dtype.size
-    entry = _Entry(f"{tensor.name}.npy".encode(), size, behind.written)
-    behind.write(entry.local_header())
-    start = behind.written
-    entry.crc = crc32(header)
-    behind.write(header)
-    for block in tensor.blocks:
-        assert block.dtype == NUMPY[tensor.dtype]
-        entry.crc = crc32(block.data, entry.crc)
-        behind.write(block.data)
-    assert behind.written - start == size, (tensor.name, behind.written - start, size)
-    return entry
-
-
-def _npy_header(tensor: NewTensor) -> bytes:
-    header: IO[bytes] = io.BytesIO()
-    described = {"descr": NPY[tensor.dtype], "fortran_order": False, "shape": tensor.shape}
-    np.lib.format.write_array_header_1_0(header, described)
-    header.seek(0)
-    return header.read()
-
-
-def _end_of_archive(count: int, size: int, offset: int) -> bytes:
-    """Return the end of the central directory: zip64 record, its locator, classic record."""
-    record = (44, _VERSION, _VERSION, 0, 0, count, count, size, offset)
-    classic = (0, 0, _FULL16, _FULL16, _FULL32, _FULL32, 0)
-    return (
-        struct.pack("<4sQHHLLQQQQ", b"PK\6\6", *record)
-        + struct.pack("<4sLQL", b"PK\6\7", 0, offset + size, 1)
-        + struct.pack("<4s4HLLH", b"PK\5\6", *classic)
-    )
+    The same weights give the same bytes.
+    """
+    with (
+        path.open("wb") as file,
+        WriteBehind(file) as behind,
+        zipfile.ZipFile(behind, "w") as archive,
+    ):
+        for tensor in tensors:
+            member = zipfile.ZipInfo(f"{tensor.name}.npy")  # in 1980, so that times do not differ
+            size = member.file_size = math.prod(tensor.shape) * tensor.dtype.size
+            with archive.open(member, "w") as stream:
+                described = {"descr": NPY[tensor.dtype], "fortran_order": False}
+                np.lib.format.write_array_header_1_0(stream, described | {"shape": tensor.shape})
+                for block in tensor.blocks:
+                    assert block.dtype == NUMPY[tensor.dtype]
+                    stream.write(block.data)
+                    size -= block.nbytes
+            assert size == 0, (tensor.name, size)
 
 
 DEPTH = 2  # blocks that may wait between one thread and the other
 
 
-class WriteBehind:
-    """Writes to a file in a thread; data must not change once they are given to it.
+class WriteBehind(io.RawIOBase):
+    """A file to write, at whose end a thread is at work: data given to it must not change."""
 
-    As a context manager it waits for pending writes on a clean exit.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._thread = ThreadPoolExecutor(1)
         self._waiting: deque[Future[int]] = deque()
-        self.written = 0
+        self._place = 0
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: Any, /) -> int:
         self._waiting.append(self._thread.submit(self._file.write, data))
-        self.written += data.nbytes if isinstance(data, memoryview) else len(data)
-        if len(self._waiting) > DEPTH:
+        while len(self._waiting) > DEPTH:
+            self._waiting.popleft().result()
+        size = memoryview(data).nbytes
+        self._place += size
+        return size
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self.flush()
+        self._place = self._file.seek(offset, whence)
+        return self._place
+
+    def flush(self) -> None:
+        while self._waiting:
             self._waiting.popleft().result()
 
-    def __enter__(self) -> WriteBehind:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def close(self) -> None:
         with self._thread:
-            while self._waiting and kind is None:
-                self._waiting.popleft().result()
+            super().close()  # which flushes
