@@ -3,7 +3,6 @@
     python scripts/checks/planted_bugs.py                    # all of them
     python scripts/checks/planted_bugs.py decoding scripts   # those of decoding.toml, scripts.toml
     python scripts/checks/planted_bugs.py --name residual    # those whose name contains this
-    python scripts/checks/planted_bugs.py --update-docs      # write the table of docs/exactness.md
 
 Each entry of tests/planted_bugs/*.toml replaces a text that occurs once in a file. The files are
 changed in copies of the checkout, never in place. Every test must first pass without a bug, then
@@ -22,7 +21,6 @@ import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import dropwhile
 from pathlib import Path
 from typing import Annotated
 
@@ -30,8 +28,6 @@ import typer
 
 REPOSITORY = Path(__file__).parents[2]
 COLLECTION = Path("tests", "planted_bugs")
-DOCS = REPOSITORY / "docs" / "exactness.md"
-TABLE_HEAD = "| bug | planted in | test that fails |\n"
 FIELDS = {"name", "file", "find", "replace", "test"}
 COPIED = ("speculative_t5", "scripts", "tests")  # folders; others are linked
 PROCESSES = 2  # tests that run at a time
@@ -155,37 +151,16 @@ def check(
     return verdicts
 
 
-def table(bugs: Sequence[Bug]) -> str:
-    """Return the Markdown table of all bugs."""
-    rows = [f"| {bug.name} | `{bug.file}` | `{bug.test}` |\n" for bug in bugs]
-    return "".join([TABLE_HEAD, "|---|---|---|\n", *rows])
-
-
-def update_table(page: Path, bugs: Sequence[Bug]) -> None:
-    """Replace the table of a page."""
-    before, head, after = page.read_text(encoding="utf-8").partition(TABLE_HEAD)
-    if not head:
-        raise ValueError(f"{page} has no table that begins with {TABLE_HEAD.strip()!r}")
-    rest = after.splitlines(keepends=True)
-    below = "".join(dropwhile(lambda line: line.startswith("|"), rest))
-    page.write_text(before + table(bugs) + below, encoding="utf-8")
-
-
 def main(
     rooms: Annotated[
         list[str] | None, typer.Argument(help="Files of tests/planted_bugs, without .toml.")
     ] = None,
     name: Annotated[str, typer.Option(help="Only bugs whose name contains this.")] = "",
-    update_docs: Annotated[
-        bool, typer.Option(help="Write all bugs into docs/exactness.md, and run nothing.")
-    ] = False,
 ) -> None:
     try:
         bugs = [bug for bug in read_bugs(REPOSITORY, rooms or ()) if name in bug.name]
         if not bugs:
             raise ValueError(f"no bug has {name!r} in its name")
-        if update_docs:
-            return update_table(DOCS, read_bugs(REPOSITORY))
         verdicts = check(bugs)
     except ValueError as error:
         sys.exit(f"error: {error}")
