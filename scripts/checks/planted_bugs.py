@@ -29,7 +29,8 @@ import typer
 REPOSITORY = Path(__file__).parents[2]
 COLLECTION = Path("tests", "planted_bugs")
 FIELDS = {"name", "file", "find", "replace", "test"}
-COPIED = ("speculative_t5", "scripts", "tests")  # folders; others are linked
+COPIED = ("speculative_t5", "scripts", "tests", "weights")  # folders; others are linked
+LARGEST_COPIED = 2**20  # bytes; larger files are linked
 PROCESSES = 2  # tests that run at a time
 TIMEOUT = 600  # seconds of a test
 
@@ -87,11 +88,18 @@ def copy_checkout(repository: Path, folder: Path) -> None:
     for path in repository.iterdir():
         if path.name in COPIED:
             ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(path, folder / path.name, symlinks=True, ignore=ignored)
+            shutil.copytree(path, folder / path.name, ignore=ignored, copy_function=copy_or_link)
         elif path.is_file():
             shutil.copy(path, folder)
         elif not path.name.startswith("."):
             (folder / path.name).symlink_to(path)
+
+
+def copy_or_link(source: str, target: str) -> None:
+    if os.path.getsize(source) > LARGEST_COPIED:
+        os.symlink(source, target)
+    else:
+        shutil.copy2(source, target)
 
 
 def run(test: str, repository: Path, bug: Bug | None = None) -> str:
