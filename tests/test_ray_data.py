@@ -242,21 +242,17 @@ def test_a_ray_job_whose_worker_is_killed_loses_nothing(
     """300 rows from Parquet to Parquet through two workers, of which one is killed."""
     prompts = [f"{PROMPTS[i % 24]} {i}" for i in range(300)]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
-    script = REPOSITORY / "scripts" / "benchmarks" / "measure_ray.py"
     done = subprocess.run(
-        [sys.executable, script, "--prompts", tmp_path / "prompts.txt", "--rows", "300",
-         "--block", "25", "--model", models[0], "--draft", models[1], "--max-tokens", "32",
-         "--kill", "--turns", "0", "--folder", tmp_path / "job"],
+        [sys.executable, REPOSITORY / "tests" / "ray_job.py", tmp_path, *models],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "killed" in done.stdout
-    lines = (tmp_path / "job" / "events").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     workers = {event["worker"] for event in events}
     assert len(workers) == 3, "two, and one in the place of the one that was killed"
-    table = pq.read_table(tmp_path / "job" / "out").sort_by("id")
+    table = pq.read_table(tmp_path / "out").sort_by("id")
     assert table["id"].to_pylist() == list(range(300))
     assert table["prompt"].to_pylist() == prompts
     expected = decoded(models, prompts, max_tokens=32)

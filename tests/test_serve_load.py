@@ -1,11 +1,9 @@
-"""The load test of servers: what it measures and notices, and the plain servers beside ours."""
+"""The load test of servers: what it measures and notices."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
-import re
 import socket
 import threading
 from collections import Counter
@@ -14,18 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder
 from speculative_t5.doctor.outputs import KNOWN
 
-import plain_server
 import psutil
 import pytest
 import serve_load
-import serve_start
 import uvicorn
-from conftest import tiny_model
-from programs import checkpoints
-from programs.clients import Answer, Run, ask, new_client, settle
+from programs.clients import new_client, settle
 from programs.nonsense import BAD_BODIES, Wrong
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -262,17 +255,6 @@ def test_the_process_at_a_port_is_found(url: str) -> None:
     assert serve_load.process_at(port) == psutil.Process()
 
 
-def test_starts_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    serve_start.main(
-        turns=1, options="--model correct-small --regular-decode", prompt="He go home."
-    )
-    found = re.fullmatch(r"ready after ([\d.]+) s, first answer after ([\d.]+) s: '.+'\n",
-                         capsys.readouterr().out)  # fmt: skip
-    assert found and 0 < float(found[1]) < float(found[2])
-    with pytest.raises(SystemExit, match="the server has ended"):
-        serve_start.main(turns=1, options="--model nothing", prompt="")
-
-
 def test_prompts_may_be_joined(fake: Fake, url: str, prompts: Path) -> None:
     serve_load.main([url], clients="2", requests=5, turns=1, prompts=prompts, join=2)
     assert f"{PROMPTS[2]} {PROMPTS[3]}" in fake.seen
@@ -287,52 +269,3 @@ def test_batch_gives_the_expected_outputs() -> None:
     offline.texts = [*reversed(offline.texts)]
     with pytest.raises(SystemExit, match="other outputs than before"):
         offline.run()
-
-
-SOURCES = [[*random.Random(i).choices(range(2, 40), k=3 + 2 * i), 1] for i in range(6)]
-
-
-@pytest.mark.cpu
-@pytest.mark.parametrize("program", plain_server.PROGRAMS)
-def test_plain_servers_decode_batches_as_ours(program: str, tmp_path: Path) -> None:
-    model = tiny_model(vocab_size=40, seed=4)
-    checkpoints.as_hugging_face(model, tmp_path / "target")
-    load = getattr(plain_server, f"load_{program}")
-    outputs = SpeculativeDecoder(model).generate_batch(SOURCES, max_tokens=12)
-    expected = [(output.tokens, output.finish_reason == "eos") for output in outputs]
-    assert {ended for _, ended in expected} == {True, False}
-    assert load(tmp_path, 1)(SOURCES, 12) == expected
-
-
-def test_plain_servers_decode_together_what_waits() -> None:
-    batches: list[int] = []
-    begun, go_on = threading.Event(), threading.Event()
-
-    def generate(prompts: Any, max_tokens: int) -> list[tuple[list[int], bool]]:
-        batches.append(len(prompts))
-        begun.set()
-        assert go_on.wait(60)
-        return [(ids[:-1], True) for ids in prompts]
-
-    async def load(url: str) -> list[Answer]:
-        async with new_client(url) as client:
-            run = Run()
-            first = asyncio.create_task(ask(client, 0, "correct: He go home.", 9, run))
-            await asyncio.to_thread(begun.wait, 60)
-            others = [asyncio.create_task(ask(client, i, "He go home.", 9, run)) for i in (1, 2)]
-            short = asyncio.create_task(ask(client, 3, "He go home.", 2, run))
-            while app.state.queue.qsize() < 3:
-                await asyncio.sleep(0.01)
-            go_on.set()
-            await settle(client)  # there are no metrics to look at
-            return await asyncio.gather(first, *others, short)
-
-    app = plain_server.make_app("fake", generate, batch_size=2)
-    served = Served(app)
-    try:
-        answers = asyncio.run(load(served.url))
-    finally:
-        served.close()
-    assert batches == [1, 2, 1]
-    assert [answer.text for answer in answers[:3]] == ["correct: He go home."] * 3
-    assert answers[3].tokens == 2 < answers[0].tokens

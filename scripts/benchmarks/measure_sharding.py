@@ -1,12 +1,9 @@
-"""What a split of a T5 among processes costs: memory as measured here, messages as counted.
+"""What a split of a T5 among processes costs in memory.
 
     python scripts/benchmarks/measure_sharding.py memory --shape t5-3b --work runs/sharding
-    python scripts/benchmarks/measure_sharding.py messages --shape t5-11b
 
-`memory` writes a checkpoint of random weights in bfloat16, loads and runs it in one process, then
-in several that share it, all on this machine; on Linux it also reads what the kernel counts.
-`messages` counts the sums of a pass, and predicts from published figures how long they take between
-two Macs (see `sharding_times.py`).
+It writes a checkpoint of random weights in bfloat16, loads and runs it in one process, then in
+several that share it, all on this machine; on Linux it also reads what the kernel counts.
 """
 
 from __future__ import annotations
@@ -23,14 +20,13 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.bench.synthetic import random_prompts
+from speculative_t5.bench.synthetic import SHAPES, random_prompts
 from speculative_t5.checkpoints import convert
 
 import mlx.core as mx
 import typer
 from mlx.utils import tree_flatten
 from random_checkpoint import write_random_checkpoint
-from sharding_times import SHAPES, print_messages, print_times
 
 GB = 1e9
 INTERVAL = 0.005  # seconds between two readings of the kernel's counts
@@ -76,13 +72,6 @@ def memory(
     print(f"weights: {whole['weights'] / GB:.2f} GB, " + ", ".join(
         f"{part['weights'] / whole['weights']:.3f} of them" for part in parts
     ))  # fmt: skip
-
-
-@app.command()
-def messages(shape: ShapeOption = "t5-11b") -> None:
-    """Count the sums of a pass, and predict their time between two Macs."""
-    print_messages(shape)
-    print_times(shape)
 
 
 @app.command(hidden=True)

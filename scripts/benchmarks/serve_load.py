@@ -12,8 +12,7 @@ leave at random moments and makes a tenth nonsense (malformed, fuzzed, huge, slo
 others must get their outputs all the same, and at the end the server must have no rows left. Ends
 with exit code 1 if an output differs.
 
-`plain_server.py` serves other programs, to load beside ours. Needs
-`pip install ".[compare,serve]"`.
+Needs `pip install ".[compare,serve]"`.
 """
 
 from __future__ import annotations

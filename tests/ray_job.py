@@ -1,0 +1,96 @@
+"""A Ray Data job with `Generator`, one of whose two workers is killed; test_ray_data.py runs it.
+
+    python tests/ray_job.py FOLDER MODEL DRAFT
+
+FOLDER/prompts.txt has a prompt a line. FOLDER/out gets the rows, FOLDER/events the workers' steps.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+# Before Ray is imported: nothing is reported, and each worker has one thread.
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+
+from speculative_t5.ray_data import Generator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+import ray.data
+
+WORKERS = 2
+BLOCK = 25  # rows
+
+
+class Watched(Generator):
+    """Appends a line to a file as a batch begins and ends."""
+
+    def __init__(self, events: str, *names: str, **options: Any) -> None:
+        super().__init__(*names, **options)
+        self.events = events
+
+    def note(self, event: str) -> None:
+        with open(self.events, "a") as file:
+            file.write(json.dumps({"worker": os.getpid(), "event": event}) + "\n")
+
+    def __call__(self, batch: Any) -> Any:
+        _ = self.decoder  # loads the models
+        self.note("begun")
+        done = super().__call__(batch)
+        self.note("done")
+        return done
+
+
+def kill_one(path: Path) -> None:
+    """Kill the first worker that has a batch behind it and is in the midst of another."""
+    while True:
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        for worker in {event["worker"] for event in events}:
+            own = [event["event"] for event in events if event["worker"] == worker]
+            if "done" in own and own[-1] == "begun":
+                os.kill(worker, signal.SIGKILL)
+                print(f"killed worker {worker}", flush=True)
+                return
+        time.sleep(0.002)
+
+
+def main(folder: Path, *models: str) -> None:
+    events = folder / "events"
+    prompts = (folder / "prompts.txt").read_text(encoding="utf-8").splitlines()
+    (folder / "in").mkdir()
+    for start in range(0, len(prompts), BLOCK):
+        part = prompts[start : start + BLOCK]
+        table = pa.table({"id": range(start, start + len(part)), "prompt": part})
+        pq.write_table(table, folder / "in" / f"{start:09}.parquet")
+    # Reading and writing need a processor that no worker has claimed.
+    ray.init(
+        num_cpus=WORKERS + 1, include_dashboard=False, object_store_memory=2**28,
+        logging_level="ERROR", log_to_driver=False,
+    )  # fmt: skip
+    logging.getLogger("ray.data").setLevel("ERROR")
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    threading.Thread(target=kill_one, args=[events], daemon=True).start()
+    rows = ray.data.read_parquet(str(folder / "in"))
+    # Ray reads several small files as one block, which one worker would decode alone.
+    rows.repartition(target_num_rows_per_block=BLOCK).map_batches(
+        Watched,
+        fn_constructor_args=[str(events), *models],
+        fn_constructor_kwargs={"max_tokens": 32},
+        compute=ray.data.ActorPoolStrategy(size=WORKERS),
+        batch_format="pyarrow",
+    ).write_parquet(str(folder / "out"))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
