@@ -190,9 +190,9 @@ def test_a_pickle_cannot_change_what_it_has_made(path: Path, old: bool) -> None:
         (b"ctorch\nFloatStorage\n)R.", "its pickle calls torch.FloatStorage with 0 arguments"),
         (b"ccollections\nOrderedDict\nNR.", "what a function gets in its pickle is a nonetype"),
         (b"NQ.", "it describes a storage by a nonetype"),
-        (b"ctorch", "its pickle ends within a name"),
-        (b"\x01", "at byte 3 of its pickle, b'\\x01' is not an opcode"),
-        (b"N", "it ends early"),
+        (b"ctorch", "no newline found"),
+        (b"\x01", "at position 2, opcode b'\\x01' unknown"),
+        (b"N", "exhausted before seeing STOP"),
         (b"X\xff", "not enough data"),
         (b"X\x01\0\0\0\xff.", "codec can't decode byte 0xff"),
     ],
@@ -286,7 +286,7 @@ def test_attacks_of_few_bytes_take_neither_time_nor_memory(tmp_path: Path) -> No
     for message in messages.values():
         assert len(message) < 400
         check_message(message, str(tmp_path))
-    assert "it uses the opcode BYTEARRAY8" in messages["8 GB of bytes"]
+    assert "expected 8589934592 bytes" in messages["8 GB of bytes"]
     assert "more than 1000000 opcodes" in messages["too many opcodes"]
     assert "shape in its pickle has 9000 dimensions" in messages["a shape of long numbers"]
     assert "lies outside of 16 numbers" in messages["a tensor larger than its numbers"]

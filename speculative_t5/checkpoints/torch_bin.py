@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,7 +53,6 @@ _OTHERS = frozenset(
     "APPENDS".split()
 )
 _ALLOWED = _LITERALS | _CONSTANTS.keys() | _OTHERS
-_OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
 
 _ORDERED_DICT = "collections.OrderedDict"
 _REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
@@ -252,37 +252,20 @@ class Machine:
     def __init__(self, file: io.BytesIO) -> None:
         self.storages: dict[str, tuple[str, int]] = {}
         self._file = file
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
+        self._stack: list[Any] = []  # since the last mark
+        self._outer: list[list[Any]] = []  # the parts of the stack before each mark
         self._memo: dict[int, Any] = {}
 
     def load(self) -> Any:
         """Return the value of the pickle, and leave the file positioned after it."""
-        for _ in range(MAX_OPCODES):
-            name, argument = self._next()
-            if name == "STOP":
-                return self._pop()
-            self._follow(name, argument)
+        # This takes no more than the file has, whatever length an argument announces.
+        for opcode, argument, _ in islice(pickletools.genops(self._file), MAX_OPCODES):
+            if opcode.name not in _ALLOWED:
+                raise Refused(f"it uses the opcode {opcode.name}, which plain weights do not need")
+            if opcode.name == "STOP":
+                return self._last(1)[0]
+            self._follow(opcode.name, argument)
         raise Refused(f"it has more than {MAX_OPCODES} opcodes")
-
-    def _next(self) -> tuple[str, Any]:
-        code = self._file.read(1)
-        if code not in _OPCODES:
-            found = f"{code!r} is not an opcode" if code else "it ends early"
-            raise ValueError(f"at byte {self._file.tell()} of its pickle, {found}")
-        opcode = _OPCODES[code]
-        if opcode.name not in _ALLOWED:
-            raise Refused(f"it uses the opcode {opcode.name}, which plain weights do not need")
-        if opcode.name == "GLOBAL":  # its reader would take backslashes for escapes
-            return opcode.name, (self._line(), self._line())
-        # These readers take no more than the file has, whatever length it announces.
-        return opcode.name, opcode.arg.reader(self._file) if opcode.arg else None
-
-    def _line(self) -> str:
-        line = self._file.readline()
-        if not line.endswith(b"\n"):
-            raise ValueError("its pickle ends within a name")
-        return line[:-1].decode("utf-8")
 
     def _follow(self, name: str, argument: Any) -> None:
         stack = self._stack
@@ -292,33 +275,32 @@ class Machine:
             case _ if name in _CONSTANTS:
                 stack.append(_CONSTANTS[name])
             case "MARK":
-                self._marks.append(len(stack))
+                self._outer.append(stack)
+                self._stack = []
             case "EMPTY_DICT":
                 stack.append({})
             case "EMPTY_LIST":
                 stack.append([])
             case "TUPLE":
-                stack.append(tuple(self._since_mark()))
+                values = self._since_mark()
+                self._stack.append(tuple(values))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 stack.append(tuple(self._last(int(name[-1]))))
             case "BINGET" | "LONG_BINGET":
                 if argument not in self._memo:
                     raise ValueError("its pickle recalls a value that it has not stored")
                 stack.append(self._memo[argument])
-            case "BINPUT" | "LONG_BINPUT":
-                self._memo[argument] = self._top()
-            case "MEMOIZE":
-                self._memo[len(self._memo)] = self._top()
+            case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                place = len(self._memo) if argument is None else argument
+                self._memo[place] = self._top()
             case "GLOBAL":
-                stack.append(_find_global(*argument))
+                stack.append(_find_global(*argument.split(" ", 1)))
             case "STACK_GLOBAL":
-                attribute, module = self._pop(), self._pop()
-                stack.append(_find_global(module, attribute))
+                stack.append(_find_global(*self._last(2)))
             case "BINPERSID":
-                stack.append(self._declare(self._pop()))
+                stack.append(self._declare(*self._last(1)))
             case "REDUCE":
-                arguments, function = self._pop(), self._pop()
-                stack.append(_reduce(function, arguments))
+                stack.append(_reduce(*self._last(2)))
             case _:
                 self._fill(name)
 
@@ -330,14 +312,11 @@ class Machine:
                 pairs = [values[start : start + 2] for start in range(0, len(values), 2)]
                 _set_items(self._top(), pairs)
             case "APPEND" | "APPENDS":
-                values = self._since_mark() if name == "APPENDS" else [self._pop()]
+                values = self._since_mark() if name == "APPENDS" else self._last(1)
                 expect(self._top(), list, "what is appended to").extend(values)
             case "BUILD":  # attributes of a state_dict, such as _metadata: dropped
-                self._pop()
+                self._last(1)
                 expect(self._top(), dict, "what gets attributes")
-
-    def _pop(self) -> Any:
-        return self._last(1)[0]
 
     def _top(self) -> Any:
         self._stack += (last := self._last(1))
@@ -352,11 +331,10 @@ class Machine:
         return values
 
     def _since_mark(self) -> list[Any]:
-        if not self._marks:
+        """Pop the values since the last mark, and the mark."""
+        if not self._outer:
             raise ValueError("its pickle goes back to a mark where there is none")
-        start = self._marks.pop()
-        values = self._stack[start:]
-        del self._stack[start:]
+        values, self._stack = self._stack, self._outer.pop()
         return values
 
     def _declare(self, saved: Any) -> _Key:
