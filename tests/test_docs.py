@@ -62,6 +62,7 @@ CHECKED = {  # why they are not run
     "scripts/test.sh": "runs these tests",
     "scripts/gpu.sh": "measures for minutes; test_gpu_script.py has its parts",
     "python scripts/": "measure for minutes to hours, with data that is not here",
+    "python weights/training/": "train for minutes to hours",
     "python -m speculative_t5 --model google-t5/t5-small": "needs a checkpoint that has tasks",
     "python -m speculative_t5 doctor --model": "the same, with other models",
     "python -m speculative_t5 doctor --only": "the same, for longer",
@@ -94,7 +95,7 @@ def examples(page: Path) -> Iterator[tuple[str, bool]]:
 
 
 def commands(page: Path) -> list[str]:
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = "".join(blocks(page, "sh")).replace("\\\n", "").splitlines()
     return [line.split("  #")[0].strip() for line in lines if line.split("  #")[0].strip()]
 
 
@@ -170,8 +171,8 @@ def test_python_runs_and_prints_what_it_says(
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Hub]:
     root = tmp_path_factory.mktemp("hub")
-    for name in ("google/flan-t5-small", "google/flan-t5-large", "google/flan-t5-xxl"):
-        shutil.copytree(checkpoint, root / name)
+    for size in ("small", "large", "xl", "xxl"):
+        shutil.copytree(checkpoint, root / f"google/flan-t5-{size}")
     for name, kind in CAUSAL.items():
         write_causal(root / name, kind)
     server = Hub(root)
@@ -300,15 +301,14 @@ def test_files_are_written_only_where_the_page_says(tmp_path: Path) -> None:
 
 
 def test_units_start_the_server_with_options_that_it_has() -> None:
-    texts = blocks(REPOSITORY / "docs" / "server.md", "text")
-    (unit,) = (text for text in texts if text.startswith("[Unit]"))
+    folder = REPOSITORY / "docs" / "services"
     parsed = ConfigParser(interpolation=None, delimiters=("=",))
     parsed.optionxform = str  # type: ignore[assignment, method-assign]
-    parsed.read_string(unit)
-    (plist,) = (text for text in texts if text.startswith("<?xml"))
+    parsed.read(folder / "speculative-t5.service", encoding="utf-8")
+    plist = (folder / "speculative-t5.plist").read_bytes()
     for line in (
         parsed["Service"]["ExecStart"],
-        shlex.join(plistlib.loads(plist.encode())["ProgramArguments"]),
+        shlex.join(plistlib.loads(plist)["ProgramArguments"]),
     ):
         program, _, rest = line.partition(" ")
         assert program.endswith("/bin/speculative-t5") and rest.startswith("serve ")
