@@ -44,7 +44,7 @@ FIXED_BYTES = 1.0e9  # a conversion may take this and twice the largest tensor
 
 Tensors = dict[str, tuple[int, ...]]
 Weights = StrEnum("Weights", ["random", "sparse"])
-Form = StrEnum("Form", ["shards", "single", "bin", "old-bin"])
+Form = StrEnum("Form", ["shards", "old-bin"])
 
 
 def main(
@@ -53,7 +53,8 @@ def main(
         Weights, typer.Option(help="Random numbers, or a sparse file, which takes no room.")
     ] = Weights.random,
     form: Annotated[
-        Form, typer.Option(help="safetensors in shards of 1 GB or in one file, or a .bin file.")
+        Form,
+        typer.Option(help="safetensors in shards of 1 GB, or a .bin file of torch before 1.6."),
     ] = Form.shards,
     rounds: Annotated[int, typer.Option(help="How often both are timed.")] = 3,
     copy: Annotated[bool, typer.Option(help="Whether to time cp at all.")] = True,
@@ -118,12 +119,8 @@ def write_checkpoint(
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     shutil.copy(REPOSITORY / "weights" / "correct-base" / "spiece.model", folder)
-    if form == "single":
-        write_safetensors(folder / "model.safetensors", tensors, weights)
-    elif form == "old-bin":
+    if form == "old-bin":
         write_old_bin(folder / "pytorch_model.bin", tensors, weights)
-    elif form == "bin":
-        write_bin(folder / "pytorch_model.bin", tensors, weights)
     else:
         shards = list(split(tensors, 1e9))
         index = {}
@@ -166,16 +163,6 @@ def write_safetensors(path: Path, tensors: Tensors, weights: Weights) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(raw)) + raw)
         write_numbers(file, end // 4, weights)
-
-
-def write_bin(path: Path, tensors: Tensors, weights: Weights) -> None:
-    """Write with torch, which holds all tensors in memory."""
-    import torch
-
-    def make(shape: tuple[int, ...]) -> Any:
-        return torch.zeros(shape) if weights == "sparse" else torch.randn(shape)
-
-    torch.save({name: make(shape) for name, shape in tensors.items()}, path)
 
 
 def write_old_bin(path: Path, tensors: Tensors, weights: Weights) -> None:
