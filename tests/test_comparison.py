@@ -8,9 +8,8 @@ import subprocess
 from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring
 
-from speculative_t5.generation import Rewritten
-from speculative_t5.generation.comparison import CONTEXT, changes, lines
-from speculative_t5.generation.rewriting import rewrite
+from speculative_t5.documents import Rewritten, changes, lines, rewrite
+from speculative_t5.documents.comparison import CONTEXT
 
 import pytest
 from pieces import Scripted

@@ -6,7 +6,7 @@ import re
 from difflib import SequenceMatcher
 from itertools import product
 
-from speculative_t5.generation.layout import arranged, same_facts, similarity
+from speculative_t5.documents.layout import arranged, same_facts, similarity
 
 import pytest
 

@@ -6,7 +6,7 @@ import random
 import re
 from typing import Any
 
-from speculative_t5.generation.rewriting import rewrite
+from speculative_t5.documents import rewrite
 
 import pytest
 from markdown_it import MarkdownIt

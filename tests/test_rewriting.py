@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.generation import Document, RewriteOptions
-from speculative_t5.generation.rewriting import Rewritten, rewrite
+from speculative_t5.documents import Document, RewriteOptions, Rewritten, rewrite
 
 import mlx.core as mx
 import pytest

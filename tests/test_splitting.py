@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speculative_t5.generation.splitting import (
+from speculative_t5.documents.splitting import (
     LANGUAGES,
     Passage,
     keeps_lines,

@@ -15,17 +15,9 @@ import typer
 from rich.text import Text
 from tqdm import tqdm
 
+from ..documents import By, Document, Piece, RewriteOptions, Rewritten, changes, lines
 from ..errors import not_utf8
-from ..generation import (
-    By,
-    Document,
-    Piece,
-    RewriteOptions,
-    Rewritten,
-    SpeculativeDecoder,
-    changes,
-    lines,
-)
+from ..generation import SpeculativeDecoder
 from .options import DecoderOptions, RegularDecode, in_output, with_groups
 from .terminal import give_tips, is_terminal, note, one_line, visible
 from .view import console

@@ -1,15 +1,12 @@
 """`SpeculativeDecoder`: from prompts to rounds of ids, and from rounds to texts.
 
 `options` are values, made once from keyword arguments and passed on whole; `outputs` are values as
-well. `rewriting` sends whole texts through a decoder: `splitting` finds their sentences, `layout`
-puts outputs in their places, `comparison` shows what changed. Imports `checkpoints`, `tokenizers`,
-`decoding`, `errors`, `processes` and `device`.
+well. Imports `documents`, `checkpoints`, `tokenizers`, `decoding`, `errors`, `processes` and
+`device`.
 """
 
-from .comparison import changes, lines
 from .decoder import SpeculativeDecoder, process_facts
 from .html_view import STYLES as ORIGIN_STYLES
 from .options import BatchOptions, DraftingOptions, GenerationOptions, NumDraft, VerifyRule
 from .outputs import MEANINGS, Chunk, ChunkMaker, Generation
-from .rewriting import By, Document, Piece, RewriteOptions, Rewritten
 from .steady import rows_are_alike, steady_width

@@ -32,6 +32,7 @@ from ..decoding import (
     pair_probabilities,
 )
 from ..device import default_dtype
+from ..documents import rewrite
 from ..errors import check_integer
 from ..processes import check_same
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
@@ -48,7 +49,6 @@ from .options import (
     with_hints,
 )
 from .outputs import Chunk, ChunkMaker, Generation, Several, as_generation, best_beam, with_bar
-from .rewriting import rewrite
 from .steady import steady_width
 
 
@@ -301,7 +301,7 @@ class SpeculativeDecoder:
         rounds = self.rounds([(0, source)], options)
         return map(ChunkMaker(options.detokenizer(self.tokenizer)).chunk, rounds)
 
-    rewrite = rewrite  # texts of any length, piece by piece
+    rewrite = with_hints(rewrite)  # texts of any length, piece by piece
 
     @property
     def drafts(self) -> bool:

@@ -16,8 +16,7 @@ from .options import with_hints
 from .splitting import Passage, check_language, is_label, keeps_lines, paragraphs, sentences
 
 if TYPE_CHECKING:
-    from .decoder import SpeculativeDecoder
-    from .outputs import Generation
+    from ..generation import Generation, SpeculativeDecoder
 
 By = Literal["sentence", "paragraph", "tokens"]
 PIECE_TOKENS = 128
@@ -123,7 +122,6 @@ class Rewritten:
         return as_table(self)
 
 
-@with_hints
 def rewrite(
     decoder: SpeculativeDecoder,
     text: str,

@@ -1,0 +1,9 @@
+"""Texts of any length: sentences go through a model, everything else stays as it is.
+
+`splitting` finds the sentences, `rewriting` sends them through a decoder and judges the outputs,
+`layout` puts the words of an output where those of its source were, `comparison` shows what
+changed. Imports `decoding` and `errors`.
+"""
+
+from .comparison import changes, lines
+from .rewriting import By, Document, Piece, RewriteOptions, Rewritten, rewrite
