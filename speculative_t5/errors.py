@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import reprlib
+from dataclasses import field, fields
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,44 @@ def check_number(name: str, value: Any) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ValueError(f"{name} must be a number, got {value!r}")
     return float(value)
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    shown: str | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """Return a dataclass's field for an option: all that its users need to know, written once.
+
+    Args:
+        default: Its default.
+        help: What it does, in the words of --help.
+        shown: What --help shows as its default, where that is no value.
+        least: Its least value, if it is a number.
+        most: Its largest value.
+    """
+    about = {"help": help, "shown": shown, "least": least, "most": most}
+    return field(default=default, metadata=about)
+
+
+def check_options(options: Any) -> None:
+    """Refuse numbers out of the ranges that their fields give, see `option`; None is none.
+
+    Raises:
+        ValueError: If there is one, or if it is no number.
+    """
+    for each in fields(options):
+        value, least = getattr(options, each.name), each.metadata.get("least")
+        most: Any = each.metadata.get("most")
+        if least is None or value is None:
+            continue
+        if isinstance(least, int):
+            check_integer(each.name, value, least, most)
+        elif not least <= check_number(each.name, value) <= most:
+            raise ValueError(f"{each.name} must be between {least:g} and {most:g}, got {value}")
 
 
 def check_utf8(name: str, text: str) -> None:

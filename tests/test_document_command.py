@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from speculative_t5.cli.whole_file import PartialFile
+from speculative_t5.cli.document import PartialFile
 
 import pytest
 from commands import Call, caller, in_a_shell, on_a_terminal, start

@@ -15,9 +15,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.cli import conversation, view
-from speculative_t5.cli.conversation import Conversation, Settings, total
+from speculative_t5.cli import repl, terminal
 from speculative_t5.cli.options import DecoderOptions
+from speculative_t5.cli.repl import Conversation, Settings, total
 from speculative_t5.decoding import Stats
 
 import pytest
@@ -64,7 +64,7 @@ class Screen:
 @pytest.fixture
 def screen(first: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> Screen:
     shown = Screen(first)
-    for module in (conversation, view):
+    for module in (repl, terminal):
         monkeypatch.setattr(module, "console", lambda stderr=False: shown.console)
     return shown
 
@@ -164,7 +164,7 @@ def test_an_interrupted_output_leaves_the_session_as_it_was(
 ) -> None:
     # While an output is shown, while "auto" is calibrated before it, and while two are compared.
     for module, name, line in (
-        (conversation, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
+        (repl, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
         (SpeculativeDecoder, "generate", f"/compare {PROMPT}"),
     ):  # fmt: skip
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

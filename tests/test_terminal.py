@@ -1,4 +1,4 @@
-"""How every command ends: an error is one line and an exit code, a signal waits for its block."""
+"""How every command ends, and what it says: errors, warnings and tips."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
+from speculative_t5 import device
 from speculative_t5.cli import terminal
 from speculative_t5.cli.terminal import signals_held
+from speculative_t5.cpu.blocks import BUILT_FOR
 
 import pytest
 import typer
@@ -118,3 +121,76 @@ def test_a_warning_becomes_one_line_without_its_source(
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert lines_of(monkeypatch, capsys, app, 0) == ["warning: float16 overflows"]
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """What is missing on a machine where no tip has been given yet."""
+    parts = {"products": "not built", "OpenBLAS": "not built"}
+    for name in (terminal.TIPS_SWITCH, device.SWITCH):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(device, "on_cpu", lambda: True)
+    monkeypatch.setattr(device, "parts", parts)
+    return parts
+
+
+OTHER = f"{BUILT_FOR} 0.32.4, and 0.32.5 is installed"
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [
+        ({}, ["install a compiler", "scipy-openblas32"]),
+        ({"layers": "not loaded", "OpenBLAS": "loaded"}, ["the package's C parts"]),
+        (
+            {"products": "loaded, AVX2", "layers": "not loaded", "OpenBLAS": "loaded"},
+            ["the package's layers for this CPU"],
+        ),
+        (
+            {"products": "loaded", "layers": OTHER, "OpenBLAS": "loaded"},
+            ["pip install 'mlx[cpu]==VERSION'"],
+        ),
+        (dict.fromkeys(device.PARTS, "loaded"), []),
+    ],
+)
+def test_every_tip_that_applies_is_given_with_its_reason(
+    lacking: dict[str, str], parts: dict[str, str], found: list[str]
+) -> None:
+    lacking |= parts
+    tips = terminal.tips()
+    missing = [why for why in lacking.values() if not why.startswith("loaded")]
+    for tip, text, why in zip(tips, found, missing, strict=False):
+        assert text in tip and why in tip
+    assert len(tips) == len(found)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_no_tips_on_a_gpu_or_if_the_parts_are_switched_off(
+    lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch, on_cpu: bool
+) -> None:
+    monkeypatch.setattr(device, "on_cpu", lambda: on_cpu)
+    monkeypatch.setenv(device.SWITCH, "0" if on_cpu else "1")
+    assert terminal.tips() == []
+
+
+def test_tips_are_given_once_a_day_on_terminals_unless_silenced(
+    lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def given() -> list[str]:
+        terminal.give_tips()
+        return capsys.readouterr().err.splitlines()
+
+    assert given() == []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    lines = given()
+    assert [line[:5] for line in lines] == ["tip: "] * 2
+    assert all(f"{terminal.TIPS_SWITCH}=0" in line for line in lines)
+    assert given() == []
+    stamp = tmp_path / "speculative_t5" / "tips-given"
+    os.utime(stamp, (0, stamp.stat().st_mtime - terminal.DAY - 1))
+    assert given() == lines
+    stamp.unlink()
+    monkeypatch.setenv(terminal.TIPS_SWITCH, "0")
+    assert given() == []

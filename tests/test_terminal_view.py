@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from speculative_t5.checkpoints.inspection import Listed
-from speculative_t5.cli import view as terminal_view
+from speculative_t5.cli import terminal as terminal_module
 from speculative_t5.cli.models import as_lines
-from speculative_t5.cli.view import legend, shaded, show
+from speculative_t5.cli.terminal import legend, shaded, show
 from speculative_t5.decoding.results import Stats
 from speculative_t5.generation.outputs import Chunk, Generation
 
@@ -33,7 +33,7 @@ def recording(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, colour: bool =
         record=True, file=io.StringIO(), force_terminal=terminal, highlight=False, soft_wrap=True,
         color_system="standard" if colour else None, width=80,
     )  # fmt: skip
-    monkeypatch.setattr(terminal_view, "console", lambda stderr=False: console)
+    monkeypatch.setattr(terminal_module, "console", lambda stderr=False: console)
     return console
 
 

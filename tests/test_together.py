@@ -7,10 +7,10 @@ import signal
 import time
 from pathlib import Path
 
-from speculative_t5 import processes
+from speculative_t5 import distributed
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.cli.job import UNDONE
-from speculative_t5.cli.together import Together
+from speculative_t5.distributed import Message, ProcessGroup
 
 import pytest
 from commands import Call, caller
@@ -248,9 +248,13 @@ def test_what_several_processes_cannot_do_is_refused(
     here: Path, call: Call, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("speculative_t5.cli.together._current", Together(Pair()))  # type: ignore[arg-type]
-    monkeypatch.setattr(processes, "give_up", lambda _, error: told.append(error))
-    monkeypatch.setattr(processes, "exchange", lambda _, message: [message])
+
+    def exchange(_: object, message: Message) -> list[Message]:
+        told.extend(message.values())
+        return [message]
+
+    monkeypatch.setattr(distributed, "_current", ProcessGroup(Pair()))  # type: ignore[arg-type]
+    monkeypatch.setattr(distributed, "exchange", exchange)
     done = call(*arguments)
     assert done.code == 2 and done.err == [f"error: {told[0]}"]
     check_message(told[0], named)

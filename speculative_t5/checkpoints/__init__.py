@@ -8,6 +8,7 @@ checked. Imports `tokenizers`, `cpu` (which speeds up what `load` made), `models
 below them.
 """
 
+from ..files import lock
 from .conversion import convert
 from .decoder_only import inspect_decoder_only
 from .hub import find_cached
@@ -28,4 +29,3 @@ from .t5 import open_checkpoint
 from .t5_draft import inspect_draft, load_draft, save_draft
 from .tasks import RENAMED, Task, read_task
 from .tensors import dtype_name
-from .writing import lock

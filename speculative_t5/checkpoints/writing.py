@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import io
 import json
 import math
@@ -12,7 +10,7 @@ import os
 import shutil
 import zipfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,10 @@ from typing import Any, BinaryIO
 import mlx.core as mx
 import numpy as np
 
+from ..files import replacing_folder
 from .tensors import NPY, NUMPY, Shape
+
+BUSY = "another conversion is at work on it: wait for it to end, or choose another --output"
 
 
 def check_replaceable(folder: Path) -> None:
@@ -58,7 +59,7 @@ def write_folder(
         OSError: If it cannot be written.
     """
     check_replaceable(folder)
-    with _replacing(folder) as new:
+    with replacing_folder(folder, BUSY) as new:
         free = shutil.disk_usage(new).free
         if free < num_bytes:
             lack = f"it takes {num_bytes / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free"
@@ -69,74 +70,6 @@ def write_folder(
             shutil.copyfile(path, new / path.name)
         text = json.dumps(config, indent=2) + "\n"
         (new / "config.json").write_text(text, encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """Yield a new folder that replaces `folder` if the body succeeds, and is removed otherwise.
-
-    It clears away anything that a killed process has left.
-    """
-    folder = folder.resolve()  # a link may lead to another disk
-    workplace = folder.parent / f".{folder.name}.partial"
-    new, old = workplace / "new", workplace / "old"
-    made = [parent for parent in folder.parents if not parent.exists()]
-    with contextlib.ExitStack() as stack:
-        stack.callback(_remove_empty, made)
-        try:
-            workplace.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(workplace / "lock"))
-            stack.callback(shutil.rmtree, workplace, ignore_errors=True)
-            if old.exists() and not folder.exists():  # killed between the two renames below
-                os.rename(old, folder)
-            for left in (new, old):
-                shutil.rmtree(left, ignore_errors=True)
-            new.mkdir()
-            yield new
-            if folder.exists():
-                os.rename(folder, old)
-            try:
-                os.rename(new, folder)
-            finally:
-                if old.exists() and not folder.exists():
-                    os.rename(old, folder)
-        except OSError as error:
-            if error.filename and not Path(error.filename).is_relative_to(workplace):
-                raise  # it is about a file to read
-            raise OSError(
-                error.errno, f"cannot be written: {error.strerror}", str(folder)
-            ) from error
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of these folders that exist and are empty, the innermost first."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of that file."""
-    busy = "another conversion is at work on it: wait for it to end, or choose another --output"
-    with path.open("w") as file:
-        try:
-            lock(file.fileno(), busy)
-        except ValueError as error:
-            raise OSError(errno.EAGAIN, busy) from error
-        yield
-
-
-def lock(file: int, busy: str) -> None:
-    """Take the lock of an open file; the system releases it when the process ends, even if killed.
-
-    Raises:
-        ValueError: If another process holds it; `busy` is the message.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(busy) from None
 
 
 @dataclass(frozen=True)

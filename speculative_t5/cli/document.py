@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import takewhile
 from os.path import commonprefix
-from typing import Annotated, Any, BinaryIO, cast
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
 
 import typer
-from rich.text import Text
 from tqdm import tqdm
 
-from ..documents import By, Document, Piece, RewriteOptions, Rewritten, changes, lines
-from ..errors import not_utf8
+from ..documents import Document, Piece, RewriteOptions, Rewritten, changes, lines
+from ..errors import count, not_utf8
+from ..files import LineFile, write_whole
 from ..generation import SpeculativeDecoder
 from .options import DecoderOptions, RegularDecode, in_output, with_groups
-from .terminal import give_tips, is_terminal, note, one_line, visible
-from .view import console
-from .whole_file import Header, PartialFile, check_target, is_same, is_special, write_whole
+from .terminal import console, give_tips, is_terminal, note, one_line, signals_held, visible
 
 SHOWN = 40  # characters of a piece that was kept, and of the output that was refused
 LISTED = 10  # such pieces on a terminal
 STATS = ("emitted", "rounds", "drafted", "accepted", "seconds")
 STDOUT = "/dev/stdout"
+SUFFIX = ".partial.jsonl"
+
+Header = dict[str, Any]
 
 
 @with_groups
@@ -41,44 +46,7 @@ def document(
     output: Annotated[
         str | None, in_output(help="File to write.", show_default="standard output")
     ] = None,
-    by: Annotated[
-        str,
-        typer.Option(
-            help="What to decode at a time: sentence, paragraph, or tokens (as many sentences as "
-            "fit in --piece-tokens)."
-        ),
-    ] = "sentence",
-    language: Annotated[
-        str,
-        typer.Option(
-            help="Code of the language whose rules split the text into sentences, such as en or de."
-        ),
-    ] = "en",
-    piece_tokens: Annotated[
-        int, typer.Option(help="With --by tokens: most tokens to decode at a time.")
-    ] = RewriteOptions.piece_tokens,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Upper bound on the tokens of each piece's output, EOS included.",
-            show_default="twice the piece's and 16 more, rounded up",
-        ),
-    ] = None,
-    min_similarity: Annotated[
-        float,
-        typer.Option(
-            help="Leave a piece as it is if its output is less similar to it than this, from 0 to "
-            "1; above 0, also if numbers or addresses in it would change."
-        ),
-    ] = RewriteOptions.min_similarity,
-    min_probability: Annotated[
-        float | None,
-        typer.Option(
-            help="Leave a piece as it is if the model gives a token of its output less than this, "
-            "from 0 to 1.",
-            show_default="the model's own, or 0",
-        ),
-    ] = None,
+    wanted: RewriteOptions,
     batch_size: Annotated[
         int | None,
         typer.Option(help="Pieces to decode side by side.", show_default="16, or 1 with --steady"),
@@ -123,9 +91,6 @@ def document(
     the end.
     """
     output = None if output in ("-", STDOUT) else output
-    wanted = RewriteOptions(
-        cast(By, by), language, piece_tokens, max_tokens, min_similarity, min_probability
-    )
     page = _page(output, diff, diff_output)
     if resume and output is None:
         raise ValueError("--resume continues a file: give its name with --output")
@@ -155,7 +120,7 @@ def document(
     done = _rewritten(whole, partial, batch_size, output, as_json=as_json)
     if page is not None:
         title = f"Changes in {source if source != '-' else 'the text'}"
-        write_whole(page, done.to_html(title).encode())
+        _write(done.to_html(title), page)
     if diff == "terminal":
         _print_changes(done, stderr=output is None or as_json)
     if not as_json:
@@ -246,15 +211,20 @@ def _rewritten(
 
 
 def _write(text: str, output: str | None) -> None:
-    if output is not None:
+    """Write a file as a whole, or to standard output or what is no plain file."""
+    if output is None:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+    elif is_special(output):
+        Path(output).write_bytes(text.encode())
+    else:
         write_whole(output, text.encode())
-        return
-    sys.stdout.buffer.write(text.encode())
-    sys.stdout.buffer.flush()
 
 
 def _print_changes(done: Rewritten, *, stderr: bool) -> None:
     """Print the lines that changed, with what went in red and what came in green."""
+    from rich.text import Text
+
     out = console(stderr=stderr)
     pairs = zip(lines(done.source), lines(done.text), strict=True)
     for number, (before, after) in enumerate(pairs, 1):
@@ -300,3 +270,145 @@ def _summary(done: Rewritten) -> str:
             f"{stats.tokens_per_round:.1f} tokens per round",
         ]
     return ", ".join(parts)
+
+
+def is_special(name: str) -> bool:
+    """Whether a name is of something that is no plain file, such as a pipe or a device."""
+    return os.path.exists(name) and not os.path.isfile(name)
+
+
+def is_same(name: str, other: str) -> bool:
+    """Whether two names are of one file, which need not exist yet."""
+    if os.path.realpath(name) == os.path.realpath(other):
+        return True
+    return os.path.exists(name) and os.path.exists(other) and os.path.samefile(name, other)
+
+
+def check_target(name: str, stream: BinaryIO, *, force: bool) -> None:
+    """Refuse to write a file over the input, or without `force` over anything else."""
+    if not name:
+        raise ValueError(f"the output must be the name of a file, got {name!r}")
+    try:
+        found = os.stat(name)
+    except FileNotFoundError:
+        Path(name).resolve().parent.stat()  # which has to exist
+        return
+    if stat.S_ISDIR(found.st_mode):
+        raise ValueError(f"{name} is a folder, expected the name of a file to write")
+    if not stat.S_ISREG(found.st_mode):
+        return
+    if os.path.samestat(found, os.fstat(stream.fileno())):
+        raise ValueError(f"the output {name} is the input itself: give another name")
+    if not force:
+        raise ValueError(f"{name} exists: use --force to replace it, or give another name")
+
+
+class PartialFile(LineFile):
+    """The pieces done so far, a line of JSON each, in NAME.partial.jsonl beside the output.
+
+    The file is created and locked when it is entered (`with`). It is removed when the block is
+    done, or ends before any piece was kept; otherwise it stays, and a note says so.
+
+    Args:
+        name: The output.
+        header: What a resumed run must share with the one before, by what a message calls it.
+        resume: Keep the pieces of an earlier run.
+        force: Drop the pieces of an earlier run, unless `resume` is set.
+
+    Raises:
+        ValueError: When it is entered, if there are pieces of an earlier run and neither option is
+            given, if they are of another run, or if another process is writing; without `force`
+            also if the file holds anything else.
+    """
+
+    def __init__(self, name: str, header: Header, *, resume: bool, force: bool) -> None:
+        self.path = Path(str(Path(name).resolve()) + SUFFIX)
+        super().__init__(
+            self.path,
+            f"another process is writing to {self.path}: wait for it to end, or give another "
+            "--output",
+        )
+        self._header = header
+        self._resume, self._force = resume, force
+        self.earlier: dict[int, Header] = {}  # pieces of an earlier run
+        self.count = 0  # pieces in the file
+
+    def opened(self) -> None:
+        try:
+            self._begin()
+        finally:
+            if not self.size:  # its first line could not be written
+                self.path.unlink(missing_ok=True)
+
+    def _begin(self) -> None:
+        """Take over the pieces of an earlier run, or write the first line."""
+        lines, end = self.lines(), 0
+        first = next(lines, b"")
+        is_whole = first.endswith(b"\n")
+        if is_whole and not (self._resume or self._force):
+            raise ValueError(
+                f"{self.path} holds the pieces of an earlier run: use --resume to continue after "
+                "them, or --force to start over"
+            )
+        is_torn = _line(self._header).startswith(first)  # or nothing yet
+        if not (is_whole or is_torn) and (self._resume or not self._force):
+            raise ValueError(
+                f"{self.path} holds something other than pieces: give another --output, or use "
+                "--force without --resume to replace it"
+            )
+        if is_whole and self._resume:
+            self._check(_parse(first))
+            end = len(first)
+            for raw in takewhile(lambda raw: raw.endswith(b"\n"), lines):
+                piece = _parse(raw)
+                self.earlier[self._number(piece)] = piece
+                end += len(raw)
+        self.cut(end)
+        if not end:
+            self.append_bytes(_line(self._header))
+        self.count = len(self.earlier)
+
+    def _check(self, found: Header) -> None:
+        """Refuse the pieces of another run."""
+        for name, value in self._header.items():
+            if found.get(name) != value:
+                raise ValueError(
+                    f"{self.path} is from a run with another {name}: use the same as that run, or "
+                    "--force without --resume to start over"
+                )
+
+    def _number(self, piece: Header) -> int:
+        number = piece.get("piece")
+        if isinstance(number, int) and {"output", "reason"} <= piece.keys():
+            return number
+        raise ValueError(
+            f"{self.path} holds a line that is not a piece: use --force without --resume to start "
+            "over"
+        )
+
+    def append(self, piece: Header) -> None:
+        """Keep a piece that is done."""
+        with signals_held():
+            self.append_bytes(_line(piece))
+            self.count += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not self.count:
+            self.path.unlink(missing_ok=True)
+        else:
+            done = count(self.count, "piece")
+            note(f"the work so far ({done}) is kept; --resume continues from there")
+        super().__exit__(kind)
+
+
+def _line(record: Header) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def _parse(raw: bytes) -> Header:
+    """Parse a line; what is no object becomes one without anything."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -8,13 +8,12 @@ import stat
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from ..checkpoints import lock
+from ..files import LineFile
 from ..generation import Generation
 from ..tokenizers import MAX_LINE, Line, Source
 from .terminal import signals_held
@@ -200,7 +199,7 @@ def shown_name(output: str) -> str:
     return "standard output" if output == "-" else output
 
 
-class Output:
+class Output(LineFile):
     """A file of records, appended a whole line at a time.
 
     The file is not created before it is entered (`with`), which also locks it.
@@ -232,57 +231,41 @@ class Output:
             raise ValueError(
                 "the records were to go to standard output, which is closed: give an --output"
             )
-        self._name = name
-        self._keep, self._force, self._advice = resume, force, advice
-        self._file = 1
-        self._begun = False
         try:
             found = os.fstat(1) if name == "-" else os.stat(name)
         except FileNotFoundError:
-            self.is_file = True
-            return
-        is_file = stat.S_ISREG(found.st_mode)
-        if is_file and os.path.samestat(found, os.fstat(stream.fileno())):
+            found = None
+        is_file = found is None or stat.S_ISREG(found.st_mode)
+        if found and is_file and os.path.samestat(found, os.fstat(stream.fileno())):
             raise ValueError(f"the output {name} is the input itself: give another --output")
         self.is_file = is_file and name != "-"
+        super().__init__(
+            name,
+            f"another process is writing to {name}: wait for it to end, or give another --output",
+            special=not self.is_file,
+        )
+        self._keep, self._replace, self._advice = resume, force, advice
+        self._begun = False
         if resume and not self.is_file:
             raise ValueError(
                 f"--resume needs an --output that is a file, which {shown_name(name)} is not: "
                 "give one, or leave --resume out"
             )
-        if self.is_file:
+        if found and self.is_file:
             self._check_size(found.st_size)
 
     def _check_size(self, size: int) -> None:
-        if size and not (self._keep or self._force):
+        if size and not (self._keep or self._replace):
             raise ValueError(f"the output {self._name} is not empty: use {self._advice}")
 
-    def __enter__(self) -> Output:
-        if not self.is_file:
-            if self._name != "-":
-                self._file = os.open(self._name, os.O_WRONLY | os.O_CLOEXEC)
-            return self
-        self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with ExitStack() as undo:
-            undo.callback(os.close, self._file)
-            lock(
-                self._file,
-                f"another process is writing to {self._name}: wait for it to end, or give another "
-                "--output",
-            )
-            self._check_size(os.fstat(self._file).st_size)  # another run may have written to it
-            undo.pop_all()
-        return self
+    def opened(self) -> None:
+        self._check_size(self.size)  # another run may have written to it
 
     def begin(self) -> None:
         """Empty the file, unless its records are to be kept; until then nothing is changed."""
         self._begun = True
         if self.is_file and not self._keep:
-            os.truncate(self._file, 0)
-
-    def __exit__(self, *_: object) -> None:
-        if self._name != "-":
-            os.close(self._file)
+            self.cut(0)
 
     def resume(self, lines: Iterator[Line], *, gaps: bool = True) -> tuple[Iterator[Line], Earlier]:
         """Skip the lines that have records, up to the first without; cut off all behind it.
@@ -290,46 +273,33 @@ class Output:
         Returns the lines still to do, and what is known of the records, with those that were cut
         off if `gaps` is set; refuses records of other lines.
         """
-        earlier, end, ahead = Earlier(), 0, list[Line]()
-        with open(self._file, "rb", closefd=False) as reader:
-            following, number = reader.readline(MAX_RECORD), 0
-            while following:
-                raw, following, number = following, reader.readline(MAX_RECORD), number + 1
-                record, line = parse_record(raw), next(lines, None)
-                if record is None and line is not None and not following and _is_torn(raw, line):
-                    ahead.append(line)
-                    break
-                record, line = check_record(f"{self._name}, line {number},", record, line)
-                if says_undone(record, line):
-                    ahead.append(line)
-                    if gaps:
-                        continue
-                    break
-                earlier.count(record)
-                if ahead:
-                    ahead.append(line)
-                    earlier.kept[line.number] = raw
-                else:
-                    end += len(raw)
-        os.truncate(self._file, end)
-        os.lseek(self._file, end, os.SEEK_SET)
+        earlier, at, end, ahead = Earlier(), 0, 0, list[Line]()
+        for number, raw in enumerate(self.lines(MAX_RECORD), 1):
+            at += len(raw)
+            record, line = parse_record(raw), next(lines, None)
+            if record is None and line and at == self.size and _is_torn(raw, line):
+                ahead.append(line)
+                break
+            record, line = check_record(f"{self._name}, line {number},", record, line)
+            if says_undone(record, line):
+                ahead.append(line)
+                if gaps:
+                    continue
+                break
+            earlier.count(record)
+            if ahead:
+                ahead.append(line)
+                earlier.kept[line.number] = raw
+            else:
+                end += len(raw)
+        self.cut(end)
         return chain(ahead, lines), earlier
 
     def append(self, record: Record) -> None:
         """Write one record: all of it, or to a file nothing if the disk is full."""
         if not self._begun:
             self.begin()
-        start = os.lseek(self._file, 0, os.SEEK_CUR) if self.is_file else 0
-        rest = record.to_json()
-        try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-        except OSError as error:
-            if self.is_file:
-                with suppress(OSError):  # the first error is the one to report
-                    os.truncate(self._file, start)
-            error.filename = shown_name(self._name)
-            raise
+        self.append_bytes(record.to_json())
 
 
 def check_record(

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from .. import __version__, device
 from ..bench import speedup
 from ..checkpoints import DTYPES, as_lines, convert, inspect
+from ..distributed import process_group
 from ..errors import check_utf8, not_utf8
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from .batch import batch
@@ -48,10 +49,9 @@ from .terminal import (
     note,
     note_if_slow,
     note_unread,
-    print_stream,
     run,
+    show,
 )
-from .together import others
 
 DEFAULT_PROMPT = (
     "my sister have never been too paris. She wants to to go their next summer, but its "
@@ -112,12 +112,12 @@ def generate(
     The text goes to standard output, a line of statistics to standard error. Several processes that
     mlx.launch has started share the target.
     """
-    one = others()
+    processes = process_group()
     if ctx.invoked_subcommand:
         _refuse_options_before(ctx, ctx.invoked_subcommand)
-        if one and ctx.invoked_subcommand != "batch":
+        if processes and ctx.invoked_subcommand != "batch":
             raise ValueError(
-                f"{ctx.invoked_subcommand} runs in one process, and {one.group.size()} were "
+                f"{ctx.invoked_subcommand} runs in one process, and {processes.group.size()} were "
                 "started: run it without a launcher"
             )
         return
@@ -141,13 +141,13 @@ def generate(
             f"num_beams is {wanted.num_beams}, and a beam search has no drafts: leave out "
             "--show-drafts"
         )
-    group = one.group if one else None
+    group = processes.group if processes else None
     plain = is_plain(chosen, regular_decode=regular_decode)
     decoder = chosen.models.load(plain=plain, group=group)
     source = decoder.fit(prompt, wanted.max_tokens)
-    if one:
+    if processes:
         decoder.iter_batch([], **chosen.keywords)  # checks the options in all processes
-        one.start({"the prompt": str(source.ids), "the options": str(chosen.keywords)})
+        processes.start({"the prompt": str(source.ids), "the options": str(chosen.keywords)})
     if example:
         note(f"prompt: {prompt}")
     note_unread(source)
@@ -168,14 +168,10 @@ def _stream(
     """Print an output as it comes, and a line of statistics below it."""
     with note_if_slow() as watched:
         chunks = watched(decoder.stream(source, **vars(options)))
-        if sys.stdout is not None and (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
-            from .view import show  # rich takes time to import
-
-            last = show(chunks, drafts=show_drafts and decoder.drafts)
-        else:
-            last = print_stream(chunks)
+        last = show(chunks, drafts=show_drafts and decoder.drafts)
     estimated = None
-    if last.stats.drafted and is_terminal(sys.stderr) and not others():  # the estimate takes time
+    # The estimate takes time.
+    if last.stats.drafted and is_terminal(sys.stderr) and not process_group():
         estimated = speedup(decoder, source, last.stats, options)
     note(footer(last.stats, last.finish_reason, options.max_tokens, estimated))
 
@@ -319,7 +315,7 @@ def _refuse_options_before(ctx: typer.Context, command: str) -> None:
 
 def _read_prompt(*, asked: bool) -> str | None:
     """Read the prompt from standard input if that is a pipe or a file, or was asked for."""
-    if others():  # a launcher gives each process a pipe, and may never end it
+    if process_group():  # a launcher gives each process a pipe, and may never end it
         if asked:
             raise ValueError(
                 "one prompt on standard input cannot be read by several processes: give it with "

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import mlx.core as mx
 import typer
@@ -252,7 +252,8 @@ def with_groups(
         hints = get_type_hints(given.annotation, include_extras=True)
         for each in fields(given.annotation):
             option = inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY)
-            hint = _changed(hints[each.name], changes.get(each.name, {}))
+            hint = _as_option(each, hints[each.name]) if each.metadata else hints[each.name]
+            hint = _changed(hint, changes.get(each.name, {}))
             parameters.append(option.replace(default=each.default, annotation=hint))
 
     if unknown := changes.keys() - {each.name for each in parameters}:
@@ -267,6 +268,14 @@ def with_groups(
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     return call
+
+
+def _as_option(each: Field[Any], hint: Any) -> Any:
+    """Return the type of an option whose field describes it, see `option`."""
+    about = each.metadata
+    kind = str if get_origin(hint) is Literal else hint
+    shown = True if about["shown"] is None else about["shown"]
+    return Annotated[kind, typer.Option(help=about["help"], show_default=shown)]
 
 
 def _changed(hint: Any, values: Mapping[str, Any]) -> Any:

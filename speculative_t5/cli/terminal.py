@@ -7,20 +7,26 @@ import errno
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from itertools import islice
 from threading import Timer
 from types import FrameType
-from typing import Any, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import typer
 
-from ..decoding import FinishReason, Stats
-from ..generation import Chunk
+from .. import device
+from ..cpu import BUILT_FOR
+from ..decoding import FinishReason, Origin, Stats, cache_folder
+from ..distributed import is_launched, join, process_group
+from ..generation import MEANINGS, Chunk, Generation
 from ..tokenizers import Source
-from .tips import SWITCH, due_tips
-from .together import is_launched, join, others
+
+if TYPE_CHECKING:  # rich takes time to import
+    from rich.console import Console
+    from rich.text import Text
 
 SLOW = 3.0  # seconds
 SLOW_START = (
@@ -46,6 +52,31 @@ ADVICE = {
     errno.EIO: "check the disk, or use another",
 }
 OTHER_ADVICE = "check the path and what it leads to"
+
+TIPS_SWITCH = "SPECULATIVE_T5_TIPS"  # "0" silences them
+DAY = 24 * 60 * 60  # seconds
+REINSTALL = "install the package again (pip install --force-reinstall --no-deps PATH_OF_CHECKOUT)"
+TIPS = {
+    "products": "the package's C parts were not built, so decoding on this CPU takes 2 to 3 times "
+    f"as long; install a compiler (apt-get install g++ python3-dev), then {REINSTALL}",
+    "layers": "the package's layers for this CPU are missing, so decoding takes about 1.5 times as "
+    f"long; with a compiler at hand (apt-get install g++ python3-dev), {REINSTALL}",
+    "OpenBLAS": "OpenBLAS is missing, so long prompts and large batches take longer on this CPU; "
+    "get it with: pip install scipy-openblas32",
+}
+OTHER_MLX = (
+    "the package's layers do not fit the installed MLX, so decoding takes about 1.5 times as long; "
+    "install the MLX that they were built for (pip install 'mlx[cpu]==VERSION')"
+)
+
+# Weight and underlines tell them apart without colour, too.
+STYLES: dict[Origin, str] = {
+    "accepted": "green",
+    "recovered": "bold yellow",
+    "bonus": "underline cyan",
+    "regular": "",
+}
+NOTHING = Chunk("", [], 0, Stats())
 
 
 class Failure(RuntimeError):
@@ -80,7 +111,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     try:
         if is_launched():
             join()
-            if others() is None:
+            if process_group() is None:
                 handle_signals()
         code = app(prog_name=name, standalone_mode=False) or 0
         if code == INTERRUPTED:  # newer versions of typer catch Ctrl-C
@@ -146,8 +177,8 @@ def signals_held() -> Iterator[None]:
 
 def note(line: str) -> None:
     """Print a line beside the output, on standard error; of several processes, the first does."""
-    one = others()
-    if one is None or one.is_first:
+    processes = process_group()
+    if processes is None or processes.is_first:
         _say(line)
 
 
@@ -155,11 +186,32 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def tips() -> list[str]:
+    """Return what would make decoding faster on this machine; nothing off Linux CPUs."""
+    if not device.on_cpu() or os.environ.get(device.SWITCH) == "0":
+        return []
+    missing = {part: why for part, why in device.parts.items() if not why.startswith("loaded")}
+    if "products" in missing:
+        missing.pop("layers", None)  # one tip covers both
+    return [
+        f"{OTHER_MLX if why.startswith(BUILT_FOR) else TIPS[part]} ({part}: {why})"
+        for part, why in missing.items()
+    ]
+
+
 def give_tips() -> None:
     """Say on a terminal what would make decoding faster on this machine, once a day."""
-    if is_terminal(sys.stderr):
-        for tip in due_tips():
-            note(f"tip: {tip}; {SWITCH}=0 silences tips")
+    if not is_terminal(sys.stderr) or os.environ.get(TIPS_SWITCH) == "0" or not tips():
+        return
+    stamp = cache_folder().parent / "tips-given"
+    with contextlib.suppress(OSError):  # not given yet
+        if time.time() - stamp.stat().st_mtime < DAY:
+            return
+    with contextlib.suppress(OSError):  # without this file they are given each time
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()
+    for tip in tips():
+        note(f"tip: {tip}; {TIPS_SWITCH}=0 silences tips")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -190,17 +242,62 @@ def note_if_slow(seconds: float = SLOW) -> Iterator[Callable[[Iterable[Chunk]], 
         timer.cancel()
 
 
-NOTHING = Chunk("", [], 0, Stats())
+def console(*, stderr: bool = False) -> Console:
+    """Make a console; it is plain if its stream is not a terminal or NO_COLOR is set."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, emoji=False, soft_wrap=True)
 
 
-def print_stream(chunks: Iterable[Chunk]) -> Chunk:
-    """Print the text alone as it comes; return the last chunk."""
-    last = NOTHING
-    for chunk in chunks:
-        print(chunk.text, end="", flush=True)
-        last = chunk
-    print(flush=True)  # before the line of statistics, in a pipe, too
+def show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
+    """Print a stream as it comes: the text alone, or on a terminal coloured by drafts.
+
+    Returns:
+        The last chunk.
+    """
+    out, last = console(), NOTHING
+    if not out.is_terminal:
+        for last in chunks:
+            print(last.text, end="", flush=True)
+        print(flush=True)  # before the line of statistics, in a pipe, too
+        return last
+    if drafts:
+        console(stderr=True).print(legend())
+    try:
+        for last in chunks:
+            out.print(shaded(last) if drafts else visible(last.text), end="", markup=False)
+    finally:
+        out.print()
     return last
+
+
+def shaded(shown: Chunk | Generation) -> Text:
+    """Colour the text of an output or of a part of it."""
+    if isinstance(shown, Chunk):
+        origins: Sequence[Origin] = shown.origins
+    else:
+        origins = [token.origin for token in shown.trace]
+    from rich.text import Text
+
+    text = Text()
+    for i, piece in enumerate(shown.pieces):
+        # After its last token, an output may end with characters that were held back.
+        style = STYLES[origins[i]] if i < len(origins) else ""
+        word = visible(piece).lstrip(" ")
+        text.append(" " * (len(piece) - len(word)))  # only words are underlined
+        text.append(word, style)
+    return text
+
+
+def legend() -> Text:
+    """Return one line that explains the colours."""
+    from rich.text import Text
+
+    text = Text()
+    for kind in ("accepted", "recovered", "bonus"):
+        text.append("   " if text else "").append(kind, STYLES[kind]).append(f" {MEANINGS[kind]}")
+    return text
 
 
 def footer(
@@ -253,11 +350,11 @@ def one_line(text: str) -> str:
 def fail(message: str, code: int, error: BaseException | None = None) -> NoReturn:
     """Print an error in one line, and exit."""
     line = "error: " + one_line(message)
-    one = others()
-    if one is None:
+    processes = process_group()
+    if processes is None:
         _say(line)
     else:
-        one.fail(error, line, _say)
+        processes.fail(error, line, _say)
     sys.exit(code)
 
 

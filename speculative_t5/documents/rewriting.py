@@ -10,9 +10,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ..decoding import Sampler, Stats, pair_probabilities, total
-from ..errors import check_integer, check_number, check_utf8, count
+from ..errors import check_options, check_utf8, count, option
 from .layout import arranged, same_facts, similarity
-from .options import with_hints
 from .splitting import Passage, check_language, is_label, keeps_lines, paragraphs, sentences
 
 if TYPE_CHECKING:
@@ -27,25 +26,45 @@ MIN_SIMILARITY = 0.75
 class RewriteOptions:
     """How a text is rewritten; `rewrite` describes the options and their ranges."""
 
-    by: By = "sentence"
-    language: str = "en"
-    piece_tokens: int = PIECE_TOKENS
-    max_tokens: int | None = None
-    min_similarity: float = MIN_SIMILARITY
-    min_probability: float | None = None
+    by: By = option(
+        "sentence",
+        "What to decode at a time: sentence, paragraph, or tokens (as many sentences as fit in "
+        "--piece-tokens).",
+    )
+    language: str = option(
+        "en", "Code of the language whose rules split the text into sentences, such as en or de."
+    )
+    piece_tokens: int = option(
+        PIECE_TOKENS, "With --by tokens: most tokens to decode at a time.", least=2
+    )
+    max_tokens: int | None = option(
+        None,
+        "Upper bound on the tokens of each piece's output, EOS included.",
+        shown="twice the piece's and 16 more, rounded up",
+        least=1,
+    )
+    min_similarity: float = option(
+        MIN_SIMILARITY,
+        "Leave a piece as it is if its output is less similar to it than this, from 0 to 1; above "
+        "0, also if numbers or addresses in it would change.",
+        least=0.0,
+        most=1.0,
+    )
+    min_probability: float | None = option(
+        None,
+        "Leave a piece as it is if the model gives a token of its output less than this, from 0 to "
+        "1.",
+        shown="the model's own, or 0",
+        least=0.0,
+        most=1.0,
+    )
 
     def __post_init__(self) -> None:
         if self.by not in get_args(By):
             names = ", ".join(map(repr, get_args(By)))
             raise ValueError(f"by is {self.by!r}, expected one of {names}")
         check_language(self.language)
-        check_integer("piece_tokens", self.piece_tokens, 2)
-        if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1)
-        least = {"min_similarity": self.min_similarity, "min_probability": self.min_probability}
-        for name, value in least.items():
-            if value is not None and not 0 <= check_number(name, value) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {value}")
+        check_options(self)
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from ..decoding import (
     pair_probabilities,
 )
 from ..device import default_dtype
+from ..distributed import check_same
 from ..documents import rewrite
 from ..errors import check_integer
-from ..processes import check_same
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
 from .drafting import adaptive_schedule, agreement, bind, make_open_plan, make_plan, pair_up
 from .options import (

@@ -95,7 +95,7 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     from programs import naive
     from speculative_t5 import SpeculativeDecoder
     from speculative_t5.bench.synthetic import SyntheticDecoder
-    from speculative_t5.cli.tips import tips
+    from speculative_t5.cli.terminal import tips
     from speculative_t5.cpu import accelerate
     from speculative_t5.device import num_threads
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from ... import device, processes
+from ... import device, distributed
 from ...decoding import Vocabulary, fingerprint
 from ..cache import KeysValues, SourceCache, additive, padding_mask, source_width
 from .compiled import CompiledDecoder
@@ -215,7 +215,7 @@ class T5(nn.Module):
 
         What each computes by itself, after the last sum, has the same bits on equal machines only.
         """
-        return ids if self._group is None else processes.of_first(ids, self._group)
+        return ids if self._group is None else distributed.broadcast(ids, self._group)
 
     @property
     def num_heads(self) -> int:

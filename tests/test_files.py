@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli.whole_file import PartialFile, write_whole
+from speculative_t5.cli.document import PartialFile
+from speculative_t5.files import write_whole
 
 import pytest
 from messages import check_message

@@ -1,0 +1,181 @@
+"""Several processes that do the same work together, by MLX's distributed layer.
+
+They compare what they are about to do before they begin, so that one that would do something else
+is found out at once; and they can take the first one's results. Until all have started, the first
+process reports for the others, so that an error is one line however many processes have it. MLX's
+operations that wait for other processes cannot be interrupted from Python. Imports `errors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import mlx.core as mx
+
+from . import __version__
+from .errors import first_line, printable
+
+Message = Mapping[str, Any]  # JSON
+
+# The rank and, where a launcher gives it, the number of processes, as set by mlx.launch; by Open
+# MPI; by MPICH and others.
+RANKS = {
+    "MLX_RANK": "MLX_WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+}
+
+
+class StartError(ValueError):
+    """All processes raise it at once: they differ, or one of them could not start."""
+
+
+def exchange(group: mx.distributed.Group, message: Message) -> list[Message]:
+    """Send a message to all processes, and return everyone's, in the order of ranks.
+
+    It waits until all have called it.
+    """
+    if group.size() == 1:
+        return [message]
+    own = json.dumps(dict(message)).encode()
+    stored = mx.array(list(own), dtype=mx.uint8)
+    lengths = mx.distributed.all_gather(mx.array([len(own)]), group=group)
+    sizes = cast(list[int], lengths.tolist())
+    padded = mx.pad(stored, (0, max(sizes) - len(own)))
+    gathered = mx.distributed.all_gather(padded[None], group=group)
+    rows = cast(list[list[int]], gathered.tolist())
+    return [json.loads(bytes(row[:n])) for row, n in zip(rows, sizes, strict=True)]
+
+
+def check_same(
+    group: mx.distributed.Group, facts: Mapping[str, str], own: Message | None = None
+) -> Message:
+    """Wait for all processes; refuse to go on if a fact is not the same in all of them.
+
+    Returns:
+        The first process's `own`.
+
+    Raises:
+        StartError: If so, or if one process has sent an error instead. It names the process.
+    """
+    found = exchange(group, {"facts": dict(facts), "own": own or {}})
+    for rank, message in enumerate(found):
+        if "error" in message:
+            raise StartError(f"{_name(rank, group)}: {message['error']}")
+    first = found[0]["facts"]
+    for rank, message in enumerate(found):
+        for name, value in message["facts"].items():
+            if value != first.get(name):
+                raise StartError(
+                    f"{_name(rank, group)} and process 1 differ in {name}: "
+                    f"{printable(value)}, not {printable(first.get(name, 'none'))}; "
+                    "use the same on all machines"
+                )
+    return cast(Message, found[0]["own"])
+
+
+def _name(rank: int, group: mx.distributed.Group) -> str:
+    """Return a process's name in messages; they are counted from 1."""
+    return f"process {rank + 1} of {group.size()}"
+
+
+def broadcast(array: mx.array, group: mx.distributed.Group) -> mx.array:
+    """Return the first process's array of integers in all of them."""
+    # Not zeros: the others must compute their arrays as well, for the sums that they take part in.
+    own = array if group.rank() == 0 else array * 0
+    return mx.distributed.all_sum(own, group=group)
+
+
+class ProcessGroup:
+    """The processes in which a launcher, such as mlx.launch, has started one command.
+
+    Attributes:
+        group: All of them.
+        started: Whether all have said that they can begin.
+    """
+
+    def __init__(self, group: mx.distributed.Group) -> None:
+        self.group = group
+        self.started = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that prints."""
+        return self.group.rank() == 0
+
+    @property
+    def name(self) -> str:
+        """This process's name in messages, such as "process 1 of 2"."""
+        return _name(self.group.rank(), self.group)
+
+    def compare(self, facts: Mapping[str, str], own: Message | None = None) -> Message:
+        """Wait for all processes, see `check_same`."""
+        return check_same(self.group, facts, own)
+
+    def start(self, facts: Mapping[str, str]) -> None:
+        """Wait until all can begin; refuse to if they differ in a fact."""
+        self.compare(facts)
+        self.started = True
+
+    def fail(self, error: BaseException | None, line: str, say: Callable[[str], None]) -> None:
+        """Report this process's error, unless another one does."""
+        if self.started:
+            say(f"{self.name}: {line}")
+            return
+        if self.is_first:
+            say(line)
+        with contextlib.suppress(RuntimeError):  # the others are gone
+            if not isinstance(error, StartError):  # which the others have, too
+                exchange(self.group, {"error": line.removeprefix("error: ")})
+            # Launchers end all processes when one ends: none may before the line is written.
+            exchange(self.group, {})
+
+
+_current: ProcessGroup | None = None
+
+
+def process_group() -> ProcessGroup | None:
+    """Return the processes that `join` has found; None if this one is alone."""
+    return _current
+
+
+def is_launched() -> bool:
+    """Whether this process may be one of several; one with a shard of its own works by itself."""
+    words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
+    by_itself = "--shard" in words and "tensor" not in words
+    hostfile = os.environ.get("MLX_HOSTFILE")  # mlx.launch -n 1 leaves it empty
+    is_alone = hostfile and os.path.exists(hostfile) and not os.path.getsize(hostfile)
+    return not by_itself and not is_alone and any(name in os.environ for name in RANKS)
+
+
+def join() -> None:
+    """Find the other processes; refuse to go on if one runs another version or command line.
+
+    Standard output is then the first process's alone.
+    """
+    global _current
+    try:
+        group = mx.distributed.init()
+    except RuntimeError as error:
+        raise ValueError(
+            f"the processes cannot be connected, as {first_line(error)}: check the hostfile, and "
+            "that all of them were started"
+        ) from error
+    if group.size() == 1:
+        for rank, size in RANKS.items():
+            if os.environ.get(rank, "0") != "0" or int(os.environ.get(size) or 1) > 1:
+                raise ValueError(
+                    "this is one of several processes, and MLX finds no others: run them with "
+                    "mlx.launch, or give each one a --shard of its own"
+                )
+        return
+    _current = ProcessGroup(group)
+    if not _current.is_first:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    line = {"the command line": str(sys.argv[1:])}
+    _current.compare({"the version of speculative_t5": __version__} | line)

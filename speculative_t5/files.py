@@ -1,0 +1,184 @@
+"""Files that outlive a crash: replaced as a whole or not at all, locked, or grown line by line.
+
+Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+
+def lock(file: int, busy: str) -> None:
+    """Take the lock of an open file; the system releases it when the process ends, even if killed.
+
+    Raises:
+        ValueError: If another process holds it; `busy` is the message.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(busy) from None
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield the name of a new file, which the body writes and which then replaces `path`.
+
+    Nobody sees half of it, also after a crash: if the body fails, `path` stays as it was, and the
+    new file is removed. A link is followed, and the mode of the file stays. Errors of the system
+    name `path`.
+    """
+    target = Path(path).resolve()  # a link may lead to another disk
+    new = target.with_name(f".partial-{target.name}")
+    try:
+        yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, new)
+        new.replace(target)
+    except OSError as error:
+        if error.filename in (None, str(new)):
+            error.filename, error.filename2 = str(path), None
+        raise
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def write_whole(path: str | Path, data: bytes) -> None:
+    """Write a file as a whole, or not at all, see `replacing`."""
+    with replacing(path) as new:
+        new.write_bytes(data)
+
+
+@contextlib.contextmanager
+def replacing_folder(folder: Path, busy: str) -> Iterator[Path]:
+    """Yield a new folder, which replaces `folder` if the body succeeds, and is removed otherwise.
+
+    What a killed process has left is cleared away. Folders above it are made.
+
+    Raises:
+        OSError: If it cannot be written, or another process holds its lock: `busy` says so.
+    """
+    folder = folder.resolve()  # a link may lead to another disk
+    workplace = folder.parent / f".{folder.name}.partial"
+    new, old = workplace / "new", workplace / "old"
+    made = [parent for parent in folder.parents if not parent.exists()]
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_empty, made)
+        try:
+            workplace.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((workplace / "lock").open("w"))
+            try:
+                lock(file.fileno(), busy)
+            except ValueError as error:
+                raise OSError(errno.EAGAIN, busy) from error
+            stack.callback(shutil.rmtree, workplace, ignore_errors=True)
+            if old.exists() and not folder.exists():  # killed between the two renames below
+                os.rename(old, folder)
+            for left in (new, old):
+                shutil.rmtree(left, ignore_errors=True)
+            new.mkdir()
+            yield new
+            if folder.exists():
+                os.rename(folder, old)
+            try:
+                os.rename(new, folder)
+            finally:
+                if old.exists() and not folder.exists():
+                    os.rename(old, folder)
+        except OSError as error:
+            if error.filename and not Path(error.filename).is_relative_to(workplace):
+                raise  # it is about a file to read
+            raise OSError(
+                error.errno, f"cannot be written: {error.strerror}", str(folder)
+            ) from error
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove those of these folders that exist and are empty, the innermost first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+class LineFile:
+    """A file of lines that grows: what is appended is there as a whole, or not at all.
+
+    To enter it (`with`) creates, opens and locks the file, then calls `opened`. A process that was
+    killed may have left a torn line at the end: `lines` yields it, and `cut` removes it.
+
+    Args:
+        name: The file.
+        busy: The message if another process is writing to it.
+        special: Whether it is a pipe, a device or, as "-", standard output, which are not created,
+            locked or cut.
+
+    Raises:
+        ValueError: When it is entered, if another process is writing to it.
+    """
+
+    def __init__(self, name: str | Path, busy: str, *, special: bool = False) -> None:
+        self._name, self._busy, self._special = str(name), busy, special
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        if self._name == "-":
+            self._file = 1
+        elif self._special:
+            self._file = os.open(self._name, os.O_WRONLY | os.O_CLOEXEC)
+        else:
+            self._file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            with contextlib.ExitStack() as undo:
+                undo.callback(os.close, self._file)
+                lock(self._file, self._busy)
+                if not os.fstat(self._file).st_nlink:  # another process has just removed it
+                    raise ValueError(self._busy)
+                self.opened()
+                undo.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._name != "-":
+            os.close(self._file)
+
+    def opened(self) -> None:
+        """Look at what is there; where this fails, the file is closed again."""
+
+    @property
+    def size(self) -> int:
+        """The size of the file, in bytes."""
+        return os.fstat(self._file).st_size
+
+    def lines(self, longest: int = -1) -> Iterator[bytes]:
+        """Yield the lines from the first on, with their ends; one that is too long in parts."""
+        with open(self._file, "rb", closefd=False) as reader:
+            yield from iter(partial(reader.readline, longest), b"")
+
+    def cut(self, size: int) -> None:
+        """Shorten the file to this size, in bytes, and go on from there."""
+        os.truncate(self._file, size)
+        os.lseek(self._file, size, os.SEEK_SET)
+
+    def append_bytes(self, data: bytes, *, sync: bool = False) -> None:
+        """Write all of it, or nothing where the disk is full; perhaps until it is on the disk."""
+        start = 0 if self._special else os.lseek(self._file, 0, os.SEEK_CUR)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            if sync:
+                os.fsync(self._file)
+        except OSError as error:
+            if not self._special:
+                with contextlib.suppress(OSError):  # the first error is the one to report
+                    os.truncate(self._file, start)
+            error.filename = "standard output" if self._name == "-" else self._name
+            raise
