@@ -167,7 +167,7 @@ def _stream(
 ) -> None:
     """Print an output as it comes, and a line of statistics below it."""
     with note_if_slow() as watched:
-        chunks = watched(decoder.stream(source, **vars(options)))
+        chunks = watched(decoder.stream(source, **dataclasses.asdict(options)))
         last = show(chunks, drafts=show_drafts and decoder.drafts)
     estimated = None
     # The estimate takes time.
