@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,16 @@ def refused(match: str, found: object = "") -> Iterator[None]:
 def opened(folder: Path) -> Checkpoint:
     """Open a T5's checkpoint."""
     return open_checkpoint(ModelFolder(folder))
+
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, Any]], Any], number: int = 0) -> None:
+    """Change the tensors (torch) in one of a folder's files."""
+    from safetensors.torch import load_file, save_file
+
+    path = sorted(folder.glob("model*.safetensors"))[number]
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)
 
 
 def write_causal(

@@ -21,10 +21,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from checkpoints import POINTER, opened, refused
+from checkpoints import POINTER, edit_tensors, opened, refused
 from conftest import edit_json
 from families import write_family
-from safetensors.torch import load_file, save_file
 
 FORMS = {"flan_t5": "shards", "madlad400": "safetensors"}
 
@@ -157,13 +156,6 @@ def test_bad_configs_are_refused(tmp_path: Path, changes: dict[str, Any], messag
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"} | sizes | changes))
     with refused(message, tmp_path):
         opened(tmp_path)
-
-
-def edit_tensors(folder: Path, change: Callable[[dict[str, Any]], Any], number: int = 0) -> None:
-    path = sorted(folder.glob("model*.safetensors"))[number]
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
 
 
 ENCODERS, DECODERS = (f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))

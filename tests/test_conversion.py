@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from speculative_t5.device import default_dtype
 import mlx.core as mx
 import numpy as np
 import pytest
-from checkpoints import opened, refused
+from checkpoints import edit_tensors, opened, refused
 from conftest import V1_0, V1_1, edit_json, write_checkpoint
 from mlx.utils import tree_flatten
 from safetensors.torch import load_file, save_file
@@ -41,12 +40,6 @@ def source(original: Path, tmp_path: Path) -> Path:
 
 def logits(folder: Path) -> np.ndarray:
     return np.array(load(folder, dtype=mx.float32)[0](SOURCE, TARGET))
-
-
-def edit_tensors(source: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    tensors = load_file(source / "model.safetensors")
-    change(tensors)
-    save_file({name: t.clone() for name, t in tensors.items()}, source / "model.safetensors")
 
 
 def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> None:

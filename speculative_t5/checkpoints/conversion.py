@@ -105,13 +105,14 @@ def convert(
     checkpoint = _open_whole(source)
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
     dtypes = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
-    conversion = _Conversion(checkpoint, config, dtypes, allow_nonfinite, progress)
+    layout = new_layout(config, dtypes)
+    conversion = _Conversion(checkpoint, config.quantization, layout, allow_nonfinite, progress)
     write_folder(
         output,
         config.to_dict() | _own_settings(source) | extra,
         conversion.tensors(),
         [p for n in (*TOKENIZER_FILES, GENERATION_CONFIG) if (p := source.path / n).is_file()],
-        num_bytes=conversion.num_bytes,
+        num_bytes=num_bytes(layout),
     )
     return output
 
@@ -212,43 +213,35 @@ class _Conversion:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        config: T5Config,
-        dtypes: Mapping[str, mx.Dtype],
+        how: Quantization | None,
+        layout: Layout,
         allow_nonfinite: bool,
         progress: Callable[[int, int], None],
     ) -> None:
         self._checkpoint = checkpoint
-        self._how = config.quantization
-        self._layout = new_layout(config, dtypes)
+        self._how = how
+        self._layout = layout
         self._allow_nonfinite = allow_nonfinite
         self._progress = progress
         stored = [checkpoint.tensors[name] for p in checkpoint.parameters for name in p.sources]
         self._total = sum(tensor.nbytes for tensor in stored)
         self._done = 0
 
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of all tensors to write."""
-        return num_bytes(self._layout)
-
     def tensors(self) -> Iterator[NewTensor]:
-        """Yield the tensors to write, in the order of the checkpoint's parameters."""
+        """Yield the tensor of each parameter, or the three of a quantized one."""
         for parameter in self._checkpoint.parameters:
-            yield from self._tensors(parameter)
-
-    def _tensors(self, parameter: Parameter) -> Iterator[NewTensor]:
-        """Yield the tensor of a parameter, or the three of a quantized one."""
-        name = parameter.name
-        others = [n for last in ("scales", "biases") if (n := _sibling(name, last)) in self._layout]
-        dtype = self._layout[others[0] if others else name][1]
-        blocks = self._blocks(parameter, dtype)
-        parts: list[list[np.ndarray]] = [[] for _ in others]
-        if others:
-            blocks = self._quantize(blocks, dtype, parts)
-        yield NewTensor(name, *self._layout[name], blocks)
-        # These are small, and complete once the weights have been written.
-        for other, part in zip(others, parts, strict=True):
-            yield NewTensor(other, *self._layout[other], part)
+            name = parameter.name
+            siblings = (_sibling(name, last) for last in ("scales", "biases"))
+            others = [sibling for sibling in siblings if sibling in self._layout]
+            dtype = self._layout[others[0] if others else name][1]
+            blocks = self._blocks(parameter, dtype)
+            parts: list[list[np.ndarray]] = [[] for _ in others]
+            if others:
+                blocks = self._quantize(blocks, dtype, parts)
+            yield NewTensor(name, *self._layout[name], blocks)
+            # These are small, and complete once the weights have been written.
+            for other, part in zip(others, parts, strict=True):
+                yield NewTensor(other, *self._layout[other], part)
 
     def _blocks(self, parameter: Parameter, dtype: mx.Dtype) -> Iterator[np.ndarray]:
         """Yield the rows of a parameter, one part after the other, in its new type."""

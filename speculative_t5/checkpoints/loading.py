@@ -15,7 +15,7 @@ from ..models import T5, CausalModel, SharingDraft, parts_of, split_of
 from ..tokenizers import Tokenizer
 from .decoder_only import load_decoder_only
 from .hub import could_be_name, download, find_cached, look_up, refuse_file
-from .model_folder import ModelFolder, find_folder, known_names
+from .model_folder import ModelFolder, find_folder, model_folders
 from .t5 import Checkpoint, Parameter, open_checkpoint
 from .t5_draft import load_draft
 from .tensors import as_mlx
@@ -120,8 +120,9 @@ def _from_hub(name: str) -> Path:
             raise ValueError("it cannot be a name on the Hub: check the path")
         return find_cached(name) or download(look_up(name, any_kind=True))
     except ValueError as error:
+        found = ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
         raise ValueError(
-            f"no model on this machine is named {name!r} (found: {known_names()}); {error}"
+            f"no model on this machine is named {name!r} (found: {found}); {error}"
         ) from error.__cause__
 
 

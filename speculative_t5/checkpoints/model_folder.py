@@ -316,11 +316,6 @@ def named_draft(model: str | Path) -> Path | None:
     return beside if beside.is_dir() else find_folder(name)
 
 
-def known_names() -> str:
-    """List the names of all model folders for a message."""
-    return ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
-
-
 def convert_command() -> str:
     """Return the command that converts a model, as the user would type it here."""
     program = "python convert.py" if CHECKOUT else "speculative-t5 convert"
