@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.checkpoints.loading import load
-from speculative_t5.decoding import BeamOptions, BeamPlan, BeamResult, Hypothesis, beam_search
+from speculative_t5.decoding import (
+    BeamOptions,
+    BeamResult,
+    Hypothesis,
+    Request,
+    RowOptions,
+    Sampler,
+    beam_search,
+)
 
 import mlx.core as mx
 import numpy as np
@@ -64,8 +72,9 @@ def search(
     batch_size: int = 64,
 ) -> list[BeamResult]:
     """Return the results of a beam search here, in the order of the prompts."""
-    plan = BeamPlan(options, max_tokens, transform)
-    found = beam_search(model, enumerate(prompts), plan, batch_size=batch_size)
+    own = RowOptions(Sampler(transform=transform), max_tokens)
+    requests = [Request(i, prompt, own) for i, prompt in enumerate(prompts)]
+    found = beam_search(model, requests, options, batch_size=batch_size)
     return sorted(found, key=lambda result: result.index)
 
 

@@ -18,8 +18,8 @@ os.environ["SPECULATIVE_T5_DEVICE"] = os.environ.get("SPECULATIVE_T5_TEST_DEVICE
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
 from speculative_t5.cpu import accelerate
-from speculative_t5.decoding.sampling import Sampler
-from speculative_t5.decoding.transform import NOTHING, nothing_allowed
+from speculative_t5.decoding.logits import NOTHING, nothing_allowed
+from speculative_t5.decoding.sampling import Groups, Sampler
 from speculative_t5.models import SharingConfig, SharingDraft, additive, copy_layers, opt
 from speculative_t5.models.causal import CausalModel
 from speculative_t5.models.t5.config import T5Config
@@ -168,6 +168,7 @@ def random_weight(name: str, like: mx.array) -> mx.array:
 
 
 EOS = 1  # of all tiny models
+GREEDY = Groups([Sampler()])  # of any number of rows
 POSITIONS = 256
 KINDS = ("t5", "qwen3")  # that tests of the loop go through; test_causal.py has the others
 PAIRS = (*KINDS, "sharing")  # "sharing" is a T5 whose draft shares its encoder

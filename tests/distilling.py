@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from speculative_t5.decoding import calibration
+from speculative_t5.decoding import draft_length
 from speculative_t5.distill import (
     Data,
     DistillOptions,
@@ -92,8 +92,8 @@ def go(
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibrations are not the user's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
-    for name in ("BUDGET", "WARMUP"):
-        monkeypatch.setattr(calibration, name, 0.0)
+    for name in ("BUDGET", "SETTLING"):
+        monkeypatch.setattr(draft_length, name, 0.0)
 
 
 class Stop(Exception):

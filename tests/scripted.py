@@ -1,13 +1,14 @@
 """Rounds by script, which sets the drafted tokens, how many are accepted, and the next token.
 
 The script replaces sampling and nothing else: drafters, sessions and the loop are those of
-decoding. The distributions that they would have sampled from are recorded.
+decoding. The distributions that they would have sampled from are recorded. `gap` scripts each
+possible history as a row of a batch, and compares the sum over all with the target's distribution.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,21 +16,27 @@ from itertools import islice, product
 from typing import Any
 from unittest.mock import patch
 
+from speculative_t5.decoding import drafters as drafting
 from speculative_t5.decoding import loop as engine
-from speculative_t5.decoding import model_drafter as drafting
 from speculative_t5.decoding import verify
-from speculative_t5.decoding.draft import Draft
-from speculative_t5.decoding.model_drafter import ModelDrafter
-from speculative_t5.decoding.plan import OwnRequest, Plan, Request
-from speculative_t5.decoding.sampling import Sampler
-from speculative_t5.decoding.sampling import sample as real_sample
-from speculative_t5.decoding.transform import NOTHING, History
-from speculative_t5.decoding.verify import Odds, Verdict, Verifier
+from speculative_t5.decoding.draft_length import FixedSchedule
+from speculative_t5.decoding.drafters import (
+    CombinedDrafter,
+    Draft,
+    Drafter,
+    LookupDrafter,
+    ModelDrafter,
+)
+from speculative_t5.decoding.logits import NOTHING, TokenHistory
+from speculative_t5.decoding.loop import Indexed, Plan, Request, RowOptions, StopChecker, cut
+from speculative_t5.decoding.sampling import Groups, Sampler
+from speculative_t5.decoding.verify import Acceptance, Verdict, Verifier, residual
+from speculative_t5.generation.outputs import Several
 from speculative_t5.models import SharingDraft
 
 import mlx.core as mx
 import numpy as np
-from conftest import unrelated_pair
+from conftest import EOS, output_distribution, tiny, unrelated_pair
 
 PLACES = 256  # a key holds the row, and the round times this with the place added
 
@@ -55,7 +62,7 @@ class Judged:
     rounds: list[int]
     num_accepted: list[int]
     next_token: list[int]
-    odds: Odds
+    acceptance: Acceptance
     draft: Draft
     p: mx.array
 
@@ -83,7 +90,7 @@ Output = tuple[int, ...]  # with EOS, or `NOTHING` where no token could follow
 
 
 def loop_outputs(
-    target: Any, requests: Iterable[Request | OwnRequest], plan: Plan, batch_size: int
+    target: Any, requests: Iterable[Request], plan: Plan, batch_size: int
 ) -> dict[int, Output]:
     """Return the output of each index, decoded as `decode` does, which would stop at a dead end."""
     found: dict[int, Output] = defaultdict(tuple)
@@ -107,27 +114,30 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
     def read(keys: mx.array) -> list[tuple[int, int, int]]:
         return [(row, *divmod(rest, PLACES)) for row, rest in keys.tolist()]  # type: ignore
 
-    def sample(weights: mx.array, keys: mx.array | None) -> mx.array:
-        if keys is None:  # of greedy rows, which have no script
-            return real_sample(weights, None)
+    def sample(weights: mx.array, keys: mx.array) -> mx.array:
         tokens = []
         for (row, round_, place), q in zip(read(keys), normal(weights), strict=True):
+            if len(turns[row]) == 1:  # a greedy row, which has no script
+                tokens.append(int(q.argmax()))
+                continue
             notes.sampled[row, round_, place] = q
             drafted = turns[row][round_].drafted
             tokens.append(drafted[place] if place < len(drafted) else 0)
         return mx.array(tokens, dtype=mx.int32)
 
-    def verdict(odds: Odds, draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
+    def verdict(acceptance: Acceptance, draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
         rows, rounds, _ = zip(*read(keys), strict=True)
-        said = [turns[row][round_] for row, round_ in zip(rows, rounds, strict=True)]
+        said = [
+            turns[row][min(r, len(turns[row]) - 1)] for row, r in zip(rows, rounds, strict=True)
+        ]
         accepted, following = [t.num_accepted for t in said], [t.next_token for t in said]
-        notes.judged.append(Judged([*rows], [*rounds], accepted, following, odds, draft, p))
+        notes.judged.append(Judged([*rows], [*rounds], accepted, following, acceptance, draft, p))
         notes.rounds.update(rows)
         return Verdict(mx.array(accepted, dtype=mx.int32), mx.array(following, dtype=mx.int32))
 
     with (
         patch.object(drafting, "sample", sample),
-        patch.object(verify, "_verdict", verdict),
+        patch.object(verify, "decide", verdict),
         patch.object(engine, "round_keys", round_keys),
     ):
         yield notes
@@ -154,7 +164,7 @@ def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
     turns = [walk_turns(path, num_draft, row, size) for row, path in enumerate(paths)]
     prompts = [PROMPT] * len(paths)
     with scripted(turns) as notes:
-        drafter = ModelDrafter(draft, SAMPLED, size)
+        drafter, groups = ModelDrafter(draft, size), Groups([SAMPLED] * len(paths))
         if isinstance(draft, SharingDraft):
             session, draft_session, contexts = draft.start_both(prompts)
             drafter.start(prompts, draft_session)
@@ -164,11 +174,11 @@ def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
         starts = [len(context) for context in contexts]
         for round_ in range(max(map(len, turns))):
             keys = mx.array(np.stack([round_keys(0, row, round_)[0] for row in range(len(paths))]))
-            proposed = drafter.propose(contexts, num_draft, keys)
-            history = History(contexts, starts, proposed.tokens)
-            proposals = engine.verify(session, history, proposed, Verifier(SAMPLED), keys)
-            for context, proposal in zip(contexts, proposals, strict=True):
-                context += [*proposal.tokens[: proposal.num_accepted], proposal.next_token]
+            proposed = drafter.propose(contexts, num_draft, groups, keys)
+            history = TokenHistory(contexts, starts, proposed.tokens)
+            found = Verifier().verify(session, history, proposed, groups, keys)
+            for context, (tokens, _) in zip(contexts, found, strict=True):
+                context += tokens
     p, q = defaultdict(list), defaultdict(list)
     for judged in notes.judged:
         for row, round_, given in zip(judged.rows, judged.rounds, normal(judged.p), strict=True):
@@ -209,3 +219,175 @@ def trees(kind: str, size: int, num_draft: int, seed: int) -> tuple[list[np.ndar
         ]
         for role, seen in enumerate(walk(*models, num_draft))
     )
+
+
+# Enumeration of the loop.
+
+MAX_TOKENS = 3
+SIZE = 3  # of the vocabulary
+PROMPTS = (PROMPT, [2, EOS])  # of two lengths
+ROUNDING, WRONG = 1e-5, 1e-4  # a gap that float32 may leave, and one that it cannot
+OF_EACH_GREEDY = 40  # rows, among the others
+
+
+def make_drafter(name: str, target: Any, draft: Any) -> Drafter:
+    lookup = LookupDrafter(
+        target.eos_token_ids, target.special_tokens, is_decoder_only=target.is_decoder_only
+    )
+    if name == "lookup":
+        return lookup
+    by_model = ModelDrafter(draft, SIZE)
+    return CombinedDrafter(by_model, lookup, target.eos_token_ids) if name == "both" else by_model
+
+
+def drafts(
+    name: str, target: Any, prompt: list[int], done: Output, num_draft: int
+) -> Iterator[Output]:
+    """Yield all drafts that may follow an output, as far as its budget goes."""
+    budget = MAX_TOKENS - len(done) - 1
+    by_model = 0 if name == "lookup" else min(num_draft, budget)
+    for first in product(range(SIZE), repeat=by_model):
+        more: list[int] = []
+        if name != "model" and EOS not in first and by_model < budget:
+            lookup: Any = make_drafter("lookup", target, None)
+            lookup.start([prompt])
+            before = prompt if target.is_decoder_only else [0]
+            (more,) = lookup.find([[*before, *done]], num_draft, [first])
+        yield (*first, *more)[:budget]
+
+
+def histories(
+    name: str, target: Any, prompt: list[int], num_draft: int, done: Output = ()
+) -> Iterator[list[Turn]]:
+    """Yield all ways from `done` to a whole output, each drafted token of which was asked for."""
+    budget = MAX_TOKENS - len(done)
+    if budget == 0 or EOS in done:
+        yield []
+        return
+    for drafted in drafts(name, target, prompt, done, num_draft):
+        for accepted, token in product(range(len(drafted) + 1), range(SIZE)):
+            turn = Turn(drafted, accepted, token)
+            emitted = tuple(cut([*turn.emitted], {EOS: "eos"}, budget)[0])
+            for rest in histories(name, target, prompt, num_draft, done + emitted):
+                yield [turn, *rest]
+
+
+@cache
+def histories_of(name: str, kind: str, num_draft: int) -> list[list[list[Turn]]]:
+    """Return all histories after each prompt."""
+    target = tiny(kind, vocab_size=SIZE)
+    return [[*histories(name, target, prompt, num_draft)] for prompt in PROMPTS]
+
+
+def chances(notes: Notes, turns: Sequence[Sequence[Turn]], groups: Sequence[Any]) -> np.ndarray:
+    """Return the probability of each row's history, (rows,) float64.
+
+    Histories that differ only after a dead end are one: the first of them in each group has the
+    probability, the others have 0.
+    """
+    found = np.ones(len(turns))
+    for judged in notes.judged:
+        accepted, following = mx.array(judged.num_accepted), mx.array(judged.next_token)
+        left = residual(judged.draft, judged.p, judged.acceptance.ratios, accepted)
+        each = np.arange(len(judged.rows))
+        chance = distribution_of_accepted(judged.acceptance)[each, np.array(accepted)]
+        chance *= normal(left)[each, np.array(following)]
+        # A round without a script ends the row whatever is sampled in it.
+        known = [r < len(turns[row]) for row, r in zip(judged.rows, judged.rounds, strict=True)]
+        found[judged.rows] *= np.where(known, chance, 1.0)
+    for (row, round_, place), q in notes.sampled.items():
+        drafted = turns[row][round_].drafted if round_ < len(turns[row]) else ()
+        if place < len(drafted):
+            found[row] *= q[drafted[place]]
+    decoded = [tuple(own[: notes.rounds[row]]) for row, own in enumerate(turns)]
+    first = {key: row for row, key in reversed([*enumerate(zip(groups, decoded, strict=True))])}
+    again = np.ones(len(turns), bool)
+    again[[*first.values()]] = False
+    return np.where(again, 0.0, found)
+
+
+def distribution_of_accepted(acceptance: Acceptance) -> np.ndarray:
+    """Return the distribution (rows, K + 1) of the number of accepted tokens.
+
+    It adds up every combination of passing and failing places. Each place has a threshold; the
+    counting gets a number in the middle of either side.
+    """
+    chance, total = np.array(acceptance.chance), np.array(acceptance.total)
+    rows, k = chance.shape
+    sure = chance >= total
+    threshold = np.where(sure, chance > 0, chance / np.where(sure, 1, total))
+    mass = np.zeros((rows, k + 1))
+    for passing in product([True, False], repeat=k):
+        uniform = np.where(passing, threshold / 2, (threshold + 1) / 2)
+        weight = np.where(passing, threshold, 1 - threshold).prod(axis=1)
+        count = np.array(
+            acceptance.count_accepted(mx.array(uniform, dtype=acceptance.chance.dtype))
+        )
+        mass[np.arange(rows), count] += weight
+    return mass
+
+
+def stop_checker(stop: int | None) -> Callable[[], StopChecker]:
+    """Return what makes a `StopChecker` that ends an output after a token."""
+    return lambda: lambda tokens: 1 + tokens.index(stop) if stop in tokens else None
+
+
+def gap(
+    kind: str,
+    rule: str = "block",
+    num_draft: int = 2,
+    drafter: str = "model",
+    *,
+    batch_size: int = 40,
+    sampled: Sequence[Sampler] = (SAMPLED,),
+    greedy: Sequence[Sampler] = (),
+    prompts: Sequence[list[int]] = PROMPTS,
+    delta: float = 0.0,
+    stop: int | None = None,
+    several: bool = False,
+) -> float:
+    """Return the largest gap between the distribution of a row and that of its own options.
+
+    There are rows of all histories for each prompt and sampler, in random order, so that neighbours
+    differ; and some that are greedy. All outputs end after the token `stop`, as they do after stop
+    strings. Histories are of prompts of their own, or of `several` outputs of each prompt.
+    """
+    target, draft = unrelated_pair(kind, vocab_size=SIZE)
+    plan = Plan(
+        make_drafter(drafter, target, draft),
+        FixedSchedule(num_draft),
+        Verifier(delta, rule == "block"),
+        sharing=draft if isinstance(draft, SharingDraft) and drafter != "lookup" else None,
+    )
+    samplers = [*sampled, *greedy]
+    known = dict(zip(map(tuple, PROMPTS), histories_of(drafter, kind, num_draft), strict=True))
+    rows: list[tuple[tuple[int, int], list[Turn]]] = []
+    for i, prompt in enumerate(prompts):
+        rows += [((n, i), turns) for n in range(len(sampled)) for turns in known[tuple(prompt)]]
+        rows += [((n, i), []) for n in range(len(sampled), len(samplers))] * OF_EACH_GREEDY
+    rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    if several:
+        rows.sort(key=lambda row: row[0])
+    indexed: Iterable[Indexed] = enumerate(prompts[i] for (_, i), _ in rows)
+    if several:
+        indexed = Several(len(rows) // len(prompts), None).repeated(enumerate(prompts))
+    own = [RowOptions(s, MAX_TOKENS, seed=0, stop_checker=stop_checker(stop)) for s in samplers]
+    requests = (Request(row, source, own[rows[row][0][0]]) for row, source in indexed)
+    groups, turns = zip(*rows, strict=True)
+    with scripted(turns) as notes:
+        outputs = loop_outputs(target, requests, plan, batch_size)
+    masses = chances(notes, turns, groups)
+    found: dict[tuple[int, int], dict[Output, float]] = defaultdict(lambda: defaultdict(float))
+    for row, group in enumerate(groups):
+        mass = 1 / OF_EACH_GREEDY if samplers[group[0]].greedy else masses[row]
+        found[group][outputs[row]] += mass
+    gaps = []
+    for (n, i), distribution in found.items():
+        expected: dict[Output, float] = defaultdict(float)
+        for output, mass in output_distribution(
+            target, prompts[i], MAX_TOKENS, samplers[n]
+        ).items():
+            expected[output[: 1 + output.index(stop)] if stop in output else output] += mass
+        assert {output for output in distribution if distribution[output]} <= expected.keys()
+        gaps += [abs(distribution[output] - expected[output]) for output in expected]
+    return float(max(gaps))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from speculative_t5.decoding import FinishReason, Stats
-from speculative_t5.decoding.transform import NOTHING_LEFT
+from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
 from speculative_t5.serve import Busy, Event, Figures, State, Unavailable, WrongPrompt
 from speculative_t5.serve.app import Settings, make_app

@@ -14,7 +14,7 @@ from speculative_t5.bench.costs import Costs, Stepper
 from speculative_t5.bench.sweep import PLAIN, Run, Variant, record, variants_of
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
-from speculative_t5.decoding import Outcome, Plan, calibration
+from speculative_t5.decoding import Outcome, Plan, draft_length
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.t5.model import T5
 
@@ -36,8 +36,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Measure only as long as it takes to have figures at all."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(bench_costs, "MIN_SECONDS", 0.0)
-    for name in ("BUDGET", "WARMUP"):
-        monkeypatch.setattr(calibration, name, 0.0)
+    for name in ("BUDGET", "SETTLING"):
+        monkeypatch.setattr(draft_length, name, 0.0)
 
 
 @pytest.mark.parametrize("drafter", ["model", "sharing", "lookup", "both", None])
@@ -47,7 +47,9 @@ def test_rounds_are_recorded(target: T5, drafter: str | None) -> None:
         draft = tiny_draft(target, sharing=drafter == "sharing")
     decoder = SpeculativeDecoder(target, draft, num_draft=3, lookup=drafter == "both")
     for prompt in PROMPTS:
-        run = record(target, prompt, decoder.plan(GenerationOptions(max_tokens=30)))
+        run = record(
+            target, *Variant("", decoder, GenerationOptions(max_tokens=30)).prepare(prompt)
+        )
         done = decoder.generate(prompt, max_tokens=30)
         assert run.tokens == done.tokens and sum(run.emitted) == done.stats.emitted
         assert len(run.rounds) == len(run.emitted) == len(run.outcomes) == done.stats.rounds > 1
@@ -100,16 +102,17 @@ def test_costs_are_interpolated() -> None:
 
 
 def test_figures_by_hand() -> None:
-    plan: Any = SimpleNamespace
+    nothing: Any = None
     alone = [made_up([1] * 6, 2.0), made_up([1] * 4, 2.0)]
     costs = Costs(2.0, {(0, 1): 2.0, (3, 1): 2.5, (3, 4): 2.5})
     turns = [
         {PLAIN: alone, "K = 3": [made_up(a, 3.0, 3), made_up(b, 3.0, 3)]}
         for a, b in (([3, 3], [4]), ([3, 3], [2, 2]), ([1, 2, 3], [2, 2]))
     ]
-    report = make_report(Variant(PLAIN, plan), turns, [costs] * 3, alone)
+    report = make_report(Variant(PLAIN, nothing, nothing), turns, [costs] * 3, alone)
     assert report.forwards == report.speedup == report.theory == report.waits == 1
-    report = make_report(Variant("K = 3", plan, True), turns, [costs] * 3, turns[0]["K = 3"])
+    drafting = Variant("K = 3", nothing, nothing, True)
+    report = make_report(drafting, turns, [costs] * 3, turns[0]["K = 3"])
     assert report.forwards == 10 / 4  # the median of 10 / 3, 10 / 4 and 10 / 5
     assert (report.tokens_per_round, report.waits, report.same) == (10 / 5, 1, 2)
     # After first rounds, 3 tokens in 1 round, 5 in 2 and 7 in 3.
@@ -130,8 +133,8 @@ def test_the_command_measures_the_shipped_pair(
     options["steady"] = True
     widths, plan = set(), SpeculativeDecoder.plan
 
-    def planned(*given: Any) -> Plan:
-        made = plan(*given)
+    def planned(*given: Any, **options: Any) -> Plan:
+        made = plan(*given, **options)
         widths.add(made.width)
         return made
 

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding import calibration
-from speculative_t5.decoding.calibration import cache_folder, calibrate
+from speculative_t5.decoding import draft_length
+from speculative_t5.decoding.draft_length import (
+    MAX_DRAFT,
+    Calibration,
+    Outcome,
+    Schedule,
+    cache_folder,
+    calibrate,
+)
 from speculative_t5.decoding.results import Round
-from speculative_t5.decoding.schedule import MAX_DRAFT, Calibration, Outcome, Schedule
 
 import numpy as np
 import pytest
@@ -23,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for calibrations, which measure briefly."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in IN_FULL:
-        monkeypatch.setattr(calibration, name, 0)
+        monkeypatch.setattr(draft_length, name, 0)
     return cache_folder()
 
 
@@ -34,7 +40,7 @@ def stored(draft: float, lengths: int) -> str:
 
 
 NAN, SHORT = stored(float("nan"), MAX_DRAFT + 1), stored(1.0, 1)
-IN_FULL = {name: getattr(calibration, name) for name in ("BUDGET", "SAMPLES", "WARMUP")}
+IN_FULL = {name: getattr(draft_length, name) for name in ("BUDGET", "SAMPLES", "SETTLING")}
 
 
 class Machine:
@@ -60,7 +66,7 @@ class Machine:
 @pytest.fixture
 def in_full(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in IN_FULL.items():
-        monkeypatch.setattr(calibration, name, value)
+        monkeypatch.setattr(draft_length, name, value)
 
 
 def test_costs_are_measured(in_full: None) -> None:
@@ -155,8 +161,8 @@ def make_decoder(kind: str = "t5", **options: Any) -> SpeculativeDecoder:
 def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(
     kind: str, in_full: None, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = calibration.measure  # costs that this machine's load cannot change
-    monkeypatch.setattr(calibration, "measure", lambda _, count: measure(Machine(), count))
+    measure = draft_length.measure  # costs that this machine's load cannot change
+    monkeypatch.setattr(draft_length, "measure", lambda _, count: measure(Machine(), count))
     auto = make_decoder(kind)
     plain = auto.generate_batch(PROMPTS, max_tokens=40, speculative=False)
     assert not cache.exists(), "there is nothing to calibrate"

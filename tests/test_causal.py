@@ -6,14 +6,13 @@ import itertools
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.causal import CausalModel, ClampedPositions
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from conftest import POSITIONS, VARIED, tiny_causal, tiny_draft, tiny_model
+from conftest import GREEDY, POSITIONS, VARIED, tiny_causal, tiny_draft, tiny_model
 from messages import check_message
 
 CAUSAL = [kind for kind in VARIED if kind not in ("t5", "sharing")]
@@ -166,11 +165,11 @@ def test_each_of_several_eos_tokens_ends_an_output(qwen: CausalModel) -> None:
 
 def test_lookups_search_prompt_and_output_as_one_text(qwen: CausalModel) -> None:
     decoder = SpeculativeDecoder(qwen, "lookup", num_draft=3)
-    drafter = decoder.plan(GenerationOptions(max_tokens=9)).drafter
+    drafter = decoder.plan().drafter
     drafter.start([[2, 3, 4, 5, 6, 3]])
-    assert drafter.propose([[2, 3, 4, 5, 6, 3]], 3, None).tokens.tolist() == [[4, 5, 6]]
+    assert drafter.propose([[2, 3, 4, 5, 6, 3]], 3, GREEDY, None).tokens.tolist() == [[4, 5, 6]]
     # The latest of the longest matches, wherever it is.
-    assert drafter.propose([[2, 3, 4, 5, 6, 3, 7, 3]], 3, None).tokens.tolist() == [[7, 3]]
+    assert drafter.propose([[2, 3, 4, 5, 6, 3, 7, 3]], 3, GREEDY, None).tokens.tolist() == [[7, 3]]
 
 
 def test_a_prompt_beyond_the_context_is_refused(qwen: CausalModel) -> None:

@@ -12,10 +12,9 @@ from functools import cache
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.loop import decode
-from speculative_t5.decoding.rows import cut
-from speculative_t5.decoding.sampling import Sampler, round_keys
-from speculative_t5.decoding.schedule import Outcome, Schedule
+from speculative_t5.decoding.draft_length import Outcome, Schedule
+from speculative_t5.decoding.loop import cut, decode
+from speculative_t5.decoding.sampling import Groups, Sampler, round_keys
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models import SharingDraft
 
@@ -91,13 +90,12 @@ def sampled_distance(
         **options,
     )
     generation = GenerationOptions(max_tokens=max_tokens, temperature=1.0, **filters or {})
-    plan = decoder.plan(generation)
+    plan = decoder.plan()
     if schedule:
         plan = replace(plan, schedule=schedule)
     prompt = PROMPTS["small" if vocab_size == 3 else drafter]
-    rounds = decode(
-        target, enumerate([prompt] * COUNT), plan, batch_size=500 if schedule else COUNT
-    )
+    requests = decoder.requests(enumerate([prompt] * COUNT), generation)
+    rounds = decode(target, requests, plan, batch_size=500 if schedule else COUNT)
     outputs = [(*r.output, *[EOS] * (r.finish_reason == "eos")) for r in rounds if r.finish_reason]
     exact = exact_distribution(kind, vocab_size, prompt, generation)
     assert len(outputs) == COUNT and set(outputs) <= exact.keys()
@@ -122,14 +120,14 @@ def test_sampled_outputs_follow_the_targets_distribution(
     assert sampled_distance(kind, drafter, **options) < TOLERANCE
 
 
-@pytest.mark.parametrize("where", ["model_drafter", "verify"])
+@pytest.mark.parametrize("where", ["drafters", "verify"])
 def test_planted_bug_of_keys_shared_by_places_changes_the_distribution(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bug(keys: mx.array, num_places: int) -> mx.array:
         return mx.broadcast_to(keys[:, None], (len(keys), num_places, 2))
 
-    monkeypatch.setattr(f"speculative_t5.decoding.{where}.place_keys", bug)
+    monkeypatch.setattr(f"speculative_t5.decoding.{where}.position_keys", bug)
     assert sampled_distance("t5", "model", num_draft=2, verify="token") > 1.5 * TOLERANCE
 
 
@@ -257,10 +255,10 @@ def test_a_draft_limited_to_the_first_ids_proposes_no_others(
 ) -> None:
     few, prompt = 8, [5, 9, 1]
     decoder = SpeculativeDecoder(target, draft, num_draft=3, draft_vocab=few)
-    drafter = decoder.plan(GenerationOptions(max_tokens=20, temperature=temperature)).drafter
+    drafter = decoder.plan().drafter
     drafter.start([prompt])
     keys = mx.array([[1, 2]], dtype=mx.uint32) if temperature else None
-    proposed = drafter.propose([[0]], 3, keys)
+    proposed = drafter.propose([[0]], 3, Groups([Sampler(temperature)]), keys)
     assert max(proposed.tokens.tolist()[0]) < few
     if proposed.probs is not None:
         assert mx.all(proposed.probs[..., few:] == 0) and proposed.probs.shape[-1] == 20

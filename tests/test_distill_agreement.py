@@ -9,13 +9,13 @@ from typing import Any
 from speculative_t5.decoding import (
     FixedSchedule,
     Plan,
+    Request,
     Round,
     RowOptions,
-    Sampler,
     Verifier,
     decode,
 )
-from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.drafters import Draft
 from speculative_t5.distill import Agreement, training
 
 import mlx.core as mx
@@ -59,8 +59,8 @@ class OftenRight:
     def start(self, prompts: Any) -> None:
         pass
 
-    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
-        done = len(context[0]) - 1
+    def propose(self, contexts: list[list[int]], num_draft: int, *_: Any) -> Draft:
+        done = len(contexts[0]) - 1
         tokens = mx.array([self._drafted[done : done + num_draft]], dtype=mx.int32)
         return Draft(tokens.reshape(1, num_draft), [num_draft])
 
@@ -75,12 +75,10 @@ def rounds_of(row: Row, num_draft: int, *, to_limit: bool = False) -> Iterator[R
     output = list(range(FIRST, FIRST + len(row)))
     if not to_limit:
         output[-1] = EOS
-    plan = Plan(
-        OftenRight(output, row), FixedSchedule(num_draft), Verifier(Sampler(0.0)),
-        RowOptions(max_tokens=len(row) if to_limit else 40),
-    )  # fmt: skip
+    plan = Plan(OftenRight(output, row), FixedSchedule(num_draft), Verifier())
+    options = RowOptions(max_tokens=len(row) if to_limit else 40)
     target: Any = OneOutput(output)
-    done = list(decode(target, [(0, [FIRST, EOS])], plan, batch_size=1))
+    done = list(decode(target, [Request(0, [FIRST, EOS], options)], plan, batch_size=1))
     assert done[-1].output == (output if to_limit else output[:-1])
     yield from done
 

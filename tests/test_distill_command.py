@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.cli import distill as command
-from speculative_t5.decoding import calibration
+from speculative_t5.decoding import draft_length
 from speculative_t5.distill import Judgement, judge
 from speculative_t5.distill import run as stages_of_run
 
@@ -30,8 +30,8 @@ def call(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Call]:
     monkeypatch.setattr(stages_of_run, "judge", partial(judge, turns=1, max_prompts=2))
-    for name in ("BUDGET", "WARMUP"):
-        monkeypatch.setattr(calibration, name, 0.0)
+    for name in ("BUDGET", "SETTLING"):
+        monkeypatch.setattr(draft_length, name, 0.0)
     before = {*place.rglob("*")}
     yield caller(place, monkeypatch, capfd)
     for path in {*place.rglob("*")} - before:  # other tests share the folder

@@ -9,7 +9,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import Run, draw_history
-from speculative_t5.decoding import calibration
+from speculative_t5.decoding import draft_length
 from speculative_t5.distill import Agreement, Judgement, Speed, Task, judge
 from speculative_t5.distill.judgement import MOST, affordable, speed_of
 from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
@@ -31,8 +31,8 @@ def target() -> T5:
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Calibrate only as long as it takes to have figures at all."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("BUDGET", "WARMUP"):
-        monkeypatch.setattr(calibration, name, 0.0)
+    for name in ("BUDGET", "SETTLING"):
+        monkeypatch.setattr(draft_length, name, 0.0)
 
 
 def run(seconds: float, *emitted: int, tokens: tuple[int, ...] = (7, 8)) -> Run:

@@ -6,15 +6,12 @@ from typing import Any
 from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.draft import Draft
-from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter
+from speculative_t5.decoding.drafters import CombinedDrafter, Draft, LookupDrafter, ModelDrafter
 from speculative_t5.decoding.lookup import Lookup
-from speculative_t5.decoding.model_drafter import ModelDrafter
-from speculative_t5.decoding.sampling import Sampler
 
 import mlx.core as mx
 import pytest
-from conftest import tiny_draft, tiny_model
+from conftest import GREEDY, tiny_draft, tiny_model
 
 EOS = 1
 
@@ -71,7 +68,7 @@ def lookup() -> LookupDrafter:
 def test_ragged_rows_are_padded_with_zero_rows_of_q() -> None:
     drafter = lookup()
     drafter.start([[3, 4, 5, EOS], [8, 9, 3, EOS], [4, EOS]])
-    draft = drafter.propose([[0, 3]] * 3, 5, None)
+    draft = drafter.propose([[0, 3]] * 3, 5, GREEDY, None)
     assert draft.tokens.tolist() == [[4, 5, EOS], [EOS, 0, 0], [0, 0, 0]]
     assert draft.lengths == [3, 1, 0]
     probs = draft.dense(10)
@@ -82,14 +79,14 @@ def test_ragged_rows_are_padded_with_zero_rows_of_q() -> None:
     drafter.start([[3, 4, 7, 5, EOS], [3, 0, 4, EOS]])
     assert drafter.find([[0, 3]] * 2, 5) == [[4], []], "no special token is drafted except EOS"
     drafter.start([[EOS]])
-    assert drafter.propose([[0, 3]], 5, None).tokens.shape == (1, 0)
+    assert drafter.propose([[0, 3]], 5, GREEDY, None).tokens.shape == (1, 0)
 
 
 @pytest.mark.parametrize("lengths", [[5, 0], [3, 0, 0, 2], [1, 4, 0]])
 def test_a_draft_does_not_depend_on_rejected_tokens(lengths: list[int]) -> None:
     """Some rounds draft nothing, and rows accept different numbers of tokens."""
     target = tiny_model(vocab_size=20, layers=2, seed=3)
-    drafter, fresh = (ModelDrafter(tiny_draft(target), Sampler(), 20) for _ in range(2))
+    drafter, fresh = (ModelDrafter(tiny_draft(target), 20) for _ in range(2))
     prompts = [[5, 6, 7, 8, 9, EOS], [5, 9, EOS], [12, 13, EOS]]
     outputs = [SpeculativeDecoder(target).generate(p, max_tokens=60).tokens for p in prompts]
     contexts = [[0] for _ in prompts]
@@ -97,9 +94,9 @@ def test_a_draft_does_not_depend_on_rejected_tokens(lengths: list[int]) -> None:
     accepted = set()
     for round_ in range(10):
         num_draft = lengths[round_ % len(lengths)]
-        draft = drafter.propose(contexts, num_draft, None).tokens.tolist()
+        draft = drafter.propose(contexts, num_draft, GREEDY, None).tokens.tolist()
         fresh.start(prompts)
-        assert draft == fresh.propose(contexts, num_draft, None).tokens.tolist()
+        assert draft == fresh.propose(contexts, num_draft, GREEDY, None).tokens.tolist()
         for context, tokens, output in zip(contexts, draft, outputs, strict=True):
             rest = output[len(context) - 1 :]
             n = next((i for i, t in enumerate(tokens) if t != rest[i]), num_draft)
@@ -110,17 +107,17 @@ def test_a_draft_does_not_depend_on_rejected_tokens(lengths: list[int]) -> None:
 
 def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
     model = tiny_draft(tiny_model(vocab_size=20, layers=2, seed=3))
-    alone, other = (ModelDrafter(model, Sampler(), 20) for _ in range(2))
+    alone, other = (ModelDrafter(model, 20) for _ in range(2))
     prompts = [[5, 6, 7, 8, 9, EOS], [5, 9, EOS]]
     alone.start(prompts)
-    own = alone.propose([[0], [0]], 3, None).tokens.tolist()
+    own = alone.propose([[0], [0]], 3, GREEDY, None).tokens.tolist()
     # Let the first row's source hold what the model drafts last, and something after it.
     prompts[0] = [5, own[0][-1], 12, 13, 14, 15, EOS]
     alone.start(prompts)
-    own = alone.propose([[0], [0]], 3, None).tokens.tolist()
+    own = alone.propose([[0], [0]], 3, GREEDY, None).tokens.tolist()
     both = CombinedDrafter(other, lookup(), frozenset({EOS}))
     both.start(prompts)
-    draft = both.propose([[0], [0]], 3, None)
+    draft = both.propose([[0], [0]], 3, GREEDY, None)
     assert [row[:3] for row in draft.tokens.tolist()] == own
     look = lookup()
     look.start(prompts)
@@ -129,7 +126,7 @@ def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
     assert draft.lengths == [
         3 + (0 if EOS in row else len(more)) for row, more in zip(own, after, strict=True)
     ]
-    assert both.propose([[0], [0]], 0, None).tokens.shape == (2, 0)
+    assert both.propose([[0], [0]], 0, GREEDY, None).tokens.shape == (2, 0)
 
 
 def test_nothing_is_looked_up_after_a_drafted_eos() -> None:
@@ -137,8 +134,8 @@ def test_nothing_is_looked_up_after_a_drafted_eos() -> None:
     ending.propose.return_value = Draft(mx.array([[3, EOS], [3, 4]]), [2, 2])
     drafter = CombinedDrafter(ending, lookup(), frozenset({EOS}))
     drafter.start([[EOS, 8, 8, EOS], [4, 8, EOS]])
-    draft = drafter.propose([[0], [0]], 2, None)
+    draft = drafter.propose([[0], [0]], 2, GREEDY, None)
     assert draft.lengths == [2, 4]
     assert draft.tokens[1].tolist() == [3, 4, 8, EOS]
     drafter.start([[EOS, 8, 8, EOS], [EOS]])
-    assert drafter.propose([[0], [0]], 2, None).tokens.shape == (2, 2), "nothing to pad for"
+    assert drafter.propose([[0], [0]], 2, GREEDY, None).tokens.shape == (2, 2), "nothing to pad for"

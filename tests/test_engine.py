@@ -10,13 +10,10 @@ from typing import Any
 
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.decoding import loop
-from speculative_t5.decoding.draft import Draft
-from speculative_t5.decoding.loop import decode
-from speculative_t5.decoding.model_drafter import ModelDrafter
-from speculative_t5.decoding.plan import Plan, in_order_of_length
-from speculative_t5.decoding.rows import RowOptions
-from speculative_t5.decoding.sampling import Sampler, round_keys
-from speculative_t5.decoding.schedule import FixedSchedule, Outcome
+from speculative_t5.decoding.draft_length import FixedSchedule, Outcome
+from speculative_t5.decoding.drafters import Draft, ModelDrafter
+from speculative_t5.decoding.loop import Plan, Request, RowOptions, decode, in_order_of_length
+from speculative_t5.decoding.sampling import round_keys
 from speculative_t5.decoding.verify import Verifier
 
 import numpy as np
@@ -193,7 +190,7 @@ def test_prompts_are_encoded_together_up_to_a_number_of_tokens(
         return encode(self, sources)
 
     monkeypatch.setattr(session, "encode", counted)
-    monkeypatch.setattr(loop, "AHEAD_TOKENS", tokens)
+    monkeypatch.setattr(loop, "PREFETCH_TOKENS", tokens)
     decoder.generate_batch(prompts(), batch_size=5, max_tokens=13)
     assert (sum(sizes), max(sizes)) == (11, largest)
 
@@ -206,10 +203,11 @@ def test_a_schedule_observes_only_rows_that_were_drafted_for_in_full() -> None:
             seen.append(outcome)
 
     target, _ = models("t5")
-    drafter = ModelDrafter(target, Sampler(), 20)  # whose every token is accepted
+    drafter = ModelDrafter(target, 20)  # whose every token is accepted
+    plan = Plan(drafter, Recording(4), Verifier())
     options = RowOptions(max_tokens=13)
-    plan = Plan(drafter, Recording(4), Verifier(Sampler()), options)
-    rows = Counter(r.index for r in decode(target, enumerate(prompts(30)), plan, batch_size=6))
+    requests = [Request(i, prompt, options) for i, prompt in enumerate(prompts(30))]
+    rows = Counter(r.index for r in decode(target, requests, plan, batch_size=6))
     assert len(set(rows.values())) > 1
     assert any(len(outcome.num_drafted) < 6 for outcome in seen[:8])
     for outcome in seen:

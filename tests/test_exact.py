@@ -1,7 +1,7 @@
 """Proof by enumeration: two rounds of either rule emit the target's own distribution.
 
 Everything random is enumerated in float64: each draft that can be sampled, each combination of
-passing and failing places, each next token. The odds, the counting, the residual and the filters
+passing and failing places, each next token. The rules, the counting, the residual and the filters
 are the functions that decoding runs. Their inputs are random distributions, or those of tiny models
 in real sessions. Planted bugs must leave a gap.
 """
@@ -13,26 +13,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.drafters import Draft
 from speculative_t5.decoding.sampling import Sampler
-from speculative_t5.decoding.verify import Odds, block_odds, residual, token_odds
+from speculative_t5.decoding.verify import Acceptance, block_acceptance, residual, token_acceptance
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import VARIED
-from scripted import trees
+from scripted import distribution_of_accepted, trees
 
 pytestmark = pytest.mark.cpu  # float64
 
 Tree = list[np.ndarray]  # at depth d, (V ** d, V): a distribution after each sequence of d tokens
 Residual = Callable[[Draft, mx.array, mx.array, mx.array], mx.array]
-OddsOf = Callable[[Draft, mx.array], Odds]
+AcceptanceOf = Callable[[Draft, mx.array], Acceptance]
 
 EXACT = 1e-12
 KINDS = ("random", "adversarial", "one-hot", "same", "partial", "mixed")
 MODELS = tuple(VARIED)  # target and draft of such a kind
-RULES: dict[str, OddsOf] = {"token": token_odds, "block": block_odds}
+RULES: dict[str, AcceptanceOf] = {"token": token_acceptance, "block": block_acceptance}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def filtered(sampler: Sampler, tree: Tree) -> Tree:
 
 
 def one_round(
-    case: Case, odds_of: OddsOf, residual_of: Residual, depth: int
+    case: Case, acceptance_of: AcceptanceOf, residual_of: Residual, depth: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Enumerate what a round can emit after each of the V ** depth sequences of `depth` tokens.
 
@@ -128,13 +128,13 @@ def one_round(
     sampled_tokens = mx.array(tokens[possible].astype(np.int32))
     draft = Draft(sampled_tokens, [k] * len(sampled_tokens), double(claimed[possible]))
     target = double(p[possible])
-    odds = odds_of(draft, target)
-    chance_of_n = distribution_of_accepted(odds)
+    acceptance = acceptance_of(draft, target)
+    chance_of_n = distribution_of_accepted(acceptance)
 
     emitted = []
     for n in range(k + 1):
         weights = np.array(
-            residual_of(draft, target, odds.ratios, mx.full(len(chance), n, dtype=mx.int32))
+            residual_of(draft, target, acceptance.ratios, mx.full(len(chance), n, dtype=mx.int32))
         )
         chances = (
             weights / weights.sum(axis=1, keepdims=True) * (chance * chance_of_n[:, n])[:, None]
@@ -151,33 +151,14 @@ def stop_at_zero(probs: np.ndarray) -> np.ndarray:
     return probs * np.cumprod(probs.any(axis=2), axis=1)[..., None]
 
 
-def distribution_of_accepted(odds: Odds) -> np.ndarray:
-    """Return the distribution (rows, K + 1) of the number of accepted tokens.
-
-    It adds up every combination of passing and failing places. Each place has a threshold; the
-    counting gets a number in the middle of either side.
-    """
-    chance, total = np.array(odds.chance), np.array(odds.total)
-    rows, k = chance.shape
-    sure = chance >= total
-    threshold = np.where(sure, chance > 0, chance / np.where(sure, 1, total))
-    mass = np.zeros((rows, k + 1))
-    for passing in itertools.product([True, False], repeat=k):
-        uniform = np.where(passing, threshold / 2, (threshold + 1) / 2)
-        weight = np.where(passing, threshold, 1 - threshold).prod(axis=1)
-        count = np.array(odds.count_accepted(double(uniform)))
-        mass[np.arange(rows), count] += weight
-    return mass
-
-
 def two_rounds(
-    case: Case, odds_of: OddsOf, residual_of: Residual = residual
+    case: Case, acceptance_of: AcceptanceOf, residual_of: Residual = residual
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return distributions of 2 (K + 1) tokens: two rounds and then the target; the target."""
     horizon = 2 * (case.num_draft + 1)
     ended = [np.zeros(case.size**d) for d in range(horizon + 1)]
-    for n, first in enumerate(one_round(case, odds_of, residual_of, 0)[0]):
-        second, _ = one_round(case, odds_of, residual_of, n + 1)
+    for n, first in enumerate(one_round(case, acceptance_of, residual_of, 0)[0]):
+        second, _ = one_round(case, acceptance_of, residual_of, n + 1)
         for m, mass in enumerate(second):
             ended[n + m + 2] += (first.ravel()[:, None] * mass).ravel()
     mass, target = ended[0], np.ones(1)
@@ -187,8 +168,8 @@ def two_rounds(
     return mass, target
 
 
-def gap(case: Case, odds_of: OddsOf, residual_of: Residual = residual) -> float:
-    return float(np.abs(np.subtract(*two_rounds(case, odds_of, residual_of))).max())
+def gap(case: Case, acceptance_of: AcceptanceOf, residual_of: Residual = residual) -> float:
+    return float(np.abs(np.subtract(*two_rounds(case, acceptance_of, residual_of))).max())
 
 
 SMALL = [(2, 1), (3, 1), (3, 2), (2, 3), (4, 2)]
@@ -251,7 +232,7 @@ def test_delta_accepts_more_and_one_accepts_everything(kind: str) -> None:
     num_draft = 2 if kind in MODELS else 3
     case = make_case(3, num_draft, kind, 0)
     *rates, beyond = (
-        one_round(case, partial(token_odds, delta=delta), residual, 1)[1]
+        one_round(case, partial(token_acceptance, delta=delta), residual, 1)[1]
         for delta in (0.0, 0.1, 0.4, 0.8, 1.0, 2.0)
     )
     least = 0.0001 if kind in MODELS else 0.01  # models draft fewer tokens, and are similar
@@ -284,42 +265,44 @@ def of_the_next_place(
     return residual(draft, p, ratios, mx.minimum(num_accepted + 1, p.shape[1] - 1))
 
 
-def with_early_break(draft: Draft, p: mx.array) -> Odds:
-    return replace(block_odds(draft, p), in_order=True)
+def with_early_break(draft: Draft, p: mx.array) -> Acceptance:
+    return replace(block_acceptance(draft, p), in_order=True)
 
 
-def without_break(draft: Draft, p: mx.array) -> Odds:
-    return replace(token_odds(draft, p), in_order=False)
+def without_break(draft: Draft, p: mx.array) -> Acceptance:
+    return replace(token_acceptance(draft, p), in_order=False)
 
 
-def with_unclipped_ratio(draft: Draft, p: mx.array) -> Odds:
+def with_unclipped_ratio(draft: Draft, p: mx.array) -> Acceptance:
     """The last place passes by the plain ratio of the whole block."""
-    odds = block_odds(draft, p)
+    acceptance = block_acceptance(draft, p)
     tokens = draft.tokens[..., None]
     p_x = mx.take_along_axis(p[:, :-1], tokens, axis=-1)[..., 0]
     q_x = mx.take_along_axis(draft.dense(p.shape[-1]), tokens, axis=-1)[..., 0]
     whole = mx.prod(mx.where(q_x > 0, p_x / mx.where(q_x > 0, q_x, 1), 0), axis=1, keepdims=True)
-    chance = mx.concatenate([odds.chance[:, :-1], whole], axis=1)
-    return replace(odds, chance=chance)
+    chance = mx.concatenate([acceptance.chance[:, :-1], whole], axis=1)
+    return replace(acceptance, chance=chance)
 
 
 @pytest.mark.parametrize("kind", ["random", *MODELS])
 @pytest.mark.parametrize(
-    ("odds_of", "residual_of"),
+    ("acceptance_of", "residual_of"),
     [
-        (token_odds, without_residual),
-        (block_odds, without_residual),
-        (token_odds, of_the_next_place),
-        (block_odds, without_ratio),
+        (token_acceptance, without_residual),
+        (block_acceptance, without_residual),
+        (token_acceptance, of_the_next_place),
+        (block_acceptance, without_ratio),
         (with_early_break, residual),
         (without_break, residual),
         (with_unclipped_ratio, residual),
-        (partial(token_odds, delta=0.1), residual),
+        (partial(token_acceptance, delta=0.1), residual),
     ],
 )
-def test_planted_bugs_leave_a_gap(odds_of: OddsOf, residual_of: Residual, kind: str) -> None:
+def test_planted_bugs_leave_a_gap(
+    acceptance_of: AcceptanceOf, residual_of: Residual, kind: str
+) -> None:
     seeds = range(6 if kind in MODELS else 4)
-    assert max(gap(make_case(3, 2, kind, s), odds_of, residual_of) for s in seeds) > 1e-3
+    assert max(gap(make_case(3, 2, kind, s), acceptance_of, residual_of) for s in seeds) > 1e-3
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -6,13 +6,12 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from speculative_t5.decoding.draft import Draft
-from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter
+from speculative_t5.decoding.drafters import CombinedDrafter, Draft, LookupDrafter
 from speculative_t5.decoding.lookup import MAX_NGRAM, Lookup
 
 import mlx.core as mx
 import pytest
-from conftest import Watched
+from conftest import GREEDY, Watched
 
 SIZES = [(low, high) for high in (1, 2, 3, 8, MAX_NGRAM) for low in range(1, high + 1)]
 
@@ -147,7 +146,7 @@ class Guessing:
     def __init__(self) -> None:
         self.start = self.replace = self.select = lambda *_: None
 
-    def propose(self, context: object, num_draft: int, keys: object) -> Draft:
+    def propose(self, contexts: object, num_draft: int, groups: object, keys: object) -> Draft:
         return Draft(mx.array([[2, 2, 3]]), [3])
 
 
@@ -164,7 +163,7 @@ def test_a_round_reads_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
     for _ in range(600):
         context += [Touched(2 + rng.randrange(alphabet)) for _ in range(2)]
         Touched.count = context.count = 0
-        drafter.propose([context], 4, None)
+        drafter.propose([context], 4, GREEDY, None)
         costs.append((Touched.count, context.count))
     touched, taken = (max(column[200:]) for column in zip(*costs, strict=True))
     assert (touched < 500, taken) == (True, 2), touched

@@ -11,13 +11,13 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.checkpoints import RENAMED
-from speculative_t5.decoding import Sampler, Verifier, calibration
+from speculative_t5.decoding import Sampler, Verifier, draft_length
 from speculative_t5.generation import BatchOptions, DraftingOptions, GenerationOptions
 from speculative_t5.generation.options import OTHERS, SingleOptions
 from speculative_t5.tokenizers import PromptEncoder
 
 import pytest
-from conftest import tiny_draft, tiny_model
+from conftest import GREEDY, tiny_draft, tiny_model
 from messages import check_message
 
 
@@ -178,33 +178,35 @@ def test_options_reach_the_plan() -> None:
     target = tiny_model(vocab_size=20)
     decoder = SpeculativeDecoder(target, "lookup", num_draft=4, delta=0.25, min_ngram=2)
     options = GenerationOptions(max_tokens=9, temperature=0.5, top_k=7, top_p=0.75, seed=11)
-    plan = decoder.plan(options)
-    assert plan.verifier == Verifier(Sampler(0.5, 7, 0.75), delta=0.25, block=False)
-    own = plan.options
-    assert own and (own.max_tokens, own.seed, plan.schedule.next(99)) == (9, 11, 4)
-    assert own.sampler is plan.verifier.sampler
+    plan = decoder.plan()
+    assert plan.verifier == Verifier(0.25, block=False, broadcast=target.agreed)
+    (request,) = decoder.requests([(3, [5, 1])], options)
+    assert (request.index, request.source, plan.schedule.next(99)) == (3, [5, 1], 4)
+    own = request.options
+    assert (own.max_tokens, own.seed, own.sampler) == (9, 11, Sampler(0.5, 7, 0.75))
     # A match of one token is too short, and of two is found.
     plan.drafter.start([[3, 4, 5, 6, 1]])
-    assert plan.drafter.propose([[0, 7, 4]], 2, None).lengths == [0]
-    assert plan.drafter.propose([[0, 7, 4, 3, 4]], 2, None).tokens.tolist() == [[5, 6]]
-    assert decoder.plan(GenerationOptions(speculative=False)).schedule.next(99) == 0
-    greedy = decoder.plan(GenerationOptions()).options
-    assert greedy and greedy.seed is None, "greedy decoding leaves nothing to it"
+    assert plan.drafter.propose([[0, 7, 4]], 2, GREEDY, None).lengths == [0]
+    assert plan.drafter.propose([[0, 7, 4, 3, 4]], 2, GREEDY, None).tokens.tolist() == [[5, 6]]
+    assert decoder.plan(speculative=False).schedule.next(99) == 0
+    (greedy,) = decoder.requests([(0, [5, 1])], GenerationOptions())
+    assert greedy.options.seed is None, "greedy decoding leaves nothing to it"
 
 
 def test_calibrations_are_kept_by_options_and_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("BUDGET", "WARMUP"):
-        monkeypatch.setattr(calibration, name, 0.0)
+    for name in ("BUDGET", "SETTLING"):
+        monkeypatch.setattr(draft_length, name, 0.0)
     target = tiny_model(vocab_size=20)
     decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft="auto")
-    requests = [(0, [5, 6, 1]), (1, [7, 1])]
+    prompts = [(0, [5, 6, 1]), (1, [7, 1])]
     changes: list[dict[str, Any]] = [{}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}]
     for count in (1, 2):  # batch sizes
         for change in changes:
-            plans = [decoder.plan(GenerationOptions(**change), requests[:count]) for _ in range(2)]
+            bound = [*decoder.requests(prompts[:count], GenerationOptions(**change))]
+            plans = [decoder.plan(bound) for _ in range(2)]
             keeps_learning = plans[0].schedule is plans[1].schedule
             assert keeps_learning == ("temperature" not in change), "samples are repeatable"
     assert len(decoder._schedules) == 8

@@ -8,14 +8,11 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import loop
-from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter
-from speculative_t5.decoding.loop import Batch, decode
-from speculative_t5.decoding.model_drafter import ModelDrafter
-from speculative_t5.decoding.plan import OwnRequest
-from speculative_t5.decoding.results import Round
+from speculative_t5.decoding.drafters import CombinedDrafter, LookupDrafter, ModelDrafter
+from speculative_t5.decoding.logits import NOTHING_LEFT
+from speculative_t5.decoding.loop import Batch, Request, decode
+from speculative_t5.decoding.results import Round, count_syncs
 from speculative_t5.decoding.sampling import round_keys
-from speculative_t5.decoding.transform import NOTHING_LEFT
-from speculative_t5.decoding.waits import count_waits
 from speculative_t5.generation import GenerationOptions
 
 import pytest
@@ -41,11 +38,10 @@ def options_of(number: int) -> dict[str, Any]:
     return {"max_tokens": 13} | WAYS[number % len(WAYS)]
 
 
-def requests(decoder: SpeculativeDecoder, count: int = 27) -> list[OwnRequest]:
-    made = []
-    for number, prompt in enumerate(prompts(count)):
-        options = GenerationOptions(**options_of(number))
-        made.append(OwnRequest(number, prompt, decoder.bind(options)))
+def requests(decoder: SpeculativeDecoder, count: int = 27) -> list[Request]:
+    made: list[Request] = []
+    for each in enumerate(prompts(count)):
+        made += decoder.requests([each], GenerationOptions(**options_of(each[0])))
     return made
 
 
@@ -76,7 +72,7 @@ def test_rows_do_not_depend_on_their_neighbours_options(kind: str, drafter: str)
     decoder = make_decoder(kind, drafter)
     expected = alone(decoder)
     assert {reason for _, reason, *_ in expected.values()} == {"eos", "length", "stop"}
-    rounds = decode(decoder.model, requests(decoder), decoder.open_plan(), batch_size=7)
+    rounds = decode(decoder.model, requests(decoder), decoder.plan(), batch_size=7)
     assert {done.index: finished(done) for done in rounds if done.finish_reason} == expected
 
 
@@ -84,7 +80,7 @@ def test_rows_do_not_depend_on_their_neighbours_options(kind: str, drafter: str)
 def test_lenient_rows_do_not_depend_on_their_neighbours_options(kind: str) -> None:
     """Lenience is another rule for greedy rows than for sampled ones."""
     decoder = make_decoder(kind, "model", delta=0.4)
-    rounds = decode(decoder.model, requests(decoder), decoder.open_plan(), batch_size=7)
+    rounds = decode(decoder.model, requests(decoder), decoder.plan(), batch_size=7)
     assert {d.index: finished(d) for d in rounds if d.finish_reason} == alone(decoder)
 
 
@@ -96,7 +92,7 @@ def come_and_go(decoder: SpeculativeDecoder, seed: int) -> tuple[Finished, dict[
     """
     rng, waiting = random.Random(seed), requests(decoder)
     rng.shuffle(waiting)
-    batch = Batch(decoder.model, decoder.open_plan())
+    batch = Batch(decoder.model, decoder.plan())
     ended: Finished = {}
     tokens: dict[int, list[int]] = {}
     while waiting or batch.rows:
@@ -164,9 +160,9 @@ def test_a_row_that_nothing_can_follow_ends_alone(kind: str) -> None:
     own = requests(decoder, 5)
     for temperature in (0.0, 1.0):
         forbidding = GenerationOptions(suppress_tokens=range(20), temperature=temperature)
-        hopeless = decoder.bind(forbidding)
-        batch = Batch(decoder.model, decoder.open_plan())
-        batch.add([own[0], OwnRequest(99, [5, 1], hopeless), *own[1:]])
+        (hopeless,) = decoder.requests([(99, [5, 1])], forbidding)
+        batch = Batch(decoder.model, decoder.plan())
+        batch.add([own[0], hopeless, *own[1:]])
         errors, ended = {}, {}
         while batch.rows:
             for done in batch.round():
@@ -179,14 +175,7 @@ def test_a_row_that_nothing_can_follow_ends_alone(kind: str) -> None:
         assert errors == {99: NOTHING_LEFT}
         assert ended == expected
         with pytest.raises(ValueError, match=NOTHING_LEFT):
-            list(
-                decode(
-                    decoder.model,
-                    [OwnRequest(0, [5, 1], hopeless)],
-                    decoder.open_plan(),
-                    batch_size=1,
-                )
-            )
+            list(decode(decoder.model, [hopeless], decoder.plan(), batch_size=1))
 
 
 @pytest.mark.parametrize(
@@ -195,8 +184,8 @@ def test_a_row_that_nothing_can_follow_ends_alone(kind: str) -> None:
 @pytest.mark.parametrize("kind", PAIRS)
 def test_a_round_of_unlike_rows_waits_once(kind: str, drafter: str, waits: int) -> None:
     decoder = make_decoder(kind, drafter)
-    batch = Batch(decoder.model, decoder.open_plan())
-    with count_waits() as counted:
+    batch = Batch(decoder.model, decoder.plan())
+    with count_syncs() as counted:
         for round_, request in enumerate(requests(decoder, 5)):
             batch.add([request])
             batch.round()
@@ -217,15 +206,15 @@ def test_rows_that_do_not_draft_alone_cost_no_draft(
 ) -> None:
     decoder = make_decoder(kind, "both")
     calls: list[str] = []
-    for name in ("_best", "_sampled"):
+    for name in ("_best", "_chosen"):
         monkeypatch.setattr(ModelDrafter, name, recorded(getattr(ModelDrafter, name), calls))
     own = requests(decoder)
-    batch = Batch(decoder.model, decoder.open_plan())
+    batch = Batch(decoder.model, decoder.plan())
     batch.add([own[5], own[6]])
     for done in batch.round():
         assert done.stats.last_round == (0, 0, 0)
     assert not calls
     batch.add([own[1]])
     drafted = {done.index: done.stats.last_round[1] for done in batch.round()}
-    assert calls == ["_sampled"]
+    assert calls == ["_chosen"]
     assert drafted[1] > 0 and not drafted.get(5, 0) and not drafted.get(6, 0)

@@ -5,7 +5,7 @@ from typing import Any
 from speculative_t5.decoding.sampling import (
     Sampler,
     final_keys,
-    place_keys,
+    position_keys,
     round_keys,
     sample,
     uniform,
@@ -41,15 +41,15 @@ def test_a_rows_sample_depends_on_its_own_key() -> None:
     samples = sample(weights, keys(50)).tolist()
     rows = mx.array([7, 3, 41])
     assert sample(weights[rows], keys(50)[rows]).tolist() == [samples[7], samples[3], samples[41]]
-    places = uniform(place_keys(keys(50), 6))
-    assert mx.array_equal(uniform(place_keys(keys(50)[rows], 4)), places[rows][:, :4])
-    assert uniform(place_keys(keys(3), 0)).shape == (3, 0)
+    places = uniform(position_keys(keys(50), 6))
+    assert mx.array_equal(uniform(position_keys(keys(50)[rows], 4)), places[rows][:, :4])
+    assert uniform(position_keys(keys(3), 0)).shape == (3, 0)
 
 
 def test_uniforms_are_independent_over_rows_places_and_rounds() -> None:
     """Pairs of neighbours in 16 bins, 40,000 in all: chi-squared with 15 degrees of freedom."""
     rounds = mx.array(np.concatenate([round_keys(5, i, r) for i in range(50) for r in range(20)]))
-    samples = np.array(uniform(place_keys(rounds, 20)))
+    samples = np.array(uniform(position_keys(rounds, 20)))
     assert len(np.unique(samples)) > 0.99 * samples.size
     for axis, neighbours in ((0, samples[1:]), (1, samples[:, 1:])):
         before = samples[:-1] if axis == 0 else samples[:, :-1]
@@ -61,7 +61,7 @@ def test_uniforms_are_independent_over_rows_places_and_rounds() -> None:
 
 def test_no_two_keys_of_a_round_are_the_same() -> None:
     rounds = mx.array(np.concatenate([round_keys(s, i, 0) for s in (0, 2**32) for i in (0, 1)]))
-    places = place_keys(rounds, 9).reshape(-1, 2)
+    places = position_keys(rounds, 9).reshape(-1, 2)
     together = mx.concatenate([places, final_keys(rounds)]).tolist()
     assert len({tuple(key) for key in together}) == 8 * 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from speculative_t5.decoding.schedule import (
+from speculative_t5.decoding.draft_length import (
     MAX_DRAFT,
     PROBE_SHARE,
     TYPICAL_RATE,

@@ -13,7 +13,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import Batch
-from speculative_t5.decoding.transform import NOTHING_LEFT
+from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.serve import Busy, Call, Event, Service, Unavailable, calls, service
 

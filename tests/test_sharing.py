@@ -7,7 +7,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cpu import accelerate
-from speculative_t5.decoding import ModelDrafter, Sampler
+from speculative_t5.decoding import ModelDrafter
 from speculative_t5.models import Quantization, SharingConfig, SharingDraft, copy_layers
 from speculative_t5.models.t5.model import T5, quantize
 
@@ -15,6 +15,7 @@ import mlx.core as mx
 import pytest
 from conftest import (
     EOS,
+    GREEDY,
     output_logits,
     tiny_model,
     tiny_sharing,
@@ -138,10 +139,10 @@ def test_rows_of_other_prompts_are_drafted_for_as_new_ones() -> None:
     """After rounds that draft nothing, too, and after rows were dropped."""
     target = make_target("plain")
     draft = tiny_sharing(target, noise=0.3)
-    drafter, fresh = (ModelDrafter(draft, Sampler(), 20) for _ in range(2))
+    drafter, fresh = (ModelDrafter(draft, 20) for _ in range(2))
     session, beside, _ = draft.start_both(PROMPTS)
     drafter.start(PROMPTS, beside)
-    drafter.propose(TOKENS, 3, None)
+    drafter.propose(TOKENS, 3, GREEDY, None)
     new = [9, 9, 3, EOS]
     (encoded,) = session.encode([new])
     assert session.replace([1], [encoded]) == [[0]]
@@ -149,15 +150,15 @@ def test_rows_of_other_prompts_are_drafted_for_as_new_ones() -> None:
     assert beside.lengths == [6, 0, 6]
     drafter.replace([1], [new])
     prompts, contexts = [PROMPTS[0], new, PROMPTS[2]], [[*TOKENS[0], 8], [0], [*TOKENS[2], 5]]
-    drafter.propose(contexts, 0, None)
+    drafter.propose(contexts, 0, GREEDY, None)
     contexts[1] = [0, 8, 5]
-    drafter.propose(contexts, 0, None)
+    drafter.propose(contexts, 0, GREEDY, None)
     kept = [2, 1]
     for rows in (range(3), kept):
         fresh.start([prompts[row] for row in rows])
         given = [contexts[row] for row in rows]
-        expected = fresh.propose(given, 4, None).tokens.tolist()
-        assert drafter.propose(given, 4, None).tokens.tolist() == expected
+        expected = fresh.propose(given, 4, GREEDY, None).tokens.tolist()
+        assert drafter.propose(given, 4, GREEDY, None).tokens.tolist() == expected
         if rows is not kept:
             session.select(kept)
             drafter.select(kept)

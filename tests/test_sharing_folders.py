@@ -235,8 +235,8 @@ def test_commands_decode_with_the_draft(
     assert {record["text"] for record in batch.records} == {drafted["text"]}
     monkeypatch.setattr(bench, "STARTS", 0)
     monkeypatch.setattr("speculative_t5.bench.costs.MIN_SECONDS", 0.0)
-    for name in ("BUDGET", "WARMUP"):
-        monkeypatch.setattr(f"speculative_t5.decoding.calibration.{name}", 0.0)
+    for name in ("BUDGET", "SETTLING"):
+        monkeypatch.setattr(f"speculative_t5.decoding.draft_length.{name}", 0.0)
         monkeypatch.setattr(speed, name, 0.0, raising=False)
     (home / "few.txt").write_text("The old man.\n")
     done = call("bench", *PAIR, "--num-draft", "2", "--turns", "1", "--max-tokens", "9",

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
-from speculative_t5.generation import GenerationOptions
 from speculative_t5.generation.steady import rows_are_alike, steady_width
 from speculative_t5.models.cache import KVCache, LayerShape
 from speculative_t5.models.t5 import layers
@@ -138,10 +137,10 @@ def test_a_pass_is_split_where_no_wider_one_has_rows_alike() -> None:
 
 def test_a_pickled_decoder_finds_its_width_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = SpeculativeDecoder(tiny(), None, None, steady=True, num_draft=2)
-    assert decoder.plan(GenerationOptions()).width == 3
+    assert decoder.plan().width == 3
     monkeypatch.setattr("speculative_t5.generation.decoder.steady_width", lambda *_: 8)
-    assert decoder.plan(GenerationOptions()).width == 3
-    assert pickle.loads(pickle.dumps(decoder)).plan(GenerationOptions()).width == 8
+    assert decoder.plan().width == 3
+    assert pickle.loads(pickle.dumps(decoder)).plan().width == 8
 
 
 def test_passes_follow_from_the_position_alone() -> None:

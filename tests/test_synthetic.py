@@ -21,15 +21,21 @@ from speculative_t5.bench.synthetic import (
     synthetic_plan,
 )
 from speculative_t5.cli.bench import bench
-from speculative_t5.decoding import Sampler, decode
-from speculative_t5.decoding.model_drafter import ModelDrafter
+from speculative_t5.decoding import ModelDrafter, Plan, Round, decode
+from speculative_t5.generation import GenerationOptions
 from speculative_t5.models import T5, CausalModel, T5Config, build
 
 import mlx.core as mx
 import pytest
 from checkpoints import refused
-from conftest import tiny
+from conftest import GREEDY, tiny
 from mlx.utils import tree_flatten
+
+
+def last_round(decoder: SpeculativeDecoder, prompt: list[int], plan: Plan) -> Round:
+    requests = decoder.requests([(0, prompt)], GenerationOptions(max_tokens=60))
+    *_, last = decode(decoder.model, requests, plan, batch_size=1)
+    return last
 
 
 @pytest.mark.parametrize(("kind", "acceptance"), [("t5", 0.6), ("t5", 1.0), ("gpt2", 0.6)])
@@ -42,8 +48,8 @@ def test_replayed_drafts_are_right_as_often_as_asked(kind: str, acceptance: floa
     alone = SpeculativeDecoder(target)
     outputs = {tuple(p): alone.generate(p, max_tokens=60).tokens for p in prompts}
     decoder = SpeculativeDecoder(target, tiny(kind, vocab_size=20, seed=3), num_draft=1)
-    plan = synthetic_plan(decoder, outputs, acceptance, 60)
-    done = [[*decode(target, [(0, prompt)], plan, batch_size=1)][-1] for prompt in prompts]
+    plan = synthetic_plan(decoder, outputs, acceptance)
+    done = [last_round(decoder, prompt, plan) for prompt in prompts]
     assert [last.output for last in done] == list(outputs.values())
     drafted = sum(last.stats.drafted for last in done)
     accepted = sum(last.stats.accepted for last in done)
@@ -84,8 +90,8 @@ def test_replayed_drafts_are_accepted_where_wide_passes_choose_others(
     settled = settled_outputs(decoder, plain, 1.0, 60)
     assert 0 < sum(settled[prompt] != plain[prompt] for prompt in plain) < len(plain)
     for outputs, least, most in ((plain, 0.0, 0.9), (settled, 0.99, 1.0)):
-        plan = synthetic_plan(decoder, outputs, 1.0, 60)
-        done = [[*decode(target, [(0, p)], plan, batch_size=1)][-1].stats for p in prompts]
+        plan = synthetic_plan(decoder, outputs, 1.0)
+        done = [last_round(decoder, prompt, plan).stats for prompt in prompts]
         accepted = sum(stats.accepted for stats in done) / sum(stats.drafted for stats in done)
         assert least < accepted <= most
 
@@ -94,7 +100,7 @@ def test_replayed_drafts_are_accepted_where_wide_passes_choose_others(
 def test_replayed_drafts_follow_the_context(kind: str) -> None:
     first, second = [5, 9, 1], [7, 3, 3, 8, 1]
     outputs = {tuple(first): list(range(2, 12)), tuple(second): [7, 8, 9, 10, 11]}
-    inner: Any = ModelDrafter(tiny(kind, vocab_size=20), Sampler(), 20)
+    inner: Any = ModelDrafter(tiny(kind, vocab_size=20), 20)
     calls, propose = [], inner.propose
     inner.propose = lambda *given: calls.append(given[1]) or propose(*given)
     drafter = ReplayDrafter(inner, outputs, acceptance=1.0, vocab_size=20)
@@ -105,7 +111,7 @@ def test_replayed_drafts_follow_the_context(kind: str) -> None:
     ):
         begin = prompt if kind == "gpt2" else [0]
         for emitted, num_draft, expected in drafts:
-            draft = drafter.propose([[*begin, *emitted]], num_draft, None)
+            draft = drafter.propose([[*begin, *emitted]], num_draft, GREEDY, None)
             assert draft.tokens.tolist() == [expected]
         drafter.replace([0], [second])
         drafter.select([0])

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
-from speculative_t5.decoding.schedule import (
+from speculative_t5.decoding.draft_length import (
     MAX_DRAFT,
     AdaptiveSchedule,
     Calibration,

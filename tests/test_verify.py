@@ -1,27 +1,35 @@
-"""Both rules with sampling, and lenience; test_exact.py proves their odds by enumeration."""
+"""Both rules with sampling, and lenience; test_exact.py proves them by enumeration."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 from speculative_t5.decoding import verify
-from speculative_t5.decoding.draft import Draft
-from speculative_t5.decoding.sampling import final_keys, one_hot, place_keys, sample
+from speculative_t5.decoding.drafters import Draft
+from speculative_t5.decoding.sampling import final_keys, one_hot, position_keys, sample
 from speculative_t5.decoding.verify import (
+    Acceptance,
     Verdict,
-    lenient_argmax,
+    Verifier,
+    block_acceptance,
+    decide,
     num_agreed,
-    verify_block,
-    verify_tokens,
+    token_acceptance,
 )
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-Rule = Callable[[Draft, mx.array, mx.array], Verdict]
-RULES = (verify_tokens, verify_block)
+Rule = Callable[[Draft, mx.array], Acceptance]
+RULES = {"token": token_acceptance, "block": block_acceptance}
+each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def judge(rule: Rule, draft: Draft, p: mx.array, keys: mx.array | None) -> Verdict:
+    return decide(rule(draft, p), draft, p, keys)
 
 
 def row_keys(rows: int, seed: int = 0) -> mx.array:
@@ -35,7 +43,7 @@ def whole(tokens: mx.array, probs: mx.array) -> Draft:
 
 def sample_draft(probs: mx.array, keys: mx.array) -> mx.array:
     """Sample tokens (B, K) from probabilities (B, K, V), as a draft model does."""
-    at = place_keys(keys, probs.shape[1])
+    at = position_keys(keys, probs.shape[1])
     return mx.stack([sample(probs[:, i], at[:, i]) for i in range(probs.shape[1])], axis=1)
 
 
@@ -46,7 +54,7 @@ def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_0
     draft = whole(sample_draft(probs, draft_keys), probs)
     target = mx.broadcast_to(mx.array(p, dtype=mx.float32), (rows, *p.shape))
     size = q.shape[1]
-    verdict = rule(draft, target, keys)
+    verdict = judge(rule, draft, target, keys)
     first = mx.where(verdict.num_accepted > 0, draft.tokens[:, 0], verdict.next_token)
     counts = np.bincount(np.array(first), minlength=size) / rows
     return float(np.abs(counts - p[0]).sum() / 2)
@@ -56,40 +64,36 @@ def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_0
 TOLERANCE = 0.006
 
 
-def with_one_key(rule: Rule) -> Rule:
-    """Test acceptance with the same noise that the next token is sampled with."""
-
-    def bug(draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
-        shape = p.shape[-1:]
-        noise = mx.vmap(lambda key: mx.random.uniform(shape=shape, key=key))(final_keys(keys))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(verify, "uniform", lambda _: noise[:, : draft.tokens.shape[1]])
-            return rule(draft, p, keys)
-
-    return bug
+def as_next_token(keys: mx.array) -> mx.array:
+    """A planted bug: the noise (B, 5) that the next token is sampled with."""
+    return mx.vmap(lambda key: mx.random.uniform(shape=(5,), key=key))(final_keys(keys))
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_acceptance_and_the_next_token_are_independent(rule: Rule) -> None:
+@each_rule
+def test_acceptance_and_the_next_token_are_independent(
+    rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p = np.tile([0.4, 0.3, 0.2, 0.1, 0.0], (6, 1))
     q = np.tile([0.1, 0.1, 0.2, 0.3, 0.3], (5, 1))
     assert sampled_distance(rule, p, q) < TOLERANCE
-    if rule is verify_tokens:  # both rules share the code, and blocks show the bug less
-        assert sampled_distance(with_one_key(rule), p, q) > 5 * TOLERANCE
+    if rule is token_acceptance:  # both rules share the code, and blocks show the bug less
+        monkeypatch.setattr(verify, "position_keys", lambda keys, _: keys)
+        monkeypatch.setattr(verify, "uniform", as_next_token)
+        assert sampled_distance(rule, p, q) > 5 * TOLERANCE
 
 
 def constant(rows: list[list[float]], batch: int) -> mx.array:
     return mx.broadcast_to(mx.array(rows)[None], (batch, len(rows), len(rows[0])))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@each_rule
 def test_acceptance_rate_is_the_overlap_of_p_and_q(rule: Rule) -> None:
     """E[accepted] = sum min(p, q) (2211.17192, theorem 3.5), here 0.1 + 0.2 + 0.2."""
     rows = 100_000
     q = constant([[0.1, 0.2, 0.3, 0.4]], rows)
     p = constant([[0.5, 0.3, 0.2, 0.0], [0.25] * 4], rows)
     draft = whole(sample_draft(q, row_keys(rows, 1)), q)
-    verdict = rule(draft, p, row_keys(rows, 2))
+    verdict = judge(rule, draft, p, row_keys(rows, 2))
     assert mx.mean(verdict.num_accepted).item() == pytest.approx(0.5, abs=0.01)
 
 
@@ -98,7 +102,8 @@ def test_delta_adds_to_the_probability_of_acceptance() -> None:
     q, p = constant([[0.5, 0.5]], rows), constant([[0.2, 0.8], [0.5, 0.5]], rows)
     draft = whole(mx.zeros((rows, 1), mx.int32), q)
     for delta, expected in ((0.25, 0.65), (0.7, 1.0), (1.0, 1.0)):
-        found = mx.mean(verify_tokens(draft, p, row_keys(rows, 3), delta=delta).num_accepted).item()
+        verdict = judge(partial(token_acceptance, delta=delta), draft, p, row_keys(rows, 3))
+        found = mx.mean(verdict.num_accepted).item()
         assert found == pytest.approx(expected, abs=0.006 if expected < 1 else 0)
 
 
@@ -110,14 +115,14 @@ def test_lenience_accepts_near_ties_and_nothing_else(
     token: int, delta: float, expected: int
 ) -> None:
     logits = mx.log(mx.array([[[0.5, 0.41, 0.09], [0.5, 0.41, 0.09]]]))
-    found = lenient_argmax(Draft(mx.array([[token]]), [1]), logits, delta=delta)
+    found = Verifier(delta).choices(Draft(mx.array([[token]]), [1]), logits)
     assert found[0, 0].item() == expected
 
 
 def test_lenience_never_accepts_where_nothing_was_drafted() -> None:
     logits = mx.array([[[0.0, 1.0], [0.0, 1.0]]])
     draft = Draft(mx.array([[0]]), [0])
-    assert lenient_argmax(draft, logits, delta=1.0).tolist() == [[1, 1]]
+    assert Verifier(1.0).choices(draft, logits).tolist() == [[1, 1]]
 
 
 def test_greedy_counts_equal_both_rules_for_one_hot_distributions() -> None:
@@ -129,8 +134,8 @@ def test_greedy_counts_equal_both_rules_for_one_hot_distributions() -> None:
             given = Draft(mx.array([draft] * len(targets)), [length] * len(targets))
             found = [num_agreed(draft[:length], target) for target in targets]
             seen.update(found)
-            for rule in RULES:
-                verdict = rule(given, one_hot(mx.array(targets), 3), None)  # type: ignore[arg-type]
+            for rule in RULES.values():
+                verdict = judge(rule, given, one_hot(mx.array(targets), 3), None)
                 assert verdict.num_accepted.tolist() == found
                 best = [target[n] for target, n in zip(targets, found, strict=True)]
                 assert verdict.next_token.tolist() == best

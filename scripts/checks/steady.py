@@ -20,7 +20,6 @@ from speculative_t5 import SpeculativeDecoder, device, load
 from speculative_t5.checkpoints import DTYPES
 from speculative_t5.cli.terminal import columns
 from speculative_t5.cpu import accelerate
-from speculative_t5.generation import GenerationOptions
 from speculative_t5.models import T5, T5Config
 
 import mlx.core as mx
@@ -114,7 +113,7 @@ def compare(
         small = draft if with_model else None
         decoder = SpeculativeDecoder(model, small, tokenizer, lookup=lookup, **options)
         done = (decoder.generate(prompt, max_tokens=max_tokens) for prompt in prompts)
-        width = decoder.plan(GenerationOptions()).width
+        width = decoder.plan().width
         return [each.tokens for each in done], width
 
     plain, _ = outputs(False, False)

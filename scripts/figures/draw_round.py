@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.draft import Draft
+from speculative_t5.decoding.drafters import Draft
+from speculative_t5.decoding.logits import TokenHistory
 from speculative_t5.decoding.loop import decode
 from speculative_t5.decoding.protocols import Session
-from speculative_t5.decoding.transform import History
+from speculative_t5.decoding.sampling import Groups
 from speculative_t5.decoding.verify import Verifier
 from speculative_t5.generation import GenerationOptions
 
@@ -68,7 +69,9 @@ class Listening(Verifier):
 
     heard: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
-    def logits(self, session: Session, tokens: mx.array, history: History) -> mx.array:
+    def logits(
+        self, session: Session, tokens: mx.array, history: TokenHistory, groups: Groups
+    ) -> mx.array:
         return session.step(tokens)  # also where the argmax alone would do
 
     def choices(self, draft: Draft, logits: mx.array) -> mx.array:
@@ -79,12 +82,12 @@ class Listening(Verifier):
 
 def judged_rounds(decoder: SpeculativeDecoder, prompt: str) -> list[Judged]:
     """Return all rounds of the greedy output for a prompt."""
-    plan = decoder.plan(GenerationOptions())
-    listening = Listening(plan.verifier.sampler)
-    plan = replace(plan, verifier=listening)
+    listening = Listening()
+    plan = replace(decoder.plan(), verifier=listening)
+    requests = decoder.requests([(0, decoder.encode(prompt))], GenerationOptions())
     found: list[Judged] = []
     before: list[int] = []
-    for done in decode(decoder.model, [(0, decoder.encode(prompt))], plan, batch_size=1):
+    for done in decode(decoder.model, requests, plan, batch_size=1):
         drafted, answers = listening.heard[-1]
         found.append(Judged(len(found) + 1, [*before], drafted, answers, done.num_accepted))
         before += done.tokens

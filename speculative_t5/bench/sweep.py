@@ -10,7 +10,16 @@ from statistics import median
 
 import numpy as np
 
-from ..decoding import LanguageModel, Outcome, Plan, Schedule, Waits, count_waits, decode
+from ..decoding import (
+    LanguageModel,
+    Outcome,
+    Plan,
+    Request,
+    Schedule,
+    SyncCount,
+    count_syncs,
+    decode,
+)
 from ..generation import GenerationOptions, SpeculativeDecoder
 
 PLAIN = "plain"  # the variant without a draft, with which the others are compared
@@ -21,8 +30,17 @@ class Variant:
     """One way to decode."""
 
     name: str  # in the report
-    plan: Callable[[list[int]], Plan]  # makes a fresh plan for a prompt's source ids
+    decoder: SpeculativeDecoder
+    options: GenerationOptions
     drafts: bool = False  # whether a model drafts, whose time theory has to include
+    plan: Plan | None = None  # instead of the decoder's own
+
+    def prepare(self, prompt: list[int]) -> tuple[Request, Plan]:
+        """Return a request for a prompt's source ids, and the plan to decode it by."""
+        (request,) = self.decoder.requests([(0, prompt)], self.options)
+        if self.plan:
+            return request, self.plan
+        return request, self.decoder.plan([request], speculative=self.options.speculative)
 
 
 @dataclass
@@ -43,19 +61,16 @@ Turn = Mapping[str, Sequence[Run]]  # by the name of the variant, in the order o
 def variants_of(decoders: Mapping[str, SpeculativeDecoder], max_tokens: int) -> list[Variant]:
     """Return plain decoding and then a greedy variant for each decoder, by its name."""
     options = GenerationOptions(max_tokens=max_tokens)
-
-    def variant(name: str, decoder: SpeculativeDecoder) -> Variant:
-        drafts = decoder.draft is not None
-        return Variant(name, lambda prompt: decoder.plan(options, [(0, prompt)]), drafts)
-
     plain = plain_variant(next(iter(decoders.values())), max_tokens)
-    return [plain, *(variant(*entry) for entry in decoders.items())]
+    return [
+        plain,
+        *(Variant(name, each, options, each.draft is not None) for name, each in decoders.items()),
+    ]
 
 
 def plain_variant(decoder: SpeculativeDecoder, max_tokens: int) -> Variant:
     """Return greedy decoding by the target alone."""
-    options = GenerationOptions(max_tokens=max_tokens, speculative=False)
-    return Variant(PLAIN, lambda prompt: decoder.plan(options))
+    return Variant(PLAIN, decoder, GenerationOptions(max_tokens=max_tokens, speculative=False))
 
 
 def sweep(
@@ -83,8 +98,8 @@ def sweep(
     turn: dict[str, list[Run]] = {variant.name: [] for variant in variants}
     for prompt in prompts:
         for variant in order.sample(variants, len(variants)):
-            plan = replace(variant.plan(prompt), timed=timed)
-            turn[variant.name].append(record(model, prompt, plan))
+            request, plan = variant.prepare(prompt)
+            turn[variant.name].append(record(model, request, replace(plan, timed=timed)))
             progress()
     return turn
 
@@ -109,13 +124,13 @@ def tokens_per_pass(runs: Sequence[Run]) -> float:
     return sum(sum(run.emitted) for run in runs) / sum(len(run.emitted) for run in runs)
 
 
-def record(model: LanguageModel, prompt: list[int], plan: Plan) -> Run:
+def record(model: LanguageModel, request: Request, plan: Plan) -> Run:
     """Decode one prompt, and record what each round took."""
     run = Run()
-    with count_waits() as waits:
+    with count_syncs() as waits:
         recorder = _Recorder(plan.schedule, run, waits)
         began = time.perf_counter()
-        for done in decode(model, [(0, prompt)], replace(plan, schedule=recorder), batch_size=1):
+        for done in decode(model, [request], replace(plan, schedule=recorder), batch_size=1):
             run.emitted.append(done.stats.emitted - sum(run.emitted))
             run.tokens += done.tokens
         ended = time.perf_counter()
@@ -130,7 +145,7 @@ class _Recorder:
 
     schedule: Schedule
     run: Run
-    waits: Waits
+    waits: SyncCount
     began: list[float] = field(default_factory=list)
     waits_before: int = 0
 

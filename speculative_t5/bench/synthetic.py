@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
 from ..cpu import accelerate
-from ..decoding import Draft, Drafter, Plan, Session, decode
+from ..decoding import Draft, Drafter, Groups, Plan, Session, decode
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from ..models import T5, CausalModel, T5Config, build
 
@@ -187,19 +187,21 @@ class ReplayDrafter:
         self._replayed = [self._corrupted(tuple(prompt)) for prompt in prompts]
         self._context_lengths = [None] * len(prompts)
 
-    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
-        draft = self._drafter.propose(context, num_draft, keys)
+    def propose(
+        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
+    ) -> Draft:
+        draft = self._drafter.propose(contexts, num_draft, groups, keys)
         width = draft.tokens.shape[1]
         firsts = [
             len(tokens) if first is None else first
-            for first, tokens in zip(self._context_lengths, context, strict=True)
+            for first, tokens in zip(self._context_lengths, contexts, strict=True)
         ]
         self._context_lengths = [*firsts]
         if width == 0:
             return draft
         rows = [
             (replayed[len(tokens) - first :] + [0] * width)[:width]
-            for replayed, first, tokens in zip(self._replayed, firsts, context, strict=True)
+            for replayed, first, tokens in zip(self._replayed, firsts, contexts, strict=True)
         ]
         # The sum depends on the drafter's own tokens, so that these are computed as well.
         zeros = draft.tokens - draft.tokens
@@ -228,10 +230,9 @@ def synthetic_plan(
     decoder: SpeculativeDecoder,
     outputs: Mapping[tuple[int, ...], Sequence[int]],
     acceptance: float,
-    max_tokens: int,
 ) -> Plan:
-    """Return a decoder's greedy plan with a `ReplayDrafter` around its drafter."""
-    plan = decoder.plan(GenerationOptions(max_tokens=max_tokens))
+    """Return a decoder's plan with a `ReplayDrafter` around its drafter."""
+    plan = decoder.plan()
     size = decoder.model.vocab_size
     return replace(plan, drafter=ReplayDrafter(plan.drafter, outputs, acceptance, size))
 
@@ -251,8 +252,9 @@ def settled_outputs(
     settled = dict(outputs)
     for prompt in settled:
         for _ in range(REPLAYS):
-            plan = synthetic_plan(decoder, settled, acceptance, max_tokens)
-            *_, last = decode(decoder.model, [(0, prompt)], plan, batch_size=1)
+            requests = decoder.requests([(0, prompt)], GenerationOptions(max_tokens=max_tokens))
+            plan = synthetic_plan(decoder, settled, acceptance)
+            *_, last = decode(decoder.model, requests, plan, batch_size=1)
             if last.output == settled[prompt]:
                 break
             settled[prompt] = last.output
@@ -277,6 +279,7 @@ class SyntheticDecoder:
             alone = decoder.generate(prompt, max_tokens=max_tokens, speculative=False)
             found = settled_outputs(decoder, {ids: alone.tokens}, self._acceptance, max_tokens)
             self._outputs |= found
-        plan = synthetic_plan(decoder, self._outputs, self._acceptance, max_tokens)
-        *_, last = decode(decoder.model, [(0, prompt)], plan, batch_size=1)
+        requests = decoder.requests([(0, prompt)], GenerationOptions(max_tokens=max_tokens))
+        plan = synthetic_plan(decoder, self._outputs, self._acceptance)
+        *_, last = decode(decoder.model, requests, plan, batch_size=1)
         return Generation("", last.output, last.finish_reason or "length", last.stats)

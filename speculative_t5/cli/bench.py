@@ -39,7 +39,7 @@ from ..bench import (
 from ..checkpoints import as_dtype
 from ..errors import count as counted
 from ..errors import not_utf8
-from ..generation import NumDraft, SpeculativeDecoder
+from ..generation import GenerationOptions, NumDraft, SpeculativeDecoder
 from .options import (
     DEFAULT_MODEL,
     DraftModel,
@@ -269,9 +269,8 @@ def _random(
     def variant(name: str, decoder: SpeculativeDecoder) -> Variant:
         say(f"preparing {name}")
         own = settled_outputs(decoder, outputs, acceptance, max_tokens)
-        return Variant(
-            name, lambda prompt: synthetic_plan(decoder, own, acceptance, max_tokens), drafts=True
-        )
+        options = GenerationOptions(max_tokens=max_tokens)
+        return Variant(name, decoder, options, True, synthetic_plan(decoder, own, acceptance))
 
     variants = [variant(*each) for each in _decoders(first, ways, draft_vocab).items()]
     variants = [plain_variant(first, max_tokens), *variants]

@@ -9,34 +9,61 @@ drafts nothing. The room imports `errors` and `device` only.
 
 from .beams import (
     BeamOptions,
-    BeamPlan,
     BeamResult,
     EarlyStopping,
     Hypothesis,
     beam_search,
 )
-from .calibration import Padded, cache_folder, calibrate
-from .draft import Draft
-from .drafters import CombinedDrafter, Drafter, EmptyDrafter, LookupDrafter
+from .draft_length import (
+    AdaptiveSchedule,
+    FixedSchedule,
+    Outcome,
+    Schedule,
+    cache_folder,
+    calibrate,
+)
+from .drafters import (
+    CombinedDrafter,
+    Draft,
+    Drafter,
+    EmptyDrafter,
+    LookupDrafter,
+    ModelDrafter,
+)
+from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform, TokenHistory
 from .lookup import check_ngrams
-from .loop import AHEAD_TOKENS, Batch, decode
-from .model_drafter import ModelDrafter
-from .plan import WINDOW, OwnRequest, Plan, Request, in_order_of_length
+from .loop import (
+    PREFETCH_TOKENS,
+    WINDOW,
+    Batch,
+    Indexed,
+    Plan,
+    Request,
+    Row,
+    RowOptions,
+    StopChecker,
+    decode,
+    in_order_of_length,
+)
 from .protocols import (
-    Agree,
-    Encoded,
+    Broadcast,
     LanguageModel,
     Session,
-    SharingModel,
     Vocabulary,
-    alone,
     fingerprint,
+    identity,
 )
-from .results import FinishReason, Origin, Round, Stats, origins_of_round, total
-from .rows import Row, RowOptions, Stopper
-from .sampling import RowSamplers, Sampler, argmax
-from .schedule import AdaptiveSchedule, FixedSchedule, Outcome, Schedule
+from .results import (
+    FinishReason,
+    Origin,
+    Round,
+    Stats,
+    SyncCount,
+    count_syncs,
+    origins_of_round,
+    read,
+    total,
+)
+from .sampling import Groups, Sampler, argmax
 from .scoring import log_probability, pair_probabilities
-from .transform import NOTHING_LEFT, History, LogitsProcessor, LogitsTransform
-from .verify import Odds, Verifier, block_odds, residual, token_odds
-from .waits import Waits, count_waits, read
+from .verify import Acceptance, Verifier, block_acceptance, residual, token_acceptance

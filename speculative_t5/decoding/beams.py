@@ -18,15 +18,14 @@ import numpy as np
 
 from .. import device
 from ..errors import check_integer, check_number
-from .plan import Request
-from .protocols import Agree, LanguageModel, alone
-from .results import FinishReason, Stats
-from .rows import Ends, ends_of, room
-from .transform import History, LogitsTransform
-from .waits import read
+from .logits import TokenHistory
+from .loop import Request, StopReasons, stop_reasons, token_budget
+from .protocols import Broadcast, LanguageModel, identity
+from .results import FinishReason, Stats, read
+from .sampling import Groups
 
 EarlyStopping = bool | Literal["never"]
-MAX_PENALTY = 20  # so that lengths to this power are numbers
+MAX_LENGTH_PENALTY = 20  # so that lengths to this power are numbers
 BLOCK = 64  # ids whose largest score is found first: sorting all of them would take much longer
 
 
@@ -54,9 +53,9 @@ class BeamOptions:
 
     def __post_init__(self) -> None:
         check_integer("num_beams", self.num_beams, 1)
-        if not abs(check_number("length_penalty", self.length_penalty)) <= MAX_PENALTY:
+        if not abs(check_number("length_penalty", self.length_penalty)) <= MAX_LENGTH_PENALTY:
             raise ValueError(
-                f"length_penalty must be from -{MAX_PENALTY} to {MAX_PENALTY}, got "
+                f"length_penalty must be from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}, got "
                 f"{self.length_penalty}"
             )
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
@@ -69,25 +68,6 @@ class BeamOptions:
                 f"num_return_sequences {self.num_return_sequences} is more than the "
                 f"{self.num_beams} of num_beams: raise num_beams"
             )
-
-
-@dataclass(frozen=True)
-class BeamPlan:
-    """How to search.
-
-    Attributes:
-        options: Of the search.
-        max_tokens: Upper bound on each output's tokens, EOS included.
-        transform: Applied to log-probabilities, whose exponentials need not sum to 1 then.
-        stop_ids: Ids that end an output, besides those of EOS.
-        agree: Applied to what a pass has found.
-    """
-
-    options: BeamOptions
-    max_tokens: int
-    transform: LogitsTransform | None = None
-    stop_ids: frozenset[int] = frozenset()
-    agree: Agree = alone
 
 
 @dataclass(frozen=True)
@@ -121,16 +101,24 @@ class BeamResult:
 
 
 def beam_search(
-    model: LanguageModel, requests: Iterable[Request], plan: BeamPlan, *, batch_size: int
+    model: LanguageModel,
+    requests: Iterable[Request],
+    options: BeamOptions,
+    *,
+    batch_size: int,
+    broadcast: Broadcast = identity,
 ) -> Iterator[BeamResult]:
     """Search for the most probable outputs of prompts, and yield each prompt's result as it ends.
 
     Up to `batch_size` prompts are searched side by side, `num_beams` rows of a pass each; the next
-    ones begin when all of them have ended. Results do not depend on the prompts beside.
+    ones begin when all of them have ended. Results do not depend on the prompts beside. Of a
+    request's options the length, the stop ids and the sampler's transform count; a transform is
+    applied to log-probabilities, whose exponentials need not sum to 1 then. `broadcast` is applied
+    to what a pass has found.
     """
     waiting = iter(requests)
     while group := list(islice(waiting, batch_size)):
-        batch = _Batch(model, group, plan)
+        batch = _Batch(model, group, options, broadcast)
         while batch.searches:
             yield from batch.step()
 
@@ -138,28 +126,34 @@ def beam_search(
 class _Batch:
     """Searches side by side; rows i * num_beams and on of the session are those of search i."""
 
-    def __init__(self, model: LanguageModel, requests: Sequence[Request], plan: BeamPlan) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        requests: Sequence[Request],
+        options: BeamOptions,
+        broadcast: Broadcast,
+    ) -> None:
         began = time.perf_counter()
-        self._plan = plan
-        self._ends = ends_of(model, plan.stop_ids)
-        width = plan.options.num_beams
+        self._broadcast = broadcast
+        self._width = width = options.num_beams
         with device.turn():
-            self._session, contexts = model.start([source for _, source in requests])
+            self._session, contexts = model.start([request.source for request in requests])
             self._session.select([row for row in range(len(requests)) for _ in range(width)])
-        self.searches = [
-            _Search(index, context, room(model, context, plan.max_tokens), plan.options)
-            for (index, _), context in zip(requests, contexts, strict=True)
-        ]
+        self.searches = []
+        for request, context in zip(requests, contexts, strict=True):
+            ends = stop_reasons(model, request.options.stop_ids)
+            budget = token_budget(model, context, request.options.max_tokens)
+            self.searches.append(_Search(request, context, ends, budget, options))
         self._seconds = time.perf_counter() - began  # without the caller's time
 
     def step(self) -> list[BeamResult]:
         """Run one pass, extend all beams, and return the results of searches that have ended."""
-        began, width = time.perf_counter(), self._plan.options.num_beams
+        began, width = time.perf_counter(), self._width
         with device.turn():  # a stream may have begun in another thread
             found = self._continuations()
             rows: list[int] = []
             for i, (search, candidates) in enumerate(zip(self.searches, found, strict=True)):
-                parents = search.extend(candidates, self._ends)
+                parents = search.extend(candidates)
                 rows += [] if search.done else [i * width + parent for parent in parents]
             if rows and rows != list(range(len(self.searches) * width)):
                 self._session.select(rows)
@@ -170,20 +164,21 @@ class _Batch:
 
     def _continuations(self) -> list[list[Candidate]]:
         """Run the target over each beam's last token; return each search's best continuations."""
-        plan, searches = self._plan, self.searches
+        searches = self.searches
         rows = [(search, beam) for search in searches for beam in search.beams]
         last = [(beam.tokens or search.context)[-1:] for search, beam in rows]
         scores = mx.array([beam.score for _, beam in rows], dtype=mx.float32)
         log_probs = log_softmax(self._session.step(mx.array(last, dtype=mx.int32)))
-        if plan.transform is not None:
+        groups = Groups([search.request.options.sampler for search, _ in rows])
+        if groups.transforms:
             contexts = [[*search.context, *beam.tokens] for search, beam in rows]
             starts = [len(search.context) for search, _ in rows]
             nothing = mx.zeros((len(rows), 0), dtype=mx.int32)
-            log_probs = plan.transform(log_probs, History(contexts, starts, nothing))
+            log_probs = groups.transformed(log_probs, TokenHistory(contexts, starts, nothing))
         # Of n beams at most n continuations end by each id: this leaves n that do not end.
-        count = max(2, 1 + len(self._ends)) * plan.options.num_beams
+        count = max(2, *(1 + len(search.ends) for search in searches)) * self._width
         totals = (scores[:, None] + log_probs[:, 0]).reshape(len(searches), -1, log_probs.shape[2])
-        return read_candidates(plan.agree(best_continuations(totals, count)))
+        return read_candidates(self._broadcast(best_continuations(totals, count)))
 
 
 Candidate = tuple[float, int, int]  # a continuation's score, its beam and its last token
@@ -217,8 +212,8 @@ def best_continuations(totals: mx.array, count: int) -> mx.array:
     pool = mx.take_along_axis(blocks, chosen[..., None], axis=1).reshape(prompts, -1)
     order = mx.argsort(-pool, axis=-1)[:, :count]
     scores = mx.take_along_axis(pool, order, axis=-1)
-    places = mx.take_along_axis(chosen, order // BLOCK, axis=-1) * BLOCK + order % BLOCK
-    found = [mx.view(scores, mx.int32), places // padded, places % padded]
+    positions = mx.take_along_axis(chosen, order // BLOCK, axis=-1) * BLOCK + order % BLOCK
+    found = [mx.view(scores, mx.int32), positions // padded, positions % padded]
     return mx.concatenate([part.astype(mx.int32) for part in found], axis=-1)
 
 
@@ -243,9 +238,10 @@ class _Beam:
 class _Search:
     """One prompt: its beams, by row, and the best sequences that have ended."""
 
-    index: int
+    request: Request
     context: list[int]  # that the session started with
-    room: int  # tokens of an output
+    ends: StopReasons
+    budget: int  # tokens of an output
     options: BeamOptions
     num_tokens: int = 0  # of each beam
     done: bool = False
@@ -256,7 +252,7 @@ class _Search:
         # All would have the same continuations: only the first one's count.
         self.beams = [_Beam([], 0.0), *(_Beam([]) for _ in range(self.options.num_beams - 1))]
 
-    def extend(self, candidates: Sequence[Candidate], ends: Ends) -> list[int]:
+    def extend(self, candidates: Sequence[Candidate]) -> list[int]:
         """Replace the beams by their best continuations, and return each row's former row.
 
         A continuation that ends is kept if it is among the `num_beams` best of the candidates,
@@ -268,9 +264,9 @@ class _Search:
             if score == -math.inf:
                 break
             beam = _Beam([*self.beams[row].tokens, token], score)
-            if token in ends or self.num_tokens == self.room:
+            if token in self.ends or self.num_tokens == self.budget:
                 if rank < self.options.num_beams:
-                    self._finish(beam, ends.get(token, "length"))
+                    self._finish(beam, self.ends.get(token, "length"))
             elif len(going_on) < self.options.num_beams:
                 going_on.append((row, beam))
         self.done = not going_on or self._is_decided(going_on[0][1])
@@ -293,7 +289,7 @@ class _Search:
         if options.early_stopping is True:
             return True
         at_best = options.early_stopping == "never" and options.length_penalty > 0
-        length = self.room if at_best else self.num_tokens
+        length = self.budget if at_best else self.num_tokens
         return self._score(best, length) <= self.finished[-1].score
 
     def _assign(self, going_on: Sequence[tuple[int, _Beam]]) -> list[int]:
@@ -318,4 +314,4 @@ class _Search:
         found = self.finished[: self.options.num_return_sequences]
         emitted = found[0].emitted if found else 0
         none = (0,) * self.num_tokens
-        return BeamResult(self.index, found, Stats(none, none, none, emitted, seconds))
+        return BeamResult(self.request.index, found, Stats(none, none, none, emitted, seconds))

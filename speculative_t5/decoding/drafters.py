@@ -1,18 +1,81 @@
-"""Drafters: an empty one, a prompt lookup, and a model with a lookup after it."""
+"""Drafters: a prompt lookup, a small model, both combined, and one that drafts nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import mlx.core as mx
 
-from .draft import Draft, empty_draft
+from .logits import TokenHistory, nothing_allowed
 from .lookup import Lookup, check_ngrams
-from .model_drafter import ModelDrafter
-from .protocols import Session
-from .waits import read
+from .protocols import Broadcast, LanguageModel, Session, identity
+from .results import read
+from .sampling import Groups, argmax, one_hot, position_keys, sample
+
+
+@dataclass(frozen=True)
+class Draft:
+    """K proposed tokens per row and the distributions they were sampled from.
+
+    Attributes:
+        tokens: (B, K) int32.
+        lengths: How many tokens each row has; the positions after them are padding.
+        probs: q, (B, K, V) float32 over the target's vocabulary, with zero rows at padding; None
+            where every q is one-hot, as in greedy drafts and prompt lookups.
+    """
+
+    tokens: mx.array
+    lengths: Sequence[int]
+    probs: mx.array | None = None
+
+    @property
+    def mask(self) -> mx.array | None:
+        """(B, K) bool, True at tokens and False at padding; None if there is no padding."""
+        width = self.tokens.shape[1]
+        if min(self.lengths) == width:
+            return None
+        return mx.array(list(self.lengths))[:, None] > mx.arange(width)
+
+    def dense(self, vocab_size: int) -> mx.array:
+        """Return q as an array (B, K, V) float32, one-hot rows included."""
+        if self.probs is not None:
+            return self.probs
+        probs, mask = one_hot(self.tokens, vocab_size), self.mask
+        return probs if mask is None else probs * mask[..., None]
+
+    def without(self, positions: mx.array, vocab_size: int) -> Draft:
+        """Let nothing be drafted at some positions, (B, K) bool: q becomes a zero row there."""
+        return replace(self, probs=mx.where(positions[..., None], 0, self.dense(vocab_size)))
+
+    def limited(self, limits: Sequence[int]) -> Draft:
+        """Keep the first `limits[row]` tokens of each row, as if no more had been drafted."""
+        width = self.tokens.shape[1]
+        if min(limits) >= width:
+            return self
+        width = min(width, max(limits))
+        lengths = [min(n, limit) for n, limit in zip(self.lengths, limits, strict=True)]
+        cut = Draft(self.tokens[:, :width], lengths)
+        if self.probs is None:
+            return cut
+        probs = self.probs[:, :width]
+        return replace(cut, probs=probs if cut.mask is None else probs * cut.mask[..., None])
+
+    def padded(self, width: int) -> Draft:
+        """Pad rows to `width` tokens, if they have fewer."""
+        lacking = max(0, width - self.tokens.shape[1])
+        probs = self.probs
+        if probs is not None:
+            probs = mx.pad(probs, [(0, 0), (0, lacking), (0, 0)])
+        return Draft(mx.pad(self.tokens, [(0, 0), (0, lacking)]), self.lengths, probs)
+
+
+def empty_draft(batch: int) -> Draft:
+    """Return a draft of no tokens for `batch` rows."""
+    return Draft(mx.zeros((batch, 0), dtype=mx.int32), [0] * batch)
 
 
 class Drafter(Protocol):
@@ -24,13 +87,16 @@ class Drafter(Protocol):
         A draft model that shares its target's encoder has begun with them, in `session`.
         """
 
-    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
+    def propose(
+        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
+    ) -> Draft:
         """Draft up to `num_draft` tokens after each row's context.
 
         Args:
-            context: The target's tokens so far. A row's context only grows, until `start` or
+            contexts: The target's tokens so far. A row's context only grows, until `start` or
                 `replace`.
             num_draft: How many tokens are wanted; may be 0.
+            groups: The rows' samplers, which are the target's own, so that q resembles p.
             keys: (B, 2) uint32; a row's draft depends on its own key alone. None where all
                 distributions are one-hot and nothing is sampled.
         """
@@ -41,8 +107,8 @@ class Drafter(Protocol):
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order.
 
-        To make room for more prompts a row may come several times; `replace` follows for all but
-        its first place.
+        To add rows for more prompts a row may come several times; `replace` follows for all but
+        the first of its copies.
         """
 
 
@@ -52,14 +118,16 @@ class EmptyDrafter:
     def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         pass
 
-    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
-        return empty_draft(len(context))
-
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         pass
 
     def select(self, rows: Sequence[int]) -> None:
         pass
+
+    def propose(
+        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
+    ) -> Draft:
+        return empty_draft(len(contexts))
 
 
 class LookupDrafter:
@@ -95,8 +163,10 @@ class LookupDrafter:
     def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         self._lookups = [self._lookup(prompt) for prompt in prompts]
 
-    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
-        return self.as_draft(self.find(context, num_draft))
+    def propose(
+        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
+    ) -> Draft:
+        return self.as_draft(self.find(contexts, num_draft))
 
     def as_draft(self, found: list[list[int]]) -> Draft:
         """Return each row's tokens, if it has any, as a draft with one-hot q."""
@@ -107,15 +177,15 @@ class LookupDrafter:
 
     def find(
         self,
-        context: list[list[int]],
+        contexts: list[list[int]],
         num_draft: int,
         assumed: Sequence[Sequence[int]] | None = None,
     ) -> list[list[int]]:
         """Return up to `num_draft` tokens to follow each row's context and assumed tokens."""
-        more = [()] * len(context) if assumed is None else assumed
+        more = [()] * len(contexts) if assumed is None else assumed
         return [
             self._without_special(lookup.propose(tokens, num_draft, after))
-            for lookup, tokens, after in zip(self._lookups, context, more, strict=True)
+            for lookup, tokens, after in zip(self._lookups, contexts, more, strict=True)
         ]
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
@@ -166,16 +236,18 @@ class CombinedDrafter:
         self._model.start(prompts, session)
         self._lookup.start(prompts)
 
-    def propose(self, context: list[list[int]], num_draft: int, keys: mx.array | None) -> Draft:
+    def propose(
+        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
+    ) -> Draft:
         by_model = (num_draft + 1) // 2 if self._shared else num_draft
-        first = self._model.propose(context, by_model, keys)
+        first = self._model.propose(contexts, by_model, groups, keys)
         by_lookup = num_draft - by_model if self._shared else num_draft
         if by_lookup == 0:
             return first
         # The round's second wait: the lookup continues from the tokens that the model drafted.
         rows = zip(read(first.tokens), first.lengths, strict=True)
         drafted = [tokens[:n] for tokens, n in rows]
-        found = self._lookup.find(context, by_lookup, drafted)
+        found = self._lookup.find(contexts, by_lookup, drafted)
         pairs = zip(drafted, found, strict=True)
         both = self._lookup.as_draft(
             [d + more if self._eos_token_ids.isdisjoint(d) else d for d, more in pairs]
@@ -195,3 +267,182 @@ class CombinedDrafter:
     def select(self, rows: Sequence[int]) -> None:
         self._model.select(rows)
         self._lookup.select(rows)
+
+
+class ModelDrafter:
+    """Drafts with a small model, one token after another, without waiting for the device.
+
+    Args:
+        model: The draft model.
+        vocab_size: The target's vocabulary size. Models of one family differ in padding: the
+            draft's logits beyond it are dropped, and missing ones have probability 0.
+        first_ids: Propose only ids below this; None is all.
+        broadcast: Applied to what is drafted.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        vocab_size: int,
+        first_ids: int | None = None,
+        broadcast: Broadcast = identity,
+    ) -> None:
+        self._model = model
+        self._vocab_size = vocab_size
+        self._broadcast = broadcast
+        self._width = min(model.vocab_size, vocab_size, first_ids or vocab_size)
+        self._prompts: list[list[int]] = []
+        self._session: Session | None = None
+        self._new: set[int] = set()  # rows whose prompts the session has not encoded yet
+
+    def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
+        self._prompts = [self._embeddable(prompt) for prompt in prompts]
+        self._session = session
+        self._new = set()
+
+    def propose(
+        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
+    ) -> Draft:
+        limits = [self._budget(context) for context in contexts]
+        num_draft = min(num_draft, max(limits))
+        if num_draft == 0:
+            if self._session is not None:
+                # Drop rejected tokens now: later they could not be told from confirmed ones.
+                self._session.truncate(self._confirmed(self._session, contexts))
+            return empty_draft(len(contexts))
+        session, probs = self._encoded(), None
+        if groups.greedy and not groups.transforms:
+            tokens = self._best(session, contexts, num_draft)
+        else:
+            tokens, probs = self._chosen(session, contexts, num_draft, groups, keys)
+        lengths = [num_draft] * len(contexts)
+        return Draft(self._broadcast(tokens), lengths, probs).limited(limits)
+
+    def _budget(self, context: Sequence[int]) -> int:
+        """Return how many tokens fit after a context; the last drafted one is never fed."""
+        limit = self._model.max_context
+        return sys.maxsize if limit is None else max(0, limit - len(context) + 1)
+
+    def _best(self, session: Session, contexts: list[list[int]], num_draft: int) -> mx.array:
+        """Return the greedy continuation, (B, K) int32."""
+        step = partial(session.step_argmax, vocab_size=self._width)
+        tokens = [self._catch_up(session, contexts, step)]
+        mx.async_eval(tokens)  # the device begins while the host builds the rest
+        while len(tokens) < num_draft:
+            tokens.append(step(tokens[-1]))
+        return mx.concatenate(tokens, axis=1)
+
+    def _chosen(
+        self,
+        session: Session,
+        contexts: list[list[int]],
+        num_draft: int,
+        groups: Groups,
+        keys: mx.array | None,
+    ) -> tuple[mx.array, mx.array | None]:
+        """Return a continuation, (B, K) int32, and q, (B, K, V) float32; None if all is greedy."""
+        step = partial(session.step, vocab_size=self._width)
+        logits = self._catch_up(session, contexts, step)
+        tokens, probs = mx.zeros((len(contexts), 0), dtype=mx.int32), []
+        all_keys = None if keys is None else position_keys(keys, num_draft)
+        for position in range(num_draft):
+            if position:
+                # A transform may have forced a token that the draft lacks.
+                last = tokens[:, -1:]
+                last = mx.minimum(last, self._model.vocab_size - 1) if groups.transforms else last
+                logits = step(last)
+            own = self._transformed(logits, contexts, tokens, groups)
+            if all_keys is None:
+                chosen = argmax(own)
+            else:
+                probs.append(groups.probs(own))
+                chosen = sample(probs[-1], all_keys[:, position])
+            tokens = mx.concatenate([tokens, chosen[:, None]], axis=1)
+            mx.async_eval(tokens)
+        if not probs:
+            return tokens, None
+        return tokens, padded(mx.stack(probs, axis=1), self._vocab_size)
+
+    def _transformed(
+        self, logits: mx.array, contexts: list[list[int]], drafted: mx.array, groups: Groups
+    ) -> mx.array:
+        """Transform logits (B, 1, V) that follow contexts and drafted tokens; return (B, V)."""
+        if not groups.transforms:
+            return logits[:, 0]
+        # A transform is about the target's ids.
+        logits = padded(logits, self._vocab_size, -mx.inf)
+        starts = [len(p) if self._model.is_decoder_only else 1 for p in self._prompts]
+        found = groups.transformed(logits, TokenHistory(contexts, starts, drafted))
+        # Where the draft can propose nothing that is allowed, whatever it proposes is rejected.
+        return mx.where(nothing_allowed(found)[..., None], logits, found)[:, 0]
+
+    def _encoded(self) -> Session:
+        """Return the session with all prompts encoded.
+
+        They are encoded only now: where drafting never pays, encoding should cost nothing.
+        """
+        rows, self._new = sorted(self._new), set()
+        if self._session is None:
+            self._session = self._model.start(self._prompts)[0]
+        elif rows:
+            encoded = self._session.encode([self._prompts[row] for row in rows])
+            self._session.replace(rows, encoded)
+        return self._session
+
+    def _catch_up(
+        self, session: Session, contexts: list[list[int]], step: Callable[[mx.array], mx.array]
+    ) -> mx.array:
+        """Feed the tokens that the session lacks, and return `step`'s result for the last ones.
+
+        It lacks at least the token that the target put after the draft and, where all drafts were
+        accepted, the last drafted one, which was never fed. Rows that lack fewer tokens than
+        others are padded at the end, and the padding is cut off again.
+
+        Returns:
+            (B, 1) or (B, 1, V), as `step` returns (B, L) or (B, L, V).
+        """
+        confirmed = self._confirmed(session, contexts)
+        missing = [len(c) - n for c, n in zip(contexts, confirmed, strict=True)]
+        width = max(missing)
+        session.truncate(confirmed)
+        feed = [
+            self._embeddable(c[-m:]) + [0] * (width - m)
+            for c, m in zip(contexts, missing, strict=True)
+        ]
+        results = step(mx.array(feed, dtype=mx.int32))
+        session.truncate([len(c) for c in contexts])
+        if min(missing) == width:
+            return results[:, width - 1 :]
+        last = mx.array(missing).reshape(-1, *[1] * (results.ndim - 1)) - 1
+        return mx.take_along_axis(results, last, axis=1)
+
+    def _confirmed(self, session: Session, contexts: list[list[int]]) -> list[int]:
+        """Return how many cached tokens of each row its context has confirmed.
+
+        A round adds the accepted drafts and one more token, so all cached tokens but rejected
+        drafts are the context's first ones.
+        """
+        return [min(n, len(c) - 1) for c, n in zip(contexts, session.lengths, strict=True)]
+
+    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        for row, prompt in zip(rows, prompts, strict=True):
+            self._prompts[row] = self._embeddable(prompt)
+        self._new.update(rows)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._prompts = [self._prompts[row] for row in rows]
+        self._new = {i for i, row in enumerate(rows) if row in self._new}
+        if self._session is not None:
+            self._session.select(rows)
+
+    def _embeddable(self, tokens: Sequence[int]) -> list[int]:
+        """Map ids beyond the draft's embedding, which only the target has, to its last one."""
+        last = self._model.vocab_size - 1
+        return [min(token, last) for token in tokens]
+
+
+def padded(values: mx.array, vocab_size: int, value: float = 0.0) -> mx.array:
+    """Add to values (..., V) of the first ids those of the others, up to `vocab_size`."""
+    missing = vocab_size - values.shape[-1]
+    widths = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
+    return mx.pad(values, widths, constant_values=value) if missing else values

@@ -20,14 +20,14 @@ class Lookup:
     """Proposes what may follow one output, copied from its source or from the output itself.
 
     It proposes the tokens after the longest match of the output's last min_ngram to max_ngram
-    tokens. Among equally long matches it prefers one in the source, the nearest to the place
+    tokens. Among equally long matches it prefers one in the source, the nearest to the position
     that matches the output's length (tasks that copy do it in order), then the latest in the
     output. Without any match, it takes the last token to replace one of the source: it matches the
     tokens before that, and skips one token of the source.
 
-    Source and output are one text, which only grows. An index maps n-grams to the places where they
-    end, so that a proposal late in a text costs no more than an early one. It holds single tokens,
-    and a longer n-gram only where the same without its first token occurs more than once.
+    Source and output are one text, which only grows. An index maps n-grams to the positions where
+    they end, so that a proposal late in a text costs no more than an early one. It holds single
+    tokens, and a longer n-gram only where the same without its first token occurs more than once.
 
     Example:
         With source "I has a red car" and output "I" the longest match is "I": "has a red car". With
@@ -38,7 +38,7 @@ class Lookup:
         self._text = list(source)
         self._num_source = len(self._text)
         self._min_ngram, self._max_ngram = min_ngram, max_ngram
-        self._ends: dict[tuple[int, ...], list[int]] = {}  # places where n-grams end, ascending
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # positions where n-grams end, ascending
         self._num_indexed = 0
 
     def propose(
@@ -67,13 +67,15 @@ class Lookup:
         return copied
 
     def _match(self) -> int:
-        """Return the place before the proposal: a match's end, or the text's if there is none."""
+        """Return the position before the proposal: a match's end, or else the text's."""
         end = len(self._text) - 1
-        place = self._place(end)
-        if place is None and end > self._num_source:
-            place = self._place(end - 1)
-            place = place + 1 if place is not None and place + 1 < self._num_source else None
-        return end if place is None else place
+        position = self._position(end)
+        if position is None and end > self._num_source:
+            position = self._position(end - 1)
+            position = (
+                position + 1 if position is not None and position + 1 < self._num_source else None
+            )
+        return end if position is None else position
 
     def _index(self, end: int) -> None:
         """Add the n-grams that end at `end`."""
@@ -88,16 +90,16 @@ class Lookup:
     def _ngram(self, end: int, size: int) -> tuple[int, ...]:
         return tuple(self._text[end + 1 - size : end + 1])
 
-    def _place(self, end: int) -> int | None:
+    def _position(self, end: int) -> int | None:
         """Return where the best earlier copy of the tokens up to `end` ends, if there is one."""
         # Assumed tokens are few, and not in the index.
         candidates = [*self._candidates(end), *range(self._num_indexed, end)]
-        ranks = [self._rank(place, end) for place in candidates]
+        ranks = [self._rank(position, end) for position in candidates]
         best = max(ranks, default=(0, False, 0))
         return candidates[ranks.index(best)] if best[0] >= self._min_ngram else None
 
     def _candidates(self, end: int) -> list[int]:
-        """Return a few indexed places before `end`, ascending; the best one is among them."""
+        """Return a few indexed positions before `end`, ascending; the best one is among them."""
         ends: list[int] = []
         size = 0
         while size < min(self._max_ngram, end + 1):
@@ -111,10 +113,14 @@ class Lookup:
         next_one = bisect_left(ends, end + 1 - self._num_source, 0, num_inside)
         return ends[max(next_one - 1, 0) : min(next_one + 1, num_inside)]
 
-    def _rank(self, place: int, end: int) -> tuple[int, bool, int]:
-        """Rank a match by its length, then whether it is in the source, then its place."""
+    def _rank(self, position: int, end: int) -> tuple[int, bool, int]:
+        """Rank a match by its length, then whether it is in the source, then its position."""
         text, size = self._text, 0
-        while size < self._max_ngram and size <= place and text[place - size] == text[end - size]:
+        while (
+            size < self._max_ngram
+            and size <= position
+            and text[position - size] == text[end - size]
+        ):
             size += 1
-        inside = place < self._num_source
-        return size, inside, -abs(end + 1 - self._num_source - place) if inside else place
+        inside = position < self._num_source
+        return size, inside, -abs(end + 1 - self._num_source - position) if inside else position

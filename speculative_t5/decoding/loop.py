@@ -4,33 +4,194 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import accumulate, islice, pairwise
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 import mlx.core as mx
 import numpy as np
 
 from .. import device
-from .draft import Draft, empty_draft
-from .plan import OwnRequest, Plan, Request
-from .protocols import Agree, Encoded, LanguageModel, Session, alone
-from .results import Round
-from .rows import Proposal, Row, ends_of, room
-from .sampling import RowSamplers, round_keys
-from .schedule import Outcome
-from .transform import History
-from .verify import Verifier, num_agreed
-from .waits import read
+from .draft_length import Outcome, Schedule
+from .drafters import Drafter, EmptyDrafter
+from .logits import NOTHING_LEFT, TokenHistory
+from .protocols import Encoded, LanguageModel, Session, SharingModel
+from .results import FinishReason, Round, Tally, read
+from .sampling import Groups, Sampler, final_keys, round_keys, sample
+from .verify import Verifier
 
-AHEAD_TOKENS = 512  # of prompts to encode before there are rows for them
+WINDOW = 4  # batches of prompts to put in order of length
+PREFETCH_TOKENS = 512  # of prompts to encode before there are rows for them
+
+Indexed = tuple[int, Sequence[int]]  # index of a prompt, and its ids
+StopReasons = Mapping[int, FinishReason]  # ids that end an output, and why it has ended then
+# Takes the tokens that an output goes on with; returns how many of them stand if it ends there.
+StopChecker = Callable[[Sequence[int]], int | None]
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """The options of a row, which may differ from those of its neighbours.
+
+    Attributes:
+        sampler: Chooses the row's tokens, and those drafted for it.
+        max_tokens: Upper bound on the row's tokens, EOS included.
+        seed: Samples depend on it, on the request's number and the row's round, and on nothing
+            else; None where nothing is sampled.
+        stop_ids: Ids that end the output, besides those of EOS.
+        stop_checker: Makes a `StopChecker` for the output.
+        drafts: Whether tokens are drafted for the row.
+    """
+
+    sampler: Sampler = field(default_factory=Sampler)
+    max_tokens: int = 256
+    seed: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    stop_checker: Callable[[], StopChecker] | None = None
+    drafts: bool = True
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to decode.
+
+    Attributes:
+        index: Of the prompt, in the rounds of its output.
+        source: Its ids.
+        options: Of its row.
+        number: The number that the row samples under; None is the index.
+    """
+
+    index: int
+    source: Sequence[int]
+    options: RowOptions
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to decode, for all rows of a batch.
+
+    Attributes:
+        drafter: Proposes tokens; not started yet.
+        schedule: Chooses how many.
+        verifier: Decides which of them stand.
+        width: Positions of every pass of the target, padding included; see `LanguageModel.start`.
+        sharing: The draft model, if it shares the target's encoder.
+        timed: Wait for each draft, to tell its time from that of verifying, and pad it to the
+            length asked for. A round then has a second wait, and takes longer.
+    """
+
+    drafter: Drafter
+    schedule: Schedule
+    verifier: Verifier
+    width: int | None = None
+    sharing: SharingModel | None = None
+    timed: bool = False
+
+
+def in_order_of_length(prompts: Iterable[Indexed], window: int) -> Iterator[Indexed]:
+    """Sort `window` prompts at a time by length, alternately longest and shortest first."""
+    waiting, longest_first = iter(prompts), True
+    while part := list(islice(waiting, window)):
+        yield from sorted(part, key=lambda prompt: len(prompt[1]), reverse=longest_first)
+        longest_first = not longest_first
+
+
+def stop_reasons(model: LanguageModel, stop_ids: Iterable[int]) -> StopReasons:
+    """Return the ids that end a model's outputs; EOS prevails where an id is both."""
+    stops: dict[int, FinishReason] = dict.fromkeys(stop_ids, "stop")
+    return stops | dict.fromkeys(model.eos_token_ids, "eos")
+
+
+def token_budget(model: LanguageModel, context: Sequence[int], max_tokens: int) -> int:
+    """Return how many tokens a row may emit; the last one is never fed to the model."""
+    limit = model.max_context
+    return max_tokens if limit is None else min(max_tokens, limit - len(context) + 1)
+
+
+@dataclass
+class Row:
+    """One output: its tokens so far, and what they cost."""
+
+    request: Request
+    context: list[int]
+    ends: StopReasons
+    remaining: int  # tokens that may be emitted
+    began: float
+    start: int = field(init=False)  # length of the context that the output follows
+    stop_checker: StopChecker | None = field(init=False)
+    tally: Tally = field(default_factory=Tally)
+    finish_reason: FinishReason | None = None
+    stopped: bool = False  # ended from outside, or because no token can follow
+
+    def __post_init__(self) -> None:
+        self.start = len(self.context)
+        make = self.request.options.stop_checker
+        self.stop_checker = make() if make else None
+
+    @property
+    def index(self) -> int:
+        return self.request.index
+
+    @property
+    def ended(self) -> bool:
+        return self.stopped or self.finish_reason is not None
+
+    @property
+    def limit(self) -> int:
+        """The most tokens to draft: a round emits one more."""
+        return self.remaining - 1 if self.request.options.drafts else 0
+
+    def keys(self, later: int) -> np.ndarray | None:
+        """Return `round_keys`, `later` rounds from this one; None if nothing is sampled."""
+        seed, number = self.request.options.seed, self.request.number
+        if seed is None:
+            return None
+        return round_keys(seed, self.index if number is None else number, self.tally.rounds + later)
+
+    def emit(
+        self, tokens: list[int], num_accepted: int, num_drafted: int, num_draft: int, now: float
+    ) -> Round:
+        """Emit the tokens that stand; a cut may leave fewer than were accepted.
+
+        What cannot go on fails in the round after its last token, as in plain decoding: the output
+        may have ended before.
+        """
+        if not tokens:
+            self.stopped = True
+            return Round(self.index, [], 0, self.tally.stats(now - self.began), error=NOTHING_LEFT)
+        asked = min(num_draft, self.limit)
+        emitted, self.finish_reason = cut(tokens, self.ends, self.remaining)
+        end_id = None if self.finish_reason in (None, "length") else emitted[-1]
+        if self.stop_checker:
+            stand = self.stop_checker(emitted if end_id is None else emitted[:-1])
+            if stand is not None:
+                emitted, self.finish_reason, end_id = emitted[:stand], "stop", None
+        self.context += emitted
+        self.remaining -= len(emitted)
+        num_accepted = min(num_accepted, len(emitted))
+        self.tally.add(asked, num_drafted, num_accepted, len(emitted))
+        final = self.finish_reason is not None
+        stats = self.tally.stats(now - self.began, final=final)
+        output = self.context[self.start :] if final else []
+        if end_id is not None:
+            output, emitted = output[:-1], emitted[:-1]
+        reason = self.finish_reason
+        return Round(self.index, emitted, num_accepted, stats, reason, output, end_id)
+
+
+def cut(tokens: list[int], ends: StopReasons, limit: int) -> tuple[list[int], FinishReason | None]:
+    """End `tokens` after the first of `ends` or after `limit` tokens; return why, if they end."""
+    tokens = tokens[:limit]
+    for place, token in enumerate(tokens):
+        if token in ends:
+            return tokens[: place + 1], ends[token]
+    return tokens, "length" if len(tokens) == limit else None
 
 
 def decode(
-    model: LanguageModel,
-    requests: Iterable[Request | OwnRequest],
-    plan: Plan,
-    *,
-    batch_size: int,
+    model: LanguageModel, requests: Iterable[Request], plan: Plan, *, batch_size: int
 ) -> Iterator[Round]:
     """Decode prompts side by side, and yield a `Round` for each row and pass of the target.
 
@@ -50,7 +211,7 @@ def decode(
                 raise ValueError(each.error)
         paused = time.perf_counter()
         yield from done
-        batch.clock.skip(time.perf_counter() - paused)  # the caller's time is not ours
+        batch.started += time.perf_counter() - paused  # the caller's time is not ours
         batch.refill(waiting, batch_size)
 
 
@@ -62,29 +223,33 @@ class Batch:
 
     Attributes:
         rows: Those that are being decoded, and those that have ended until `add` or `drop`.
-        clock: Seconds since the batch was made.
+        started: When the batch was made, as `time.perf_counter`; later by the time not to count.
     """
 
     def __init__(self, model: LanguageModel, plan: Plan) -> None:
         self.rows: list[Row] = []
-        self.clock = _Clock()
+        self.started = time.perf_counter()
         self._plan = plan
         self._model = model
         self._session: Session | None = None  # None as long as there are no rows
-        self._waiting: deque[tuple[Request | OwnRequest, Encoded]] = deque()  # without a row yet
-        self._next_tokens: mx.array | None = None  # (B, 1) int32 of a pass that was begun early
+        self._waiting: deque[tuple[Request, Encoded]] = deque()  # without a row yet
+        # Of the present rows:
+        self._groups = Groups([])
+        self._async = False  # whether the next pass may begin before this one is read
+        self._next_tokens: mx.array | None = None  # (B, 1) int32, of a pass that was begun early
 
-    def add(self, requests: Sequence[Request | OwnRequest]) -> None:
+    def add(self, requests: Sequence[Request]) -> None:
         """Let requests join, in the places of rows that have ended and in new ones.
 
         Ended rows whose places are not needed are dropped.
         """
-        began = self.clock.read()
-        if requests and self._session is None:
-            self._start(requests, began)
-        elif requests:
-            self._place(requests, self._encode(requests), began)
-        self.drop()
+        began = self._now()
+        with device.turn():
+            if requests and self._session is None:
+                self._start(requests, began)
+            elif requests:
+                self._place(requests, self._encode(requests), began)
+            self._drop()
 
     def end(self, rows: Collection[Row]) -> None:
         """End rows at once; their places are free for others."""
@@ -93,49 +258,58 @@ class Batch:
 
     def drop(self) -> None:
         """Drop the rows that have ended."""
-        kept = [i for i, row in enumerate(self.rows) if not row.ended]
-        if not kept:
-            self._session = None
-        elif len(kept) < len(self.rows):
-            self._select(kept)
-        if len(kept) < len(self.rows):
-            self.rows = [self.rows[i] for i in kept]
-            self._changed()
+        with device.turn():
+            self._drop()
 
     def round(self) -> list[Round]:
         """Draft, run the target once, verify, and return what each row emits."""
         with device.turn():  # a stream may have begun in another thread, or before a fork
             return self._round()
 
+    def refill(self, waiting: Iterator[Request], batch_size: int) -> None:
+        """Give rows that have ended to waiting prompts; drop those that are left over."""
+        with device.turn():
+            while (free := len(self._free())) and self._encode_next(waiting, batch_size):
+                next_up = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+                requests, encoded = zip(*next_up, strict=True)
+                self._place(requests, encoded, self._now())
+            self._drop()
+
+    def _now(self) -> float:
+        """Return the seconds since the batch was made."""
+        return time.perf_counter() - self.started
+
     def _round(self) -> list[Round]:
         plan, rows, session = self._plan, self.rows, self._session
         assert session is not None
         num_draft = plan.schedule.next(1 + max(row.limit for row in rows))
+        lengths: Sequence[int] = [0] * len(rows)
         began = drafted = time.perf_counter()
-        if plan.ahead:
-            proposals = self._plain(session)
+        if self._async:
+            found = self._plain(session)
         else:
             draft_keys, verify_keys = self._keys()
             contexts = [row.context for row in rows]
-            draft = plan.drafter.propose(contexts, num_draft, draft_keys)
+            draft = plan.drafter.propose(contexts, num_draft, self._groups, draft_keys)
             # Each row by its own limit: its draft is the same whatever its neighbours are.
             draft = draft.limited([row.limit for row in rows])
-            if plan.timed:
+            if plan.timed:  # a pass must not take longer the more a lookup happens to find
+                draft = draft.padded(num_draft)
                 read(draft.tokens)
-            drafted = time.perf_counter()
-            history = History(contexts, [row.start for row in rows], draft.tokens)
-            proposals = verify(
-                session, history, draft, plan.verifier, verify_keys, agree=plan.agree
-            )
-        ended, now = time.perf_counter(), self.clock.read()
-        whole = [row for row in rows if row.limit >= num_draft]  # had room for the whole draft
-        for row, proposal in zip(rows, proposals, strict=True):
-            row.take(proposal, num_draft, now)
-        counts = [row.num_drafted for row in whole], [row.num_accepted for row in whole]
+            drafted, lengths = time.perf_counter(), draft.lengths
+            history = TokenHistory(contexts, [row.start for row in rows], draft.tokens)
+            found = plan.verifier.verify(session, history, draft, self._groups, verify_keys)
+        ended, now = time.perf_counter(), self._now()
+        whole = [i for i, row in enumerate(rows) if row.limit >= num_draft]  # may use all of it
+        done = [
+            row.emit(tokens, num_accepted, length, num_draft, now)
+            for row, (tokens, num_accepted), length in zip(rows, found, lengths, strict=True)
+        ]
+        counts = [lengths[i] for i in whole], [done[i].num_accepted for i in whole]
         plan.schedule.observe(Outcome(num_draft, *counts, drafted - began, ended - drafted))
-        return [row.round() for row in rows]
+        return done
 
-    def _plain(self, session: Session) -> list[Proposal]:
+    def _plain(self, session: Session) -> list[tuple[list[int], int]]:
         """Run the target without a draft, and begin the next pass before this one is read."""
         tokens, self._next_tokens = self._next_tokens, None
         if tokens is None:
@@ -146,63 +320,48 @@ class Batch:
         if len(self.rows) == 1 and self.rows[0].remaining > 1:
             self._next_tokens = self._step(session, tokens, later=1)
             mx.async_eval(self._next_tokens)
-        return [Proposal([], 0, 0, token) for (token,) in read(tokens)]
+        return [(row, 0) for row in read(tokens)]
 
     def _step(self, session: Session, tokens: mx.array, *, later: int) -> mx.array:
         """Return the tokens after `tokens` (B, 1), (B, 1) int32, `later` rounds from this one."""
-        verifier = self._plan.verifier
-        if verifier.greedy:  # lenient or not: there is no draft to be lenient about
+        if self._groups.greedy:  # lenient or not: there is no draft to be lenient about
             return session.step_argmax(tokens)
         _, keys = self._keys(later)
-        draft = empty_draft(len(self.rows))  # nothing is transformed, see `Plan.ahead`
-        return verifier.verdict(draft, session.step(tokens), keys).next_token[:, None]
+        assert keys is not None
+        probs = self._groups.probs(session.step(tokens))
+        return sample(probs[:, 0], final_keys(keys))[:, None]
 
-    def refill(self, waiting: Iterator[Request | OwnRequest], batch_size: int) -> None:
-        """Give rows that have ended to waiting prompts; drop those that are left over."""
-        while (free := len(self._free())) and self._encode_next(waiting, batch_size):
-            next_up = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
-            requests, encoded = zip(*next_up, strict=True)
-            self._place(requests, encoded, self.clock.read())
-        self.drop()
-
-    def _encode_next(self, waiting: Iterator[Request | OwnRequest], batch_size: int) -> bool:
+    def _encode_next(self, waiting: Iterator[Request], batch_size: int) -> bool:
         """Have the next prompts encoded, if there are any: a few together take less time."""
         if not self._waiting:
             requests, tokens = [], 0
             for request in islice(waiting, batch_size):
                 requests.append(request)
-                tokens += len(request[1])
-                if tokens >= AHEAD_TOKENS:
+                tokens += len(request.source)
+                if tokens >= PREFETCH_TOKENS:
                     break
             if requests:
                 self._waiting.extend(zip(requests, self._encode(requests), strict=True))
         return bool(self._waiting)
 
-    def _start(self, requests: Sequence[Request | OwnRequest], began: float) -> None:
+    def _encode(self, requests: Sequence[Request]) -> list[Encoded]:
+        assert self._session is not None
+        return self._session.encode([request.source for request in requests])
+
+    def _start(self, requests: Sequence[Request], began: float) -> None:
         """Begin with requests for all rows."""
-        plan, sources = self._plan, [source for _, source, *_ in requests]
-        with device.turn():
-            if plan.sharing is None:
-                self._session, contexts = self._model.start(sources, width=plan.width)
-                plan.drafter.start(sources)
-            else:
-                both = plan.sharing.start_both(sources, width=plan.width)
-                self._session, draft_session, contexts = both
-                plan.drafter.start(sources, draft_session)
+        plan, sources = self._plan, [request.source for request in requests]
+        if plan.sharing is None:
+            self._session, contexts = self._model.start(sources, width=plan.width)
+            plan.drafter.start(sources)
+        else:
+            both = plan.sharing.start_both(sources, width=plan.width)
+            self._session, draft_session, contexts = both
+            plan.drafter.start(sources, draft_session)
         self.rows = self._new_rows(requests, contexts, began)
         self._changed()
 
-    def _encode(self, requests: Sequence[Request | OwnRequest]) -> list[Encoded]:
-        assert self._session is not None
-        with device.turn():
-            return self._session.encode([source for _, source, *_ in requests])
-
-    def _place(
-        self,
-        requests: Sequence[Request | OwnRequest],
-        encoded: Sequence[Encoded],
-        began: float,
-    ) -> None:
+    def _place(self, requests: Sequence[Request], encoded: Sequence[Encoded], began: float) -> None:
         """Give requests the places of rows that have ended, and then new ones."""
         assert self._session is not None
         places, count = self._free()[: len(requests)], len(self.rows)
@@ -210,9 +369,8 @@ class Batch:
         if added:
             self._select([*range(count), *[0] * len(added)])  # copies of a row, replaced below
             places += added
-        with device.turn():
-            contexts = self._session.replace(places, encoded)
-            self._plan.drafter.replace(places, [source for _, source, *_ in requests])
+        contexts = self._session.replace(places, encoded)
+        self._plan.drafter.replace(places, [request.source for request in requests])
         new = self._new_rows(requests, contexts, began)
         for place, row in zip(places, new, strict=True):
             self.rows[place : place + 1] = [row]
@@ -222,95 +380,44 @@ class Batch:
         """Return the places of rows that have ended."""
         return [i for i, row in enumerate(self.rows) if row.ended]
 
+    def _drop(self) -> None:
+        kept = [i for i, row in enumerate(self.rows) if not row.ended]
+        if not kept:
+            self._session = None
+        elif len(kept) < len(self.rows):
+            self._select(kept)
+        if len(kept) < len(self.rows):
+            self.rows = [self.rows[i] for i in kept]
+            self._changed()
+
     def _select(self, rows: Sequence[int]) -> None:
         assert self._session is not None
-        with device.turn():
-            self._session.select(rows)
-            self._plan.drafter.select(rows)
+        self._session.select(rows)
+        self._plan.drafter.select(rows)
 
     def _changed(self) -> None:
-        """Forget what was prepared for other rows than those of now."""
-        self._next_tokens = None  # it was begun for these rows, too
-        samplers = self._plan.verifier.sampler
-        if isinstance(samplers, RowSamplers):
-            samplers.assign([row.options.sampler for row in self.rows])
+        """Group the present rows, and forget what was prepared for the previous ones."""
+        self._next_tokens = None  # it was begun for the previous rows, too
+        self._groups = Groups([row.request.options.sampler for row in self.rows])
+        # T5's passes are compiled, and leave the host little to do meanwhile.
+        plain = isinstance(self._plan.drafter, EmptyDrafter) and self._model.is_decoder_only
+        self._async = plain and not self._groups.transforms
 
     def _new_rows(
-        self,
-        requests: Sequence[Request | OwnRequest],
-        contexts: Sequence[list[int]],
-        began: float,
+        self, requests: Sequence[Request], contexts: Sequence[list[int]], began: float
     ) -> list[Row]:
         rows = []
         for request, context in zip(requests, contexts, strict=True):
-            options = self._plan.options_of(request)
-            ends = ends_of(self._model, options.stop_ids)
-            most = room(self._model, context, options.max_tokens)
-            rows.append(Row(request[0], context, options, ends, most, began))
+            ends = stop_reasons(self._model, request.options.stop_ids)
+            budget = token_budget(self._model, context, request.options.max_tokens)
+            rows.append(Row(request, context, ends, budget, began))
         return rows
 
     def _keys(self, later: int = 0) -> tuple[mx.array | None, mx.array | None]:
         """Return keys for drafting and for verdicts, (B, 2) uint32 each, `later` rounds on."""
-        of_rows = [row.seeds(later) for row in self.rows]
-        if not any(of_rows):
+        of_rows = [row.keys(later) for row in self.rows]
+        if all(keys is None for keys in of_rows):
             return None, None
         unused = np.zeros((2, 2), dtype=np.uint32)  # of rows in which nothing is sampled
-        keys = mx.array(np.stack([round_keys(*seeds) if seeds else unused for seeds in of_rows]))
+        keys = mx.array(np.stack([unused if own is None else own for own in of_rows]))
         return keys[:, 0], keys[:, 1]
-
-
-class _Clock:
-    """Seconds since it was made, less those that were skipped."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-
-    def read(self) -> float:
-        return time.perf_counter() - self._started
-
-    def skip(self, seconds: float) -> None:
-        self._started += seconds
-
-
-def verify(
-    session: Session,
-    history: History,
-    draft: Draft,
-    verifier: Verifier,
-    keys: mx.array | None,
-    *,
-    agree: Agree = alone,
-) -> list[Proposal]:
-    """Run the target over the last token and the draft, and read the verdict on each row.
-
-    `history` has the rows' contexts, and the draft's tokens.
-    """
-    contexts = history.contexts
-    session.truncate([len(context) - 1 for context in contexts])
-    tokens = mx.array([[context[-1]] for context in contexts], dtype=mx.int32)
-    if draft.tokens.shape[1]:
-        tokens = mx.concatenate([tokens, draft.tokens], axis=1)
-    logits = verifier.logits(session, tokens, history)
-    greedy = verifier.greedy_rows(len(contexts))
-    parts: dict[str, mx.array] = {"drafted": draft.tokens}
-    if logits is None:
-        parts["choices"] = session.step_argmax(tokens)
-    elif any(greedy):
-        parts["choices"] = verifier.choices(draft, logits)
-    if logits is not None and not all(greedy):
-        verdict = verifier.verdict(draft, logits, keys)
-        parts["verdict"] = mx.stack([verdict.num_accepted, verdict.next_token], axis=1)
-    # The round's only wait: one array holds all that the host has to know.
-    rows = read(agree(mx.concatenate([*parts.values()], axis=1)))
-    ends = list(accumulate(part.shape[1] for part in parts.values()))
-    proposals = []
-    for row, length, is_greedy in zip(rows, draft.lengths, greedy, strict=True):
-        found = {name: row[a:b] for name, (a, b) in zip(parts, pairwise([0, *ends]), strict=True)}
-        drafted = found["drafted"]
-        if is_greedy:
-            num_accepted = num_agreed(drafted[:length], found["choices"])
-            next_token = found["choices"][num_accepted]
-        else:
-            num_accepted, next_token = found["verdict"]
-        proposals.append(Proposal(drafted, length, num_accepted, next_token))
-    return proposals

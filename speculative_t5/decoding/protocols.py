@@ -38,13 +38,13 @@ def fingerprint(description: str, parameters: Any) -> str:
     return digest.hexdigest()
 
 
-# Where processes share a target: returns the ids of the first of them, in all of them. Machines may
-# round differently, and what one chose otherwise than the others would have them run other passes.
-Agree = Callable[[mx.array], mx.array]
+# Where processes share a target: returns the ids of the first process in all of them. Machines may
+# round differently, and processes that chose different tokens would go on to run different passes.
+Broadcast = Callable[[mx.array], mx.array]
 
 
-def alone(ids: mx.array) -> mx.array:
-    """Return ids as they are: there is no other process to agree with."""
+def identity(ids: mx.array) -> mx.array:
+    """Return ids as they are: no other process shares the target."""
     return ids
 
 

@@ -1,11 +1,45 @@
-"""Results of decoding: rounds and their statistics."""
+"""Results of decoding: read from the device, and counted round by round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, cast
+
+import mlx.core as mx
+
+
+@dataclass
+class SyncCount:
+    """Counts the calls of `read`."""
+
+    count: int = 0
+
+
+# A context variable, so that each thread counts its own waits.
+_counters: ContextVar[tuple[SyncCount, ...]] = ContextVar("_counters", default=())
+
+
+def read(array: mx.array) -> list[list[int]]:
+    """Wait for ids (B, L) int32 and return them as Python integers."""
+    for waits in _counters.get():
+        waits.count += 1
+    return cast(list[list[int]], array.tolist())
+
+
+@contextmanager
+def count_syncs() -> Iterator[SyncCount]:
+    """Count this thread's waits inside the `with` block; the count grows while it runs."""
+    waits = SyncCount()
+    token = _counters.set((*_counters.get(), waits))
+    try:
+        yield waits
+    finally:
+        _counters.reset(token)
+
 
 FinishReason = Literal["eos", "length", "stop"]
 Origin = Literal["accepted", "recovered", "bonus", "regular"]
@@ -69,10 +103,11 @@ class Stats:
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
         """The share of accepted tokens among those drafted first, second, and so on."""
-        places = range(1, max(self.num_drafted, default=0) + 1)
+        positions = range(1, max(self.num_drafted, default=0) + 1)
         return tuple(
-            sum(n >= place for n in self.num_accepted) / sum(n >= place for n in self.num_drafted)
-            for place in places
+            sum(n >= position for n in self.num_accepted)
+            / sum(n >= position for n in self.num_drafted)
+            for position in positions
         )
 
     @property
@@ -144,8 +179,8 @@ class PerRound(Sequence[int]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self)[index]
-        place = range(self._count)[index]
-        return self._totals[place + 1] - self._totals[place]
+        position = range(self._count)[index]
+        return self._totals[position + 1] - self._totals[position]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, tuple | PerRound) and tuple(self) == tuple(other)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import check_integer, check_number
-from .transform import History, LogitsTransform
+from .logits import LogitsTransform, TokenHistory
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
 
@@ -50,22 +50,7 @@ class Sampler:
         """Whether the most probable token is the only one."""
         return self.temperature == 0
 
-    @property
-    def transforms(self) -> bool:
-        """Whether logits are changed."""
-        return self.transform is not None
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """All rows of a batch as one group, see `RowSamplers`."""
-        return (Group(self),)
-
-    def join(self, parts: Sequence[mx.array]) -> mx.array:
-        """Return the values of the only group."""
-        (values,) = parts
-        return values
-
-    def transformed(self, logits: mx.array, history: History) -> mx.array:
+    def transformed(self, logits: mx.array, history: TokenHistory) -> mx.array:
         """Transform logits (B, L, V) that follow the tokens of `history`; for `probs` or argmax."""
         return logits if self.transform is None else self.transform(logits, history)
 
@@ -98,43 +83,21 @@ class Sampler:
         return probs
 
 
-@dataclass(frozen=True)
-class Group:
-    """Rows of a batch that have the same sampler."""
+class Groups:
+    """The rows of a batch, grouped by their samplers; each group is computed together.
 
-    sampler: Sampler
-    rows: tuple[int, ...] | None = None  # None is all of them
+    A row's values are those that it has without its neighbours.
 
-    def take(self, values: mx.array) -> mx.array:
-        """Return the group's rows of values (B, ...)."""
-        return values if self.rows is None else values[mx.array(self.rows)]
+    Args:
+        samplers: One for each row.
 
-    def history(self, history: History) -> History:
-        """Return the history of the group's rows."""
-        if self.rows is None:
-            return history
-        contexts, starts = history.contexts, history.starts
-        return History(
-            [contexts[row] for row in self.rows],
-            [starts[row] for row in self.rows],
-            self.take(history.drafted),
-        )
-
-
-class RowSamplers:
-    """A sampler for each row of a batch, in the place of a `Sampler` for all of them.
-
-    Target and draft share it, and the batch assigns it the rows' samplers as rows come and go. Rows
-    of equal samplers are a group, whose values are computed together; a row's values are those that
-    it has without its neighbours.
+    Attributes:
+        greedy_rows: Whether each row is greedy.
+        greedy: Whether all are.
+        transforms: Whether logits of any row are changed.
     """
 
-    def __init__(self) -> None:
-        self.groups: tuple[Group, ...] = ()
-        self._order: list[int] = []  # each row's place among the groups' rows
-
-    def assign(self, samplers: Sequence[Sampler]) -> None:
-        """Set the sampler of each row."""
+    def __init__(self, samplers: Sequence[Sampler]) -> None:
         found: list[tuple[Sampler, list[int]]] = []
         for row, sampler in enumerate(samplers):
             if sampler.greedy:  # whatever its filters are
@@ -145,38 +108,37 @@ class RowSamplers:
                 found.append((sampler, [row]))
             else:
                 rows.append(row)
-        if len(found) == 1:
-            self.groups = found[0][0].groups
-        else:
-            self.groups = tuple(Group(sampler, tuple(rows)) for sampler, rows in found)
+        self._groups = found
+        self._rows = [mx.array(rows) for _, rows in found]
         grouped = [row for _, rows in found for row in rows]
-        self._order = sorted(range(len(grouped)), key=grouped.__getitem__)
+        self._order = mx.array(sorted(range(len(grouped)), key=grouped.__getitem__))
+        self.greedy_rows = [sampler.greedy for sampler in samplers]
+        self.greedy = all(self.greedy_rows)
+        self.transforms = any(sampler.transform is not None for sampler in samplers)
 
-    @property
-    def greedy(self) -> bool:
-        """Whether all rows are greedy."""
-        return all(group.sampler.greedy for group in self.groups)
-
-    @property
-    def transforms(self) -> bool:
-        """Whether logits of any row are changed."""
-        return any(group.sampler.transforms for group in self.groups)
-
-    def join(self, parts: Sequence[mx.array]) -> mx.array:
-        """Put values of the groups, (B_g, ...) each, together in the order of rows, (B, ...)."""
-        return parts[0] if len(parts) == 1 else mx.concatenate([*parts])[mx.array(self._order)]
-
-    def transformed(self, logits: mx.array, history: History) -> mx.array:
+    def transformed(self, logits: mx.array, history: TokenHistory) -> mx.array:
         """Transform each row's logits (B, L, V) as its own sampler does."""
-        if not self.transforms:
-            return logits
-        return self.join(
-            [g.sampler.transformed(g.take(logits), g.history(history)) for g in self.groups]
+        if len(self._groups) == 1:
+            return self._groups[0][0].transformed(logits, history)
+        return self._join(
+            sampler.transformed(own, history.of_rows(rows))
+            for (sampler, rows), own in zip(self._groups, self._split(logits), strict=True)
         )
 
     def probs(self, logits: mx.array) -> mx.array:
         """Turn logits (B, ..., V) into probabilities (B, ..., V) float32, row by row."""
-        return self.join([g.sampler.probs(g.take(logits)) for g in self.groups])
+        if len(self._groups) == 1:
+            return self._groups[0][0].probs(logits)
+        pairs = zip(self._groups, self._split(logits), strict=True)
+        return self._join(sampler.probs(own) for (sampler, _), own in pairs)
+
+    def _split(self, values: mx.array) -> list[mx.array]:
+        """Return each group's rows of values (B, ...)."""
+        return [values[rows] for rows in self._rows]
+
+    def _join(self, parts: Iterable[mx.array]) -> mx.array:
+        """Put values of the groups, (B_g, ...) each, together in the order of rows, (B, ...)."""
+        return mx.concatenate([*parts])[self._order]
 
 
 def _keep(probs: mx.array, least: mx.array) -> mx.array:
@@ -226,17 +188,17 @@ def round_keys(seed: int, index: int, round_: int) -> np.ndarray:
     return words.reshape(2, 2)
 
 
-def place_keys(keys: mx.array, num_places: int) -> mx.array:
-    """Return a key for each place of a draft: keys (B, 2) uint32 -> (B, num_places, 2).
+def position_keys(keys: mx.array, num_positions: int) -> mx.array:
+    """Return a key for each position of a draft: keys (B, 2) uint32 -> (B, num_positions, 2).
 
-    A place's key does not depend on the number of places; `mx.random.split` does not promise that.
+    A position's key does not depend on their number; `mx.random.split` does not promise that.
     """
-    places = mx.arange(num_places, dtype=mx.uint32)
-    return keys[:, None] ^ mx.stack([mx.zeros_like(places), places], axis=-1)
+    positions = mx.arange(num_positions, dtype=mx.uint32)
+    return keys[:, None] ^ mx.stack([mx.zeros_like(positions), positions], axis=-1)
 
 
 def final_keys(keys: mx.array) -> mx.array:
-    """Return keys (B, 2) that differ from those of all places."""
+    """Return keys (B, 2) that differ from those of all positions."""
     return keys ^ mx.array([1, 0], dtype=mx.uint32)
 
 

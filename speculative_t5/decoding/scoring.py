@@ -10,9 +10,9 @@ from typing import cast
 import mlx.core as mx
 
 from .. import device
+from .logits import TokenHistory
 from .protocols import LanguageModel
 from .sampling import Sampler
-from .transform import History
 
 PASS = 32  # tokens per pass: bounds the memory for logits, and all passes have one shape
 
@@ -92,7 +92,7 @@ def log_probability(model: LanguageModel, source: Sequence[int], tokens: Sequenc
 
 def _passes(
     model: LanguageModel, source: Sequence[int], tokens: Sequence[int], width: int
-) -> Iterator[tuple[mx.array, list[int], History]]:
+) -> Iterator[tuple[mx.array, list[int], TokenHistory]]:
     """Yield logits (1, N, V), the N tokens of an output that they precede, and what they follow.
 
     All tokens come, at most `PASS` at a time.
@@ -107,5 +107,5 @@ def _passes(
         asked = list(tokens[start : start + PASS])
         logits = session.step(mx.array([padded], dtype=mx.int32), width)[:, : len(asked)]
         drafted = mx.array([asked[:-1]], dtype=mx.int32)
-        history = History([[*context, *tokens[:start]]], [len(context)], drafted)
+        history = TokenHistory([[*context, *tokens[:start]]], [len(context)], drafted)
         yield logits, asked, history

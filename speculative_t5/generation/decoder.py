@@ -18,8 +18,8 @@ from ..checkpoints import ModelFolder, as_dtype, dtype_name, load, locate, named
 from ..decoding import (
     WINDOW,
     AdaptiveSchedule,
-    BeamPlan,
     EmptyDrafter,
+    Indexed,
     LanguageModel,
     Plan,
     Request,
@@ -36,7 +36,7 @@ from ..distributed import check_same
 from ..documents import rewrite
 from ..errors import check_integer
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
-from .drafting import adaptive_schedule, agreement, bind, make_open_plan, make_plan, pair_up
+from .drafting import adaptive_schedule, agreement, bind, make_plan, pair_up
 from .options import (
     BatchOptions,
     DraftingOptions,
@@ -279,7 +279,7 @@ class SpeculativeDecoder:
         """
         check_prompts(prompts)
         batch_size = self._drafting.rows(options.batch_size)
-        requests: Iterator[Request] = (
+        requests: Iterator[Indexed] = (
             (
                 check_integer("a prompt's index", index, 0),
                 self._fit(index, prompt, options.max_tokens),
@@ -355,7 +355,7 @@ class SpeculativeDecoder:
 
     def generations(
         self,
-        requests: Iterable[Request],
+        prompts: Iterable[Indexed],
         options: GenerationOptions,
         batch_size: int = 1,
         watch: Callable[[Iterator[Round]], Iterator[Round]] | None = None,
@@ -367,17 +367,19 @@ class SpeculativeDecoder:
         count = options.num_return_sequences
         if beams := options.beams:
             self._check_beams(options)
-            own, agree = self.bind(options), agreement(self.model)
-            plan = BeamPlan(beams, own.max_tokens, own.sampler.transform, own.stop_ids, agree)
-            batch_size = max(1, batch_size // beams.num_beams)
-            results = beam_search(self.model, requests, plan, batch_size=batch_size)
+            requests = self.requests(prompts, options)
+            side_by_side = max(1, batch_size // beams.num_beams)
+            broadcast = agreement(self.model)
+            results = beam_search(
+                self.model, requests, beams, batch_size=side_by_side, broadcast=broadcast
+            )
             return ((done.index, best_beam(done, self.tokenizer)) for done in results)
         several = None
         if options.scores or count > 1:
             score = partial(log_probability, self.model) if options.scores else None
             several = Several(count, score)
-            requests = several.repeated(requests)
-        rounds = self.rounds(requests, options, batch_size)
+            prompts = several.repeated(prompts)
+        rounds = self.rounds(prompts, options, batch_size)
         if watch:
             rounds = watch(rounds)
         return self._outputs(rounds, options, several)
@@ -416,13 +418,18 @@ class SpeculativeDecoder:
         """
         return bind(options, self.model, self.tokenizer)
 
+    def requests(self, prompts: Iterable[Indexed], options: GenerationOptions) -> Iterator[Request]:
+        """Bind options to prompts, which are pairs of an index and source ids."""
+        own = self.bind(options)
+        return (Request(index, source, own) for index, source in prompts)
+
     def rounds(
-        self, requests: Iterable[Request], options: GenerationOptions, batch_size: int = 1
+        self, prompts: Iterable[Indexed], options: GenerationOptions, batch_size: int = 1
     ) -> Iterator[Round]:
         """Decode; the options are checked at the call, not at the first round."""
-        requests = iter(requests)
+        requests = self.requests(prompts, options)
         first = list(islice(requests, batch_size)) if self._drafting.num_draft == "auto" else []
-        plan = self.plan(options, first)
+        plan = self.plan(first, speculative=options.speculative)
         return decode(self.model, chain(first, requests), plan, batch_size=batch_size)
 
     def _steady_width(self) -> int | None:
@@ -432,27 +439,21 @@ class SpeculativeDecoder:
             self._width = steady_width(self.model, drafting.num_draft + 1)
         return self._width
 
-    def plan(self, options: GenerationOptions, requests: Sequence[Request] = ()) -> Plan:
+    def plan(self, requests: Sequence[Request] = (), *, speculative: bool = True) -> Plan:
         """Return the plan by which `decode` generates.
 
         Args:
-            options: See `generate`.
-            requests: The prompts to calibrate on if num_draft is "auto"; without any, nothing is
+            requests: To calibrate on if num_draft is "auto"; without any, the default number is
                 drafted then.
+            speculative: False decodes with the target alone.
         """
         model, draft, drafting = self.model, self.draft, self._drafting
-        plan = make_plan(model, draft, drafting, self.bind(options), self._steady_width())
+        width = self._steady_width()
+        plan = make_plan(model, draft, drafting, width, speculative=speculative)
         if isinstance(plan.drafter, EmptyDrafter) or drafting.num_draft != "auto" or not requests:
             return plan
         schedule = adaptive_schedule(self._schedules, model, draft, drafting, plan, requests)
         return replace(plan, schedule=schedule)
-
-    def open_plan(self) -> Plan:
-        """Return a plan for a `Batch` whose requests have options of their own.
-
-        For the number of tokens to draft see `make_open_plan`.
-        """
-        return make_open_plan(self.model, self.draft, self._drafting, self._steady_width())
 
 
 def process_facts(

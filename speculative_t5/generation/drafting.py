@@ -12,7 +12,7 @@ from .. import device
 from ..checkpoints import dtype_name
 from ..decoding import (
     AdaptiveSchedule,
-    Agree,
+    Broadcast,
     CombinedDrafter,
     Drafter,
     EmptyDrafter,
@@ -20,18 +20,15 @@ from ..decoding import (
     LanguageModel,
     LookupDrafter,
     ModelDrafter,
-    Padded,
     Plan,
     Request,
     Round,
     RowOptions,
-    RowSamplers,
-    Sampler,
     Schedule,
     Verifier,
-    alone,
     calibrate,
     decode,
+    identity,
 )
 from ..errors import check_utf8
 from ..models import T5, SharingDraft
@@ -39,7 +36,7 @@ from ..tokenizers import Tokenizer, unknown_characters
 from .options import DraftingOptions, GenerationOptions
 from .outputs import StoppedText
 
-REHEARSAL_TOKENS = 128  # of an output that only serves to measure costs
+WARM_UP_TOKENS = 128  # of an output that only serves to measure costs
 
 _calibrating = threading.Lock()  # of the process: other threads would disturb what is measured
 
@@ -48,51 +45,24 @@ def make_plan(
     model: LanguageModel,
     draft: LanguageModel | None,
     drafting: DraftingOptions,
-    own: RowOptions,
     width: int | None,
+    *,
+    speculative: bool = True,
 ) -> Plan:
-    """Return the plan by which `decode` generates; nothing is drafted if num_draft is "auto".
+    """Return the plan by which `decode` generates; for `width` see `Plan`.
 
-    For `width` see `Plan`.
+    Where num_draft is "auto", it drafts the default number of `DraftingOptions`: that does not
+    depend on a row's neighbours, as a number that adapts to all rows together would.
     """
-    sampler = own.sampler
-    drafter = make_drafter(model, draft, drafting, sampler) if own.drafts else None
-    fixed = drafter is not None and drafting.num_draft != "auto"
-    return Plan(
-        drafter or EmptyDrafter(),
-        FixedSchedule(int(drafting.num_draft) if fixed else 0),
-        Verifier(sampler, drafting.delta, drafting.by_block),
-        own,
-        # T5's passes are compiled, and leave the host little to do meanwhile.
-        ahead=drafter is None and model.is_decoder_only and not sampler.transforms,
-        width=width,
-        sharing=draft if drafter and isinstance(draft, SharingDraft) else None,
-        agree=agreement(model),
-    )
-
-
-def make_open_plan(
-    model: LanguageModel,
-    draft: LanguageModel | None,
-    drafting: DraftingOptions,
-    width: int | None,
-) -> Plan:
-    """Return a plan for requests that bring options of their own.
-
-    The number to draft does not depend on neighbours: it is `num_draft`, or where that is "auto",
-    which adapts to all rows together, the default of `DraftingOptions`.
-    """
-    samplers = RowSamplers()
-    drafter = make_drafter(model, draft, drafting, samplers)
+    drafter = make_drafter(model, draft, drafting) if speculative else None
     number = drafting.num_draft
     fixed = DraftingOptions.num_draft if number == "auto" else number
     return Plan(
         drafter or EmptyDrafter(),
         FixedSchedule(int(fixed) if drafter else 0),
-        Verifier(samplers, drafting.delta, drafting.by_block),
+        Verifier(drafting.delta, drafting.by_block, agreement(model)),
         width=width,
-        sharing=draft if isinstance(draft, SharingDraft) else None,
-        agree=agreement(model),
+        sharing=draft if drafter and isinstance(draft, SharingDraft) else None,
     )
 
 
@@ -125,7 +95,7 @@ def bind(
     if options.stop and tokenizer is None:
         raise ValueError("stop strings need a tokenizer: give the decoder one")
 
-    def stopper() -> StoppedText:
+    def stop_checker() -> StoppedText:
         assert tokenizer is not None
         return StoppedText(tokenizer, options.stop, options.min_tokens)
 
@@ -134,7 +104,7 @@ def bind(
         options.max_tokens,
         options.seed if options.temperature else None,
         stop_ids=stop_ids,
-        stopper=stopper if options.stop else None,
+        stop_checker=stop_checker if options.stop else None,
         drafts=options.speculative,
     )
 
@@ -171,14 +141,11 @@ def make_drafter(
     model: LanguageModel,
     draft: LanguageModel | None,
     options: DraftingOptions,
-    sampler: Sampler | RowSamplers,
 ) -> Drafter | None:
     """Return the drafter for a target, or None where nothing drafts."""
     by_model = None
     if draft:
-        by_model = ModelDrafter(
-            draft, sampler, model.vocab_size, options.draft_vocab, agreement(model)
-        )
+        by_model = ModelDrafter(draft, model.vocab_size, options.draft_vocab, agreement(model))
     if not options.lookup:
         return by_model
     lookup = LookupDrafter(
@@ -193,9 +160,9 @@ def make_drafter(
     return CombinedDrafter(by_model, lookup, model.eos_token_ids, shared=options.steady)
 
 
-def agreement(model: LanguageModel) -> Agree:
+def agreement(model: LanguageModel) -> Broadcast:
     """Return what makes choices the same in all processes that share a target."""
-    return model.agreed if isinstance(model, T5) else alone
+    return model.agreed if isinstance(model, T5) else identity
 
 
 def pair_up(
@@ -277,11 +244,12 @@ def adaptive_schedule(
     from one call to the next. Elsewhere each call begins with a fresh one, or the same seed and
     options would not give the same tokens twice.
 
-    The drafter and the verifier of `plan` are measured on `requests`, side by side.
+    The drafter and the verifier of `plan` are measured on `requests`, side by side; all have the
+    options of the first one.
     """
     device.enter_thread()  # before the lock, which a fork may leave locked
-    assert plan.options is not None
-    own, verifier, sampler = plan.options, plan.verifier, plan.options.sampler
+    own, verifier = requests[0].options, plan.verifier
+    sampler = own.sampler
     sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
     rule = (verifier.block, float(verifier.delta))
     lookups = (drafting.lookup, drafting.min_ngram, drafting.max_ngram)
@@ -290,21 +258,17 @@ def adaptive_schedule(
     transform = (sampler.transform.summary,) if sampler.transform else ()
     settings = (*sampling, *rule, *lookups, drafting.draft_vocab, batch_size, *transform)
 
-    def rehearse(schedule: Schedule, seed: int) -> Iterator[Round]:
+    def warm_up(schedule: Schedule, seed: int) -> Iterator[Round]:
         sampled = seed if sampler.temperature else None
-        timed = replace(
-            plan,
-            drafter=Padded(plan.drafter),
-            schedule=schedule,
-            options=replace(own, max_tokens=REHEARSAL_TOKENS, seed=sampled),
-            timed=True,
-        )
-        return decode(model, requests, timed, batch_size=len(requests))
+        brief = replace(own, max_tokens=WARM_UP_TOKENS, seed=sampled)
+        timed = replace(plan, schedule=schedule, timed=True)
+        bound = [replace(request, options=brief) for request in requests]
+        return decode(model, bound, timed, batch_size=len(bound))
 
     with _calibrating:
         if settings not in known:
             models = [each.fingerprint if each else None for each in (model, draft)]
-            found = calibrate(rehearse, len(requests), *models, *settings)
+            found = calibrate(warm_up, len(requests), *models, *settings)
             known[settings] = AdaptiveSchedule(found)
         schedule = known[settings]
     greedy_and_exact = sampler.temperature == 0 and verifier.delta == 0

@@ -9,8 +9,8 @@ from ..decoding import (
     NOTHING_LEFT,
     BeamResult,
     FinishReason,
+    Indexed,
     Origin,
-    Request,
     Round,
     Stats,
     origins_of_round,
@@ -184,7 +184,7 @@ class StopFilter:
 class StoppedText(Detokenizer):
     """Makes text of the ids of one output, up to the first of some strings.
 
-    It is a `Stopper` as well.
+    It is a `StopChecker` as well.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], min_tokens: int = 0) -> None:
@@ -244,9 +244,9 @@ class Several:
         # By index, the prompt and the outputs that have come.
         self._waiting: dict[int, tuple[Sequence[int], dict[int, Generation]]] = {}
 
-    def repeated(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield each request as often as outputs are wanted."""
-        for index, source in requests:
+    def repeated(self, prompts: Iterable[Indexed]) -> Iterator[Indexed]:
+        """Yield each prompt as often as outputs are wanted."""
+        for index, source in prompts:
             if index in self._waiting:
                 raise ValueError(
                     f"two prompts have the index {index}, and outputs could be mixed up: give each "

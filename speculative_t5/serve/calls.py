@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..decoding import OwnRequest, Round
+from ..decoding import Request, Round
 from ..generation import Chunk, ChunkMaker
 
 FAILED = "decoding failed in the server: see its log"
@@ -103,7 +103,7 @@ class Figures:
 class Output:
     """One output of a call: its request, and its text as it grows."""
 
-    def __init__(self, call: Call, number: int, request: OwnRequest, maker: ChunkMaker) -> None:
+    def __init__(self, call: Call, number: int, request: Request, maker: ChunkMaker) -> None:
         self.call = call
         self.number = number
         self.request = request

@@ -9,10 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 
-from ..decoding import AHEAD_TOKENS, Batch, OwnRequest, Round, RowOptions, Sampler
+from ..decoding import PREFETCH_TOKENS, Batch, Request, Round, RowOptions, Sampler
 from ..errors import check_integer, first_line
 from ..generation import ChunkMaker, GenerationOptions, SpeculativeDecoder
 from ..tokenizers import Prompt, PromptTooLong, check_prompts
@@ -113,7 +112,7 @@ class Service:
             call = Call(asyncio.get_running_loop(), [*map(len, sources)], wanted, self._forget)
             for number in range(wanted):
                 source = sources[number // samples]
-                request = OwnRequest(next(self._numbers), source, replace(own, number=number))
+                request = Request(next(self._numbers), source, own, number)
                 maker = ChunkMaker(options.detokenizer(decoder.tokenizer))
                 call.waiting.append(Output(call, number, request, maker))
         except BaseException:
@@ -229,14 +228,14 @@ class Service:
         for sampler in (Sampler(), Sampler(1.0)):
             own = RowOptions(sampler, REHEARSAL_TOKENS, None if sampler.greedy else 0)
             batch = self._new_batch()
-            batch.add([OwnRequest(0, source, own)])
+            batch.add([Request(0, source, own)])
             while batch.rows:
                 batch.round()
                 batch.drop()
                 self._last_round = time.monotonic()
 
     def _new_batch(self) -> Batch:
-        return Batch(self.decoder.model, self.decoder.open_plan())
+        return Batch(self.decoder.model, self.decoder.plan())
 
     def _serve(self) -> None:
         """Decode until the service is stopped."""
@@ -263,7 +262,7 @@ class Service:
             over = self.state == "stopped" or time.monotonic() >= self._deadline
             return not over and bool(self._calls or self._running)
 
-    def _join(self) -> list[OwnRequest]:
+    def _join(self) -> list[Request]:
         """Forget outputs of cancelled calls, and give their rows and others to waiting ones.
 
         Prompts are encoded as they join, while others wait: only some of them join at a time.
@@ -280,7 +279,7 @@ class Service:
                 if call is None:
                     break
                 tokens += len(call.waiting[0].request.source)
-                if joining and tokens > AHEAD_TOKENS:
+                if joining and tokens > PREFETCH_TOKENS:
                     break
                 joining.append(call.waiting.popleft())
                 with_rows.add(call)
@@ -288,7 +287,7 @@ class Service:
                 self._calls.append(call)
             self._calls = deque(call for call in self._calls if call.waiting)
             self._queued -= len(joining)
-            self._running = kept | {output.request.prompt_index: output for output in joining}
+            self._running = kept | {output.request.index: output for output in joining}
             return [output.request for output in joining]
 
     def _emit(self, rounds: Sequence[Round], began: float) -> None:
@@ -301,7 +300,7 @@ class Service:
             self._totals["rounds"] += 1
             for done, output, event in zip(rounds, outputs, events, strict=True):
                 if event.is_last:
-                    del self._running[output.request.prompt_index]
+                    del self._running[output.request.index]
                     self._ended += 1
                 if event.chunk is None:
                     self._totals["failures"] += not event.refused

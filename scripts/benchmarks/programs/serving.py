@@ -134,11 +134,11 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
 
 def beam_search_of(model: Any, num_beams: int) -> Generate:
     """Return our beam search."""
-    from speculative_t5.decoding import BeamOptions, BeamPlan, beam_search
+    from speculative_t5.decoding import BeamOptions, Request, RowOptions, beam_search
 
     def generate(ids: list[int], max_tokens: int) -> list[int]:
-        plan = BeamPlan(BeamOptions(num_beams), max_tokens)
-        (found,) = beam_search(model, [(0, ids)], plan, batch_size=1)
+        request = Request(0, ids, RowOptions(max_tokens=max_tokens))
+        (found,) = beam_search(model, [request], BeamOptions(num_beams), batch_size=1)
         best = found.hypotheses[0]
         ended = best.finish_reason == "eos"
         return [*best.tokens, model.eos_token_id] if ended else best.tokens

@@ -2,7 +2,7 @@
 
 Target and draft go through the same transform of (logits, tokens so far), so that the output is
 distributed as the transformed target's own. Inside a draft, the tokens so far include the drafted
-ones before each place.
+ones before each position.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import check_integer, check_number
-from .waits import read
+from .results import read
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
-MAX_BAD_WORDS, MAX_NGRAM = 10_000, 1_000
+MAX_BAD_WORDS, MAX_NO_REPEAT = 10_000, 1_000
 MAX_BAD_IDS = 2**20  # of bad words, each as long as the longest
+COMPARED = 64  # tokens of n-grams at a time, which bounds the memory for it
 MAX_BIAS, MAX_PENALTY = 1e9, 1e4  # float32 can hold what they make of logits
 NOTHING_LEFT = (
     "the options forbid every token that could come next: leave out some that forbid tokens"
 )
-NOTHING = -1  # in place of a token, where a row has fewer than others
+NOTHING = -1  # instead of a token, where a row has fewer than others
 
 
 @dataclass(frozen=True)
-class History:
+class TokenHistory:
     """The tokens that logits follow, row by row.
 
     Attributes:
         contexts: The tokens so far: a decoder-only model's prompt or a T5's start token, then the
             output.
         starts: How many of them come before the output.
-        drafted: (B, N) int32, tokens that are assumed to follow. Of logits (B, L, V) place i
+        drafted: (B, N) int32, tokens that are assumed to follow. Of logits (B, L, V) position i
             follows all but the last L - 1 - i of them.
     """
 
@@ -50,8 +51,16 @@ class History:
         rows = [[*[NOTHING] * (longest - len(c)), *c] for c in self.contexts]
         return mx.concatenate([mx.array(rows, dtype=mx.int32), self.drafted], axis=1)
 
-    def places(self, length: int) -> mx.array:
-        """Return how many tokens of the output each of L places follows, (B, L) int32."""
+    def of_rows(self, rows: Sequence[int]) -> TokenHistory:
+        """Return the history of some rows."""
+        return TokenHistory(
+            [self.contexts[row] for row in rows],
+            [self.starts[row] for row in rows],
+            self.drafted[mx.array([*rows])],
+        )
+
+    def positions(self, length: int) -> mx.array:
+        """Return how many tokens of the output each of L positions follows, (B, L) int32."""
         emitted = [len(c) - n for c, n in zip(self.contexts, self.starts, strict=True)]
         last = self.drafted.shape[1]
         after = mx.arange(last - length + 1, last + 1, dtype=mx.int32)
@@ -74,8 +83,8 @@ class LogitsTransform:
         end_ids: The ids that end an output. After a drafted one, processors are not called.
         suppress_tokens: Ids that never occur.
         forced_tokens: The first tokens of every output.
-        processors: Called last, one after another, for each row and place: with the tokens so far,
-            (T,) int32, and the logits, (1, V) float32; return logits (1, V). mlx-lm's
+        processors: Called last, one after another, for each row and position: with the tokens so
+            far, (T,) int32, and the logits, (1, V) float32; return logits (1, V). mlx-lm's
             `logits_processors` have the same form.
 
     Raises:
@@ -107,7 +116,7 @@ class LogitsTransform:
                 f"repetition_penalty must be from {1 / MAX_PENALTY:g} to {MAX_PENALTY:g} (1 is "
                 f"off), got {penalty}"
             )
-        check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NGRAM)
+        check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NO_REPEAT)
         check_integer("min_tokens", self.min_tokens, 0)
         for name in ("suppress_tokens", "forced_tokens", "end_ids"):
             for token in getattr(self, name):
@@ -137,62 +146,49 @@ class LogitsTransform:
                     f"a logits processor must be a function of tokens and logits, got {processor!r}"
                 )
 
-    def __bool__(self) -> bool:
-        """Whether it changes anything."""
-        return bool(
-            self.logit_bias
-            or self.repetition_penalty != 1
-            or self.no_repeat_ngram_size
-            or self.bad_words
-            or self.min_tokens
-            or self.suppress_tokens
-            or self.forced_tokens
-            or self.processors
-        )
-
     @property
     def summary(self) -> str:
-        """Names the steps that are on, whose costs are measured once for all their values."""
+        """Names the options that are on, whose costs are measured once for all their values."""
         on = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
         return " ".join(on)
 
-    @property
-    def largest_id(self) -> int:
-        """The largest id that an option names; -1 without any."""
-        named = [token for token, _ in self.logit_bias]
-        named += [token for word in self.bad_words for token in word]
-        return max([*named, *self.suppress_tokens, *self.forced_tokens], default=-1)
+    def __bool__(self) -> bool:
+        """Whether it changes anything; `end_ids` alone do not."""
+        return self.summary not in ("", "end_ids")
 
-    def __call__(self, logits: mx.array, history: History) -> mx.array:
+    def __call__(self, logits: mx.array, history: TokenHistory) -> mx.array:
         """Transform logits (B, L, V) of any float type; returns (B, L, V) float32."""
         logits = logits.astype(mx.float32)
-        size = logits.shape[-1]
+        length, size = logits.shape[1:]
         tokens = history.tokens() if self._reads_tokens else mx.zeros((0, 0), dtype=mx.int32)
         if self.logit_bias:
-            logits = logits + _at_ids(self.logit_bias, size)
+            logits = logits + self._added("logit_bias", size)
         if self.repetition_penalty != 1:
             seen, penalty = _seen(tokens, logits), self.repetition_penalty
             penalized = mx.where(logits < 0, logits * penalty, logits / penalty)
             logits = mx.where(seen, penalized, logits)
         if self.no_repeat_ngram_size:
-            logits = mx.where(
-                _repeating(tokens, self.no_repeat_ngram_size, logits), -mx.inf, logits
-            )
+            repeating = _repeating(tokens, self.no_repeat_ngram_size, logits)
+            logits = mx.where(repeating, -mx.inf, logits)
         if self._sequences:
             logits = _uncompleted(tokens, *self._sequences, logits)
         if self.min_tokens:
-            early = (history.places(logits.shape[1]) < self.min_tokens)[..., None]
-            logits = mx.where(early, logits + _forbidden(self.end_ids, size), logits)
-        never = [*self.suppress_tokens, *(word[0] for word in self.bad_words if len(word) == 1)]
-        if never:
-            logits = logits + _forbidden(never, size)
+            early = (history.positions(length) < self.min_tokens)[..., None]
+            logits = mx.where(early, logits + self._added("end_ids", size), logits)
+        if self._never:
+            logits = logits + self._added("_never", size)
         if self.forced_tokens:
-            logits = self._forced(logits, history.places(logits.shape[1]))
+            logits = self._forced(logits, history.positions(length))
         if self.processors:
-            ends = _places_of_ends(history, self.end_ids)
+            ends = _positions_of_ends(history, self.end_ids)
             for processor in self.processors:
                 logits = _processed(processor, logits, tokens, history, ends)
         return logits
+
+    @cached_property
+    def _never(self) -> tuple[int, ...]:
+        """Ids that are forbidden everywhere."""
+        return (*self.suppress_tokens, *(word[0] for word in self.bad_words if len(word) == 1))
 
     @cached_property
     def _sequences(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -208,17 +204,31 @@ class LogitsTransform:
             row[1 - len(word) :] = word[:-1]
         return beginnings, np.array([word[-1] for word in words], np.int32)
 
+    @cached_property
+    def _rows(self) -> dict[tuple[str, int], mx.array]:
+        return {}  # of `_added`, made once for all rounds
+
+    def _added(self, name: str, size: int) -> mx.array:
+        """Return what an option adds to logits, (V,) float32; -inf at ids without a value."""
+        if (name, size) not in self._rows:
+            row = np.zeros(size, np.float32)
+            for each in getattr(self, name):
+                token, value = each if isinstance(each, tuple) else (each, -math.inf)
+                row[token] += value
+            self._rows[name, size] = mx.array(row)
+        return self._rows[name, size]
+
     @property
     def _reads_tokens(self) -> bool:
         """Whether a step depends on the tokens themselves."""
         steps = (self.no_repeat_ngram_size, self._sequences, self.processors)
         return self.repetition_penalty != 1 or any(steps)
 
-    def _forced(self, logits: mx.array, places: mx.array) -> mx.array:
-        """Leave the forced token alone at the places that have one; `places` is (B, L)."""
+    def _forced(self, logits: mx.array, positions: mx.array) -> mx.array:
+        """Leave the forced token alone at the positions that have one; `positions` is (B, L)."""
         count = len(self.forced_tokens)
         forced = mx.array([*self.forced_tokens, NOTHING], dtype=mx.int32)
-        token = forced[mx.minimum(places, count)][..., None]
+        token = forced[mx.minimum(positions, count)][..., None]
         only = mx.where(mx.arange(logits.shape[-1]) == token, 0.0, -mx.inf)
         return mx.where(token == NOTHING, logits, only)
 
@@ -228,21 +238,8 @@ def nothing_allowed(logits: mx.array) -> mx.array:
     return mx.max(logits, axis=-1) == -mx.inf
 
 
-def _at_ids(values: Sequence[tuple[int, float]], size: int) -> mx.array:
-    """Return (V,) float32 with these values at ids, 0 elsewhere."""
-    row = np.zeros(size, np.float32)
-    for token, value in values:
-        row[token] += value
-    return mx.array(row)
-
-
-def _forbidden(ids: Sequence[int], size: int) -> mx.array:
-    """Return (V,) float32, -inf at ids, 0 elsewhere."""
-    return _at_ids([(token, -math.inf) for token in ids], size)
-
-
 def _marked(ids: mx.array, size: int) -> mx.array:
-    """Return (B, L, V) bool, True at the ids (B, L, N) of each place; `NOTHING` marks nothing."""
+    """Return (B, L, V) bool, True at each position's ids (B, L, N); `NOTHING` marks nothing."""
     batch, length, _ = ids.shape
     where = mx.where(ids < 0, size, ids)  # one more column, for what marks nothing
     empty = mx.zeros((batch, length, size + 1), dtype=mx.bool_)
@@ -250,47 +247,55 @@ def _marked(ids: mx.array, size: int) -> mx.array:
 
 
 def _seen(tokens: mx.array, logits: mx.array) -> mx.array:
-    """Return (B, L, V) bool: the tokens before each place. `tokens` are those of a history."""
+    """Return (B, L, V) bool: the tokens before each position. `tokens` are those of a history."""
     length, size = logits.shape[1:]
     total = tokens.shape[1]
-    # Place i follows all but the last L - 1 - i of them.
+    # Position i follows all but the last L - 1 - i of them.
     before = mx.arange(total) < mx.arange(total - length + 1, total + 1)[:, None]
     return _marked(mx.where(before, tokens[:, None], NOTHING), size)
 
 
+def _before(tokens: mx.array, length: int, size: int) -> mx.array:
+    """Return the last `size` tokens before each of L positions, (B, L, size) int32.
+
+    `tokens` are those of a history; `NOTHING` stands before the first of them.
+    """
+    batch, total = tokens.shape
+    lacking = size - (total - length + 1)  # of the tokens before the first position
+    if lacking > 0:
+        tokens = mx.pad(tokens, [(0, 0), (lacking, 0)], constant_values=NOTHING)
+        total += lacking
+    return mx.as_strided(tokens, (batch, length, size), (total, 1, 1), total - length + 1 - size)
+
+
 def _repeating(tokens: mx.array, ngram: int, logits: mx.array) -> mx.array:
-    """Return (B, L, V) bool: the tokens that would make an n-gram occur again at each place."""
-    (length, size), total = logits.shape[1:], tokens.shape[1]
+    """Return (B, L, V) bool: the tokens that would make an n-gram occur again at each position."""
+    (length, size), (batch, total) = logits.shape[1:], tokens.shape
     if total < ngram:
         return mx.zeros(logits.shape, dtype=mx.bool_)
     # Occurrence j of an n-gram has its last token at j + n - 1: `same` compares the tokens before
-    # that one with the last n - 1 tokens before each place, at j + i and first + i.
+    # that one with the last n - 1 tokens before each position, some of them at a time.
     count = total - ngram + 1
-    ends = mx.arange(total - length + 1, total + 1)  # tokens before each place, (L,)
-    same = mx.broadcast_to(mx.arange(count) + ngram - 1 < ends[:, None], (length, count))
-    for i in range(ngram - 1):
-        at = ends - (ngram - 1) + i
-        last = mx.where(at >= 0, tokens[:, mx.maximum(at, 0)], NOTHING)[..., None]
-        same = same & (tokens[:, None, i : i + count] == last) & (last != NOTHING)
+    ends = mx.arange(total - length + 1, total + 1)  # tokens before each position, (L,)
+    same = mx.broadcast_to(mx.arange(count) + ngram - 1 < ends[:, None], (batch, length, count))
+    recent = _before(tokens, length, ngram - 1)[:, :, None]
+    for first in range(0, ngram - 1, COMPARED):
+        last = recent[..., first : first + COMPARED]
+        shape = (batch, 1, count, last.shape[-1])
+        occurred = mx.as_strided(tokens, shape, (total, 0, 1, 1), first)
+        same = same & mx.all((occurred == last) & (last != NOTHING), axis=-1)
     followed = mx.where(same, tokens[:, None, ngram - 1 :], NOTHING)
-    return _marked(mx.broadcast_to(followed, (tokens.shape[0], length, count)), size)
+    return _marked(followed, size)
 
 
 def _uncompleted(
     tokens: mx.array, beginnings: np.ndarray, last: np.ndarray, logits: mx.array
 ) -> mx.array:
-    """Return logits (B, L, V), -inf at the last ids (W,) of words that begin before each place.
+    """Return logits (B, L, V), -inf at the last ids (W,) of words that begin before each position.
 
     The beginnings are (W, N), `NOTHING` before short ones.
     """
-    (batch, length), size = logits.shape[:2], beginnings.shape[1]
-    lacking = size - (tokens.shape[1] - length + 1)  # of the tokens before the first place
-    if lacking > 0:
-        tokens = mx.pad(tokens, [(0, 0), (lacking, 0)], constant_values=NOTHING)
-    total = tokens.shape[1]
-    # A view of the N tokens before each place, beside all words: (B, L, 1, N).
-    shape, strides = (batch, length, 1, size), (total, 1, 0, 1)
-    before = mx.as_strided(tokens, shape, strides, total - length + 1 - size)
+    before = _before(tokens, logits.shape[1], beginnings.shape[1])[:, :, None]
     same = before == mx.array(beginnings)
     if (shorter := beginnings == NOTHING).any():
         same = same | mx.array(shorter)
@@ -298,7 +303,7 @@ def _uncompleted(
     return logits.at[:, :, mx.array(last)].minimum(most)
 
 
-def _places_of_ends(history: History, end_ids: Sequence[int]) -> list[int]:
+def _positions_of_ends(history: TokenHistory, end_ids: Sequence[int]) -> list[int]:
     """Return where each row's first drafted end stands, or the number of drafted tokens."""
     rows = read(history.drafted)  # a wait, but what follows an end is nothing to ask about
     return [next((i for i, t in enumerate(row) if t in end_ids), len(row)) for row in rows]
@@ -308,21 +313,21 @@ def _processed(
     processor: LogitsProcessor,
     logits: mx.array,
     tokens: mx.array,
-    history: History,
+    history: TokenHistory,
     ends: Sequence[int],
 ) -> mx.array:
-    """Call a processor for each row and place that follows no end."""
+    """Call a processor for each row and position that follows no end."""
     length, earlier = logits.shape[1], tokens.shape[1] - logits.shape[1] + 1
     rows = []
     for row, context in enumerate(history.contexts):
         first, drafted = earlier - len(context), history.drafted.shape[1] - length + 1
-        # Place i follows `drafted` + i drafted tokens.
+        # Position i follows `drafted` + i drafted tokens.
         count = max(0, min(length, ends[row] - drafted + 1))
-        places = [
+        positions = [
             _called(processor, tokens[row, first : earlier + i], logits[row, i][None])
             for i in range(count)
         ]
-        rows.append(mx.concatenate([*places, logits[row, count:]]))
+        rows.append(mx.concatenate([*positions, logits[row, count:]]))
     return mx.stack(rows)
 
 
