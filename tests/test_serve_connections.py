@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from speculative_t5.serve import connections
-from speculative_t5.serve.connections import (
+from speculative_t5.serve import server as module
+from speculative_t5.serve.server import (
     FILES,
     LEAST,
     RESERVE,
@@ -81,7 +81,7 @@ def started(folder: Path, *arguments: str, change: str = "") -> Iterator[Running
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", SHORT)
+    monkeypatch.setattr(module, "HEAD_SECONDS", SHORT)
     with serving() as served:
         yield served
 
@@ -177,7 +177,7 @@ def test_a_connection_that_drips_is_closed(served: Served, begun: bytes) -> None
 def test_a_body_that_drips_after_a_refusal_is_closed(
     monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", SHORT)
+    monkeypatch.setattr(module, "HEAD_SECONDS", SHORT)
     head = UNREAD if status == 401 else UNREAD.replace(b"localhost", b"example.org")
     with (
         serving(api_keys=["key"]) as served,
@@ -189,7 +189,7 @@ def test_a_body_that_drips_after_a_refusal_is_closed(
 
 def test_what_is_used_stays_open_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that waits and an idle connection outlive a later one that is silent."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 10 * SHORT)  # the time to send one, too
+    monkeypatch.setattr(module, "HEAD_SECONDS", 10 * SHORT)  # the time to send one, too
     with (
         serving() as served,
         connect(served.port, STREAM) as stream,
@@ -212,7 +212,7 @@ def test_what_is_used_stays_open_for_longer(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_connections_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 5
-    monkeypatch.setattr(connections, "most_connections", lambda: most)
+    monkeypatch.setattr(module, "most_connections", lambda: most)
     with serving() as served, ExitStack() as open_ones:
 
         def opened() -> socket.socket:

@@ -55,7 +55,7 @@ def compute(self):
         mx.eval(mx.random.normal((2000, 2000)) @ mx.ones((2000, 2000)))
 start = service.Service._serve
 def serve_all(self):
-    service.Batch.round = compute  # the rehearsal is over
+    service.Batch.round = compute  # the warm-up is over
     start(self)
 service.Service._serve = serve_all
 """
@@ -68,7 +68,7 @@ serve.bind, service.GRACE = bind, {FOREVER}
 command.Loader.__call__ = lambda self: threading.Event().wait()
 """
 
-# Once the server is ready, each round fails, also those of the rehearsal.
+# Once the server is ready, each round fails, also those of the warm-up.
 LOSES_ITS_DEVICE = """
 def announce(*given, real=command.announce):
     def fail(batch):

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.serve import refusals
-from speculative_t5.serve.guards import check_origins, is_local_name, read_keys
-from speculative_t5.serve.server import bind
+from speculative_t5.serve import bind, check_origins, read_keys, requests
+from speculative_t5.serve.server import is_local_name
 
 import httpx
 import pytest
@@ -222,7 +221,7 @@ def answer_to(served: Served, rest: bytes) -> str:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait for the rest of a body that will not come."""
-    monkeypatch.setattr(refusals, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(requests, "UNREAD_SECONDS", 0.1)
 
 
 def test_a_large_body_is_refused_before_it_is_read(served: Served, impatient: None) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from speculative_t5.serve.streams import EventStream, Write
+from speculative_t5.serve.responses import EventStream, Write
 
 import pytest
 

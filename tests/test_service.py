@@ -15,7 +15,7 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import Batch
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import GenerationOptions
-from speculative_t5.serve import Busy, Call, Event, Service, Unavailable, calls, service
+from speculative_t5.serve import Busy, Call, Event, Service, Unavailable, service
 
 import pytest
 from conftest import PAIRS, VARIED, tiny_pair
@@ -407,14 +407,14 @@ def test_a_failure_ends_its_batch_and_the_service_goes_on(
             call = served.submit(prompts(4), GenerationOptions(**short))
             gate.open()
             outputs = await collect(call)
-            failed = [reason for _, reason, _ in outputs if reason == calls.FAILED]
+            failed = [reason for _, reason, _ in outputs if reason == service.FAILED]
             assert len(failed) == served.figures().failures == 2
             assert outputs[2:] == expected[2:], "those that waited are decoded all the same"
             assert served.state == "ready"
             assert await collect(served.submit(prompts(4), GenerationOptions(**short))) == expected
 
     run(test)
-    check_message(calls.FAILED)
+    check_message(service.FAILED)
     assert "secret" in caplog.text
 
 
@@ -438,7 +438,7 @@ def test_a_text_that_cannot_be_made_ends_its_output_alone(
 ) -> None:
     decoder = make_lettered("t5")
     expected = by_decoder(decoder, prompts(2), {"max_tokens": 9})
-    chunk = calls.ChunkMaker.chunk
+    chunk = service.ChunkMaker.chunk
     makers: list[Any] = []
 
     def fails_for_the_second(self: Any, done: Any) -> Any:
@@ -450,9 +450,9 @@ def test_a_text_that_cannot_be_made_ends_its_output_alone(
 
     async def test() -> None:
         async with serving(lambda: decoder) as served:
-            monkeypatch.setattr(calls.ChunkMaker, "chunk", fails_for_the_second)
+            monkeypatch.setattr(service.ChunkMaker, "chunk", fails_for_the_second)
             found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
-            assert found == [expected[0], ([], calls.FAILED, "")]
+            assert found == [expected[0], ([], service.FAILED, "")]
             monkeypatch.undo()
             await until(lambda: served.figures().rows == 0)
             found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
@@ -478,7 +478,7 @@ def test_a_service_that_cannot_decode_any_more_says_so(
         gate.let(1)
         times.extend([True] * 1000)
         gate.open()
-        assert [reason for _, reason, _ in await collect(call)] == [calls.FAILED] * 5
+        assert [reason for _, reason, _ in await collect(call)] == [service.FAILED] * 5
         assert served.state == "failed" and served.failure == "device /dev/secret is lost"
         with pytest.raises(Unavailable) as refused:
             served.submit(prompts(1), forever)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -19,13 +19,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ..errors import shown
-from ..generation import GenerationOptions
+from ..generation import Chunk, GenerationOptions
 from ..tokenizers import ChatTokenizer, Prompt
-from .calls import Busy, Call, Event, Unavailable, WrongPrompt
-from .guards import KeyGuard, SiteGuard, read_body
 from .metrics import Counted, Metrics, Stopwatch
-from .refusals import Refused, error_object
 from .requests import (
+    Refused,
     Wanted,
     as_refusal,
     check_model,
@@ -35,9 +33,9 @@ from .requests import (
     parse_prompts,
     parse_wanted,
 )
-from .responses import DONE, Answer, Collected, as_event
-from .service import Service
-from .streams import EventStream, Write, unless_gone
+from .responses import DONE, Answer, EventStream, Write, as_event, unless_gone
+from .server import KeyGuard, SiteGuard, read_body
+from .service import Busy, Call, Event, Service, Unavailable, WrongPrompt
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
 PATHS = {
@@ -103,8 +101,7 @@ def make_app(service: Service, settings: Settings) -> Starlette:
     if settings.api_keys:
         middleware.append(Middleware(KeyGuard, keys=settings.api_keys))
     handlers: dict[Any, Any] = {
-        Refused: _refused, Busy: _busy, Unavailable: _unavailable, HTTPException: _unknown,
-        Exception: _failed,
+        Refused: _refused, Unavailable: _unavailable, HTTPException: _unknown, Exception: _failed,
     }  # fmt: skip
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # paths are as they are
@@ -115,14 +112,10 @@ async def _refused(_: Request, error: Refused) -> Response:
     return error.response
 
 
-async def _busy(_: Request, error: Busy) -> Response:
-    """Answer while the queue is full; the request may come again."""
-    return Refused(429, f"{error}", code="queue_full", retry_after=error.retry_after).response
-
-
 async def _unavailable(_: Request, error: Unavailable) -> Response:
-    """Answer while nothing is decoded."""
-    return Refused(503, f"{error}", retry_after=error.retry_after).response
+    """Answer while the queue is full or nothing is decoded; the request may come again."""
+    status, code = (429, "queue_full") if isinstance(error, Busy) else (503, None)
+    return Refused(status, f"{error}", code=code, retry_after=error.retry_after).response
 
 
 async def _unknown(request: Request, error: HTTPException) -> Response:
@@ -136,8 +129,7 @@ async def _unknown(request: Request, error: HTTPException) -> Response:
             f"{request.method} {path} is not a route of this server ({phrase}): "
             f"use {', '.join(PATHS)}"
         )
-    body = error_object(error.status_code, message)
-    return JSONResponse(body, error.status_code, error.headers)
+    return Refused(error.status_code, message, headers=error.headers).response
 
 
 async def _failed(_: Request, __: Exception) -> Response:
@@ -219,7 +211,10 @@ class Endpoints:
         )  # fmt: skip
         prompts = self._of_chat(fields) if chat else parse_prompts(fields)
         call = self._submit(prompts, wanted.options, "messages" if chat else "prompt")
-        answer = Answer(settings.model, chat, wanted.traced)
+        answer = Answer(
+            settings.model, chat=chat, traced=wanted.traced, num_outputs=call.num_outputs,
+            prompt_tokens=sum(call.prompt_tokens),
+        )  # fmt: skip
         if wanted.stream:
             return EventStream(
                 lambda write: self._stream(call, answer, wanted, write),
@@ -250,52 +245,48 @@ class Endpoints:
             raise as_refusal(error, wrong) from error
 
     async def _whole(self, call: Call, answer: Answer) -> dict[str, Any]:
-        with self._timed() as watch:
-            outputs = [Collected() for _ in range(call.num_outputs)]
-            async for event in call:
-                if event.chunk is None:
-                    raise self._failure(event)
-                watch.saw_tokens()
-                outputs[event.output].add(event.chunk)
-            if not all(output.finish_reason for output in outputs):
-                raise self._failure(None)
-            watch.ended()
-            return answer.whole(outputs, sum(call.prompt_tokens))
+        async for _ in self._rounds(call, answer):
+            pass
+        return answer.whole()
 
     async def _stream(self, call: Call, answer: Answer, wanted: Wanted, write: Write) -> str:
         """Write the events of a call, and return those that end the stream.
 
         The last round comes with the end: one write instead of four.
         """
-        with self._timed() as watch:
-            outputs = [Collected() for _ in range(call.num_outputs)]
-            if opening := answer.opening(call.num_outputs):
-                await write(opening)
-            left, failure = call.num_outputs, None
-            async with aclosing(aiter(call)) as events:
-                async for event in events:
-                    if event.chunk is None:
-                        failure = event
-                        break
-                    watch.saw_tokens()
-                    outputs[event.output].add(event.chunk)
-                    text = answer.round(event.output, event.chunk)
-                    left -= event.is_last
-                    if left == 0:
-                        watch.ended()
-                        if wanted.usage:
-                            text += answer.usage(outputs, sum(call.prompt_tokens))
-                        return text + DONE
-                    await write(text)
-            return as_event(self._failure(failure).body) + DONE
+        if opening := answer.opening():
+            await write(opening)
+        text = ""
+        try:
+            async with aclosing(self._rounds(call, answer)) as rounds:
+                async for index, chunk in rounds:
+                    text = answer.round(index, chunk)
+                    if not answer.is_whole:
+                        await write(text)
+        except Refused as failure:
+            return as_event(failure.body) + DONE
+        return text + (answer.usage() if wanted.usage else "") + DONE
 
-    @contextmanager
-    def _timed(self) -> Iterator[Stopwatch]:
-        """Time a call."""
+    async def _rounds(self, call: Call, answer: Answer) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """Yield each round of a call with the number of its output, and add it to the answer.
+
+        Raises:
+            Refused: If an output fails, or has no end.
+        """
         watch = Stopwatch(self.measured)
         self._running.add(watch)
         try:
-            yield watch
+            async with aclosing(aiter(call)) as events:
+                async for event in events:
+                    if event.chunk is None:
+                        raise self._failure(event)
+                    watch.saw_tokens()
+                    answer.add(event.output, event.chunk)
+                    if answer.is_whole:
+                        watch.ended()
+                    yield event.output, event.chunk
+            if not answer.is_whole:
+                raise self._failure(None)
         finally:
             self._running.discard(watch)
 

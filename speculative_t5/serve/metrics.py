@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .calls import Figures
 from .service import Service
 
 PREFIX = "speculative_t5_"
@@ -67,14 +66,9 @@ class _FromService(Collector):
             yield GaugeMetricFamily(PREFIX + name, text, value=getattr(figures, name))
         for name, text in TOTALS.items():
             yield CounterMetricFamily(PREFIX + name, text, value=getattr(figures, name))
-        yield from _since_round(figures)
-
-
-def _since_round(figures: Figures) -> Iterator[Metric]:
-    if figures.seconds_since_round is not None:
-        text = "Seconds since the last pass of the target."
-        value = figures.seconds_since_round
-        yield GaugeMetricFamily(f"{PREFIX}seconds_since_round", text, value=value)
+        if (seconds := figures.seconds_since_round) is not None:
+            text = "Seconds since the last pass of the target."
+            yield GaugeMetricFamily(f"{PREFIX}seconds_since_round", text, value=seconds)
 
 
 class Counted:

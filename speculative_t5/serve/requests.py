@@ -1,28 +1,119 @@
-"""From the body of a request to prompts and options.
+"""From the body of a request to prompts and options, and what clients receive if it is wrong.
 
 A field that is missing or null has the server's own default, which comes from its command line:
 greedy decoding and 256 tokens, where OpenAI's would be temperature 1 and 16 tokens. Fields that the
 server cannot honour and that would change the output are refused unless they are switched off, and
 so are names that look like a slip of the pen; other unknown fields have no effect.
+
+`logprobs` are refused. Verifying a draft gives a probability for the tokens that were sampled, but
+none that holds for each accepted token without one more pass over the output.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import difflib
 import json
+import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from ..errors import first_line, not_utf8, shown
 from ..generation import GenerationOptions
 from ..tokenizers import Prompt
-from .fields import LARGEST, OPTIONS, boolean, check_name, is_id, refuse
-from .refusals import Refused
 
 MOST_FIELDS = 100
 MOST_DIGITS = 1000  # of an integer
+LARGEST = 2**31 - 1  # of integers that the device computes with
+LARGEST_SEED = 2**63 - 1
+# Bounds on what decoding works through at every token, where other requests would wait for it.
+MOST_STOPS, MOST_WORDS, MOST_IDS, MOST_BIASES = 16, 100, 10_000, 1_000
+LONGEST = 500  # characters of a stop or a bad word, or ids of a bad word
+LONGEST_NAME = 40  # characters of a field's name that may be misspelt
+UNREAD_BYTES, UNREAD_SECONDS = 16 * 2**20, 5.0  # of a body, to read after its refusal
+LOGPROBS = (
+    "logprobs would need one more pass over each output, which this server does not make: "
+    "leave logprobs out"
+)
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+class Refused(Exception):
+    """Raised for a request that is not answered; the client gets the message.
+
+    Args:
+        status: The status of the response.
+        message: One line: what was wrong, what was found, what to do.
+        param: The field of the request that is wrong.
+        code: A word for programs, such as "model_not_found".
+        retry_after: After how many seconds the same request may succeed.
+        close: Whether the connection ends with the response, as when a body was not read.
+        headers: More headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        close: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.close = close
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
+        if close:
+            self.headers["Connection"] = "close"
+        if status == 401:
+            self.headers["WWW-Authenticate"] = "Bearer"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI's clients read it."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    @property
+    def response(self) -> Response:
+        """The whole response."""
+        make = LastResponse if self.close else JSONResponse
+        return make(self.body, self.status, self.headers)
+
+
+class LastResponse(JSONResponse):
+    """Answers before a body has been read, and then reads more of it before the connection ends.
+
+    A connection that is closed with something unread is reset, and many clients then lose the
+    response.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNREAD_SECONDS):
+                left = UNREAD_BYTES
+                while left > 0 and (message := await receive()).get("more_body"):
+                    left -= len(message["body"])
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @dataclass(frozen=True)
@@ -38,7 +129,7 @@ class Wanted:
 def parse_body(body: bytes) -> dict[str, Any]:
     """Parse the body of a request, a JSON object, without the fields that are null."""
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_int=_integer)
+        found = json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_int=_of_digits)
         if b"\\ud" in body.lower():
             json.dumps(found, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -116,6 +207,38 @@ def check_model(found: object, model: str) -> None:
         )  # fmt: skip
 
 
+def _options(defaults: GenerationOptions, changes: Mapping[str, Any]) -> GenerationOptions:
+    count = changes.get("num_return_sequences", defaults.num_return_sequences)
+    if count > 1 and changes.get("temperature", defaults.temperature) == 0:
+        if "num_return_sequences" not in changes:  # the server's own number is for sampling
+            return _options(defaults, {**changes, "num_return_sequences": 1})
+        raise Refused(
+            400, f"n is {count}, and greedy decoding has only one output: give a temperature "
+            "above 0", param="n",
+        )  # fmt: skip
+    try:
+        return replace(defaults, **changes)
+    except ValueError as error:
+        raise as_refusal(error) from error
+
+
+def as_refusal(error: ValueError, param: str | None = None) -> Refused:
+    """Return the refusal for an error of the decoder about a prompt or an option."""
+    text = " ".join(str(error).split())
+    named = text.split(" ", 1)[0]
+    return Refused(400, text, param=named if named in OPTIONS else param)
+
+
+def _of_digits(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:  # Python's own limit has a message for programmers
+        raise Refused(400, f"the body has a number of {len(digits)} digits: send a shorter one")
+    return int(digits)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(text)  # NaN, say, which is no JSON
+
+
 def parse_prompts(fields: Mapping[str, Any]) -> list[Prompt]:
     """Return the prompts of a request for completions: a text, ids, or a list of either."""
     expected = "text, a list of texts, a list of ids or a list of lists of ids"
@@ -181,33 +304,186 @@ def _part(name: str, part: object) -> str:
     return text
 
 
-def _options(defaults: GenerationOptions, changes: Mapping[str, Any]) -> GenerationOptions:
-    count = changes.get("num_return_sequences", defaults.num_return_sequences)
-    if count > 1 and changes.get("temperature", defaults.temperature) == 0:
-        if "num_return_sequences" not in changes:  # the server's own number is for sampling
-            return _options(defaults, {**changes, "num_return_sequences": 1})
+Check = Callable[[str, Any], Any]
+
+
+def check_name(name: str, value: Any) -> None:
+    """Refuse a field that would change the output and cannot, or whose name is misspelt."""
+    if name in OFF:
+        if any(value == off and isinstance(value, bool) == isinstance(off, bool)
+               for off in OFF[name]):  # fmt: skip
+            return
+        if "logprobs" in name:
+            raise Refused(400, LOGPROBS, param=name)
         raise Refused(
-            400, f"n is {count}, and greedy decoding has only one output: give a temperature "
-            "above 0", param="n",
+            400, f"{name} is {as_json(value)}, which this server does not do: leave it out",
+            param=name,
         )  # fmt: skip
+    if name in OPTIONS or name in OTHERS:
+        return
+    if len(name) > LONGEST_NAME:  # comparing takes time, and it is no slip of the pen
+        return
+    if near := difflib.get_close_matches(name, [*OPTIONS, *OTHERS], 1, cutoff=0.85):
+        raise Refused(400, f"there is no field {shown(name)}: write {near[0]} if you meant that")
+
+
+def refuse(name: str, expected: str, found: object, *, param: str | None = None) -> NoReturn:
+    """Refuse what a field, or a part of the field `param`, must not be."""
+    objects = found if isinstance(found, list) else [found]
+    if any(isinstance(each, Mapping) for each in objects):  # their colons would read like advice
+        kind = "a list that holds an object" if isinstance(found, list) else "an object"
+    else:
+        kind = as_json(found)
+    raise Refused(400, f"{name} must be {expected}, got {kind}", param=param or name)
+
+
+def as_json(found: object) -> str:
+    """Show a value of a request, in the words of JSON where Python has others."""
+    words: dict[object, str] = {True: "true", False: "false", None: "null"}
+    return words[found] if found is None or isinstance(found, bool) else shown(found)
+
+
+def boolean(name: str, found: Any) -> bool:
+    if not isinstance(found, bool):
+        refuse(name, "true or false", found)
+    return found
+
+
+def _integer(least: int, most: int = LARGEST) -> Check:
+    def check(name: str, found: Any) -> int:
+        if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
+            refuse(name, f"an integer from {least} to {most}", found)
+        return found
+
+    return check
+
+
+def _number(name: str, found: Any, *, param: str | None = None) -> float:
     try:
-        return replace(defaults, **changes)
-    except ValueError as error:
-        raise as_refusal(error) from error
+        number = float(found) if not isinstance(found, str | bool) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        refuse(name, "a number", found, param=param)
+    return number
 
 
-def as_refusal(error: ValueError, param: str | None = None) -> Refused:
-    """Return the refusal for an error of the decoder about a prompt or an option."""
-    text = " ".join(str(error).split())
-    named = text.split(" ", 1)[0]
-    return Refused(400, text, param=named if named in OPTIONS else param)
+def _top_k(name: str, found: Any) -> int:
+    return 0 if found == -1 else _integer(0)(name, found)  # -1 switches it off elsewhere
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:  # Python's own limit has a message for programmers
-        raise Refused(400, f"the body has a number of {len(digits)} digits: send a shorter one")
-    return int(digits)
+def is_id(found: object) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and abs(found) <= LARGEST
 
 
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(text)  # NaN, say, which is no JSON
+def _ids(name: str, found: Any) -> tuple[int, ...]:
+    if not isinstance(found, list) or not all(map(is_id, found)):
+        refuse(name, "a list of ids", found)
+    _bound(name, found, MOST_IDS)
+    return tuple(found)
+
+
+def _set_of_ids(name: str, found: Any) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_ids(name, found)))
+
+
+def _forced(name: str, found: Any) -> str | tuple[int, ...]:
+    return found if isinstance(found, str) else _ids(name, found)
+
+
+def _bound(name: str, found: Collection[object], most: int) -> None:
+    """Refuse too many entries, and texts or lists of ids among them that are too long."""
+    if len(found) > most:
+        raise Refused(400, f"{name} has {len(found)} entries: give at most {most}", param=name)
+    longest = max((len(each) for each in found if isinstance(each, str | tuple)), default=0)
+    if longest > LONGEST:
+        raise Refused(
+            400, f"{name} has an entry of length {longest}: give at most {LONGEST}", param=name
+        )
+
+
+def _texts(name: str, found: Any) -> tuple[str, ...]:
+    texts = [found] if isinstance(found, str) else found
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        refuse(name, "text or a list of texts", found)
+    if "" in texts:
+        raise Refused(400, f"{name} has a text that is empty: leave it out", param=name)
+    _bound(name, texts, MOST_STOPS)
+    return tuple(texts)
+
+
+def _words(name: str, found: Any) -> tuple[str | tuple[int, ...], ...]:
+    words = [found] if isinstance(found, str) else found
+    if not isinstance(words, list):
+        refuse(name, "text or a list of texts and of lists of ids", found)
+    checked = tuple(word if isinstance(word, str) else _ids(name, word) for word in words)
+    _bound(name, checked, MOST_WORDS)
+    return checked
+
+
+def _biases(name: str, found: Any) -> dict[int, float]:
+    if not isinstance(found, dict):
+        refuse(name, "an object of ids and biases", found)
+    _bound(name, found, MOST_BIASES)
+    biases = {}
+    for token, bias in found.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            refuse(f"an id of {name}", "the digits of one", token, param=name)
+        biases[int(token)] = _number(f"a bias of {name}", bias, param=name)
+    return biases
+
+
+# Fields with the options that they set.
+OPTIONS: dict[str, tuple[str, Check]] = {
+    "max_tokens": ("max_tokens", _integer(1)),
+    "max_completion_tokens": ("max_tokens", _integer(1)),  # its name in chats; comes over it
+    "temperature": ("temperature", _number),
+    "top_k": ("top_k", _top_k),
+    "top_p": ("top_p", _number),
+    "seed": ("seed", _integer(0, LARGEST_SEED)),
+    "n": ("num_return_sequences", _integer(1)),
+    "stop": ("stop", _texts),
+    "stop_token_ids": ("stop_token_ids", _set_of_ids),
+    "logit_bias": ("logit_bias", _biases),
+    "repetition_penalty": ("repetition_penalty", _number),
+    "no_repeat_ngram_size": ("no_repeat_ngram_size", _integer(0)),
+    "min_tokens": ("min_tokens", _integer(0)),
+    "suppress_tokens": ("suppress_tokens", _set_of_ids),
+    "bad_words": ("bad_words", _words),
+    "forced_tokens": ("forced_tokens", _forced),
+    "speculative": ("speculative", boolean),
+}
+# Fields that would change the output and cannot, with the values that switch them off.
+OFF: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "min_p": (0,),
+    "ignore_eos": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "use_beam_search": (False,),
+    "num_beams": (1,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "scores": (False,),
+}
+OTHERS = (
+    "model", "models", "prompt", "messages", "stream", "stream_options", "speculative_t5", "user",
+)  # fmt: skip

@@ -7,36 +7,128 @@ so far.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ..decoding import FinishReason, Stats
 from ..generation import Chunk
 
+T = TypeVar("T")
+Write = Callable[[str], Awaitable[None]]
 REASONS: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length"}
 DONE = "data: [DONE]\n\n"
+PING = ": ping\n\n"
 
 
-@dataclass
-class Collected:
-    """One output so far."""
+class Answer:
+    """Makes the responses to one request: whole, or the chunks of a stream.
 
-    texts: list[str] = field(default_factory=list)
-    tokens: list[dict[str, str]] = field(default_factory=list)
-    stats: Stats = field(default_factory=Stats)
-    finish_reason: str | None = None
+    Args:
+        model: Its name.
+        chat: Whether it answers a chat.
+        traced: Whether choices show tokens with their origins, and statistics.
+        num_outputs: How many outputs it has.
+        prompt_tokens: Ids of all prompts together.
+    """
 
-    def add(self, chunk: Chunk) -> None:
-        """Add one round."""
-        self.texts.append(chunk.text)
-        self.tokens += tokens_of(chunk)
-        self.stats = chunk.stats
+    def __init__(
+        self, model: str, *, chat: bool, traced: bool, num_outputs: int, prompt_tokens: int
+    ) -> None:
+        self._chat = chat
+        self._traced = traced
+        self._prompt_tokens = prompt_tokens
+        self._left = num_outputs
+        self._texts: list[list[str]] = [[] for _ in range(num_outputs)]
+        self._tokens: list[list[dict[str, str]]] = [[] for _ in range(num_outputs)]
+        self._stats = [Stats()] * num_outputs
+        self._reasons: list[str | None] = [None] * num_outputs
+        self._object = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all outputs have ended."""
+        return self._left == 0
+
+    def add(self, index: int, chunk: Chunk) -> None:
+        """Add one round of one output."""
+        self._texts[index].append(chunk.text)
+        self._stats[index] = chunk.stats
+        if self._traced:
+            self._tokens[index] += tokens_of(chunk)
         if chunk.finish_reason:
-            self.finish_reason = REASONS[chunk.finish_reason]
+            self._reasons[index] = REASONS[chunk.finish_reason]
+            self._left -= 1
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response with all outputs."""
+        choices = []
+        for index, parts in enumerate(self._texts):
+            text = "".join(parts)
+            message = {"role": "assistant", "content": text, "refusal": None}
+            choices.append({
+                "index": index, "logprobs": None, "finish_reason": self._reasons[index],
+                **({"message": message} if self._chat else {"text": text}),
+                **self._trace(self._tokens[index], self._stats[index]),
+            })  # fmt: skip
+        return self._object | {"choices": choices, "usage": self._usage()}
+
+    def opening(self) -> str:
+        """Return what a stream begins with: the roles of a chat's answers."""
+        if not self._chat:
+            return ""
+        delta = {"role": "assistant", "content": ""}
+        return "".join(self._part(index, delta) for index in range(len(self._texts)))
+
+    def round(self, index: int, chunk: Chunk) -> str:
+        """Return what a stream gets of one round of one output."""
+        more = self._trace(tokens_of(chunk), chunk.stats)
+        sent = self._part(index, {"content": chunk.text}, **more)
+        if chunk.finish_reason:
+            sent += self._part(index, {}, finish_reason=REASONS[chunk.finish_reason])
+        return sent
+
+    def usage(self) -> str:
+        """Return the chunk of a stream that has the numbers of tokens."""
+        return self._event([], usage=self._usage())
+
+    def _part(self, index: int, delta: dict[str, str], **more: Any) -> str:
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None, **more}
+        if self._chat:
+            choice["delta"] = delta
+        else:
+            choice["text"] = delta.get("content", "")
+        return self._event([choice])
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
+        kind = "chat.completion.chunk" if self._chat else self._object["object"]
+        return as_event(self._object | {"object": kind, "choices": choices, **more})
+
+    def _trace(self, tokens: list[dict[str, str]], stats: Stats) -> dict[str, Any]:
+        if not self._traced:
+            return {}
+        names = ("rounds", "drafted", "accepted", "emitted", "seconds")
+        numbers = {name: getattr(stats, name) for name in names}
+        return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
+
+    def _usage(self) -> dict[str, int]:
+        emitted = sum(stats.emitted for stats in self._stats)
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": emitted,
+            "total_tokens": self._prompt_tokens + emitted,
+        }
 
 
 def tokens_of(chunk: Chunk) -> list[dict[str, str]]:
@@ -45,100 +137,84 @@ def tokens_of(chunk: Chunk) -> list[dict[str, str]]:
     return [{"text": text, "origin": origin} for text, origin in pairs]
 
 
-@dataclass
-class Answer:
-    """Makes the responses to one request: whole, or the chunks of a stream.
-
-    Attributes:
-        model: Its name.
-        chat: Whether it answers a chat.
-        traced: Whether choices show tokens with their origins, and statistics.
-    """
-
-    model: str
-    chat: bool
-    traced: bool
-    created: int = field(default_factory=lambda: int(time.time()))
-    number: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def whole(self, outputs: Sequence[Collected], prompt_tokens: int) -> dict[str, Any]:
-        """Return the response with all outputs."""
-        choices = []
-        for index, output in enumerate(outputs):
-            text = "".join(output.texts)
-            choice: dict[str, Any] = {
-                "index": index, "logprobs": None, "finish_reason": output.finish_reason,
-            }  # fmt: skip
-            if self.chat:
-                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-            else:
-                choice["text"] = text
-            choices.append(choice | self._trace(output.tokens, output.stats))
-        usage = usage_of(outputs, prompt_tokens)
-        return self._object("chat.completion", choices) | {"usage": usage}
-
-    def opening(self, num_outputs: int) -> str:
-        """Return what a stream begins with: the roles of a chat's answers."""
-        if not self.chat:
-            return ""
-        delta = {"role": "assistant", "content": ""}
-        return "".join(self._part(index, delta, None) for index in range(num_outputs))
-
-    def round(self, index: int, chunk: Chunk) -> str:
-        """Return what a stream gets of one round of one output."""
-        more = self._trace(tokens_of(chunk), chunk.stats)
-        sent = self._part(index, {"content": chunk.text}, None, more)
-        if chunk.finish_reason:
-            sent += self._part(index, {}, REASONS[chunk.finish_reason])
-        return sent
-
-    def usage(self, outputs: Sequence[Collected], prompt_tokens: int) -> str:
-        """Return the chunk of a stream that has the numbers of tokens."""
-        usage = usage_of(outputs, prompt_tokens)
-        return as_event(self._object("chat.completion.chunk", []) | {"usage": usage})
-
-    def _part(
-        self,
-        index: int,
-        delta: dict[str, str],
-        reason: str | None,
-        more: dict[str, Any] | None = None,
-    ) -> str:
-        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
-        if self.chat:
-            choice["delta"] = delta
-        else:
-            choice["text"] = delta.get("content", "")
-        return as_event(self._object("chat.completion.chunk", [choice | (more or {})]))
-
-    def _object(self, chat_kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.number}",
-            "object": chat_kind if self.chat else "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
-
-    def _trace(self, tokens: list[dict[str, str]], stats: Stats) -> dict[str, Any]:
-        if not self.traced:
-            return {}
-        names = ("rounds", "drafted", "accepted", "emitted", "seconds")
-        numbers = {name: getattr(stats, name) for name in names}
-        return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
-
-
-def usage_of(outputs: Sequence[Collected], prompt_tokens: int) -> dict[str, int]:
-    """Return the numbers of tokens."""
-    emitted = sum(output.stats.emitted for output in outputs)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": emitted,
-        "total_tokens": prompt_tokens + emitted,
-    }
-
-
 def as_event(value: dict[str, Any]) -> str:
     """Return a value as one server-sent event."""
     # In ASCII: some clients take U+2028, and other ends of lines in Unicode, for those of events.
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of work, which is cancelled, for None, once the client has gone."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))  # the work has let go of everything
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events, ended as soon as the client has gone.
+
+    Args:
+        produce: Writes the events, and returns the last of them, which are sent with the end of the
+            response; it is cancelled when the client goes.
+        close: Called at the end, whatever it is.
+        ping_seconds: After how long without an event there is a comment.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        produce: Callable[[Write], Coroutine[Any, Any, str]],
+        *,
+        close: Callable[[], None],
+        ping_seconds: float,
+    ) -> None:
+        self._produce = produce
+        self._close = close
+        self._ping_seconds = ping_seconds
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._send(send))
+        finally:
+            self._close()
+
+    async def _send(self, send: Send) -> None:
+        """Send the response, with a comment whenever nothing else has been sent for a while."""
+        now = asyncio.get_running_loop().time
+        latest, sending = now(), asyncio.Lock()
+
+        async def write(text: str, more: bool = True) -> None:
+            nonlocal latest
+            latest = now()
+            body = {"type": "http.response.body", "body": text.encode(), "more_body": more}
+            async with sending:
+                await send(body)
+
+        async def ping() -> None:
+            while True:
+                await asyncio.sleep(max(0.0, latest + self._ping_seconds - now()))
+                if now() - latest >= self._ping_seconds:
+                    await write(PING)
+
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        pinging = asyncio.create_task(ping())
+        try:
+            last = await self._produce(write)
+        finally:
+            pinging.cancel()
+            await asyncio.wait((pinging,))
+        await write(last, more=False)

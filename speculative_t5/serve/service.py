@@ -1,4 +1,7 @@
-"""The service: one thread owns the device and decodes the calls of all others, side by side."""
+"""The service: one thread owns the device and decodes the calls of all others, side by side.
+
+Callers submit prompts, each call with options of its own, and read its events as the outputs grow.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,171 @@ import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
+from typing import Literal
 
 from ..decoding import PREFETCH_TOKENS, Batch, Request, Round, RowOptions, Sampler
 from ..errors import check_integer, first_line
-from ..generation import ChunkMaker, GenerationOptions, SpeculativeDecoder
+from ..generation import Chunk, ChunkMaker, GenerationOptions, SpeculativeDecoder
 from ..tokenizers import Prompt, PromptTooLong, check_prompts
-from .calls import FAILED, Busy, Call, Figures, Output, State, Unavailable, WrongPrompt, deliver
 
 LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
 MOST_SECONDS = 60  # to wait for room in the queue, at most
 GRACE = 10.0  # seconds for the thread to end after the time for outputs is over
 LAST_ROUND = 2.0  # seconds for it if there is no time; Python may abort if it exits in a round
-REHEARSAL_TOKENS = 4
+WARM_UP_TOKENS = 4
 
+FAILED = "decoding failed in the server: see its log"
 STOPPED = "the server stopped before the output had ended: wait and send the request again"
 
 log = logging.getLogger(__name__)
+
+State = Literal["loading", "ready", "stopping", "failed", "stopped"]
+
+
+class Unavailable(Exception):
+    """The service is loading, is stopping or has failed; the message is one clear line.
+
+    Attributes:
+        retry_after: Seconds after which to ask again; None where that would not help.
+    """
+
+    def __init__(self, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Busy(Unavailable):
+    """The queue is full."""
+
+
+class WrongPrompt(ValueError):
+    """There is something wrong with a prompt."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One round of one output, or its failure.
+
+    Attributes:
+        output: Number of the output: n * (index of the prompt) + number of the sample, for n
+            samples of each prompt.
+        chunk: What the round added; the last one has a finish reason.
+        error: Why the output has failed, in one line fit for a client; no events of it follow.
+        refused: Whether what the request asks for is the reason of the failure.
+    """
+
+    output: int
+    chunk: Chunk | None = None
+    error: str | None = None
+    refused: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no event of this output follows."""
+        return self.error is not None or (
+            self.chunk is not None and self.chunk.finish_reason is not None
+        )
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Totals since the start, without the warm-up.
+
+    Attributes:
+        queued: Outputs that wait for a row.
+        rows: Outputs that are being decoded.
+        rounds: Passes of the target, each for all rows together.
+        drafted: Tokens proposed.
+        accepted: Proposed tokens that were accepted and emitted.
+        emitted: Tokens emitted, EOS included.
+        prompt_tokens: Of all calls that were accepted.
+        failures: Outputs that ended because decoding failed.
+        seconds_since_round: Since the end of the last round, also of a warm-up; None before it.
+    """
+
+    state: State
+    queued: int = 0
+    rows: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    prompt_tokens: int = 0
+    failures: int = 0
+    seconds_since_round: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """One output of a call: its request, and what makes its text as it grows."""
+
+    call: Call
+    number: int
+    request: Request
+    maker: ChunkMaker
+
+    def event(self, done: Round) -> Event:
+        """Return the event of a round; a text that cannot be made is a failure of this output."""
+        if done.error is not None:
+            return Event(self.number, error=done.error, refused=True)
+        try:
+            return Event(self.number, self.maker.chunk(done))
+        except Exception:  # it must not end the outputs of other calls
+            log.exception("the text of an output cannot be made")
+            return Event(self.number, error=FAILED)
+
+
+class Call:
+    """One request being decoded: an asynchronous iterator over the events of its outputs.
+
+    It ends when all outputs have ended, or when the call is cancelled. Leaving the iteration early
+    cancels it.
+
+    Attributes:
+        prompt_tokens: Number of ids of each prompt.
+        num_outputs: Samples of all prompts together.
+        cancelled: Whether `cancel` has been called.
+        waiting: The outputs that have no row yet; guarded by the service's lock.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        prompt_tokens: list[int],
+        num_outputs: int,
+        forget: Callable[[Call], None],
+    ) -> None:
+        self.loop = loop
+        self.prompt_tokens = prompt_tokens
+        self.num_outputs = num_outputs
+        self.cancelled = False
+        self.waiting: deque[Output] = deque()
+        self._forget = forget
+        self._left = num_outputs  # that have not ended; of the event loop's thread
+        self.events: asyncio.Queue[Event | None] = asyncio.Queue()  # None: cancelled
+
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        try:
+            while self._left:
+                event = await self.events.get()
+                if event is None:
+                    return
+                self._left -= event.is_last
+                yield event
+        finally:
+            if self._left:
+                self.cancel()
+
+    def cancel(self) -> None:
+        """End the call from any thread, once; its rows are free within a round."""
+        if not self.cancelled:
+            self.cancelled = True
+            self._forget(self)
+            post(self.loop, [(self, None)])
 
 
 class Service:
@@ -63,9 +212,7 @@ class Service:
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
         self._last_round: float | None = None  # in the same time
         self._busy, self._ended = 0.0, 0  # seconds of rounds, and outputs that ended in them
-        self._totals = dict.fromkeys(
-            ("rounds", "drafted", "accepted", "emitted", "prompt_tokens", "failures"), 0
-        )
+        self._totals: Counter[str] = Counter()  # by attributes of Figures
 
     def start(self) -> None:
         """Start the thread, which loads the model and decodes a short prompt before all calls."""
@@ -176,17 +323,13 @@ class Service:
                 raise self._unavailable()
             lacking = self._queued + wanted - self._max_queue
             if lacking > 0:
+                seconds = math.ceil(lacking * self._busy / max(self._ended, 1))
                 raise Busy(
                     f"the queue holds {self._max_queue} outputs, {self._queued} wait already, and "
                     f"the request asks for {wanted}: wait and send the request again",
-                    self._seconds_for(lacking),
+                    min(max(1, seconds), MOST_SECONDS),
                 )
             self._queued += wanted
-
-    def _seconds_for(self, count: int) -> int:
-        """Guess in how many seconds some outputs will have ended."""
-        seconds = count * self._busy / max(self._ended, 1)
-        return min(max(1, math.ceil(seconds)), MOST_SECONDS)
 
     def _unavailable(self) -> Unavailable:
         if self.state == "loading":
@@ -210,7 +353,7 @@ class Service:
             self._decoder = decoder = self._load()
             if decoder.is_steady:
                 self._batch_size = 1
-            self._rehearse()
+            self._warm_up()
             with self._changed:
                 if self.state == "loading":
                     self.state = "ready"
@@ -221,12 +364,12 @@ class Service:
             self.failure = first_line(error)
             self._end_all("failed", FAILED)
 
-    def _rehearse(self) -> None:
+    def _warm_up(self) -> None:
         """Decode a short prompt, greedily and by sampling."""
         decoder = self.decoder
         source = [decoder.model.vocab_size // 2, decoder.model.eos_token_id]
         for sampler in (Sampler(), Sampler(1.0)):
-            own = RowOptions(sampler, REHEARSAL_TOKENS, None if sampler.greedy else 0)
+            own = RowOptions(sampler, WARM_UP_TOKENS, None if sampler.greedy else 0)
             batch = self._new_batch()
             batch.add([Request(0, source, own)])
             while batch.rows:
@@ -252,7 +395,7 @@ class Service:
                 log.exception("a round has failed")
                 self._fail_running()
                 batch = self._new_batch()
-                self._rehearse()
+                self._warm_up()
 
     def _wait(self) -> bool:
         """Wait until there is something to decode; return whether there is, and time for it."""
@@ -306,9 +449,8 @@ class Service:
                     self._totals["failures"] += not event.refused
                     continue
                 _, drafted, accepted = done.stats.last_round
-                self._totals["drafted"] += drafted
-                self._totals["accepted"] += accepted
-                self._totals["emitted"] += len(done.tokens) + (done.end_id is not None)
+                emitted = len(done.tokens) + (done.end_id is not None)
+                self._totals.update(drafted=drafted, accepted=accepted, emitted=emitted)
         deliver(zip(outputs, events, strict=True))
 
     def _fail_running(self) -> None:
@@ -316,7 +458,7 @@ class Service:
         with self._changed:
             outputs, self._running = [*self._running.values()], {}
             self._totals["failures"] += len(outputs)
-        deliver((output, output.failed(FAILED)) for output in outputs)
+        deliver((output, Event(output.number, error=FAILED)) for output in outputs)
 
     def _end_all(self, state: State, error: str) -> None:
         """End all outputs, those that wait as well, and take no more; in any thread."""
@@ -332,7 +474,7 @@ class Service:
             if state == "failed":
                 self._totals["failures"] += len(outputs)
             self._changed.notify_all()
-        deliver((output, output.failed(error)) for output in outputs)
+        deliver((output, Event(output.number, error=error)) for output in outputs)
 
 
 def encoded(decoder: SpeculativeDecoder, prompt: Prompt, max_tokens: int) -> list[int]:
@@ -357,3 +499,30 @@ def check_options(options: GenerationOptions) -> None:
     for name, given in refused.items():
         if given:
             raise ValueError(f"a server does not take {name}: leave it out")
+
+
+def deliver(events: Iterable[tuple[Output, Event]]) -> None:
+    """Send events to the calls of their outputs: one message to each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Call, Event]]] = {}
+    for output, event in events:
+        by_loop.setdefault(output.call.loop, []).append((output.call, event))
+    for loop, own in by_loop.items():
+        if not post(loop, own):
+            for call, _ in own:
+                call.cancelled = True  # nobody listens
+
+
+def post(loop: asyncio.AbstractEventLoop, events: Sequence[tuple[Call, Event | None]]) -> bool:
+    """Put events into the queues of their calls; return False if the loop has been closed."""
+
+    def put() -> None:
+        for call, event in events:
+            call.events.put_nowait(event)
+
+    try:
+        loop.call_soon_threadsafe(put)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        return False
+    return True
