@@ -6,6 +6,7 @@ escaped before it gets into one. Imports nothing of the package.
 
 from __future__ import annotations
 
+import math
 import operator
 import reprlib
 from dataclasses import field, fields
@@ -40,7 +41,10 @@ def check_number(name: str, value: Any) -> float:
     """
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ValueError(f"{name} must be a number, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # of an integer with hundreds of digits
+        return math.inf if value > 0 else -math.inf
 
 
 def option(

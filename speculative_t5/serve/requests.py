@@ -15,10 +15,10 @@ import asyncio
 import contextlib
 import difflib
 import json
-import math
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any, NoReturn
 
 from starlette.responses import JSONResponse, Response
@@ -30,11 +30,7 @@ from ..tokenizers import Prompt
 
 MOST_FIELDS = 100
 MOST_DIGITS = 1000  # of an integer
-LARGEST = 2**31 - 1  # of integers that the device computes with
-LARGEST_SEED = 2**63 - 1
-# Bounds on what decoding works through at every token, where other requests would wait for it.
-MOST_STOPS, MOST_WORDS, MOST_IDS, MOST_BIASES = 16, 100, 10_000, 1_000
-LONGEST = 500  # characters of a stop or a bad word, or ids of a bad word
+LARGEST = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
 LONGEST_NAME = 40  # characters of a field's name that may be misspelt
 UNREAD_BYTES, UNREAD_SECONDS = 16 * 2**20, 5.0  # of a body, to read after its refusal
 LOGPROBS = (
@@ -42,6 +38,56 @@ LOGPROBS = (
     "leave logprobs out"
 )
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+SAMPLING = GenerationOptions(temperature=1.0)  # with which each other option goes
+# Fields that would change the output and cannot, with the values that switch them off.
+OFF: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "min_p": (0,),
+    "ignore_eos": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "use_beam_search": (False,),
+    **{
+        option: (getattr(SAMPLING, option),)
+        for option in ("num_beams", "length_penalty", "early_stopping", "scores")
+    },
+}
+OTHERS = (
+    "model", "models", "prompt", "messages", "stream", "stream_options", "speculative_t5", "user",
+)  # fmt: skip
+# Fields with the options that they set. In chats max_tokens has the other name; it comes over it.
+UNSET = ("max_new_tokens", "num_return_sequences", "logits_processors", *OFF)
+OPTIONS = {
+    **{each.name: each.name for each in dataclass_fields(GenerationOptions)
+       if each.name not in UNSET},
+    "max_completion_tokens": "max_tokens",
+    "n": "num_return_sequences",
+}  # fmt: skip
+# Bounds on what decoding works through at every token, where other requests would wait for it.
+MOST_ENTRIES = {
+    "stop": 16, "bad_words": 100, "logit_bias": 1_000, "suppress_tokens": 10_000,
+    "stop_token_ids": 10_000, "forced_tokens": 10_000,
+}  # fmt: skip
+LONGEST = 500  # characters of a stop or a bad word, or ids of a bad word
 
 
 class Refused(Exception):
@@ -176,16 +222,13 @@ def parse_wanted(
         if name != "best_of" or fields[name] != fields.get("n"):  # all outputs are sent
             check_name(name, fields[name])
     changes = {
-        option: check(name, fields[name])
-        for name, (option, check) in OPTIONS.items()
+        option: parse_option(name, fields[name], most_tokens)
+        for name, option in OPTIONS.items()
         if name in fields
     }
     streaming = fields.get("stream_options", {})
     if not isinstance(streaming, Mapping):
         refuse("stream_options", "an object", streaming)
-    if changes.get("max_tokens", 0) > most_tokens:
-        name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
-        refuse(name, f"an integer from 1 to {most_tokens}", changes["max_tokens"])
     if draw_seeds:
         changes.setdefault("seed", secrets.randbelow(LARGEST))
     return Wanted(
@@ -222,11 +265,71 @@ def _options(defaults: GenerationOptions, changes: Mapping[str, Any]) -> Generat
         raise as_refusal(error) from error
 
 
+def parse_option(name: str, found: Any, most_tokens: int) -> Any:
+    """Return the value of the option that a field sets; what it may be, the option itself says."""
+    option = OPTIONS[name]
+    most = {"max_tokens": most_tokens, "seed": 2**63 - 1}.get(option, LARGEST)
+    if isinstance(found, int) and found > most:
+        refuse(name, f"at most {most}", found)
+    if isinstance(getattr(SAMPLING, option), bool):
+        return boolean(name, found)
+    if option in MOST_ENTRIES:
+        _check_entries(name, found)
+    value = found
+    if option == "top_k" and found == -1:  # which switches it off elsewhere
+        value = 0
+    if option == "logit_bias":
+        value = _biases(name, found)
+    try:
+        return getattr(replace(SAMPLING, **{option: value}), option)
+    except ValueError as error:
+        wrong, _, _ = str(error).partition(", got ")
+        subject, must, expected = wrong.replace(option, name).partition(" must be ")
+        if must:
+            refuse(subject, expected, found, param=name)
+        raise Refused(400, str(error), param=name) from error
+
+
 def as_refusal(error: ValueError, param: str | None = None) -> Refused:
-    """Return the refusal for an error of the decoder about a prompt or an option."""
+    """Return the refusal for an error of the decoder about a prompt or several options."""
     text = " ".join(str(error).split())
     named = text.split(" ", 1)[0]
     return Refused(400, text, param=named if named in OPTIONS else param)
+
+
+def _check_entries(name: str, found: Any) -> None:
+    """Refuse too many entries, and texts or lists of ids among them that are too long."""
+    if isinstance(found, list | dict) and len(found) > MOST_ENTRIES[name]:
+        raise Refused(
+            400, f"{name} has {len(found)} entries: give at most {MOST_ENTRIES[name]}", param=name
+        )
+    if name in ("stop", "bad_words"):
+        entries = found if isinstance(found, list) else [found]
+        longest = max((len(each) for each in entries if isinstance(each, str | list)), default=0)
+        if longest > LONGEST:
+            raise Refused(
+                400, f"{name} has an entry of length {longest}: give at most {LONGEST}", param=name
+            )
+
+
+def _biases(name: str, found: Any) -> dict[int, Any]:
+    """Return biases by ids, which are text in JSON."""
+    if not isinstance(found, dict):
+        refuse(name, "an object of ids and biases", found)
+    for token in found:
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            refuse(f"an id of {name}", "the digits of one", token, param=name)
+    return {int(token): bias for token, bias in found.items()}
+
+
+def boolean(name: str, found: Any) -> bool:
+    if not isinstance(found, bool):
+        refuse(name, "true or false", found)
+    return found
+
+
+def is_id(found: object) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and abs(found) <= LARGEST
 
 
 def _of_digits(digits: str) -> int:
@@ -304,9 +407,6 @@ def _part(name: str, part: object) -> str:
     return text
 
 
-Check = Callable[[str, Any], Any]
-
-
 def check_name(name: str, value: Any) -> None:
     """Refuse a field that would change the output and cannot, or whose name is misspelt."""
     if name in OFF:
@@ -329,9 +429,10 @@ def check_name(name: str, value: Any) -> None:
 
 def refuse(name: str, expected: str, found: object, *, param: str | None = None) -> NoReturn:
     """Refuse what a field, or a part of the field `param`, must not be."""
-    objects = found if isinstance(found, list) else [found]
-    if any(isinstance(each, Mapping) for each in objects):  # their colons would read like advice
-        kind = "a list that holds an object" if isinstance(found, list) else "an object"
+    if isinstance(found, Mapping):  # its colons would read like advice
+        kind = "an object"
+    elif isinstance(found, list) and "{" in shown(found):
+        kind = "a list that holds an object"
     else:
         kind = as_json(found)
     raise Refused(400, f"{name} must be {expected}, got {kind}", param=param or name)
@@ -341,149 +442,3 @@ def as_json(found: object) -> str:
     """Show a value of a request, in the words of JSON where Python has others."""
     words: dict[object, str] = {True: "true", False: "false", None: "null"}
     return words[found] if found is None or isinstance(found, bool) else shown(found)
-
-
-def boolean(name: str, found: Any) -> bool:
-    if not isinstance(found, bool):
-        refuse(name, "true or false", found)
-    return found
-
-
-def _integer(least: int, most: int = LARGEST) -> Check:
-    def check(name: str, found: Any) -> int:
-        if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
-            refuse(name, f"an integer from {least} to {most}", found)
-        return found
-
-    return check
-
-
-def _number(name: str, found: Any, *, param: str | None = None) -> float:
-    try:
-        number = float(found) if not isinstance(found, str | bool) else math.nan
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        refuse(name, "a number", found, param=param)
-    return number
-
-
-def _top_k(name: str, found: Any) -> int:
-    return 0 if found == -1 else _integer(0)(name, found)  # -1 switches it off elsewhere
-
-
-def is_id(found: object) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and abs(found) <= LARGEST
-
-
-def _ids(name: str, found: Any) -> tuple[int, ...]:
-    if not isinstance(found, list) or not all(map(is_id, found)):
-        refuse(name, "a list of ids", found)
-    _bound(name, found, MOST_IDS)
-    return tuple(found)
-
-
-def _set_of_ids(name: str, found: Any) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_ids(name, found)))
-
-
-def _forced(name: str, found: Any) -> str | tuple[int, ...]:
-    return found if isinstance(found, str) else _ids(name, found)
-
-
-def _bound(name: str, found: Collection[object], most: int) -> None:
-    """Refuse too many entries, and texts or lists of ids among them that are too long."""
-    if len(found) > most:
-        raise Refused(400, f"{name} has {len(found)} entries: give at most {most}", param=name)
-    longest = max((len(each) for each in found if isinstance(each, str | tuple)), default=0)
-    if longest > LONGEST:
-        raise Refused(
-            400, f"{name} has an entry of length {longest}: give at most {LONGEST}", param=name
-        )
-
-
-def _texts(name: str, found: Any) -> tuple[str, ...]:
-    texts = [found] if isinstance(found, str) else found
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-        refuse(name, "text or a list of texts", found)
-    if "" in texts:
-        raise Refused(400, f"{name} has a text that is empty: leave it out", param=name)
-    _bound(name, texts, MOST_STOPS)
-    return tuple(texts)
-
-
-def _words(name: str, found: Any) -> tuple[str | tuple[int, ...], ...]:
-    words = [found] if isinstance(found, str) else found
-    if not isinstance(words, list):
-        refuse(name, "text or a list of texts and of lists of ids", found)
-    checked = tuple(word if isinstance(word, str) else _ids(name, word) for word in words)
-    _bound(name, checked, MOST_WORDS)
-    return checked
-
-
-def _biases(name: str, found: Any) -> dict[int, float]:
-    if not isinstance(found, dict):
-        refuse(name, "an object of ids and biases", found)
-    _bound(name, found, MOST_BIASES)
-    biases = {}
-    for token, bias in found.items():
-        if not (token.isascii() and token.isdigit() and len(token) < 10):
-            refuse(f"an id of {name}", "the digits of one", token, param=name)
-        biases[int(token)] = _number(f"a bias of {name}", bias, param=name)
-    return biases
-
-
-# Fields with the options that they set.
-OPTIONS: dict[str, tuple[str, Check]] = {
-    "max_tokens": ("max_tokens", _integer(1)),
-    "max_completion_tokens": ("max_tokens", _integer(1)),  # its name in chats; comes over it
-    "temperature": ("temperature", _number),
-    "top_k": ("top_k", _top_k),
-    "top_p": ("top_p", _number),
-    "seed": ("seed", _integer(0, LARGEST_SEED)),
-    "n": ("num_return_sequences", _integer(1)),
-    "stop": ("stop", _texts),
-    "stop_token_ids": ("stop_token_ids", _set_of_ids),
-    "logit_bias": ("logit_bias", _biases),
-    "repetition_penalty": ("repetition_penalty", _number),
-    "no_repeat_ngram_size": ("no_repeat_ngram_size", _integer(0)),
-    "min_tokens": ("min_tokens", _integer(0)),
-    "suppress_tokens": ("suppress_tokens", _set_of_ids),
-    "bad_words": ("bad_words", _words),
-    "forced_tokens": ("forced_tokens", _forced),
-    "speculative": ("speculative", boolean),
-}
-# Fields that would change the output and cannot, with the values that switch them off.
-OFF: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (False,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "min_p": (0,),
-    "ignore_eos": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "use_beam_search": (False,),
-    "num_beams": (1,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
-    "scores": (False,),
-}
-OTHERS = (
-    "model", "models", "prompt", "messages", "stream", "stream_options", "speculative_t5", "user",
-)  # fmt: skip
