@@ -6,7 +6,6 @@ escaped before it gets into one. Imports nothing of the package.
 
 from __future__ import annotations
 
-import math
 import operator
 import reprlib
 from dataclasses import field, fields
@@ -37,14 +36,14 @@ def check_number(name: str, value: Any) -> float:
     """Return an option as a float.
 
     Raises:
-        ValueError: If it is not a real number.
+        ValueError: If it is not a real number, or an integer that is too large.
     """
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ValueError(f"{name} must be a number, got {value!r}")
     try:
         return float(value)
-    except OverflowError:  # of an integer with hundreds of digits
-        return math.inf if value > 0 else -math.inf
+    except OverflowError:
+        raise ValueError(f"{name} must be a number that a float holds, got a larger one") from None
 
 
 def option(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import check_integer, first_line
-from ..generation import GenerationOptions, SpeculativeDecoder
+from ..generation import DraftingOptions, GenerationOptions, SpeculativeDecoder
 from .options import DecoderOptions, RegularDecode, SamplingOptions, model_name, with_groups
 from .shaping import UNSHOWN, Chosen, ShapingOptions, choose, is_given, is_plain
 from .terminal import note
@@ -87,6 +87,7 @@ def serve(
             Service,
             Settings,
             bind,
+            check_options,
             check_origins,
             is_loopback,
             make_app,
@@ -106,9 +107,10 @@ def serve(
     check_origins(cors_origin or ())
     keys = read_keys(api_key_file) if api_key_file else []
     chosen = choose(ctx, options, sampling, shaping)
-    rows = batch_size_of(options, batch_size)
+    rows = DraftingOptions(steady=options.steady).rows(batch_size)
     load = Loader(chosen, plain=is_plain(chosen, regular_decode=regular_decode))
-    defaults = default_options(chosen)
+    defaults = GenerationOptions(**chosen.keywords)
+    check_options(defaults)
     settings = Settings(
         model_name(chosen.models.model), defaults, keys, cors_origin or (),
         local=is_loopback(host), most_tokens=max(MOST_TOKENS, defaults.max_tokens),
@@ -156,32 +158,6 @@ class Loader:
     def is_news(self, record: logging.LogRecord) -> bool:
         """Whether to log a record: not the traceback of what is one line at the end."""
         return record.exc_info is None or record.exc_info[1] is not self.error
-
-
-def batch_size_of(options: DecoderOptions, batch_size: int | None) -> int:
-    """Return how many outputs to decode side by side."""
-    if batch_size is None:
-        return 1 if options.steady else 16
-    if check_integer("--batch-size", batch_size, 1, 2**16) > 1 and options.steady:
-        raise ValueError(
-            f"--steady decodes one output at a time, got --batch-size {batch_size}: leave out one "
-            "of the two"
-        )
-    return batch_size
-
-
-def default_options(chosen: Chosen) -> GenerationOptions:
-    """Return the options of requests that give none; refuse what a server does not do."""
-    options = GenerationOptions(**chosen.keywords)
-    if options.num_beams != 1:
-        raise ValueError(
-            f"a server has no beam search, got --num-beams {options.num_beams}: leave it out"
-        )
-    if options.scores:
-        raise ValueError(
-            "a server gives no scores, which need finished outputs: leave --scores out"
-        )
-    return options
 
 
 def announce(settings: Settings, host: str, port: int) -> None:

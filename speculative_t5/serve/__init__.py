@@ -17,4 +17,5 @@ from .service import (
     State,
     Unavailable,
     WrongPrompt,
+    check_options,
 )

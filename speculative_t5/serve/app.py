@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..errors import shown
 from ..generation import Chunk, GenerationOptions
 from ..tokenizers import ChatTokenizer, Prompt
 from .metrics import Counted, Metrics, Stopwatch
+from .page import HEADERS, PAGE
 from .requests import (
     Refused,
     Wanted,
@@ -34,7 +36,7 @@ from .requests import (
     parse_wanted,
 )
 from .responses import DONE, Answer, EventStream, Write, as_event, unless_gone
-from .server import KeyGuard, SiteGuard, read_body
+from .server import Guard, check_key, check_site, read_body
 from .service import Busy, Call, Event, Service, Unavailable, WrongPrompt
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
@@ -89,7 +91,7 @@ def make_app(service: Service, settings: Settings) -> Starlette:
     origins = settings.cors_origins
     middleware = [
         Middleware(Counted, metrics=endpoints.measured, endpoints=PATHS),
-        Middleware(SiteGuard, local=settings.local, origins=origins),
+        Middleware(Guard, check=partial(check_site, local=settings.local, origins=origins)),
     ]
     if origins:  # before the keys, which browsers do not send when they ask whether they may
         methods, exposed = ["GET", "POST"], ["Retry-After"]
@@ -99,27 +101,24 @@ def make_app(service: Service, settings: Settings) -> Starlette:
         )  # fmt: skip
         middleware.append(cors)
     if settings.api_keys:
-        middleware.append(Middleware(KeyGuard, keys=settings.api_keys))
-    handlers: dict[Any, Any] = {
-        Refused: _refused, Unavailable: _unavailable, HTTPException: _unknown, Exception: _failed,
-    }  # fmt: skip
+        middleware.append(Middleware(Guard, check=partial(check_key, keys=settings.api_keys)))
+    handlers: dict[Any, Any] = dict.fromkeys(
+        (Refused, Unavailable, HTTPException, Exception), answer_error
+    )
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # paths are as they are
     return app
 
 
-async def _refused(_: Request, error: Refused) -> Response:
-    return error.response
-
-
-async def _unavailable(_: Request, error: Unavailable) -> Response:
-    """Answer while the queue is full or nothing is decoded; the request may come again."""
-    status, code = (429, "queue_full") if isinstance(error, Busy) else (503, None)
-    return Refused(status, f"{error}", code=code, retry_after=error.retry_after).response
-
-
-async def _unknown(request: Request, error: HTTPException) -> Response:
-    """Answer what has no route."""
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Answer a request that cannot be answered otherwise."""
+    if isinstance(error, Refused):
+        return error.response
+    if isinstance(error, Unavailable):
+        status, code = (429, "queue_full") if isinstance(error, Busy) else (503, None)
+        return Refused(status, f"{error}", code=code, retry_after=error.retry_after).response
+    if not isinstance(error, HTTPException):  # the server writes it to its log
+        return Refused(500, "the server failed to answer: see its log").response
     path, allowed = shown(request.url.path), (error.headers or {}).get("Allow")
     if allowed:
         message = f"{path} does not take {request.method}: use {allowed}"
@@ -130,11 +129,6 @@ async def _unknown(request: Request, error: HTTPException) -> Response:
             f"use {', '.join(PATHS)}"
         )
     return Refused(error.status_code, message, headers=error.headers).response
-
-
-async def _failed(_: Request, __: Exception) -> Response:
-    """Answer when the application itself has failed; the server writes the error to the log."""
-    return Refused(500, "the server failed to answer: see its log").response
 
 
 class Endpoints:
@@ -181,16 +175,7 @@ class Endpoints:
 
     async def page(self, _: Request) -> Response:
         """Show the page."""
-        from .page import CSP, PAGE
-
-        headers = {
-            "Content-Security-Policy": CSP,
-            "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",
-            "Referrer-Policy": "no-referrer",
-            "Cache-Control": "no-cache",
-        }
-        return HTMLResponse(PAGE, headers=headers)
+        return HTMLResponse(PAGE, headers=HEADERS)
 
     @property
     def _model(self) -> dict[str, Any]:

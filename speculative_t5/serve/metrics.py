@@ -15,17 +15,17 @@ from .service import Service
 PREFIX = "speculative_t5_"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # Attributes of Figures: what there is now, and totals.
-GAUGES = {
+GAUGES = ("queued", "rows", "seconds_since_round")
+HELP = {
     "queued": "Outputs that wait for a row.",
     "rows": "Outputs being decoded.",
-}
-TOTALS = {
-    "rounds": "Passes of the target.",
+    "rounds": "Passes of the target, each for all rows together.",
     "drafted": "Tokens that were drafted.",
     "accepted": "Drafted tokens that were accepted and emitted.",
     "emitted": "Tokens that were emitted, EOS included.",
     "prompt_tokens": "Tokens of prompts.",
-    "failures": "Failures in decoding.",
+    "failures": "Outputs that ended because decoding failed.",
+    "seconds_since_round": "Seconds since the last pass of the target, if there was one.",
 }
 
 
@@ -62,13 +62,10 @@ class _FromService(Collector):
         figures = self._service.figures()
         ready = float(figures.state == "ready")
         yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are decoded.", value=ready)
-        for name, text in GAUGES.items():
-            yield GaugeMetricFamily(PREFIX + name, text, value=getattr(figures, name))
-        for name, text in TOTALS.items():
-            yield CounterMetricFamily(PREFIX + name, text, value=getattr(figures, name))
-        if (seconds := figures.seconds_since_round) is not None:
-            text = "Seconds since the last pass of the target."
-            yield GaugeMetricFamily(f"{PREFIX}seconds_since_round", text, value=seconds)
+        for name, text in HELP.items():
+            family = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
+            if (value := getattr(figures, name)) is not None:
+                yield family(PREFIX + name, text, value=value)
 
 
 class Counted:

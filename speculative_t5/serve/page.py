@@ -1,7 +1,7 @@
 """The page at `/`, which shows outputs as they come, each token shaded by its origin.
 
-`PAGE` is the whole page, and `CSP` the Content-Security-Policy to send with it: the page loads
-nothing, runs no script but its own, and connects to its own server only.
+`PAGE` is the whole page, and `HEADERS` are to be sent with it: the page loads nothing, runs no
+script but its own, and connects to its own server only.
 """
 
 from __future__ import annotations
@@ -44,3 +44,10 @@ def _policy(page: str) -> str:
 
 PAGE = _page()
 CSP = _policy(PAGE)
+HEADERS = {
+    "Content-Security-Policy": CSP,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
 import hmac
 import ipaddress
 import resource
@@ -216,45 +215,64 @@ def is_loopback(host: str) -> bool:
         return host.lower().rstrip(".") == "localhost"
 
 
-class SiteGuard:
-    """Refuses requests that a browser makes for another site.
+class Guard:
+    """Refuses what a check refuses, which sees a request's scope and headers."""
+
+    def __init__(self, app: ASGIApp, *, check: Callable[[Scope, Headers], None]) -> None:
+        self._app = app
+        self._check = check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["type"] == "http":
+                self._check(scope, Headers(scope=scope))
+        except Refused as refused:
+            await refused.response(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def check_site(
+    scope: Scope, headers: Headers, *, local: bool, origins: Collection[str] = ()
+) -> None:
+    """Refuse requests that a browser makes for another site.
 
     A page anywhere may let its own name point to 127.0.0.1, and then reads what the server here
     answers; the Host header still has that name. And it may send a request blindly, of which
     browsers say that it is cross-site.
 
     Args:
-        app: The application behind it.
+        scope: Of the request.
+        headers: Of the request.
         local: Whether the server is reached from this machine only, where Host is checked.
         origins: The sites that may ask; "*" is all.
     """
+    if local and not is_local_name(headers.get("host", "localhost")):
+        raise Refused(
+            403, f"the Host header is {shown(headers['host'])}, and this server answers only "
+            "to names of its own machine: use localhost, or start it with another --host",
+        )  # fmt: skip
+    origin = headers.get("origin")
+    allowed = "*" in origins or origin in origins
+    if scope["method"] == "POST" and is_foreign(headers) and not allowed:
+        site = f"the site {shown(origin)}" if origin else "another site"
+        raise Refused(
+            403, f"the request comes from {site}, which may not use this server: give "
+            "its origin with --cors-origin when starting the server",
+        )  # fmt: skip
 
-    def __init__(self, app: ASGIApp, *, local: bool, origins: Collection[str] = ()) -> None:
-        self._app = app
-        self._local = local
-        self._origins = origins
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refused(scope) if scope["type"] == "http" else None
-        await (refused.response if refused else self._app)(scope, receive, send)
-
-    def _refused(self, scope: Scope) -> Refused | None:
-        headers = Headers(scope=scope)
-        if self._local and not is_local_name(headers.get("host", "localhost")):
-            return Refused(
-                403, f"the Host header is {shown(headers['host'])}, and this server answers only "
-                "to names of its own machine: use localhost, or start it with another --host",
-            )  # fmt: skip
-        if is_foreign(headers) and scope["method"] == "POST" and not {
-            "*", headers.get("origin"),
-        }.intersection(self._origins):  # fmt: skip
-            origin = headers.get("origin")
-            site = f"the site {shown(origin)}" if origin else "another site"
-            return Refused(
-                403, f"the request comes from {site}, which may not use this server: give "
-                "its origin with --cors-origin when starting the server",
-            )  # fmt: skip
-        return None
+def check_key(scope: Scope, headers: Headers, *, keys: Collection[str]) -> None:
+    """Refuse requests without one of the API keys, except for what is public."""
+    scheme, _, rest = headers.get("authorization", "").partition(" ")
+    found = rest.strip().encode("latin-1")  # as headers are read
+    # All are compared, each in constant time.
+    right = [hmac.compare_digest(found, key.encode()) for key in keys]
+    if scope["path"] not in PUBLIC and not (any(right) and scheme.lower() == "bearer"):
+        raise Refused(
+            401, "the API key is missing or is not valid here: send a valid one as "
+            "Authorization: Bearer KEY", code="invalid_api_key",
+        )  # fmt: skip
 
 
 def is_foreign(headers: Headers) -> bool:
@@ -275,35 +293,6 @@ def is_local_name(host: str) -> bool:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:  # of brackets, say
         return False
-
-
-class KeyGuard:
-    """Refuses requests without one of the API keys, except for what is public."""
-
-    def __init__(self, app: ASGIApp, *, keys: Collection[str]) -> None:
-        self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guarded = scope["type"] == "http" and scope["path"] not in PUBLIC
-        refused = None
-        if guarded and not self._knows(Headers(scope=scope).get("authorization", "")):
-            refused = Refused(
-                401, "the API key is missing or is not valid here: send a valid one as "
-                "Authorization: Bearer KEY", code="invalid_api_key",
-            )  # fmt: skip
-        await (refused.response if refused else self._app)(scope, receive, send)
-
-    def _knows(self, authorization: str) -> bool:
-        scheme, _, key = authorization.partition(" ")
-        given = _digest(key.strip().encode("latin-1"))  # as headers are read
-        # All are compared, each in constant time.
-        right = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return any(right) and scheme.lower() == "bearer"
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 def read_keys(path: Path) -> list[str]:

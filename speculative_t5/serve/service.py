@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
@@ -82,19 +82,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Figures:
-    """Totals since the start, without the warm-up.
-
-    Attributes:
-        queued: Outputs that wait for a row.
-        rows: Outputs that are being decoded.
-        rounds: Passes of the target, each for all rows together.
-        drafted: Tokens proposed.
-        accepted: Proposed tokens that were accepted and emitted.
-        emitted: Tokens emitted, EOS included.
-        prompt_tokens: Of all calls that were accepted.
-        failures: Outputs that ended because decoding failed.
-        seconds_since_round: Since the end of the last round, also of a warm-up; None before it.
-    """
+    """What there is now, and totals since the start without the warm-up; see `metrics.HELP`."""
 
     state: State
     queued: int = 0
@@ -128,6 +116,7 @@ class Output:
             return Event(self.number, error=FAILED)
 
 
+@dataclass(eq=False)
 class Call:
     """One request being decoded: an asynchronous iterator over the events of its outputs.
 
@@ -135,45 +124,41 @@ class Call:
     cancels it.
 
     Attributes:
+        loop: Where its events are read.
         prompt_tokens: Number of ids of each prompt.
         num_outputs: Samples of all prompts together.
+        forget: Takes it out of the service when it is cancelled.
         cancelled: Whether `cancel` has been called.
         waiting: The outputs that have no row yet; guarded by the service's lock.
+        events: What is to be read; None once the call is cancelled.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        prompt_tokens: list[int],
-        num_outputs: int,
-        forget: Callable[[Call], None],
-    ) -> None:
-        self.loop = loop
-        self.prompt_tokens = prompt_tokens
-        self.num_outputs = num_outputs
-        self.cancelled = False
-        self.waiting: deque[Output] = deque()
-        self._forget = forget
-        self._left = num_outputs  # that have not ended; of the event loop's thread
-        self.events: asyncio.Queue[Event | None] = asyncio.Queue()  # None: cancelled
+    loop: asyncio.AbstractEventLoop
+    prompt_tokens: list[int]
+    num_outputs: int
+    forget: Callable[[Call], None]
+    cancelled: bool = False
+    waiting: deque[Output] = field(default_factory=deque)
+    events: asyncio.Queue[Event | None] = field(default_factory=asyncio.Queue)
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        left = self.num_outputs  # that have not ended
         try:
-            while self._left:
+            while left:
                 event = await self.events.get()
                 if event is None:
                     return
-                self._left -= event.is_last
+                left -= event.is_last
                 yield event
         finally:
-            if self._left:
+            if left:
                 self.cancel()
 
     def cancel(self) -> None:
         """End the call from any thread, once; its rows are free within a round."""
         if not self.cancelled:
             self.cancelled = True
-            self._forget(self)
+            self.forget(self)
             post(self.loop, [(self, None)])
 
 
@@ -207,7 +192,7 @@ class Service:
         self.state: State = "loading"
         self.failure: str | None = None
         self._calls: deque[Call] = deque()  # with outputs that wait, the next one first
-        self._queued = 0  # outputs that wait, or are about to
+        self._reserved = 0  # places in the queue, for outputs of calls that are about to wait
         self._running: dict[int, Output] = {}  # by the index of the request
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
         self._last_round: float | None = None  # in the same time
@@ -262,17 +247,15 @@ class Service:
                 request = Request(next(self._numbers), source, own, number)
                 maker = ChunkMaker(options.detokenizer(decoder.tokenizer))
                 call.waiting.append(Output(call, number, request, maker))
-        except BaseException:
             with self._changed:
-                self._queued -= wanted
-            raise
-        with self._changed:
-            if self.state != "ready":
-                self._queued -= wanted
-                raise self._unavailable()
-            self._totals["prompt_tokens"] += sum(call.prompt_tokens)
-            self._calls.append(call)
-            self._changed.notify_all()
+                if self.state != "ready":
+                    raise self._unavailable()
+                self._totals["prompt_tokens"] += sum(call.prompt_tokens)
+                self._calls.append(call)
+                self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._reserved -= wanted
         return call
 
     def figures(self) -> Figures:
@@ -329,7 +312,12 @@ class Service:
                     f"the request asks for {wanted}: wait and send the request again",
                     min(max(1, seconds), MOST_SECONDS),
                 )
-            self._queued += wanted
+            self._reserved += wanted
+
+    @property
+    def _queued(self) -> int:
+        """How many outputs wait for a row, or are about to."""
+        return self._reserved + sum(len(call.waiting) for call in self._calls)
 
     def _unavailable(self) -> Unavailable:
         if self.state == "loading":
@@ -342,7 +330,6 @@ class Service:
     def _forget(self, call: Call) -> None:
         """Take a cancelled call's outputs out of the queue; its rows end before the next round."""
         with self._changed:
-            self._queued -= len(call.waiting)
             call.waiting.clear()
             self._changed.notify_all()
 
@@ -429,7 +416,6 @@ class Service:
                 self._calls.remove(call)
                 self._calls.append(call)
             self._calls = deque(call for call in self._calls if call.waiting)
-            self._queued -= len(joining)
             self._running = kept | {output.request.index: output for output in joining}
             return [output.request for output in joining]
 
@@ -470,7 +456,6 @@ class Service:
             for call in self._calls:
                 call.waiting.clear()
             self._calls.clear()
-            self._queued -= len(waiting)
             if state == "failed":
                 self._totals["failures"] += len(outputs)
             self._changed.notify_all()
@@ -491,14 +476,14 @@ def encoded(decoder: SpeculativeDecoder, prompt: Prompt, max_tokens: int) -> lis
 
 def check_options(options: GenerationOptions) -> None:
     """Refuse what outputs that are sent as they grow, or that come from outside, cannot have."""
-    refused = {
-        "scores": options.scores,
-        "num_beams": options.num_beams != 1,
-        "logits_processors": options.logits_processors,
-    }
-    for name, given in refused.items():
-        if given:
-            raise ValueError(f"a server does not take {name}: leave it out")
+    if options.num_beams != 1:
+        raise ValueError(
+            f"a server has no beam search, got num_beams {options.num_beams}: leave it out"
+        )
+    if options.scores:
+        raise ValueError("a server gives no scores, which need finished outputs: leave scores out")
+    if options.logits_processors:
+        raise ValueError("a server takes no logits_processors: leave them out")
 
 
 def deliver(events: Iterable[tuple[Output, Event]]) -> None:
