@@ -66,7 +66,7 @@ class FakeCall:
     def num_outputs(self) -> int:
         return len(self.prompts) * self.options.num_return_sequences
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def events(self, patience: float | None = None) -> AsyncIterator[Event | None]:
         count = self.options.num_return_sequences
         waiting = {
             i: rounds_of(self.prompts[i // count], i % count, self.options)
@@ -78,7 +78,11 @@ class FakeCall:
                 chunk = chunks.pop(0)
                 if STALL.upper() in chunk.text:
                     self.stalled.set()
-                    await self.service.held.wait()
+                    while not self.service.held.is_set():
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(self.service.held.wait(), patience)
+                            break
+                        yield None
                 if VANISH.upper() in chunk.text:
                     return
                 if FORBIDDEN.upper() in chunk.text:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from speculative_t5.generation import GenerationOptions
+from speculative_t5.serve import Settings, make_app
 from speculative_t5.serve.responses import as_event
 
 import pytest
@@ -173,6 +175,35 @@ def test_a_stream_that_waits_gets_pings() -> None:
             assert next(line for line in lines if line.startswith(":")) == ": ping"
             served.service.let_go()
             assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_the_last_events_come_with_the_end() -> None:
+    """One write instead of several, for the last round, its reason and the end."""
+    bodies: list[tuple[bytes, bool]] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            bodies.append((message["body"], message["more_body"]))
+
+    async def receive() -> Any:
+        if asked:
+            return {"type": "http.request", "body": asked.pop(), "more_body": False}
+        await asyncio.Event().wait()
+
+    async def ask() -> None:
+        service = FakeService()
+        service.start()
+        app = make_app(cast(Any, service), Settings("tiny", GenerationOptions()))
+        await app(scope, receive, send)
+        assert service.calls[0].cancelled.is_set()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asked = [b'{"prompt": "a b c", "stream": true}']
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    asyncio.run(ask())
+    (first, more), (last, no_more) = bodies
+    assert b"A B" in first and b" C" in last and last.endswith(b'"stop"}]}\n\ndata: [DONE]\n\n')
+    assert more and not no_more
 
 
 def test_a_t5_answers_the_last_message_of_the_user(served: Served) -> None:

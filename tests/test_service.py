@@ -32,7 +32,7 @@ async def collect(call: Call) -> Outputs:
     tokens: list[list[int]] = [[] for _ in range(call.num_outputs)]
     texts = [""] * call.num_outputs
     reasons = [""] * call.num_outputs
-    async for event in call:
+    async for event in call.events():
         assert not reasons[event.output], "no event follows the last one"
         if event.chunk is None:
             assert event.error
@@ -134,31 +134,6 @@ def test_calls_get_what_the_decoder_gives_them_alone(kind: str) -> None:
     run(test)
 
 
-def test_several_event_loops_share_a_service() -> None:
-    decoder = make_decoder("t5", "model")
-    served = Service(lambda: decoder, batch_size=3)
-    served.start()
-    options = {"max_tokens": 13, "temperature": 1.0}
-    expected = [by_decoder(decoder, [prompt], options) for prompt in prompts(8)]
-    found: dict[int, Outputs] = {}
-
-    def caller(place: int) -> None:
-        async def test() -> None:
-            await until(lambda: served.state == "ready")
-            call = served.submit([prompts(8)[place]], GenerationOptions(**options))
-            found[place] = await collect(call)
-
-        run(test)
-
-    threads = [threading.Thread(target=caller, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    asyncio.run(served.stop(10))
-    assert [found[i] for i in range(8)] == expected
-
-
 class Gate:
     """Holds rounds back until it is opened, and lets single ones pass."""
 
@@ -221,7 +196,7 @@ def test_a_cancelled_call_frees_its_rows_and_others_go_on(kind: str, gate: Gate)
             await until(lambda: served.figures().rows == 2 and served.figures().queued == 0)
             gate.open()
             assert await collect(staying) == by_decoder(decoder, [prompts()[1]], {"max_tokens": 9})
-            assert [event async for event in leaving if event.error] == []
+            assert [event async for event in leaving.events()] == []
             assert served.figures().failures == 0
             other.cancel()
 
@@ -232,7 +207,7 @@ def test_leaving_the_iteration_cancels_the_call() -> None:
     decoder, forever = endless()
 
     async def reader(call: Call) -> None:
-        async for _ in call:
+        async for _ in call.events():
             pass
 
     async def test() -> None:
@@ -245,15 +220,8 @@ def test_leaving_the_iteration_cancels_the_call() -> None:
                 await task
             assert call.cancelled
             await until(lambda: served.figures().rows == 0)
-            # As does a loop that ends without a word.
-            abandoned = await asyncio.to_thread(asyncio.run, submitted(served, forever))
-            await until(lambda: abandoned.cancelled and served.figures().rows == 0)
 
     run(test)
-
-
-async def submitted(served: Service, options: GenerationOptions) -> Call:
-    return served.submit([prompts()[0]], options)
 
 
 def test_the_queue_is_bounded_and_counted_before_work(
@@ -295,7 +263,7 @@ def test_calls_take_turns(gate: Gate) -> None:
     order: list[str] = []
 
     async def follow(name: str, call: Call) -> None:
-        async for event in call:
+        async for event in call.events():
             if event.is_last:
                 order.append(name)
 
@@ -612,6 +580,29 @@ def test_an_adaptive_decoder_drafts_a_fixed_number() -> None:
         async with serving(lambda: adaptive) as served:
             found = await collect(served.submit(prompts(3), GenerationOptions(**options)))
             assert found == expected
+
+    run(test)
+
+
+def test_only_a_call_that_waits_has_events_of_silence() -> None:
+    """By a clock that stands still until it is moved."""
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        loop.time = lambda: now  # type: ignore[method-assign]
+        call = Call([1], 1, forget=lambda call: None)
+        events = call.events(patience=10)
+        for seconds, moves in ((9, True), (9, True), (11, False), (11, False), (9, True)):
+            waiting = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0)
+            now += seconds
+            await asyncio.sleep(0)  # what is due now is run
+            if moves:
+                call.queue.put_nowait(Event(0))
+            assert await waiting == (Event(0) if moves else None)
+        await events.aclose()
+        assert call.cancelled
 
     run(test)
 

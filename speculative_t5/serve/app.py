@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,11 +26,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import shown
 from ..generation import Chunk, GenerationOptions
 from ..tokenizers import ChatTokenizer, Prompt
-from .metrics import Counted, Metrics, Stopwatch
 from .page import HEADERS, PAGE
 from .requests import (
     Refused,
@@ -35,7 +43,7 @@ from .requests import (
     parse_prompts,
     parse_wanted,
 )
-from .responses import DONE, Answer, EventStream, Write, as_event, unless_gone
+from .responses import DONE, PING, Answer, EventStream, as_event, unless_gone
 from .server import Guard, check_key, check_site, read_body
 from .service import Busy, Call, Event, Service, Unavailable, WrongPrompt
 
@@ -47,6 +55,21 @@ PATHS = {
     "/health": ("GET", "health"),
     "/metrics": ("GET", "metrics"),
     "/": ("GET", "page"),
+}
+PREFIX = "speculative_t5_"
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+# Attributes of Figures: what there is now, and totals.
+GAUGES = ("queued", "rows", "seconds_since_round")
+HELP = {
+    "queued": "Outputs that wait for a row.",
+    "rows": "Outputs being decoded.",
+    "rounds": "Passes of the target, each for all rows together.",
+    "drafted": "Tokens that were drafted.",
+    "accepted": "Drafted tokens that were accepted and emitted.",
+    "emitted": "Tokens that were emitted, EOS included.",
+    "prompt_tokens": "Tokens of prompts.",
+    "failures": "Outputs that ended because decoding failed.",
+    "seconds_since_round": "Seconds since the last pass of the target, if there was one.",
 }
 STALLED = 120.0  # seconds without a round while a request waits
 
@@ -90,7 +113,7 @@ def make_app(service: Service, settings: Settings) -> Starlette:
     routes.append(Route("/v1/models/{model:path}", endpoints.model))
     origins = settings.cors_origins
     middleware = [
-        Middleware(Counted, metrics=endpoints.measured, endpoints=PATHS),
+        Middleware(Counted, registry=endpoints.registry),
         Middleware(Guard, check=partial(check_site, local=settings.local, origins=origins)),
     ]
     if origins:  # before the keys, which browsers do not send when they ask whether they may
@@ -138,8 +161,16 @@ class Endpoints:
         self._service = service
         self._settings = settings
         self._created = int(time.time())
-        self._running: set[Stopwatch] = set()
-        self.measured = Metrics(service)
+        self._began: dict[Call, float] = {}  # in the time of time.monotonic
+        self.registry = CollectorRegistry()
+        self.registry.register(FromService(service))
+        self._first_token, self._whole_request = (
+            Histogram(f"{PREFIX}{name}_seconds", text, buckets=SECONDS, registry=self.registry)
+            for name, text in (
+                ("first_token", "From a request to the first tokens of its outputs."),
+                ("request", "From a request to the end of its outputs."),
+            )
+        )
 
     async def completions(self, request: Request) -> Response:
         """Continue or rewrite one or several prompts."""
@@ -163,7 +194,7 @@ class Endpoints:
         figures = self._service.figures()
         state: str = figures.state
         since, now = figures.seconds_since_round, time.monotonic()
-        waiting = max((now - each.began for each in self._running), default=0.0)
+        waiting = max((now - began for began in self._began.values()), default=0.0)
         still = since is None or since > STALLED
         if state == "ready" and figures.queued + figures.rows and waiting > STALLED and still:
             state = "stalled"
@@ -171,7 +202,8 @@ class Endpoints:
 
     async def metrics(self, _: Request) -> Response:
         """Show the metrics."""
-        return Response(self.measured.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        text = generate_latest(self.registry)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def page(self, _: Request) -> Response:
         """Show the page."""
@@ -201,10 +233,7 @@ class Endpoints:
             prompt_tokens=sum(call.prompt_tokens),
         )  # fmt: skip
         if wanted.stream:
-            return EventStream(
-                lambda write: self._stream(call, answer, wanted, write),
-                close=call.cancel, ping_seconds=settings.ping_seconds,
-            )  # fmt: skip
+            return EventStream(self._parts(call, answer, wanted), close=call.cancel)
         try:
             whole = await unless_gone(request.receive, self._whole(call, answer))
         finally:
@@ -234,46 +263,56 @@ class Endpoints:
             pass
         return answer.whole()
 
-    async def _stream(self, call: Call, answer: Answer, wanted: Wanted, write: Write) -> str:
-        """Write the events of a call, and return those that end the stream.
+    async def _parts(
+        self, call: Call, answer: Answer, wanted: Wanted
+    ) -> AsyncGenerator[tuple[str, bool], None]:
+        """Yield the parts of a stream, and whether more will come.
 
         The last round comes with the end: one write instead of four.
         """
         if opening := answer.opening():
-            await write(opening)
+            yield opening, True
         text = ""
         try:
-            async with aclosing(self._rounds(call, answer)) as rounds:
-                async for index, chunk in rounds:
-                    text = answer.round(index, chunk)
+            async with aclosing(self._rounds(call, answer, self._settings.ping_seconds)) as rounds:
+                async for added in rounds:
+                    text = answer.round(*added) if added else PING
                     if not answer.is_whole:
-                        await write(text)
+                        yield text, True
+            text += answer.usage() if wanted.usage else ""
         except Refused as failure:
-            return as_event(failure.body) + DONE
-        return text + (answer.usage() if wanted.usage else "") + DONE
+            text = as_event(failure.body)
+        yield text + DONE, False
 
-    async def _rounds(self, call: Call, answer: Answer) -> AsyncGenerator[tuple[int, Chunk], None]:
-        """Yield each round of a call with the number of its output, and add it to the answer.
+    async def _rounds(
+        self, call: Call, answer: Answer, patience: float | None = None
+    ) -> AsyncGenerator[tuple[int, Chunk] | None, None]:
+        """Add each round to the answer and yield it with the number of its output.
+
+        None comes whenever there has been no round for `patience` seconds.
 
         Raises:
             Refused: If an output fails, or has no end.
         """
-        watch = Stopwatch(self.measured)
-        self._running.add(watch)
+        self._began[call] = began = time.monotonic()
         try:
-            async with aclosing(aiter(call)) as events:
+            async with aclosing(call.events(patience)) as events:
                 async for event in events:
+                    if event is None:
+                        yield None
+                        continue
                     if event.chunk is None:
                         raise self._failure(event)
-                    watch.saw_tokens()
+                    if answer.is_empty:
+                        self._first_token.observe(time.monotonic() - began)
                     answer.add(event.output, event.chunk)
                     if answer.is_whole:
-                        watch.ended()
+                        self._whole_request.observe(time.monotonic() - began)
                     yield event.output, event.chunk
             if not answer.is_whole:
                 raise self._failure(None)
         finally:
-            self._running.discard(watch)
+            del self._began[call]
 
     def _failure(self, event: Event | None) -> Refused:
         """Return the refusal for outputs that ended by an error, or without an end."""
@@ -283,3 +322,49 @@ class Endpoints:
         text = event and event.error
         text = text or "decoding ended before the output did: send the request again"
         return Refused(503 if stopping else 500, text)
+
+
+class FromService(Collector):
+    """Turns the service's figures into metrics."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self._service.figures()
+        ready = float(figures.state == "ready")
+        yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are decoded.", value=ready)
+        for name, text in HELP.items():
+            family = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
+            if (value := getattr(figures, name)) is not None:
+                yield family(PREFIX + name, text, value=value)
+
+
+class Counted:
+    """Counts responses by endpoint and status, those of the guards included."""
+
+    def __init__(self, app: ASGIApp, *, registry: CollectorRegistry) -> None:
+        self._app = app
+        self._requests = Counter(
+            f"{PREFIX}requests", "Requests that were answered.", ["endpoint", "status"],
+            registry=registry,
+        )  # fmt: skip
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            # A path below an endpoint counts with it; others are one, or clients could name many.
+            path = scope["path"]
+            known = "/v1/models" if path.startswith("/v1/models/") else path
+            self._requests.labels(known if known in PATHS else "other", str(status)).inc()

@@ -11,7 +11,8 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -21,7 +22,6 @@ from ..decoding import FinishReason, Stats
 from ..generation import Chunk
 
 T = TypeVar("T")
-Write = Callable[[str], Awaitable[None]]
 REASONS: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length"}
 DONE = "data: [DONE]\n\n"
 PING = ": ping\n\n"
@@ -60,6 +60,11 @@ class Answer:
     def is_whole(self) -> bool:
         """Whether all outputs have ended."""
         return self._left == 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no output has a round."""
+        return not any(self._texts)
 
     def add(self, index: int, chunk: Chunk) -> None:
         """Add one round of one output."""
@@ -164,27 +169,20 @@ class EventStream(Response):
     """Server-sent events, ended as soon as the client has gone.
 
     Args:
-        produce: Writes the events, and returns the last of them, which are sent with the end of the
-            response; it is cancelled when the client goes.
+        parts: Yields texts of events, and whether more will come; it is cancelled when the client
+            goes.
         close: Called at the end, whatever it is.
-        ping_seconds: After how long without an event there is a comment.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        produce: Callable[[Write], Coroutine[Any, Any, str]],
-        *,
-        close: Callable[[], None],
-        ping_seconds: float,
+        self, parts: AsyncGenerator[tuple[str, bool], None], *, close: Callable[[], None]
     ) -> None:
-        self._produce = produce
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._parts = parts
         self._close = close
-        self._ping_seconds = ping_seconds
-        self.status_code = 200
-        self.background = None
-        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -193,28 +191,9 @@ class EventStream(Response):
             self._close()
 
     async def _send(self, send: Send) -> None:
-        """Send the response, with a comment whenever nothing else has been sent for a while."""
-        now = asyncio.get_running_loop().time
-        latest, sending = now(), asyncio.Lock()
-
-        async def write(text: str, more: bool = True) -> None:
-            nonlocal latest
-            latest = now()
-            body = {"type": "http.response.body", "body": text.encode(), "more_body": more}
-            async with sending:
-                await send(body)
-
-        async def ping() -> None:
-            while True:
-                await asyncio.sleep(max(0.0, latest + self._ping_seconds - now()))
-                if now() - latest >= self._ping_seconds:
-                    await write(PING)
-
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        pinging = asyncio.create_task(ping())
-        try:
-            last = await self._produce(write)
-        finally:
-            pinging.cancel()
-            await asyncio.wait((pinging,))
-        await write(last, more=False)
+        async with aclosing(self._parts) as parts:
+            async for text, more in parts:
+                await send({
+                    "type": "http.response.body", "body": text.encode(), "more_body": more,
+                })  # fmt: skip

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
@@ -82,7 +82,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Figures:
-    """What there is now, and totals since the start without the warm-up; see `metrics.HELP`."""
+    """What there is now, and totals since the start without the warm-up: see `app.HELP`."""
 
     state: State
     queued: int = 0
@@ -118,36 +118,39 @@ class Output:
 
 @dataclass(eq=False)
 class Call:
-    """One request being decoded: an asynchronous iterator over the events of its outputs.
-
-    It ends when all outputs have ended, or when the call is cancelled. Leaving the iteration early
-    cancels it.
+    """One request being decoded.
 
     Attributes:
-        loop: Where its events are read.
         prompt_tokens: Number of ids of each prompt.
         num_outputs: Samples of all prompts together.
         forget: Takes it out of the service when it is cancelled.
         cancelled: Whether `cancel` has been called.
         waiting: The outputs that have no row yet; guarded by the service's lock.
-        events: What is to be read; None once the call is cancelled.
+        queue: Events that have not been read.
     """
 
-    loop: asyncio.AbstractEventLoop
     prompt_tokens: list[int]
     num_outputs: int
     forget: Callable[[Call], None]
     cancelled: bool = False
     waiting: deque[Output] = field(default_factory=deque)
-    events: asyncio.Queue[Event | None] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
-    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+    async def events(self, patience: float | None = None) -> AsyncGenerator[Event | None, None]:
+        """Yield the events of all outputs until they have ended, or the call is cancelled.
+
+        None comes whenever there has been no event for `patience` seconds. Leaving early cancels
+        the call.
+        """
         left = self.num_outputs  # that have not ended
         try:
-            while left:
-                event = await self.events.get()
-                if event is None:
-                    return
+            while left and not self.cancelled:
+                try:
+                    async with asyncio.timeout(patience):
+                        event = await self.queue.get()
+                except TimeoutError:
+                    yield None
+                    continue
                 left -= event.is_last
                 yield event
         finally:
@@ -155,11 +158,9 @@ class Call:
                 self.cancel()
 
     def cancel(self) -> None:
-        """End the call from any thread, once; its rows are free within a round."""
-        if not self.cancelled:
-            self.cancelled = True
-            self.forget(self)
-            post(self.loop, [(self, None)])
+        """End the call; its rows are free within a round."""
+        self.cancelled = True
+        self.forget(self)
 
 
 class Service:
@@ -200,7 +201,11 @@ class Service:
         self._totals: Counter[str] = Counter()  # by attributes of Figures
 
     def start(self) -> None:
-        """Start the thread, which loads the model and decodes a short prompt before all calls."""
+        """Start the thread, which loads the model and decodes a short prompt before all calls.
+
+        To be called in the event loop that is to use the service.
+        """
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     @property
@@ -216,7 +221,7 @@ class Service:
         return self._decoder
 
     def submit(self, prompts: Sequence[Prompt], options: GenerationOptions) -> Call:
-        """Let a call join; to be called in a running event loop.
+        """Let a call join; to be called in the service's event loop.
 
         Raises:
             Busy: If there is no room in the queue; nothing has been tokenized then.
@@ -241,7 +246,7 @@ class Service:
             decoder = self.decoder
             sources = [encoded(decoder, prompt, options.max_tokens) for prompt in prompts]
             own = decoder.bind(options)
-            call = Call(asyncio.get_running_loop(), [*map(len, sources)], wanted, self._forget)
+            call = Call([*map(len, sources)], wanted, self._forget)
             for number in range(wanted):
                 source = sources[number // samples]
                 request = Request(next(self._numbers), source, own, number)
@@ -437,14 +442,14 @@ class Service:
                 _, drafted, accepted = done.stats.last_round
                 emitted = len(done.tokens) + (done.end_id is not None)
                 self._totals.update(drafted=drafted, accepted=accepted, emitted=emitted)
-        deliver(zip(outputs, events, strict=True))
+        self._send(outputs, events)
 
     def _fail_running(self) -> None:
         """End the outputs of a batch that has failed."""
         with self._changed:
             outputs, self._running = [*self._running.values()], {}
             self._totals["failures"] += len(outputs)
-        deliver((output, Event(output.number, error=FAILED)) for output in outputs)
+        self._send(outputs, [Event(output.number, error=FAILED) for output in outputs])
 
     def _end_all(self, state: State, error: str) -> None:
         """End all outputs, those that wait as well, and take no more; in any thread."""
@@ -459,7 +464,17 @@ class Service:
             if state == "failed":
                 self._totals["failures"] += len(outputs)
             self._changed.notify_all()
-        deliver((output, Event(output.number, error=error)) for output in outputs)
+        self._send(outputs, [Event(output.number, error=error) for output in outputs])
+
+    def _send(self, outputs: Sequence[Output], events: Sequence[Event]) -> None:
+        """Send events to the calls of their outputs, all in one message to the event loop."""
+
+        def put() -> None:
+            for output, event in zip(outputs, events, strict=True):
+                output.call.queue.put_nowait(event)
+
+        if outputs:
+            self._loop.call_soon_threadsafe(put)
 
 
 def encoded(decoder: SpeculativeDecoder, prompt: Prompt, max_tokens: int) -> list[int]:
@@ -484,30 +499,3 @@ def check_options(options: GenerationOptions) -> None:
         raise ValueError("a server gives no scores, which need finished outputs: leave scores out")
     if options.logits_processors:
         raise ValueError("a server takes no logits_processors: leave them out")
-
-
-def deliver(events: Iterable[tuple[Output, Event]]) -> None:
-    """Send events to the calls of their outputs: one message to each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Call, Event]]] = {}
-    for output, event in events:
-        by_loop.setdefault(output.call.loop, []).append((output.call, event))
-    for loop, own in by_loop.items():
-        if not post(loop, own):
-            for call, _ in own:
-                call.cancelled = True  # nobody listens
-
-
-def post(loop: asyncio.AbstractEventLoop, events: Sequence[tuple[Call, Event | None]]) -> bool:
-    """Put events into the queues of their calls; return False if the loop has been closed."""
-
-    def put() -> None:
-        for call, event in events:
-            call.events.put_nowait(event)
-
-    try:
-        loop.call_soon_threadsafe(put)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
-        return False
-    return True
