@@ -328,10 +328,6 @@ def boolean(name: str, found: Any) -> bool:
     return found
 
 
-def is_id(found: object) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and abs(found) <= LARGEST
-
-
 def _of_digits(digits: str) -> int:
     if len(digits) > MOST_DIGITS:  # Python's own limit has a message for programmers
         raise Refused(400, f"the body has a number of {len(digits)} digits: send a shorter one")
@@ -343,24 +339,26 @@ def _no_number(text: str) -> NoReturn:
 
 
 def parse_prompts(fields: Mapping[str, Any]) -> list[Prompt]:
-    """Return the prompts of a request for completions: a text, ids, or a list of either."""
+    """Return the prompts of a request for completions: a text, ids, or a list of them."""
     expected = "text, a list of texts, a list of ids or a list of lists of ids"
     if "prompt" not in fields:
         raise Refused(400, "the request has no prompt: give one as text", param="prompt")
     found = fields["prompt"]
-    if isinstance(found, str):
-        return [found]
-    if not isinstance(found, list):
-        refuse("prompt", expected, found)
-    if not found:
+    if found == []:
         raise Refused(400, "prompt is an empty list: give text or ids", param="prompt")
-    if all(map(is_id, found)):
-        return [found]
-    if all(isinstance(each, str) for each in found):
-        return list(found)
-    if all(isinstance(each, list) and all(map(is_id, each)) for each in found):
-        return list(found)
-    refuse("prompt", expected, found)
+    prompts = [found] if isinstance(found, str) or _are_ids(found) else found
+    if not isinstance(prompts, list):
+        refuse("prompt", expected, found)
+    if not all(isinstance(each, str) or _are_ids(each) for each in prompts):
+        refuse("prompt", expected, found)
+    return list(prompts)
+
+
+def _are_ids(found: object) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(each, int) and not isinstance(each, bool) and abs(each) <= LARGEST
+        for each in found
+    )
 
 
 def parse_messages(fields: Mapping[str, Any]) -> list[dict[str, str]]:
