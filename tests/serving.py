@@ -1,12 +1,18 @@
-"""A server on a real socket of this machine, in a thread, with a service that decodes nothing."""
+"""Servers: in a thread, with a service that decodes nothing, or the command in its own process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,8 +24,11 @@ from speculative_t5.serve.app import Settings, make_app
 from speculative_t5.serve.server import Server, bind
 
 import httpx
+from conftest import REPOSITORY
+from prometheus_client.parser import text_string_to_metric_families
 
-PATIENCE = 30  # seconds, on a machine that does other things
+KEY = "a-key"
+PATIENCE = 60  # seconds, on a machine that does other things
 MODEL = "tiny"
 FAIL, STALL, VANISH, FORBIDDEN = "fail", "stall", "vanish", "forbidden"  # words of prompts
 
@@ -162,6 +171,11 @@ class FakeService:
         assert self.submitted.acquire(timeout=PATIENCE)
         return self.calls[-1]
 
+    def forget_calls(self) -> None:
+        """Let `last_call` wait for the next one."""
+        while self.submitted.acquire(blocking=False):
+            pass
+
     def let_go(self) -> None:
         """Let prompts go on that stall."""
         self.loop.call_soon_threadsafe(self.held.set)
@@ -221,3 +235,70 @@ def serving(service: FakeService | None = None, **changes: Any) -> Iterator[Serv
             service.let_go()
             thread.join(PATIENCE)
             assert not thread.is_alive()
+
+
+# Runs a command that some code has changed.
+CHANGED = """
+import sys, threading
+from speculative_t5 import cli, serve
+from speculative_t5.cli import serve as command
+from speculative_t5.serve import service
+{change}
+sys.argv[0] = "__main__.py"
+cli.main()
+"""
+
+
+class Running:
+    """The command `serve` in a process of its own; `line` is what it printed when it was ready."""
+
+    def __init__(self, folder: Path, *arguments: str, change: str = "") -> None:
+        program = ["-c", CHANGED.format(change=change)] if change else ["-m", "speculative_t5"]
+        self.process = subprocess.Popen(
+            [sys.executable, *program, "serve", "--port", "0", *arguments],
+            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            # A background process of a script inherits that it ignores this signal.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline().decode().strip()
+        assert self.line, self.end()
+        self.port = int(self.line.rpartition(":")[2])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> httpx.Client:
+        headers = {"authorization": f"Bearer {KEY}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE)
+
+    def end(self, number: int | None = signal.SIGTERM) -> tuple[int, list[str]]:
+        """Stop the server, or wait for its end; return its exit code and standard error's lines."""
+        if number is not None:
+            self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, errors.decode().splitlines()
+
+
+@contextlib.contextmanager
+def started(folder: Path, *arguments: str, change: str = "") -> Iterator[Running]:
+    """Run the command for the block, and kill it if it has not ended."""
+    server = Running(folder, *arguments, change=change)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def figures(client: httpx.Client) -> dict[str, float]:
+    """The server's metrics that have no labels, by name."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    samples = (sample for family in families for sample in family.samples)
+    return {s.name.removeprefix("speculative_t5_"): s.value for s in samples if not s.labels}
+
+
+def wait_until(holds: Callable[[], bool], pause: float = 0.01) -> None:
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(pause)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-from serving import FAIL, PATIENCE, STALL, FakeService, Served, serving
+from serving import FAIL, PATIENCE, STALL, FakeCall, FakeService, Served, serving
 
 CHAT: Any = [{"role": "user", "content": "a b c"}]
 
@@ -120,57 +120,42 @@ def test_a_full_queue_is_tried_again() -> None:
             client.completions.create(model="tiny", prompt="a")
 
 
-def test_leaving_a_stream_frees_its_rows(served: Served, client: openai.OpenAI) -> None:
-    while served.service.submitted.acquire(blocking=False):
-        pass  # calls of other tests
-    stream = client.completions.create(model="tiny", prompt=f"a b {STALL}", stream=True)
-    assert next(stream).choices[0].text == "A B"
-    call = served.service.last_call()
-    assert not call.cancelled.is_set()
-    stream.close()
-    assert call.cancelled.wait(PATIENCE)
+def test_the_asynchronous_client(served: Served) -> None:
+    """Several requests at once; leaving a stream, and cancelling a task, free their rows."""
 
+    async def one(client: openai.AsyncOpenAI, number: int) -> str:
+        prompt = f"n {number} x"
+        if number % 2:
+            done = await client.completions.create(model="tiny", prompt=prompt)
+            return done.choices[0].text
+        stream = await client.completions.create(model="tiny", prompt=prompt, stream=True)
+        return "".join([part.choices[0].text async for part in stream])
 
-def asynchronous(test: Callable[[openai.AsyncOpenAI], Any], served: Served) -> None:
-    async def run() -> None:
+    async def stalled() -> FakeCall:
+        call = await asyncio.to_thread(served.service.last_call)
+        assert await asyncio.to_thread(call.stalled.wait, PATIENCE)
+        return call
+
+    async def test() -> None:
         async with openai.AsyncOpenAI(
             base_url=f"{served.url}/v1", api_key="right", max_retries=0, timeout=PATIENCE
         ) as client:
-            await test(client)
-
-    asyncio.run(run())
-
-
-def test_many_requests_at_once(served: Served) -> None:
-    async def test(client: openai.AsyncOpenAI) -> None:
-        async def one(number: int) -> str:
-            prompt = f"n {number} x"
-            if number % 2:
-                done = await client.completions.create(model="tiny", prompt=prompt)
-                return done.choices[0].text
+            found = await asyncio.gather(*(one(client, number) for number in range(10)))
+            assert found == [f"N {number} X" for number in range(10)]
+            served.service.forget_calls()
+            prompt = f"a b {STALL}"
             stream = await client.completions.create(model="tiny", prompt=prompt, stream=True)
-            return "".join([part.choices[0].text async for part in stream])
+            call = await stalled()
+            await stream.close()
+            assert await asyncio.to_thread(call.cancelled.wait, PATIENCE)
+            asking = asyncio.create_task(client.completions.create(model="tiny", prompt=STALL))
+            call = await stalled()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert await asyncio.to_thread(call.cancelled.wait, PATIENCE)
 
-        found = await asyncio.gather(*map(one, range(30)))
-        assert found == [f"N {number} X" for number in range(30)]
-
-    asynchronous(test, served)
-
-
-def test_a_task_that_is_cancelled_frees_its_rows(served: Served) -> None:
-    while served.service.submitted.acquire(blocking=False):
-        pass
-
-    async def test(client: openai.AsyncOpenAI) -> None:
-        asking = asyncio.create_task(client.completions.create(model="tiny", prompt=STALL))
-        call = await asyncio.to_thread(served.service.last_call)
-        assert await asyncio.to_thread(call.stalled.wait, PATIENCE)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert await asyncio.to_thread(call.cancelled.wait, PATIENCE)
-
-    asynchronous(test, served)
+    asyncio.run(test())
 
 
 def test_langchain_sends_lists_and_nulls(served: Served) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from speculative_t5.cli.options import DecoderOptions
 from speculative_t5.generation import SpeculativeDecoder
-from speculative_t5.serve.server import bind
+from speculative_t5.serve import bind
 
 import httpx
 import openai
@@ -23,34 +21,10 @@ import pytest
 from commands import Call, caller, start
 from conftest import REPOSITORY
 from messages import check_message
-from prometheus_client.parser import text_string_to_metric_families
-from serving import PATIENCE
+from serving import KEY, PATIENCE, Running, figures, wait_until
 
-KEY = "a-key"
 PROMPTS = (REPOSITORY / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()[:8]
 LONG = {"max_tokens": 3000, "min_tokens": 3000}  # an output that takes a while
-
-
-class Running:
-    """A server in a process of its own; `line` is what it printed when it was ready."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        arguments = ("serve", "--port", "0", *arguments)
-        self.process = start(folder, *arguments, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        self.line = self.process.stdout.readline().decode().strip()
-        assert self.line, self.end()
-        self.url = f"http://127.0.0.1:{self.line.rpartition(':')[2]}"
-
-    def end(self, number: int = signal.SIGTERM) -> tuple[int, list[str]]:
-        """Stop the server; return its exit code and the lines on standard error."""
-        self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, errors.decode().splitlines()
-
-    def client(self) -> httpx.Client:
-        headers = {"authorization": f"Bearer {KEY}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -75,23 +49,6 @@ def call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Call:
     return caller(tmp_path, monkeypatch, capfd)
-
-
-def figures(client: httpx.Client) -> dict[str, float]:
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    return {
-        sample.name.removeprefix("speculative_t5_"): sample.value
-        for family in families
-        for sample in family.samples
-        if not sample.labels
-    }
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Ask again and again, each time over HTTP."""
-    until = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < until
 
 
 def test_a_list_of_prompts_is_a_batch(running: Running, decoder: SpeculativeDecoder) -> None:
@@ -182,43 +139,12 @@ def test_a_client_that_goes_away_frees_its_row(running: Running, stream: bool) -
     lines = [b"POST /v1/completions HTTP/1.1", *(b": ".join(each) for each in request.headers.raw)]
     with running.client() as client:
         before = figures(client)["emitted_total"]
-        address = "127.0.0.1", client.base_url.port
-        with socket.create_connection(address, PATIENCE) as leaving:
+        with socket.create_connection(("127.0.0.1", running.port), PATIENCE) as leaving:
             leaving.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + request.read())
             wait_until(lambda: figures(client)["rows"] == 1)
         wait_until(lambda: figures(client)["rows"] == 0)
         assert figures(client)["emitted_total"] - before < LONG["max_tokens"]
         assert client.get("/health").json() == {"status": "ready"}
-
-
-def test_a_queue_that_is_full_says_when_to_come_back(running: Running) -> None:
-    with running.client() as client, running.client() as other:
-        fields = {"prompt": [PROMPTS[0]] * 40, "stream": True, **LONG}
-        with other.stream("POST", "/v1/completions", json=fields) as response:
-            assert response.status_code == 200
-            wait_until(lambda: figures(client)["rows"] == 3)  # of 4: the last is kept free
-            refused = client.post("/v1/completions", json={"prompt": ["a"] * 5})
-            assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
-            assert refused.json()["error"]["code"] == "queue_full"
-        wait_until(lambda: figures(client)["rows"] + figures(client)["queued"] == 0)
-        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
-
-
-def test_sigterm_ends_outputs_that_take_too_long(tmp_path: Path) -> None:
-    server = Running(tmp_path, "--host", "0.0.0.0", "--shutdown-seconds", "0.1")
-    with server.client() as client:
-        fields = {"prompt": PROMPTS[0], "stream": True, **LONG}
-        with client.stream("POST", "/v1/completions", json=fields) as response:
-            parts = (line for line in response.iter_lines() if line.startswith("data: "))
-            assert "choices" in next(parts)
-            server.process.send_signal(signal.SIGTERM)
-            *_, last, done = parts
-    assert done == "data: [DONE]"
-    check_message(json.loads(last.removeprefix("data: "))["error"]["message"])
-    _, errors = server.process.communicate(timeout=PATIENCE)
-    assert server.process.returncode == 0
-    (warning,) = errors.decode().splitlines()
-    assert "anybody who reaches 0.0.0.0" in warning
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import resource
 import select
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from speculative_t5.serve import server as module
@@ -27,9 +23,7 @@ from speculative_t5.serve.server import (
 
 import httpx
 import pytest
-from conftest import REPOSITORY
-from serving import PATIENCE, STALL, Served, serving
-from test_serve_command import Running
+from serving import PATIENCE, STALL, Served, serving, started, wait_until
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 SHORT = 0.3  # seconds to wait for a head; nothing here depends on how long it is
@@ -40,43 +34,6 @@ ASK = b"POST /v1/completions HTTP/1.1\r\n" + HEAD
 STREAM = ASK + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 UNREAD = HEAD + b"Content-Length: 1000000\r\n\r\n"  # the end of a head whose body is not read
-
-
-# Runs a command that some code has changed.
-CHANGED = """
-import sys, threading
-from speculative_t5 import cli, serve
-from speculative_t5.cli import serve as command
-from speculative_t5.serve import service
-{change}
-sys.argv[0] = "__main__.py"
-cli.main()
-"""
-
-
-class Changed(Running):
-    """A server that some code has changed."""
-
-    def __init__(self, folder: Path, change: str, *arguments: str) -> None:
-        command = [sys.executable, "-c", CHANGED.format(change=change), "serve", "--port", "0"]
-        self.process = subprocess.Popen(
-            [*command, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.line = self.process.stdout.readline().decode().strip()
-        assert self.line, self.end()
-        self.url = f"http://127.0.0.1:{self.line.rpartition(':')[2]}"
-
-
-@contextmanager
-def started(folder: Path, *arguments: str, change: str = "") -> Iterator[Running]:
-    server = Changed(folder, change, *arguments) if change else Running(folder, *arguments)
-    try:
-        yield server
-    finally:
-        server.process.kill()
-        server.process.communicate()
 
 
 @pytest.fixture
@@ -101,13 +58,6 @@ def is_closed(connection: socket.socket) -> bool:
     except ConnectionError:
         return True
     return False
-
-
-def until(holds: Callable[[], bool], pause: float = 0.01) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(pause)
 
 
 def is_closed_while_sending(connection: socket.socket) -> bool:
@@ -137,7 +87,7 @@ def test_what_is_private_to_uvicorn_is_there() -> None:
 def test_what_is_no_http_is_answered_once(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with serving() as served, connect(served.port, sent) as connection:
         assert connection.recv(2**16).startswith(b"HTTP/1.1 400 ")
-        until(lambda: is_closed(connection))
+        wait_until(lambda: is_closed(connection))
     assert [record.exc_info for record in caplog.records] == [None]
 
 
@@ -148,13 +98,13 @@ def test_a_body_that_breaks_off_after_its_answer_closes_the_connection(
     with serving() as served, connect(served.port, head) as connection:
         assert connection.recv(2**16).startswith(b"HTTP/1.1 404 ")
         connection.sendall(b"no chunk\r\n")
-        until(lambda: is_closed(connection))
+        wait_until(lambda: is_closed(connection))
     assert [record.exc_info for record in caplog.records] == [None]
 
 
 def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
     with connect(served.port) as silent:
-        until(lambda: is_closed(silent))
+        wait_until(lambda: is_closed(silent))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +120,7 @@ def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
 )
 def test_a_connection_that_drips_is_closed(served: Served, begun: bytes) -> None:
     with connect(served.port, begun) as dripping:
-        until(lambda: is_closed_while_sending(dripping), SHORT / 5)
+        wait_until(lambda: is_closed_while_sending(dripping), SHORT / 5)
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -184,7 +134,7 @@ def test_a_body_that_drips_after_a_refusal_is_closed(
         connect(served.port, b"POST /v1/completions HTTP/1.1\r\n" + head) as dripping,
     ):
         assert dripping.recv(12).endswith(str(status).encode())
-        until(lambda: is_closed_while_sending(dripping), SHORT / 5)
+        wait_until(lambda: is_closed_while_sending(dripping), SHORT / 5)
 
 
 def test_what_is_used_stays_open_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +148,7 @@ def test_what_is_used_stays_open_for_longer(monkeypatch: pytest.MonkeyPatch) -> 
         assert idle.recv(12) == b"HTTP/1.1 200"
         assert served.service.last_call().stalled.wait(PATIENCE)
         with connect(served.port) as silent:
-            until(lambda: is_closed(silent))
+            wait_until(lambda: is_closed(silent))
         assert not is_closed(idle)
         idle.sendall(HALF + b"\r\n")
         assert idle.recv(12) == b"HTTP/1.1 200"
@@ -220,14 +170,14 @@ def test_connections_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPa
 
         for _ in range(2):
             kept = [opened() for _ in range(most)]
-            until(lambda: len(served.server.server_state.connections) == most)
+            wait_until(lambda: len(served.server.server_state.connections) == most)
             beyond = [opened() for _ in range(40)]
-            until(lambda beyond=beyond: all(map(is_closed, beyond)))  # type: ignore[misc]
+            wait_until(lambda beyond=beyond: all(map(is_closed, beyond)))
             for each in kept:
                 each.sendall(HALF + b"\r\n")
                 assert each.recv(12) == b"HTTP/1.1 200"
             open_ones.close()
-            until(lambda: not served.server.server_state.connections)
+            wait_until(lambda: not served.server.server_state.connections)
         assert served.client.get("/health").status_code == 200
 
 
@@ -291,13 +241,12 @@ def test_more_connections_than_files_do_no_harm(tmp_path: Path) -> None:
     files = 120
     change = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
     with started(tmp_path, change=change) as server, server.client() as client:
-        port = int(server.url.rpartition(":")[2])
         with ExitStack() as leaving:
-            heads = [leaving.enter_context(connect(port)) for _ in range(200)]
+            heads = [leaving.enter_context(connect(server.port)) for _ in range(200)]
             for each in heads:
                 with suppress(ConnectionError):  # it has been refused
                     each.sendall(HALF)
-            until(lambda: sum(map(is_closed, heads)) >= len(heads) - (files - RESERVE))
-        until(lambda: answers(client))
+            wait_until(lambda: sum(map(is_closed, heads)) >= len(heads) - (files - RESERVE))
+        wait_until(lambda: answers(client))
         code, log = server.end()
         assert code == 0 and len(log) < 10
