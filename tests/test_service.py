@@ -8,7 +8,7 @@ import random
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -68,12 +68,18 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(120):
-            await test()
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Let a test run in an event loop of its own, for two minutes at most."""
 
-    asyncio.run(limited())
+    @wraps(test)
+    def call(*arguments: Any, **fixtures: Any) -> None:
+        async def limited() -> None:
+            async with asyncio.timeout(120):
+                await test(*arguments, **fixtures)
+
+        asyncio.run(limited())
+
+    return call
 
 
 def by_decoder(decoder: SpeculativeDecoder, given: list[Any], options: dict[str, Any]) -> Outputs:
@@ -103,7 +109,8 @@ def random_call(rng: random.Random) -> tuple[list[Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_calls_get_what_the_decoder_gives_them_alone(kind: str) -> None:
+@in_a_loop
+async def test_calls_get_what_the_decoder_gives_them_alone(kind: str) -> None:
     decoder = make_lettered(kind)
     rng = random.Random(1)
     wanted = [random_call(rng) for _ in range(24)]
@@ -121,17 +128,14 @@ def test_calls_get_what_the_decoder_gives_them_alone(kind: str) -> None:
         assert call.prompt_tokens == [len(prompt) for prompt in given]
         return await collect(call)
 
-    async def test() -> None:
-        async with serving(lambda: decoder, batch_size=5) as served:
-            found = await asyncio.gather(*(calling(served, i) for i in range(len(wanted))))
-            assert found == expected
-            figures = served.figures()
-            assert figures.emitted >= sum(len(o) for each in expected for o, *_ in each)
-            assert figures.drafted >= figures.accepted > 0 and figures.rounds > 10
-            assert figures.prompt_tokens == sum(len(p) for given, _ in wanted for p in given)
-            assert figures.failures == 0 and figures.seconds_since_round is not None
-
-    run(test)
+    async with serving(lambda: decoder, batch_size=5) as served:
+        found = await asyncio.gather(*(calling(served, i) for i in range(len(wanted))))
+        assert found == expected
+        figures = served.figures()
+        assert figures.emitted >= sum(len(o) for each in expected for o, *_ in each)
+        assert figures.drafted >= figures.accepted > 0 and figures.rounds > 10
+        assert figures.prompt_tokens == sum(len(p) for given, _ in wanted for p in given)
+        assert figures.failures == 0 and figures.seconds_since_round is not None
 
 
 class Gate:
@@ -176,87 +180,82 @@ def endless(kind: str = "t5") -> tuple[SpeculativeDecoder, GenerationOptions]:
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_a_cancelled_call_frees_its_rows_and_others_go_on(kind: str, gate: Gate) -> None:
+@in_a_loop
+async def test_a_cancelled_call_frees_its_rows_and_others_go_on(kind: str, gate: Gate) -> None:
     decoder, forever = endless(kind)
 
-    async def test() -> None:
-        async with serving(lambda: decoder, batch_size=3) as served:
-            gate.close()
-            leaving = served.submit([prompts()[0]] * 5, forever)
-            await until(lambda: served.figures().rows == 2)
-            other = served.submit([prompts()[0]], forever)
-            gate.let(1)
-            await until(lambda: served.figures().rows == 3)
-            staying = served.submit([prompts()[1]], GenerationOptions(max_tokens=9))
-            assert served.figures().queued == 4
-            leaving.cancel()
-            leaving.cancel()
-            assert served.figures().queued == 1
-            gate.let(2)
-            await until(lambda: served.figures().rows == 2 and served.figures().queued == 0)
-            gate.open()
-            assert await collect(staying) == by_decoder(decoder, [prompts()[1]], {"max_tokens": 9})
-            assert [event async for event in leaving.events()] == []
-            assert served.figures().failures == 0
-            other.cancel()
-
-    run(test)
+    async with serving(lambda: decoder, batch_size=3) as served:
+        gate.close()
+        leaving = served.submit([prompts()[0]] * 5, forever)
+        await until(lambda: served.figures().rows == 2)
+        other = served.submit([prompts()[0]], forever)
+        gate.let(1)
+        await until(lambda: served.figures().rows == 3)
+        staying = served.submit([prompts()[1]], GenerationOptions(max_tokens=9))
+        assert served.figures().queued == 4
+        leaving.cancel()
+        leaving.cancel()
+        assert served.figures().queued == 1
+        gate.let(2)
+        await until(lambda: served.figures().rows == 2 and served.figures().queued == 0)
+        gate.open()
+        assert await collect(staying) == by_decoder(decoder, [prompts()[1]], {"max_tokens": 9})
+        assert [event async for event in leaving.events()] == []
+        assert served.figures().failures == 0
+        other.cancel()
 
 
-def test_leaving_the_iteration_cancels_the_call() -> None:
+@in_a_loop
+async def test_leaving_the_iteration_cancels_the_call() -> None:
     decoder, forever = endless()
 
     async def reader(call: Call) -> None:
         async for _ in call.events():
             pass
 
-    async def test() -> None:
-        async with serving(lambda: decoder) as served:
-            call = served.submit([prompts()[0]], forever)
-            task = asyncio.create_task(reader(call))
-            await until(lambda: served.figures().rows == 1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert call.cancelled
-            await until(lambda: served.figures().rows == 0)
-
-    run(test)
+    async with serving(lambda: decoder) as served:
+        call = served.submit([prompts()[0]], forever)
+        task = asyncio.create_task(reader(call))
+        await until(lambda: served.figures().rows == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert call.cancelled
+        await until(lambda: served.figures().rows == 0)
 
 
-def test_the_queue_is_bounded_and_counted_before_work(
+@in_a_loop
+async def test_the_queue_is_bounded_and_counted_before_work(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = make_decoder("t5", "model")
     short = GenerationOptions(max_tokens=5)
 
-    async def test() -> None:
-        async with serving(lambda: decoder, batch_size=2, max_queue=6) as served:
-            gate.close()
-            first = [served.submit(prompts(1), short) for _ in range(2)]
-            gate.let(1)  # the first may have joined alone
-            await until(lambda: served.figures().rows == 2)
-            waiting = [served.submit(prompts(3), short) for _ in range(2)]
-            assert served.figures().queued == 6
-            tokenized: list[Any] = []
-            monkeypatch.setattr(decoder, "fit", lambda *a: tokenized.append(a))
-            for count in (1, 6):
-                with pytest.raises(Busy) as busy:
-                    served.submit(prompts(count), short)
-                assert busy.value.retry_after >= 1
-                check_message(str(busy.value), "6 outputs")
-            assert not tokenized
-            monkeypatch.undo()
-            gate.open()
-            for call in (*first, *waiting):
-                await collect(call)
-            expected = by_decoder(decoder, prompts(6), {"max_tokens": 5})
-            assert await collect(served.submit(prompts(6), short)) == expected
-
-    run(test)
+    async with serving(lambda: decoder, batch_size=2, max_queue=6) as served:
+        gate.close()
+        first = [served.submit(prompts(1), short) for _ in range(2)]
+        gate.let(1)  # the first may have joined alone
+        await until(lambda: served.figures().rows == 2)
+        waiting = [served.submit(prompts(3), short) for _ in range(2)]
+        assert served.figures().queued == 6
+        tokenized: list[Any] = []
+        monkeypatch.setattr(decoder, "fit", lambda *a: tokenized.append(a))
+        for count in (1, 6):
+            with pytest.raises(Busy) as busy:
+                served.submit(prompts(count), short)
+            assert busy.value.retry_after >= 1
+            check_message(str(busy.value), "6 outputs")
+        assert not tokenized
+        monkeypatch.undo()
+        gate.open()
+        for call in (*first, *waiting):
+            await collect(call)
+        expected = by_decoder(decoder, prompts(6), {"max_tokens": 5})
+        assert await collect(served.submit(prompts(6), short)) == expected
 
 
-def test_calls_take_turns(gate: Gate) -> None:
+@in_a_loop
+async def test_calls_take_turns(gate: Gate) -> None:
     """A call of many outputs does not hold up one that comes after it."""
     decoder = make_decoder("t5", "none")
     short = GenerationOptions(max_tokens=2, min_tokens=2)
@@ -267,54 +266,47 @@ def test_calls_take_turns(gate: Gate) -> None:
             if event.is_last:
                 order.append(name)
 
-    async def test() -> None:
-        async with serving(lambda: decoder, batch_size=1) as served:
-            gate.close()
-            many = served.submit(prompts(8), short)
-            others = [served.submit(prompts(1), short) for _ in range(2)]
-            gate.open()
-            names = ["many", "second", "third"]
-            pairs = zip(names, [many, *others], strict=True)
-            await asyncio.gather(*(follow(name, call) for name, call in pairs))
-            assert order[:4].count("many") <= 2 and len(order) == 10
-            assert order.index("second") < order.index("third")
-
-    run(test)
+    async with serving(lambda: decoder, batch_size=1) as served:
+        gate.close()
+        many = served.submit(prompts(8), short)
+        others = [served.submit(prompts(1), short) for _ in range(2)]
+        gate.open()
+        names = ["many", "second", "third"]
+        pairs = zip(names, [many, *others], strict=True)
+        await asyncio.gather(*(follow(name, call) for name, call in pairs))
+        assert order[:4].count("many") <= 2 and len(order) == 10
+        assert order.index("second") < order.index("third")
 
 
-def test_a_call_leaves_a_row_to_others(gate: Gate) -> None:
+@in_a_loop
+async def test_a_call_leaves_a_row_to_others(gate: Gate) -> None:
     decoder, forever = endless()
 
-    async def test() -> None:
-        async with serving(lambda: decoder, batch_size=3) as served:
-            gate.close()
-            many = served.submit(prompts(8), forever)
-            await until(lambda: served.figures().rows == 2)
-            other = served.submit(prompts(1), GenerationOptions(max_tokens=2))
-            gate.let(4)
-            await collect(other)
-            assert (served.figures().rows, served.figures().queued) == (2, 6)
-            many.cancel()
-            gate.open()
-
-    run(test)
+    async with serving(lambda: decoder, batch_size=3) as served:
+        gate.close()
+        many = served.submit(prompts(8), forever)
+        await until(lambda: served.figures().rows == 2)
+        other = served.submit(prompts(1), GenerationOptions(max_tokens=2))
+        gate.let(4)
+        await collect(other)
+        assert (served.figures().rows, served.figures().queued) == (2, 6)
+        many.cancel()
+        gate.open()
 
 
-def test_long_prompts_join_a_few_at_a_time(gate: Gate) -> None:
+@in_a_loop
+async def test_long_prompts_join_a_few_at_a_time(gate: Gate) -> None:
     decoder, forever = endless()
     long = [[5] * 200] * 5
 
-    async def test() -> None:
-        async with serving(lambda: decoder, batch_size=8) as served:
-            gate.close()
-            call = served.submit(long, forever)
-            for rows in (2, 4, 5):
-                await until(lambda rows=rows: served.figures().rows == rows)  # type: ignore[misc]
-                gate.let(1)
-            call.cancel()
-            gate.open()
-
-    run(test)
+    async with serving(lambda: decoder, batch_size=8) as served:
+        gate.close()
+        call = served.submit(long, forever)
+        for rows in (2, 4, 5):
+            await until(lambda rows=rows: served.figures().rows == rows)  # type: ignore[misc]
+            gate.let(1)
+        call.cancel()
+        gate.open()
 
 
 @pytest.mark.parametrize(
@@ -328,23 +320,21 @@ def test_long_prompts_join_a_few_at_a_time(gate: Gate) -> None:
         ({"bad_words": ["a"]}, "bad_words has the text"),
     ],
 )
-def test_what_a_server_does_not_do_is_refused(options: dict[str, Any], named: str) -> None:
+@in_a_loop
+async def test_what_a_server_does_not_do_is_refused(options: dict[str, Any], named: str) -> None:
     decoder = make_decoder("t5", "model")
 
-    async def test() -> None:
-        async with serving(lambda: decoder, max_queue=8) as served:
+    async with serving(lambda: decoder, max_queue=8) as served:
+        with pytest.raises(ValueError) as refused:
+            served.submit([[5, 1]], GenerationOptions(**options))
+        check_message(str(refused.value), named)
+        given: Any
+        for given in ([], "text", ["text"], [[]], [[99, 1]], [[5, 1], []], [None]):
             with pytest.raises(ValueError) as refused:
-                served.submit([[5, 1]], GenerationOptions(**options))
-            check_message(str(refused.value), named)
-            given: Any
-            for given in ([], "text", ["text"], [[]], [[99, 1]], [[5, 1], []], [None]):
-                with pytest.raises(ValueError) as refused:
-                    served.submit(given, GenerationOptions())
-                check_message(str(refused.value))
-            assert served.figures().queued == 0, "what is refused does not wait"
-            assert served.figures().prompt_tokens == 0
-
-    run(test)
+                served.submit(given, GenerationOptions())
+            check_message(str(refused.value))
+        assert served.figures().queued == 0, "what is refused does not wait"
+        assert served.figures().prompt_tokens == 0
 
 
 def failing(method: Callable[..., Any], times: list[bool]) -> Callable[..., Any]:
@@ -359,7 +349,8 @@ def failing(method: Callable[..., Any], times: list[bool]) -> Callable[..., Any]
 
 
 @pytest.mark.parametrize("name", ["round", "add"])
-def test_a_failure_ends_its_batch_and_the_service_goes_on(
+@in_a_loop
+async def test_a_failure_ends_its_batch_and_the_service_goes_on(
     name: str, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     decoder = make_decoder("t5", "both")
@@ -368,40 +359,36 @@ def test_a_failure_ends_its_batch_and_the_service_goes_on(
     short = {"max_tokens": 9}
     expected = by_decoder(decoder, prompts(4), short)
 
-    async def test() -> None:
-        async with serving(lambda: decoder, batch_size=3) as served:
-            gate.close()
-            times.append(True)
-            call = served.submit(prompts(4), GenerationOptions(**short))
-            gate.open()
-            outputs = await collect(call)
-            failed = [reason for _, reason, _ in outputs if reason == service.FAILED]
-            assert len(failed) == served.figures().failures == 2
-            assert outputs[2:] == expected[2:], "those that waited are decoded all the same"
-            assert served.state == "ready"
-            assert await collect(served.submit(prompts(4), GenerationOptions(**short))) == expected
-
-    run(test)
+    async with serving(lambda: decoder, batch_size=3) as served:
+        gate.close()
+        times.append(True)
+        call = served.submit(prompts(4), GenerationOptions(**short))
+        gate.open()
+        outputs = await collect(call)
+        failed = [reason for _, reason, _ in outputs if reason == service.FAILED]
+        assert len(failed) == served.figures().failures == 2
+        assert outputs[2:] == expected[2:], "those that waited are decoded all the same"
+        assert served.state == "ready"
+        assert await collect(served.submit(prompts(4), GenerationOptions(**short))) == expected
     check_message(service.FAILED)
     assert "secret" in caplog.text
 
 
-def test_an_output_that_nothing_can_follow_ends_alone() -> None:
+@in_a_loop
+async def test_an_output_that_nothing_can_follow_ends_alone() -> None:
     decoder = make_decoder("t5", "model")
     expected = by_decoder(decoder, prompts(4), {"max_tokens": 9})
 
-    async def test() -> None:
-        async with serving(lambda: decoder) as served:
-            others = served.submit(prompts(4), GenerationOptions(max_tokens=9))
-            hopeless = served.submit([[5, 1]], GenerationOptions(suppress_tokens=range(20)))
-            assert await collect(hopeless) == [([], NOTHING_LEFT, "")]
-            assert await collect(others) == expected
-            assert served.figures().failures == 0, "the request is wrong, and nothing has failed"
-
-    run(test)
+    async with serving(lambda: decoder) as served:
+        others = served.submit(prompts(4), GenerationOptions(max_tokens=9))
+        hopeless = served.submit([[5, 1]], GenerationOptions(suppress_tokens=range(20)))
+        assert await collect(hopeless) == [([], NOTHING_LEFT, "")]
+        assert await collect(others) == expected
+        assert served.figures().failures == 0, "the request is wrong, and nothing has failed"
 
 
-def test_a_text_that_cannot_be_made_ends_its_output_alone(
+@in_a_loop
+async def test_a_text_that_cannot_be_made_ends_its_output_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = make_lettered("t5")
@@ -416,136 +403,123 @@ def test_a_text_that_cannot_be_made_ends_its_output_alone(
             raise RuntimeError("no text")
         return chunk(self, done)
 
-    async def test() -> None:
-        async with serving(lambda: decoder) as served:
-            monkeypatch.setattr(service.ChunkMaker, "chunk", fails_for_the_second)
-            found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
-            assert found == [expected[0], ([], service.FAILED, "")]
-            monkeypatch.undo()
-            await until(lambda: served.figures().rows == 0)
-            found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
-            assert found == expected
-
-    run(test)
+    async with serving(lambda: decoder) as served:
+        monkeypatch.setattr(service.ChunkMaker, "chunk", fails_for_the_second)
+        found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
+        assert found == [expected[0], ([], service.FAILED, "")]
+        monkeypatch.undo()
+        await until(lambda: served.figures().rows == 0)
+        found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
+        assert found == expected
 
 
-def test_a_service_that_cannot_decode_any_more_says_so(
+@in_a_loop
+async def test_a_service_that_cannot_decode_any_more_says_so(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder, forever = endless()
     times: list[bool] = []
     monkeypatch.setattr(Batch, "round", failing(Batch.round, times))
 
-    async def test() -> None:
-        served = Service(lambda: decoder, batch_size=3)
-        served.start()
-        await until(lambda: served.state == "ready")
-        gate.close()
-        call = served.submit(prompts(5), forever)
-        await until(lambda: served.figures().rows == 2)
-        gate.let(1)
-        times.extend([True] * 1000)
-        gate.open()
-        assert [reason for _, reason, _ in await collect(call)] == [service.FAILED] * 5
-        assert served.state == "failed" and served.failure == "device /dev/secret is lost"
-        with pytest.raises(Unavailable) as refused:
-            served.submit(prompts(1), forever)
-        check_message(str(refused.value))
-        assert "secret" not in str(refused.value) and refused.value.retry_after is None
-        await served.stop(1)
-        assert served.state == "failed"
-
-    run(test)
+    served = Service(lambda: decoder, batch_size=3)
+    served.start()
+    await until(lambda: served.state == "ready")
+    gate.close()
+    call = served.submit(prompts(5), forever)
+    await until(lambda: served.figures().rows == 2)
+    gate.let(1)
+    times.extend([True] * 1000)
+    gate.open()
+    assert [reason for _, reason, _ in await collect(call)] == [service.FAILED] * 5
+    assert served.state == "failed" and served.failure == "device /dev/secret is lost"
+    with pytest.raises(Unavailable) as refused:
+        served.submit(prompts(1), forever)
+    check_message(str(refused.value))
+    assert "secret" not in str(refused.value) and refused.value.retry_after is None
+    await served.stop(1)
+    assert served.state == "failed"
 
 
-def test_a_model_that_cannot_be_loaded_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+@in_a_loop
+async def test_a_model_that_cannot_be_loaded_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     def load() -> SpeculativeDecoder:
         raise ValueError("there is no model 'x': give another\nsecond line")
 
-    async def test() -> None:
-        served = Service(load)
+    served = Service(load)
+    with pytest.raises(Unavailable) as refused:
+        served.submit([[5, 1]], GenerationOptions())
+    check_message(str(refused.value))
+    assert refused.value.retry_after
+    assert served.figures().seconds_since_round is None
+    served.start()
+    await until(lambda: served.state == "failed")
+    assert served.failure == "there is no model 'x': give another"
+    for use in (partial(served.submit, [[5, 1]], GenerationOptions()), lambda: served.decoder):
         with pytest.raises(Unavailable) as refused:
-            served.submit([[5, 1]], GenerationOptions())
+            use()
         check_message(str(refused.value))
-        assert refused.value.retry_after
-        assert served.figures().seconds_since_round is None
-        served.start()
-        await until(lambda: served.state == "failed")
-        assert served.failure == "there is no model 'x': give another"
-        for use in (partial(served.submit, [[5, 1]], GenerationOptions()), lambda: served.decoder):
-            with pytest.raises(Unavailable) as refused:
-                use()
-            check_message(str(refused.value))
-        await served.stop(1)
-
-    run(test)
+    await served.stop(1)
     assert any(record.levelno == logging.ERROR for record in caplog.records)
 
 
-def test_stopping_lets_outputs_end(gate: Gate) -> None:
+@in_a_loop
+async def test_stopping_lets_outputs_end(gate: Gate) -> None:
     decoder = make_decoder("t5", "model")
     expected = by_decoder(decoder, prompts(6), {"max_tokens": 9})
 
-    async def test() -> None:
-        async with serving(lambda: decoder, batch_size=2) as served:
-            gate.close()
-            call = served.submit(prompts(6), GenerationOptions(max_tokens=9))
-            stopping = asyncio.create_task(served.stop(60))
-            await until(lambda: served.state == "stopping")
-            with pytest.raises(Unavailable) as refused:
-                served.submit(prompts(1), GenerationOptions())
-            check_message(str(refused.value))
-            gate.open()
-            assert await collect(call) == expected
-            await stopping
-            assert served.state == "stopped"
-
-    run(test)
+    async with serving(lambda: decoder, batch_size=2) as served:
+        gate.close()
+        call = served.submit(prompts(6), GenerationOptions(max_tokens=9))
+        stopping = asyncio.create_task(served.stop(60))
+        await until(lambda: served.state == "stopping")
+        with pytest.raises(Unavailable) as refused:
+            served.submit(prompts(1), GenerationOptions())
+        check_message(str(refused.value))
+        gate.open()
+        assert await collect(call) == expected
+        await stopping
+        assert served.state == "stopped"
 
 
-def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> None:
+@in_a_loop
+async def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> None:
     decoder, forever = endless()
 
-    async def test() -> None:
-        async with serving(lambda: decoder, batch_size=3) as served:
-            gate.close()
-            call = served.submit(prompts(5), forever)
-            await until(lambda: served.figures().rows == 2)
-            stopping = asyncio.create_task(served.stop(0))
-            await until(lambda: served.state == "stopping")
-            gate.let(1)
-            await stopping
-            found = await asyncio.wait_for(collect(call), 10)  # nothing more will come
-            assert [reason for _, reason, _ in found] == [service.STOPPED] * 5
-            assert [bool(tokens) for tokens, _, _ in found] == [True] * 2 + [False] * 3
-            assert served.state == "stopped" and served.figures().failures == 0
-            gate.open()
-
-    run(test)
+    async with serving(lambda: decoder, batch_size=3) as served:
+        gate.close()
+        call = served.submit(prompts(5), forever)
+        await until(lambda: served.figures().rows == 2)
+        stopping = asyncio.create_task(served.stop(0))
+        await until(lambda: served.state == "stopping")
+        gate.let(1)
+        await stopping
+        found = await asyncio.wait_for(collect(call), 10)  # nothing more will come
+        assert [reason for _, reason, _ in found] == [service.STOPPED] * 5
+        assert [bool(tokens) for tokens, _, _ in found] == [True] * 2 + [False] * 3
+        assert served.state == "stopped" and served.figures().failures == 0
+        gate.open()
     check_message(service.STOPPED)
 
 
-def test_a_thread_that_hangs_leaves_nobody_waiting(
+@in_a_loop
+async def test_a_thread_that_hangs_leaves_nobody_waiting(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder, forever = endless()
     monkeypatch.setattr(service, "GRACE", 0.05)
 
-    async def test() -> None:
-        served = Service(lambda: decoder)
-        served.start()
-        await until(lambda: served.state == "ready")
-        gate.close()
-        call = served.submit(prompts(1), forever)
-        await until(lambda: served.figures().rows == 1)
-        await served.stop(0)
-        assert [reason for _, reason, _ in await collect(call)] == [service.STOPPED]
-        assert served.state == "stopped"
-        gate.open()
-        await asyncio.to_thread(served._thread.join, 60)
-        assert not served._thread.is_alive() and served.state == "stopped"
-
-    run(test)
+    served = Service(lambda: decoder)
+    served.start()
+    await until(lambda: served.state == "ready")
+    gate.close()
+    call = served.submit(prompts(1), forever)
+    await until(lambda: served.figures().rows == 1)
+    await served.stop(0)
+    assert [reason for _, reason, _ in await collect(call)] == [service.STOPPED]
+    assert served.state == "stopped"
+    gate.open()
+    await asyncio.to_thread(served._thread.join, 60)
+    assert not served._thread.is_alive() and served.state == "stopped"
 
 
 def test_a_service_that_never_started_stops() -> None:
@@ -554,57 +528,51 @@ def test_a_service_that_never_started_stops() -> None:
     assert served.state == "stopped"
 
 
-def test_a_steady_decoder_has_one_row(gate: Gate) -> None:
+@in_a_loop
+async def test_a_steady_decoder_has_one_row(gate: Gate) -> None:
     target, draft = tiny_pair("t5", noise=0.2, vocab_size=20, layers=2, seed=VARIED["t5"])
     decoder = SpeculativeDecoder(target, draft, num_draft=3, steady=True)
     expected = by_decoder(decoder, prompts(3), {"max_tokens": 9})
 
-    async def test() -> None:
-        async with serving(lambda: decoder) as served:
-            gate.close()
-            call = served.submit(prompts(3), GenerationOptions(max_tokens=9))
-            await until(lambda: served.figures().rows == 1)
-            gate.open()
-            assert await collect(call) == expected
-
-    run(test)
+    async with serving(lambda: decoder) as served:
+        gate.close()
+        call = served.submit(prompts(3), GenerationOptions(max_tokens=9))
+        await until(lambda: served.figures().rows == 1)
+        gate.open()
+        assert await collect(call) == expected
 
 
-def test_an_adaptive_decoder_drafts_a_fixed_number() -> None:
+@in_a_loop
+async def test_an_adaptive_decoder_drafts_a_fixed_number() -> None:
     target, draft = tiny_pair("t5", noise=0.2, vocab_size=20, layers=2, seed=VARIED["t5"])
     adaptive = SpeculativeDecoder(target, draft, num_draft="auto")
     options = {"max_tokens": 13, "temperature": 1.0}
     expected = by_decoder(SpeculativeDecoder(target, draft), prompts(3), options)
 
-    async def test() -> None:
-        async with serving(lambda: adaptive) as served:
-            found = await collect(served.submit(prompts(3), GenerationOptions(**options)))
-            assert found == expected
-
-    run(test)
+    async with serving(lambda: adaptive) as served:
+        found = await collect(served.submit(prompts(3), GenerationOptions(**options)))
+        assert found == expected
 
 
-def test_only_a_call_that_waits_has_events_of_silence() -> None:
+@in_a_loop
+async def test_only_a_call_that_waits_has_events_of_silence() -> None:
     """By a clock that stands still until it is moved."""
 
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        loop.time = lambda: now  # type: ignore[method-assign]
-        call = Call([1], 1, forget=lambda call: None)
-        events = call.events(patience=10)
-        for seconds, moves in ((9, True), (9, True), (11, False), (11, False), (9, True)):
-            waiting = asyncio.ensure_future(anext(events))
-            await asyncio.sleep(0)
-            now += seconds
-            await asyncio.sleep(0)  # what is due now is run
-            if moves:
-                call.queue.put_nowait(Event(0))
-            assert await waiting == (Event(0) if moves else None)
-        await events.aclose()
-        assert call.cancelled
-
-    run(test)
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    loop.time = lambda: now  # type: ignore[method-assign]
+    call = Call([1], 1, forget=lambda call: None)
+    events = call.events(patience=10)
+    for seconds, moves in ((9, True), (9, True), (11, False), (11, False), (9, True)):
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        now += seconds
+        await asyncio.sleep(0)  # what is due now is run
+        if moves:
+            call.queue.put_nowait(Event(0))
+        assert await waiting == (Event(0) if moves else None)
+    await events.aclose()
+    assert call.cancelled
 
 
 def test_the_last_event_of_an_output_is_known() -> None:
