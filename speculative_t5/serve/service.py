@@ -193,7 +193,6 @@ class Service:
         self.state: State = "loading"
         self.failure: str | None = None
         self._calls: deque[Call] = deque()  # with outputs that wait, the next one first
-        self._reserved = 0  # places in the queue, for outputs of calls that are about to wait
         self._running: dict[int, Output] = {}  # by the index of the request
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
         self._last_round: float | None = None  # in the same time
@@ -241,26 +240,22 @@ class Service:
                 f"the request asks for {wanted} outputs, and the queue holds {self._max_queue}: "
                 "split the request"
             )
-        self._reserve(wanted)
-        try:
-            decoder = self.decoder
-            sources = [encoded(decoder, prompt, options.max_tokens) for prompt in prompts]
-            own = decoder.bind(options)
-            call = Call([*map(len, sources)], wanted, self._forget)
-            for number in range(wanted):
-                source = sources[number // samples]
-                request = Request(next(self._numbers), source, own, number)
-                maker = ChunkMaker(options.detokenizer(decoder.tokenizer))
-                call.waiting.append(Output(call, number, request, maker))
-            with self._changed:
-                if self.state != "ready":
-                    raise self._unavailable()
-                self._totals["prompt_tokens"] += sum(call.prompt_tokens)
-                self._calls.append(call)
-                self._changed.notify_all()
-        finally:
-            with self._changed:
-                self._reserved -= wanted
+        self._check_room(wanted)
+        decoder = self.decoder
+        sources = [encoded(decoder, prompt, options.max_tokens) for prompt in prompts]
+        own = decoder.bind(options)
+        call = Call([*map(len, sources)], wanted, self._forget)
+        for number in range(wanted):
+            source = sources[number // samples]
+            request = Request(next(self._numbers), source, own, number)
+            maker = ChunkMaker(options.detokenizer(decoder.tokenizer))
+            call.waiting.append(Output(call, number, request, maker))
+        with self._changed:
+            if self.state != "ready":
+                raise self._unavailable()
+            self._totals["prompt_tokens"] += sum(call.prompt_tokens)
+            self._calls.append(call)
+            self._changed.notify_all()
         return call
 
     def figures(self) -> Figures:
@@ -304,8 +299,8 @@ class Service:
         while self.is_running and time.monotonic() < until:
             await asyncio.sleep(0.05)
 
-    def _reserve(self, wanted: int) -> None:
-        """Count outputs as queued."""
+    def _check_room(self, wanted: int) -> None:
+        """Refuse a call of more outputs than the queue has room for."""
         with self._changed:
             if self.state != "ready":
                 raise self._unavailable()
@@ -317,12 +312,11 @@ class Service:
                     f"the request asks for {wanted}: wait and send the request again",
                     min(max(1, seconds), MOST_SECONDS),
                 )
-            self._reserved += wanted
 
     @property
     def _queued(self) -> int:
-        """How many outputs wait for a row, or are about to."""
-        return self._reserved + sum(len(call.waiting) for call in self._calls)
+        """How many outputs wait for a row."""
+        return sum(len(call.waiting) for call in self._calls)
 
     def _unavailable(self) -> Unavailable:
         if self.state == "loading":
