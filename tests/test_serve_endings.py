@@ -64,7 +64,7 @@ def bind(host, port, real=serve.bind):
     print(f":{{listening.getsockname()[1]}}", flush=True)
     return listening
 serve.bind, service.GRACE = bind, {FOREVER}
-command.Loader.__call__ = lambda self: threading.Event().wait()
+command.DecoderOptions.load = lambda self, **_: threading.Event().wait()
 """
 
 # Once the server is ready, each round fails, also those of the warm-up.

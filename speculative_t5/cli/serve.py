@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import check_integer, first_line
-from ..generation import DraftingOptions, GenerationOptions, SpeculativeDecoder
+from ..generation import DraftingOptions, GenerationOptions
 from .options import DecoderOptions, RegularDecode, SamplingOptions, model_name, with_groups
-from .shaping import UNSHOWN, Chosen, ShapingOptions, choose, is_given, is_plain
+from .shaping import UNSHOWN, ShapingOptions, choose, is_given, is_plain
 from .terminal import note
 
 if TYPE_CHECKING:
@@ -82,17 +81,7 @@ def serve(
     open the server's address in a browser.
     """
     try:
-        from ..serve import (
-            Server,
-            Service,
-            Settings,
-            bind,
-            check_options,
-            check_origins,
-            is_loopback,
-            make_app,
-            read_keys,
-        )
+        from .. import serve as serving
     except ModuleNotFoundError as error:
         raise ValueError(
             f"serve needs packages that are not installed ({first_line(error)}): "
@@ -104,28 +93,27 @@ def serve(
         raise ValueError(
             f"--shutdown-seconds must be from 0 to {MOST_SECONDS}, got {shutdown_seconds}"
         )
-    check_origins(cors_origin or ())
-    keys = read_keys(api_key_file) if api_key_file else []
+    serving.check_origins(cors_origin or ())
+    keys = serving.read_keys(api_key_file) if api_key_file else []
     chosen = choose(ctx, options, sampling, shaping)
     rows = DraftingOptions(steady=options.steady).rows(batch_size)
-    load = Loader(chosen, plain=is_plain(chosen, regular_decode=regular_decode))
+    plain = is_plain(chosen, regular_decode=regular_decode)
     defaults = GenerationOptions(**chosen.keywords)
-    check_options(defaults)
-    settings = Settings(
+    serving.check_options(defaults)
+    settings = serving.Settings(
         model_name(chosen.models.model), defaults, keys, cors_origin or (),
-        local=is_loopback(host), most_tokens=max(MOST_TOKENS, defaults.max_tokens),
+        local=serving.is_loopback(host), most_tokens=max(MOST_TOKENS, defaults.max_tokens),
         draw_seeds=not is_given(ctx, "seed"),
     )  # fmt: skip
-    service = Service(load, batch_size=rows, max_queue=max_queue)
-    with bind(host, port) as listening:
+    load = partial(chosen.models.load, plain=plain)
+    service = serving.Service(load, batch_size=rows, max_queue=max_queue)
+    with serving.bind(host, port) as listening:
         number = listening.getsockname()[1]
-        server = Server(
-            make_app(service, settings), service, shutdown_seconds=shutdown_seconds,
+        server = serving.Server(
+            serving.make_app(service, settings), service, shutdown_seconds=shutdown_seconds,
             ready=partial(announce, settings, host, number),
         )  # fmt: skip
-        logged = logging.StreamHandler(sys.stderr)
-        logged.addFilter(load.is_news)
-        logging.basicConfig(handlers=[logged], format="%(levelname)s: %(message)s")
+        logging.basicConfig(format="%(levelname)s: %(message)s")
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
             signal.signal(signal.SIGHUP, server.handle_exit)
         server.run([listening])
@@ -135,29 +123,10 @@ def serve(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-    if load.error:
-        raise load.error
+    if service.load_error:
+        raise service.load_error
     if service.failure:
         raise RuntimeError(service.failure)
-
-
-class Loader:
-    """Loads the models, and keeps the error of that for the end of the command."""
-
-    def __init__(self, chosen: Chosen, *, plain: bool) -> None:
-        self._load: Callable[[], SpeculativeDecoder] = partial(chosen.models.load, plain=plain)
-        self.error: Exception | None = None
-
-    def __call__(self) -> SpeculativeDecoder:
-        try:
-            return self._load()
-        except Exception as error:
-            self.error = error
-            raise
-
-    def is_news(self, record: logging.LogRecord) -> bool:
-        """Whether to log a record: not the traceback of what is one line at the end."""
-        return record.exc_info is None or record.exc_info[1] is not self.error
 
 
 def announce(settings: Settings, host: str, port: int) -> None:

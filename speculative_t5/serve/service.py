@@ -177,6 +177,11 @@ class Service:
         load: Makes the decoder; called in the thread that owns the device.
         batch_size: The most rows; a steady decoder has one.
         max_queue: The most outputs that wait for a row.
+
+    Attributes:
+        state: What it does now.
+        failure: Why nothing is decoded any more, in one line; None while all is well.
+        load_error: The error of `load`, if that is why.
     """
 
     def __init__(
@@ -192,6 +197,7 @@ class Service:
         self._changed = threading.Condition()
         self.state: State = "loading"
         self.failure: str | None = None
+        self.load_error: BaseException | None = None
         self._calls: deque[Call] = deque()  # with outputs that wait, the next one first
         self._running: dict[int, Output] = {}  # by the index of the request
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
@@ -346,7 +352,10 @@ class Service:
             self._serve()
             self._end_all("stopped", STOPPED)
         except BaseException as error:
-            log.exception("the decoding thread has ended")
+            if self._decoder is None:
+                self.load_error = error
+            else:
+                log.exception("the decoding thread has ended")
             self.failure = first_line(error)
             self._end_all("failed", FAILED)
 
