@@ -60,7 +60,9 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
     known = {
         name_of(node.targets[0]): text_of(node.value, {})
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and text_of(node.value, {}) not in (HOLE, "")
+        if isinstance(node, ast.Assign)
+        and name_of(node.targets[0])
+        and text_of(node.value, {}) not in (HOLE, "")
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):

@@ -23,7 +23,7 @@ def test_bug_can_be_planted(bug: Bug) -> None:
     defined = {
         node.name
         for node in ast.walk(ast.parse((REPOSITORY / file).read_text(encoding="utf-8")))
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
     }
     assert defined.issuperset(names)
 
