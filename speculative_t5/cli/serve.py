@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..serve import Settings
 
 MOST_SECONDS = 86_400  # of a shutdown
-MOST_TOKENS = 4096  # of an output, unless --max-tokens has more
 in_server = partial(typer.Option, rich_help_panel="Server")
 
 
@@ -102,8 +101,7 @@ def serve(
     serving.check_options(defaults)
     settings = serving.Settings(
         model_name(chosen.models.model), defaults, keys, cors_origin or (),
-        local=serving.is_loopback(host), most_tokens=max(MOST_TOKENS, defaults.max_tokens),
-        draw_seeds=not is_given(ctx, "seed"),
+        local=serving.is_loopback(host), draw_seeds=not is_given(ctx, "seed"),
     )  # fmt: skip
     load = partial(chosen.models.load, plain=plain)
     service = serving.Service(load, batch_size=rows, max_queue=max_queue)

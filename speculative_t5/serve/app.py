@@ -84,7 +84,6 @@ class Settings:
         api_keys: One of them must come with each request; without any, none is needed.
         cors_origins: The sites whose pages may ask; "*" is all.
         local: Whether only this machine reaches the server, so that Host headers are checked.
-        most_tokens: The most that a request may ask for as `max_tokens`.
         draw_seeds: Whether a request without a seed gets one by chance.
         max_body: The longest body, in bytes.
         body_seconds: How long a body may take.
@@ -96,7 +95,6 @@ class Settings:
     api_keys: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
     local: bool = True
-    most_tokens: int = 4096
     draw_seeds: bool = False
     max_body: int = 2 * 2**20
     body_seconds: float = 30.0
@@ -223,9 +221,8 @@ class Endpoints:
             return Response(status_code=CLIENT_GONE)
         fields = parse_body(body)
         wanted = parse_wanted(
-            fields, settings.model, settings.defaults, most_tokens=settings.most_tokens,
-            draw_seeds=settings.draw_seeds,
-        )  # fmt: skip
+            fields, settings.model, settings.defaults, draw_seeds=settings.draw_seeds
+        )
         prompts = self._of_chat(fields) if chat else parse_prompts(fields)
         call = self._submit(prompts, wanted.options, "messages" if chat else "prompt")
         answer = Answer(

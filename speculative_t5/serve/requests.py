@@ -30,6 +30,7 @@ from ..tokenizers import Prompt
 
 MOST_FIELDS = 100
 MOST_DIGITS = 1000  # of an integer
+MOST_TOKENS = 4096  # of an output, unless the server's default is more
 LARGEST = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
 LONGEST_NAME = 40  # characters of a field's name that may be misspelt
 UNREAD_BYTES, UNREAD_SECONDS = 16 * 2**20, 5.0  # of a body, to read after its refusal
@@ -198,12 +199,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 
 def parse_wanted(
-    fields: Mapping[str, Any],
-    model: str,
-    defaults: GenerationOptions,
-    *,
-    most_tokens: int = LARGEST,
-    draw_seeds: bool = False,
+    fields: Mapping[str, Any], model: str, defaults: GenerationOptions, *, draw_seeds: bool = False
 ) -> Wanted:
     """Check all fields of a request except its prompts.
 
@@ -211,7 +207,6 @@ def parse_wanted(
         fields: Of the body, without those that are null.
         model: The name of the server's model.
         defaults: The options of requests that do not give them.
-        most_tokens: The most that `max_tokens` may be.
         draw_seeds: Whether a request without a seed gets one by chance.
 
     Raises:
@@ -221,6 +216,7 @@ def parse_wanted(
     for name in fields:
         if name != "best_of" or fields[name] != fields.get("n"):  # all outputs are sent
             check_name(name, fields[name])
+    most_tokens = max(MOST_TOKENS, defaults.max_tokens)
     changes = {
         option: parse_option(name, fields[name], most_tokens)
         for name, option in OPTIONS.items()
