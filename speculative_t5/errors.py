@@ -50,6 +50,7 @@ def option(
     default: Any,
     help: str,
     *,
+    panel: str | None = None,
     shown: str | None = None,
     least: float | None = None,
     most: float | None = None,
@@ -59,11 +60,12 @@ def option(
     Args:
         default: Its default.
         help: What it does, in the words of --help.
+        panel: Where --help lists it.
         shown: What --help shows as its default, where that is no value.
         least: Its least value, if it is a number.
         most: Its largest value.
     """
-    about = {"help": help, "shown": shown, "least": least, "most": most}
+    about = {"help": help, "panel": panel, "shown": shown, "least": least, "most": most}
     return field(default=default, metadata=about)
 
 

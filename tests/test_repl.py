@@ -17,8 +17,9 @@ from unittest.mock import Mock
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.cli import repl, terminal
 from speculative_t5.cli.options import DecoderOptions
-from speculative_t5.cli.repl import Conversation, Settings, total
-from speculative_t5.decoding import Stats
+from speculative_t5.cli.repl import DRAFTING, SAMPLING, Conversation, Settings
+from speculative_t5.decoding import Stats, total
+from speculative_t5.generation import DraftingOptions, GenerationOptions
 
 import pytest
 from commands import Call, caller, read_to_end
@@ -48,13 +49,13 @@ class Screen:
 
         def remake(wanted: Settings) -> SpeculativeDecoder:
             self.made.append(wanted)
-            options = DecoderOptions(
-                num_draft=wanted.num_draft, delta=wanted.delta, verify=wanted.verify,
-                prefix=wanted.prefix,
-            )  # fmt: skip
-            return options.remake(first)
+            drafting = DraftingOptions(**{name: wanted[name] for name in DRAFTING})
+            return DecoderOptions(prefix=wanted["prefix"], drafting=drafting).remake(first)
 
-        self.repl = Conversation(remake, Settings(max_tokens=12))
+        settings = {name: getattr(DraftingOptions, name) for name in DRAFTING}
+        settings |= {name: getattr(GenerationOptions, name) for name in SAMPLING}
+        settings |= {"max_tokens": 12, "show_drafts": True, "prefix": ""}
+        self.repl = Conversation(remake, settings)
 
     def say(self, line: str) -> list[str]:
         assert self.repl.handle(line)
@@ -74,7 +75,7 @@ def test_options_are_set_by_name(screen: Screen) -> None:
                         ("/set top-k=5", "top_k = 5"), ("/set num_draft auto", "num_draft = auto"),
                         ("/set num_draft 2", "num_draft = 2")):  # fmt: skip
         assert screen.say(line) == [shown]
-    assert screen.made[-1].num_draft == "2" and screen.made[-1].delta == 0.2
+    assert screen.made[-1]["num_draft"] == 2 and screen.made[-1]["delta"] == 0.2
     screen.say(PROMPT)
     assert max(screen.repl.done[-1].num_draft) == 2
     assert {"num_draft = 2", "top_k = 5", "prefix = ''"} <= {*screen.say("/set")}

@@ -28,9 +28,17 @@ from ..tokenizers import (
     read_lines,
 )
 from .job import Earlier, Output, Record, Requests, process
-from .options import DecoderOptions, RegularDecode, SamplingOptions, with_groups
+from .options import (
+    Chosen,
+    DecoderOptions,
+    Keywords,
+    RegularDecode,
+    Task,
+    choose,
+    is_plain,
+    with_groups,
+)
 from .parts import Division, Shown, divide, join_parts
-from .shaping import Chosen, ShapingOptions, choose, is_plain
 from .terminal import SOME_FAILED, Failure, a_few_of, cut_at, give_tips, note, one_line
 
 MAX_ERRORS_SHOWN = 10  # on standard error
@@ -95,8 +103,8 @@ def batch(
     ] = False,
     options: DecoderOptions,
     regular_decode: RegularDecode = False,
-    sampling: SamplingOptions,
-    shaping: ShapingOptions,
+    keywords: Keywords,
+    task: Task = None,
 ) -> None:
     """Generate for each line of a file of prompts; write one JSON record per line, in order.
 
@@ -130,7 +138,7 @@ def batch(
         total = count_lines(stream)
         if total is not None:
             _check_prompts(source, read(Shard()))
-        chosen = choose(ctx, options, sampling, shaping)
+        chosen = choose(ctx, options, keywords, task)
         alone = Division(output, Shard.parse(shard), resume=resume, force=force)
         work = divide(processes, parallel, alone, stream, partial(_facts, chosen))
         if work.is_done(read):

@@ -164,7 +164,7 @@ def _header(
 ) -> Header:
     """Return what the outputs depend on, for a resumed run to compare."""
     models = [decoder.model.fingerprint, decoder.draft and decoder.draft.fingerprint]
-    given = {name: value for name, value in vars(options).items() if "model" not in name}
+    given = {name: value for name, value in asdict(options).items() if "model" not in name}
     return {
         "text": hashlib.sha256(text.encode()).hexdigest(),
         "model": models,

@@ -32,15 +32,18 @@ from .models import models
 from .options import (
     DEFAULT_MODEL,
     DecoderOptions,
+    Keywords,
     RegularDecode,
-    SamplingOptions,
+    Task,
+    choose,
     in_models,
     in_output,
+    is_given,
+    is_plain,
     with_groups,
 )
 from .repl import repl
 from .serve import serve
-from .shaping import ShapingOptions, choose, is_given, is_plain
 from .terminal import (
     footer,
     give_tips,
@@ -88,8 +91,8 @@ def generate(
     ] = None,
     options: DecoderOptions,
     regular_decode: RegularDecode = False,
-    sampling: SamplingOptions,
-    shaping: ShapingOptions,
+    keywords: Keywords,
+    task: Task = None,
     show_drafts: Annotated[
         bool,
         in_output("--show-drafts", help="On a terminal, colour tokens by where they came from."),
@@ -134,7 +137,7 @@ def generate(
     check_utf8("--prompt", prompt)
     if not prompt.strip():
         raise ValueError("the prompt is empty: give some text with --prompt or on standard input")
-    chosen = choose(ctx, options, sampling, shaping)  # checked before the models are loaded
+    chosen = choose(ctx, options, keywords, task)  # checked before the models are loaded
     wanted = GenerationOptions(**chosen.keywords)
     if show_drafts and wanted.beams:
         raise ValueError(

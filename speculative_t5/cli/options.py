@@ -1,29 +1,45 @@
-"""The options that several commands share, in groups, and the decoder that they describe."""
+"""The options that several commands share, in groups, and the decoder that they describe.
+
+What an option does, its default and its range stand in one place, at its field of a dataclass (see
+`errors.option`). Here is what only a command line has: the forms in which values are typed, short
+names, and completion.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import mlx.core as mx
 import typer
 
-from ..checkpoints import DTYPES, ModelFolder, model_folders, named_draft
+from ..checkpoints import DTYPES, ModelFolder, model_folders, named_draft, read_task
+from ..decoding import EarlyStopping
 from ..errors import check_utf8
-from ..generation import NumDraft, SpeculativeDecoder, process_facts
+from ..generation import (
+    DraftingOptions,
+    GenerationOptions,
+    NumDraft,
+    SpeculativeDecoder,
+    process_facts,
+)
+from .terminal import note, one_line
 
 DEFAULT_MODEL = "correct-base"
-# Options by the panels of --help.
-in_models, in_drafting, in_sampling, in_output = (
-    partial(typer.Option, rich_help_panel=panel)
-    for panel in ("Models", "Drafting", "Sampling", "Output")
+PANELS = ("Models", "Drafting", "Sampling", "Output", "Constraints", "Beam search")  # of --help
+in_models, in_drafting, in_output = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Models", "Drafting", "Output")
 )
+# For `with_groups`: what needs finished outputs is not shown by commands that refuse it.
+UNSHOWN: dict[str, dict[str, Any]] = {
+    name: {"hidden": True} for name in ("scores", "num_beams", "length_penalty", "early_stopping")
+}
 
 
 def complete_model(incomplete: str) -> Iterator[str]:
@@ -111,6 +127,16 @@ RegularDecode = Annotated[
     bool,
     in_drafting("--regular-decode", help="Plain decoding: use the target alone, without drafts."),
 ]
+Task = Annotated[
+    str | None,
+    in_models(
+        help="Use the options that the checkpoint has for a task, such as summarization; or "
+        "default, for those that it has for all tasks. Options given here win.",
+        show_default=False,
+    ),
+]
+# The keywords of `GenerationOptions` that are on the command line, not checked yet.
+Keywords = Annotated[dict[str, Any], GenerationOptions]
 
 
 @dataclass(frozen=True)
@@ -126,51 +152,7 @@ class DecoderOptions:
     max_source_length: MaxSource = None
     truncate: Truncate = False
     dtype: Dtype = None
-    num_draft: Annotated[
-        str,
-        in_drafting(
-            help="Tokens to draft for each pass of the target: a number; or auto, which measures "
-            "what they cost here and chooses for each pass."
-        ),
-    ] = "5"
-    lookup: Annotated[
-        bool,
-        in_drafting(
-            "--lookup",
-            help="After the draft model's tokens, also propose tokens copied from the prompt or "
-            "the output.",
-        ),
-    ] = False
-    min_ngram: Annotated[
-        int, in_drafting(help="Prompt lookup: fewest last tokens of the output that must match.")
-    ] = 1
-    max_ngram: Annotated[
-        int,
-        in_drafting(help="Prompt lookup: most last tokens to match; it prefers longer matches."),
-    ] = 8
-    delta: Annotated[
-        float,
-        in_drafting(
-            help="Lenience from 0 to 1; above 0 the output is no longer exactly the target's."
-        ),
-    ] = 0.0
-    verify: Annotated[
-        str,
-        in_drafting(
-            help="Rule that verifies drafts when sampling: token, block (accepts more), or auto.",
-            autocompletion=complete_rule,
-        ),
-    ] = "auto"
-    draft_vocab: DraftVocab = None
-    steady: Annotated[
-        bool,
-        in_drafting(
-            "--steady",
-            help="Give all passes the same width, so that for a given --num-draft the greedy "
-            "output is the same with any draft or none, in any --dtype; decodes one prompt at a "
-            "time.",
-        ),
-    ] = False
+    drafting: DraftingOptions = DraftingOptions()
 
     def load(
         self, *, plain: bool = False, group: mx.distributed.Group | None = None
@@ -181,9 +163,9 @@ class DecoderOptions:
         """
         check_utf8("--prefix", self.prefix or "")
         draft = None if plain else draft_of(self.model, self.draft_model)
-        lookup = self.lookup and not plain
+        lookup = self.drafting.lookup and not plain
         return SpeculativeDecoder.from_pretrained(
-            self.model, draft, dtype=self.dtype, lookup=lookup, group=group, **self._keywords()
+            self.model, draft, dtype=self.dtype, group=group, **self._keywords(lookup)
         )
 
     def facts(self) -> dict[str, str]:
@@ -193,41 +175,64 @@ class DecoderOptions:
 
     def remake(self, first: SpeculativeDecoder) -> SpeculativeDecoder:
         """Make another decoder with the models of one that `load` has made."""
-        lookup = self.lookup or self.draft_model == "lookup"
+        lookup = self.drafting.lookup or self.draft_model == "lookup"
         return SpeculativeDecoder(
-            first.model, first.draft, first.tokenizer, lookup=lookup, **self._keywords()
+            first.model, first.draft, first.tokenizer, **self._keywords(lookup)
         )
 
-    def _keywords(self) -> dict[str, Any]:
-        names = ("delta", "verify", "min_ngram", "max_ngram", "draft_vocab", "steady", "chat",
-                 "prefix", "max_source_length", "truncate")  # fmt: skip
-        keywords = {name: getattr(self, name) for name in names}
-        return keywords | {"num_draft": draft_length(self.num_draft)}
+    def _keywords(self, lookup: bool) -> dict[str, Any]:
+        names = ("chat", "prefix", "max_source_length", "truncate")
+        return {**vars(self.drafting), "lookup": lookup} | {n: getattr(self, n) for n in names}
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
-    """How tokens are chosen, and how many."""
+class Chosen:
+    """The options of a run, those of its task included.
 
-    temperature: Annotated[
-        float, in_sampling(help="0 decodes greedily; above 0, tokens are sampled.")
-    ] = 0.0
-    top_k: Annotated[
-        int, in_sampling(help="Sample from the K most probable tokens; 0 for all.")
-    ] = 0
-    top_p: Annotated[
-        float,
-        in_sampling(
-            help="Of those, sample from the most probable tokens that together have probability P; "
-            "1 for all."
-        ),
-    ] = 1.0
-    max_tokens: Annotated[
-        int, in_output(help="Upper bound on the tokens of an output, EOS included.")
-    ] = 256
-    seed: Annotated[
-        int, in_sampling(help="Seed for sampling; the same seed gives the same output.")
-    ] = 0
+    Attributes:
+        models: Which models, and how to read prompts.
+        keywords: For `SpeculativeDecoder.generate`.
+    """
+
+    models: DecoderOptions
+    keywords: dict[str, Any]
+
+
+def choose(
+    ctx: typer.Context, options: DecoderOptions, keywords: Mapping[str, Any], task: str | None
+) -> Chosen:
+    """Return the options of a run, checked; say which of them come from the checkpoint's task."""
+    keywords = dict(keywords)
+    if task is not None:
+        found = read_task(options.model, task)
+        taken = {name: v for name, v in found.options.items() if not is_given(ctx, name)}
+        keywords |= taken
+        if found.prefix is not None and options.prefix is None:
+            options = replace(options, prefix=found.prefix)
+            taken["prefix"] = found.prefix
+        shown = ", ".join(f"{name} {value!r}" for name, value in taken.items())
+        note(f"task {task}: {one_line(shown) or 'no options'}")
+    GenerationOptions(**keywords)
+    return Chosen(options, keywords)
+
+
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def is_plain(chosen: Chosen, *, regular_decode: bool) -> bool:
+    """Whether the target decodes alone, as a beam search does; refuse a draft for that."""
+    num_beams = chosen.keywords["num_beams"]
+    if num_beams == 1 or regular_decode:
+        return regular_decode
+    if chosen.models.draft_model is not None or chosen.models.drafting.lookup:
+        raise ValueError(
+            f"num_beams is {num_beams}, and a beam search does not go with a draft: leave "
+            "out --draft-model and --lookup"
+        )
+    return True
 
 
 def with_groups(
@@ -237,32 +242,32 @@ def with_groups(
 ) -> Callable[..., Any]:
     """Let a command take groups of options; typer sees an option for each field of a group.
 
-    `changes` overrides, by option name, what a group says about an option, such as its help.
+    A group is a parameter whose type is a dataclass; one that is `Annotated` with a dataclass gets
+    the values as a dict. `changes` overrides, by option name, what a group says about an option,
+    such as its help.
     """
     if command is None:
         return partial(with_groups, changes=changes)
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {}
+    groups: dict[str, tuple[Any, bool]] = {}  # the dataclass, and whether to make one
     parameters: list[inspect.Parameter] = []
     for name, given in signature.parameters.items():
-        if not is_dataclass(given.annotation):
+        first, *more = (*get_args(given.annotation), None)
+        group = more[0] if first == dict[str, Any] else given.annotation
+        if is_dataclass(group):
+            groups[name] = group, group is given.annotation
+            parameters += _parameters(group, changes)
+        else:
             parameters.append(given.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        groups[name] = given.annotation
-        hints = get_type_hints(given.annotation, include_extras=True)
-        for each in fields(given.annotation):
-            option = inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY)
-            hint = _as_option(each, hints[each.name]) if each.metadata else hints[each.name]
-            hint = _changed(hint, changes.get(each.name, {}))
-            parameters.append(option.replace(default=each.default, annotation=hint))
 
     if unknown := changes.keys() - {each.name for each in parameters}:
         raise TypeError(f"{command.__name__} has no options {unknown} to change")
 
     @wraps(command)
     def call(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
+        for name, (group, is_made) in groups.items():
+            keywords = _taken(group, values)
+            values[name] = group(**keywords) if is_made else keywords
         command(**values)
 
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -270,20 +275,62 @@ def with_groups(
     return call
 
 
-def _as_option(each: Field[Any], hint: Any) -> Any:
-    """Return the type of an option whose field describes it, see `option`."""
+def _parameters(
+    group: Any, changes: Mapping[str, Mapping[str, Any]]
+) -> Iterator[inspect.Parameter]:
+    """Yield the options of a group, in the order of their panels."""
+    hints = get_type_hints(group, include_extras=True)
+
+    def panel(each: Field[Any]) -> int:
+        return PANELS.index(each.metadata["panel"]) if each.metadata.get("panel") else 0
+
+    for each in sorted(fields(group), key=panel):
+        hint, default = hints[each.name], each.default
+        if is_dataclass(hint):
+            yield from _parameters(hint, changes)
+            continue
+        if each.metadata:
+            hint, default = _as_option(each, hint)
+        elif get_origin(hint) is not Annotated:
+            continue  # it is not for the command line
+        kind, option = get_args(hint)
+        option = copy(option)
+        vars(option).update(changes.get(each.name, {}))
+        yield inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=default,
+            annotation=Annotated[kind, option],
+        )  # fmt: skip
+
+
+def _as_option(each: Field[Any], hint: Any) -> tuple[Any, Any]:
+    """Return the type and the default of an option that its field describes."""
     about = each.metadata
-    kind = str if get_origin(hint) is Literal else hint
+    kind, default = hint, each.default
+    if each.name in FORMS:
+        kind, default, _ = FORMS[each.name]
+    elif get_origin(hint) is Literal:
+        kind = str
+    names, looks = LOOKS.get(each.name, ((), {}))
+    if kind is bool:
+        names = (f"--{each.name.replace('_', '-')}",)  # without its opposite
     shown = True if about["shown"] is None else about["shown"]
-    return Annotated[kind, typer.Option(help=about["help"], show_default=shown)]
+    option = typer.Option(
+        *names, help=about["help"], show_default=shown, rich_help_panel=about["panel"], **looks
+    )
+    return Annotated[kind, option], default
 
 
-def _changed(hint: Any, values: Mapping[str, Any]) -> Any:
-    """Return the type of an option whose description has other values."""
-    (option,) = hint.__metadata__
-    option = copy(option)
-    vars(option).update(values)
-    return Annotated[hint.__origin__, option]
+def _taken(group: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Take a group's values out of those of the command line, and give them Python's forms."""
+    hints, found = get_type_hints(group), {}
+    for each in fields(group):
+        if is_dataclass(hints[each.name]):
+            found[each.name] = hints[each.name](**_taken(hints[each.name], values))
+        elif each.name in values:
+            value = values.pop(each.name)
+            parse = FORMS[each.name][2] if each.name in FORMS else None
+            found[each.name] = parse(each.name, value) if parse else value
+    return found
 
 
 def draft_of(model: str, draft_model: str | None) -> str | None:
@@ -298,13 +345,64 @@ def model_name(model: str) -> str:
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 
-def draft_length(text: str) -> NumDraft:
+def draft_length(name: str, text: str) -> NumDraft:
     """Parse a number of tokens to draft, or "auto"; refuse anything else."""
     if text == "auto":
         return "auto"
     try:
         return int(text)
     except ValueError:
-        raise ValueError(
-            f"num_draft must be an integer of at least 1 or auto, got {text!r}"
-        ) from None
+        raise ValueError(f"{name} must be an integer of at least 1 or auto, got {text!r}") from None
+
+
+def _early_stopping(name: str, text: str) -> EarlyStopping:
+    """Parse when a beam search ends."""
+    meanings: dict[str, EarlyStopping] = {"on": True, "off": False, "never": "never"}
+    if text not in meanings:
+        raise ValueError(f"{name} must be on, off or never, got {text!r}")
+    return meanings[text]
+
+
+def _ids(name: str, text: str | None) -> tuple[int, ...]:
+    """Parse ids separated by commas."""
+    try:
+        return tuple(int(part) for part in (text or "").split(",") if text)
+    except ValueError:
+        raise ValueError(f"{name} must be ids separated by commas, got {text!r}") from None
+
+
+def _texts(name: str, texts: list[str] | None) -> tuple[str, ...]:
+    for text in texts or []:
+        check_utf8("--" + name.replace("_", "-"), text)
+    return tuple(texts or ())
+
+
+def _biases(name: str, texts: list[str] | None) -> dict[int, float]:
+    """Parse ids with their biases."""
+    biases = {}
+    for text in texts or []:
+        token, _, bias = text.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise ValueError(f"{name} must be ID=BIAS, such as 17=-2.5, got {text!r}") from None
+    return biases
+
+
+# Options whose values are typed in another form than Python's: type, default and parser.
+FORMS: dict[str, tuple[Any, Any, Callable[[str, Any], Any]]] = {
+    "num_draft": (str, str(DraftingOptions.num_draft), draft_length),
+    "suppress_tokens": (str | None, None, _ids),
+    "bad_words": (list[str] | None, None, _texts),
+    "logit_bias": (list[str] | None, None, _biases),
+    "forced_tokens": (str | None, None, _ids),
+    "stop": (list[str] | None, None, _texts),
+    "stop_token_ids": (str | None, None, _ids),
+    "early_stopping": (str, "off", _early_stopping),
+}
+# Names besides their own, and what else --help or a shell needs.
+LOOKS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "verify": ((), {"autocompletion": complete_rule}),
+    "logit_bias": ((), {"metavar": "ID=BIAS"}),
+    "num_return_sequences": (("--num-return-sequences", "-n"), {}),
+}

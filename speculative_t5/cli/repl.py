@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -14,8 +14,18 @@ import typer
 
 from ..decoding import Stats, total
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
-from .options import DecoderOptions, SamplingOptions, draft_of, in_output, model_name, with_groups
-from .shaping import UNSHOWN, ShapingOptions, choose
+from .options import (
+    UNSHOWN,
+    DecoderOptions,
+    Keywords,
+    Task,
+    choose,
+    draft_length,
+    draft_of,
+    in_output,
+    model_name,
+    with_groups,
+)
 from .terminal import (
     SOME_FAILED,
     console,
@@ -45,14 +55,19 @@ COMMANDS = {
 # Only when typed: a file may hold them as prompts.
 BARE = {"exit": "/quit", "quit": "/quit", "help": "/help"}
 
+# What /set can change, beside show_drafts; by name, also with the prefix, in `Settings`.
+DRAFTING = ("num_draft", "delta", "verify")
+SAMPLING = ("temperature", "top_k", "top_p", "max_tokens", "seed")
+Settings = Mapping[str, Any]
+
 
 @with_groups(changes={"num_return_sequences": {"hidden": True}, **UNSHOWN})
 def repl(
     ctx: typer.Context,
     *,
     options: DecoderOptions,
-    sampling: SamplingOptions,
-    shaping: ShapingOptions,
+    keywords: Keywords,
+    task: Task = None,
     show_drafts: Annotated[
         bool, in_output(help="On a terminal, colour tokens by where they came from.")
     ] = True,
@@ -70,21 +85,17 @@ def repl(
     Each line is a prompt, or a command that begins with a slash; /help lists the commands. On a
     terminal, exit, quit and help also work without the slash.
     """
-    chosen = choose(ctx, options, sampling, shaping)
+    chosen = choose(ctx, options, keywords, task)
     options, keywords = chosen.models, chosen.keywords
-    own = {name: keywords.pop(name) for name in vars(sampling)}
     first = options.load()
 
     def remake(wanted: Settings) -> SpeculativeDecoder:
-        return replace(
-            options, num_draft=wanted.num_draft, delta=wanted.delta, verify=wanted.verify,
-            prefix=wanted.prefix,
-        ).remake(first)  # fmt: skip
+        drafting = replace(options.drafting, **{name: wanted[name] for name in DRAFTING})
+        return replace(options, drafting=drafting, prefix=wanted["prefix"]).remake(first)
 
-    settings = Settings(
-        options.num_draft, options.delta, options.verify, **own,
-        show_drafts=show_drafts, prefix=first.prefix,
-    )  # fmt: skip
+    settings = {name: getattr(options.drafting, name) for name in DRAFTING}
+    settings |= {name: keywords.pop(name) for name in SAMPLING}
+    settings |= {"show_drafts": show_drafts, "prefix": first.prefix}
     typed, failed = is_terminal(sys.stdin), False
     conversation = Conversation(remake, settings, keywords, typed=typed)
     if typed:
@@ -110,37 +121,19 @@ def repl(
         raise typer.Exit(SOME_FAILED)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The options that /set can change, by their names on the command line."""
-
-    num_draft: str = "5"
-    delta: float = 0.0
-    verify: str = "auto"
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    max_tokens: int = 256
-    seed: int = 0
-    show_drafts: bool = True
-    prefix: str = ""
-
-    def changed(self, name: str, text: str) -> Settings:
-        """Return these settings with one value parsed from text; refuse what is no value of it."""
-        if name == "prefix":
-            raise ValueError(f"the prefix is not set with /set, got {text!r}: use /prefix TEXT")
-        names = [each.name for each in fields(self) if each.name != "prefix"]
-        if name not in names:
-            raise ValueError(f"there is no setting named {name!r}: choose from {', '.join(names)}")
-        return replace(self, **{name: _value(name, type(getattr(self, name)), text)})
-
-    def sampling(self) -> dict[str, Any]:
-        """Return the keywords for `SpeculativeDecoder.generate`."""
-        names = ("temperature", "top_k", "top_p", "max_tokens", "seed")
-        return {name: getattr(self, name) for name in names}
+def changed(settings: Settings, name: str, text: str) -> Settings:
+    """Return settings with one value parsed from text; refuse what is no value of it."""
+    if name == "prefix":
+        raise ValueError(f"the prefix is not set with /set, got {text!r}: use /prefix TEXT")
+    if name not in settings:
+        names = ", ".join(name for name in settings if name != "prefix")
+        raise ValueError(f"there is no setting named {name!r}: choose from {names}")
+    return {**settings, name: _value(name, type(settings[name]), text)}
 
 
 def _value(name: str, kind: type, text: str) -> Any:
+    if name == "num_draft":
+        return draft_length(name, text)
     if kind is bool:
         if text.lower() not in ("on", "off"):
             raise ValueError(f"{name} must be on or off, got {text!r}")
@@ -199,21 +192,25 @@ class Conversation:
     def _checked(self, settings: Settings) -> SpeculativeDecoder:
         """Make a decoder, and check all settings before one of them is used."""
         decoder = self.remake(settings)
-        options = GenerationOptions(**settings.sampling(), **self.shaping)
+        options = GenerationOptions(**self._keywords(settings))
         options.check_stream()
         decoder.bind(options)
         return decoder
 
+    def _keywords(self, settings: Settings) -> dict[str, Any]:
+        """Return the keywords for `SpeculativeDecoder.generate`."""
+        return {**self.shaping, **{name: settings[name] for name in SAMPLING}}
+
     def _generate(self, prompt: str) -> None:
-        s = self.settings
-        source = self.decoder.fit(prompt, s.max_tokens)
+        settings = self.settings
+        source = self.decoder.fit(prompt, settings["max_tokens"])
         note_unread(source)
         with note_if_slow() as watched:
-            chunks = self.decoder.stream(source.ids, **s.sampling(), **self.shaping)
+            chunks = self.decoder.stream(source.ids, **self._keywords(settings))
             self.prompt = prompt
-            last = show(watched(chunks), drafts=s.show_drafts and self.decoder.drafts)
+            last = show(watched(chunks), drafts=settings["show_drafts"] and self.decoder.drafts)
         self.done.append(last.stats)
-        note(footer(last.stats, last.finish_reason, s.max_tokens))
+        note(footer(last.stats, last.finish_reason, settings["max_tokens"]))
 
     def _set(self, rest: str) -> None:
         name, _, text = rest.replace("=", " ", 1).partition(" ")
@@ -221,21 +218,21 @@ class Conversation:
         if name and not text:
             raise ValueError(f"/set takes a name and a value, got {rest!r}: use /set num_draft 8")
         if name:
-            settings = self.settings.changed(name, text.strip())
+            settings = changed(self.settings, name, text.strip())
             self.decoder, self.settings = self._checked(settings), settings
-        for each in fields(self.settings):
-            if name in ("", each.name):
-                self._print_setting(each.name)
+        for each in self.settings:
+            if name in ("", each):
+                self._print_setting(each)
 
     def _print_setting(self, name: str) -> None:
-        value = getattr(self.settings, name)
-        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else repr(value)
-        if isinstance(value, str) and name != "prefix":
-            text = value
+        value = self.settings[name]
+        text = repr(value) if name == "prefix" else str(value)
+        if isinstance(value, bool):
+            text = "on" if value else "off"
         console().print(f"{name} = {text}", markup=False)
 
     def _prefix(self, rest: str) -> None:
-        settings = replace(self.settings, prefix=f"{rest} " if rest else "")
+        settings = {**self.settings, "prefix": f"{rest} " if rest else ""}
         self.decoder, self.settings = self._checked(settings), settings
         self._print_setting("prefix")
 
@@ -260,7 +257,7 @@ class Conversation:
             seconds = median(run.stats.seconds for run in generations)
             name = "speculative" if speculative else "plain"
             stats = replace(last.stats, seconds=seconds)
-            line = footer(stats, last.finish_reason, self.settings.max_tokens)
+            line = footer(stats, last.finish_reason, self.settings["max_tokens"])
             out.print(f"{name}: {line}", markup=False)
             out.print(shaded(last))
         speedup = median(
@@ -269,9 +266,9 @@ class Conversation:
         )
         if runs[False][-1].tokens == runs[True][-1].tokens:
             verdict = "the outputs are the same"
-        elif self.settings.delta:
+        elif self.settings["delta"]:
             verdict = "the outputs differ, as delta allows"
-        elif self.settings.temperature:
+        elif self.settings["temperature"]:
             verdict = "the outputs differ, as samples do"
         else:
             verdict = "the outputs differ, which rounding can cause in 16 bits"
@@ -283,9 +280,8 @@ class Conversation:
         spent = 0.0
         while spent < COMPARE_SECONDS and len(runs[True]) <= COMPARE_TURNS:
             for speculative, generations in runs.items():
-                done = self.decoder.generate(
-                    prompt, speculative=speculative, **self.settings.sampling(), **self.shaping
-                )
+                keywords = self._keywords(self.settings)
+                done = self.decoder.generate(prompt, speculative=speculative, **keywords)
                 generations.append(done)
                 spent += done.stats.seconds
         return {way: done[1:] or done for way, done in runs.items()}

@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import check_integer, first_line
-from ..generation import DraftingOptions, GenerationOptions
-from .options import DecoderOptions, RegularDecode, SamplingOptions, model_name, with_groups
-from .shaping import UNSHOWN, ShapingOptions, choose, is_given, is_plain
+from ..generation import GenerationOptions
+from .options import (
+    UNSHOWN,
+    DecoderOptions,
+    Keywords,
+    RegularDecode,
+    Task,
+    choose,
+    is_given,
+    is_plain,
+    model_name,
+    with_groups,
+)
 from .terminal import note
 
 if TYPE_CHECKING:
@@ -70,8 +80,8 @@ def serve(
     ] = 30.0,
     options: DecoderOptions,
     regular_decode: RegularDecode = False,
-    sampling: SamplingOptions,
-    shaping: ShapingOptions,
+    keywords: Keywords,
+    task: Task = None,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's protocol.
 
@@ -94,8 +104,8 @@ def serve(
         )
     serving.check_origins(cors_origin or ())
     keys = serving.read_keys(api_key_file) if api_key_file else []
-    chosen = choose(ctx, options, sampling, shaping)
-    rows = DraftingOptions(steady=options.steady).rows(batch_size)
+    chosen = choose(ctx, options, keywords, task)
+    rows = options.drafting.rows(batch_size)
     plain = is_plain(chosen, regular_decode=regular_decode)
     defaults = GenerationOptions(**chosen.keywords)
     serving.check_options(defaults)

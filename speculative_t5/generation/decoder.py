@@ -129,7 +129,7 @@ class SpeculativeDecoder:
         truncate: bool = False,
     ) -> None:
         drafting = DraftingOptions(
-            num_draft, delta, verify, lookup, min_ngram, max_ngram, draft_vocab, steady
+            num_draft, lookup, min_ngram, max_ngram, delta, verify, draft_vocab, steady
         )
         self.model = model
         self.draft, self._drafting = pair_up(model, draft, drafting)

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 from ..checkpoints import RENAMED
@@ -22,7 +22,7 @@ from ..decoding import (
     Sampler,
     check_ngrams,
 )
-from ..errors import check_integer, check_number, check_utf8
+from ..errors import check_integer, check_options, check_utf8, option
 from ..tokenizers import Detokenizer, Prompt, PromptEncoder, Tokenizer
 from .outputs import StoppedText
 
@@ -35,6 +35,11 @@ Options = TypeVar("Options")
 VerifyRule = Literal["auto", "token", "block"]
 NumDraft = int | Literal["auto"]
 Words = Sequence[str | Sequence[int]]
+
+in_sampling, in_output, in_constraints, in_beam_search, in_drafting = (
+    partial(option, panel=panel)
+    for panel in ("Sampling", "Output", "Constraints", "Beam search", "Drafting")
+)
 
 BATCH, MAX_BATCH = 16, 2**16  # prompts side by side
 # Options that are lists, and what they may be given as.
@@ -102,33 +107,63 @@ class GenerationOptions:
             them, "never" while it could be at any length.
     """
 
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
+    max_tokens: int = in_output(
+        256, "Upper bound on the tokens of an output, EOS included.", least=1
+    )
+    temperature: float = in_sampling(0.0, "0 decodes greedily; above 0, tokens are sampled.")
+    top_k: int = in_sampling(0, "Sample from the K most probable tokens; 0 for all.")
+    top_p: float = in_sampling(
+        1.0,
+        "Of those, sample from the most probable tokens that together have probability P; 1 for "
+        "all.",
+    )
+    seed: int = in_sampling(
+        0, "Seed for sampling; the same seed gives the same output.", least=0, most=2**63 - 1
+    )
     speculative: bool = True
     max_new_tokens: int | None = None
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    min_tokens: int = 0
-    suppress_tokens: Sequence[int] = ()
-    bad_words: Words = ()
-    logit_bias: Mapping[int, float] | None = None
-    forced_tokens: str | Sequence[int] = ()
+    repetition_penalty: float = in_constraints(
+        1.0, "Above 1, tokens that the output already has become less probable."
+    )
+    no_repeat_ngram_size: int = in_constraints(
+        0, "Let no sequence of N tokens occur twice; 0 is off."
+    )
+    min_tokens: int = in_constraints(0, "Let no output end before it has this many tokens.")
+    suppress_tokens: Sequence[int] = in_constraints(
+        (), "Ids that no output may contain, separated by commas."
+    )
+    bad_words: Words = in_constraints(
+        (),
+        "Text that no output may contain, as the ids that the tokenizer gives it; may be repeated.",
+    )
+    logit_bias: Mapping[int, float] | None = in_constraints(
+        None, "Bias to add to the logit of an id; -inf forbids it; may be repeated."
+    )
+    forced_tokens: str | Sequence[int] = in_constraints(
+        (), "Ids that every output begins with, separated by commas."
+    )
     logits_processors: Sequence[LogitsProcessor] = ()
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    num_return_sequences: int = 1
-    scores: bool = False
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
+    stop: str | Sequence[str] = in_output((), "End the output before this text; may be repeated.")
+    stop_token_ids: Sequence[int] = in_output((), "Ids that end an output, separated by commas.")
+    num_return_sequences: int = in_output(
+        1, "Outputs for each prompt; greedy decoding has only one.", least=1
+    )
+    scores: bool = in_output(False, "Also give the logarithm of each output's probability.")
+    num_beams: int = in_beam_search(
+        1, "Width of a beam search, which uses no draft; 1 is no search."
+    )
+    length_penalty: float = in_beam_search(
+        1.0, "Above 0 a search prefers long outputs, below 0 short ones."
+    )
+    early_stopping: EarlyStopping = in_beam_search(
+        False,
+        "When to end a search that has as many outputs as beams: on (at once), off (when a "
+        "better one is unlikely) or never (when none can be better).",
+    )
 
     def __post_init__(self) -> None:
         _ = self.sampler  # which checks its own options
-        check_integer("seed", self.seed, 0, 2**63 - 1)
-        check_integer("max_tokens", self.max_tokens, 1)
+        check_options(self)
         if self.max_new_tokens is not None:
             check_integer("max_new_tokens", self.max_new_tokens, 1)
             if self.max_tokens not in (GenerationOptions.max_tokens, self.max_new_tokens):
@@ -158,7 +193,7 @@ class GenerationOptions:
                 raise ValueError(f"a stop string must be text that is not empty, got {string!r}")
             check_utf8("a stop string", string)
         self.transform(lambda name, text: ())  # which checks what it can without a tokenizer
-        count = check_integer("num_return_sequences", self.num_return_sequences, 1)
+        count = self.num_return_sequences
         if self.num_beams != 1:
             self._check_beams()
         elif count > 1 and self.temperature == 0:
@@ -295,18 +330,44 @@ class BatchOptions(GenerationOptions):
 class DraftingOptions:
     """How a decoder drafts and verifies; `SpeculativeDecoder` describes options and ranges."""
 
-    num_draft: NumDraft = 5
-    delta: float = 0.0
-    verify: VerifyRule = "auto"
-    lookup: bool = False
-    min_ngram: int = 1
-    max_ngram: int = 8
-    draft_vocab: int | None = None
-    steady: bool = False
+    num_draft: NumDraft = in_drafting(
+        5,
+        "Tokens to draft for each pass of the target: a number; or auto, which measures what "
+        "they cost here and chooses for each pass.",
+    )
+    lookup: bool = in_drafting(
+        False,
+        "After the draft model's tokens, also propose tokens copied from the prompt or the output.",
+    )
+    min_ngram: int = in_drafting(
+        1, "Prompt lookup: fewest last tokens of the output that must match."
+    )
+    max_ngram: int = in_drafting(
+        8, "Prompt lookup: most last tokens to match; it prefers longer matches."
+    )
+    delta: float = in_drafting(
+        0.0,
+        "Lenience from 0 to 1; above 0 the output is no longer exactly the target's.",
+        least=0.0,
+        most=1.0,
+    )
+    verify: VerifyRule = in_drafting(
+        "auto", "Rule that verifies drafts when sampling: token, block (accepts more), or auto."
+    )
+    draft_vocab: int | None = in_drafting(
+        None,
+        "Let the draft model propose only the first N ids, which is faster.",
+        shown="all",
+        least=1,
+    )
+    steady: bool = in_drafting(
+        False,
+        "Give all passes the same width, so that for a given --num-draft the greedy output is "
+        "the same with any draft or none, in any --dtype; decodes one prompt at a time.",
+    )
 
     def __post_init__(self) -> None:
-        if not 0 <= check_number("delta", self.delta) <= 1:
-            raise ValueError(f"delta must be between 0 and 1, got {self.delta}")
+        check_options(self)
         if self.verify not in ("auto", "token", "block"):
             raise ValueError(f"verify must be 'auto', 'token' or 'block', got {self.verify!r}")
         if self.verify == "block" and self.delta > 0:
@@ -320,8 +381,6 @@ class DraftingOptions:
             raise ValueError(
                 f"num_draft must be an integer of at least 1 or 'auto', got {number!r}"
             )
-        if self.draft_vocab is not None:
-            check_integer("draft_vocab", self.draft_vocab, 1)
         if self.steady and number == "auto":
             raise ValueError(
                 "steady needs passes of one width, and num_draft 'auto' has several: "
