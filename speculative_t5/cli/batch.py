@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
@@ -39,9 +40,10 @@ from .options import (
     with_groups,
 )
 from .parts import Division, Shown, divide, join_parts
-from .terminal import SOME_FAILED, Failure, a_few_of, cut_at, give_tips, note, one_line
+from .terminal import SOME_FAILED, Failure, a_few_of, cut_at, give_tips, note, one_line, rates
 
 MAX_ERRORS_SHOWN = 10  # on standard error
+COUNTED = ("emitted", "rounds", "drafted", "accepted")
 
 
 @with_groups
@@ -257,7 +259,8 @@ class Progress:
         self._resumable = resumable
         self._unknown: dict[str, None] = {}  # characters, in the order they were found
         self._lacking = 0  # prompts with some of them
-        self._shown = self._tokens = self._rounds = self._drafted = self._accepted = 0
+        self._shown = 0  # errors
+        self._sums: Counter[str] = Counter()  # of the statistics in `COUNTED`
         self._began = time.perf_counter()
         self._label = label
         self._shows_errors = shown != "nothing"
@@ -273,13 +276,9 @@ class Progress:
             self._show(f"line {record.line.number}: {record.error}")
         else:
             for done in (record.done, *record.done.alternatives):
-                stats = done.stats
-                self._tokens += stats.emitted
-                self._rounds += stats.rounds
-                self._drafted += stats.drafted
-                self._accepted += stats.accepted
+                self._sums.update({name: getattr(done.stats, name) for name in COUNTED})
             self._cut[record.done.stats.emitted] += record.done.finish_reason == "length"
-            rate = self._tokens / (time.perf_counter() - self._began)
+            rate = self._sums["emitted"] / (time.perf_counter() - self._began)
             self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
         self._lacking += bool(record.unknown)
         self._unknown |= dict.fromkeys(record.unknown)
@@ -323,12 +322,8 @@ class Progress:
             yield f"{at_most:,} {cut_at(self._max_tokens)}"
         if others := self._cut.total() - at_most:
             yield f"{others:,} {cut_at(None)}"
-        if self._rounds:
-            yield f"{self._tokens:,} tokens in {seconds:.1f} s"
-            yield f"{self._tokens / seconds:,.0f} tokens/s"
-            drafted = self._drafted
-            yield f"acceptance {self._accepted / drafted:.0%}" if drafted else "no draft"
-            yield f"{self._tokens / self._rounds:.1f} tokens per round"
+        if self._sums["rounds"]:
+            yield from rates(*map(self._sums.__getitem__, COUNTED), seconds)
             resident, arrays = peak_memory() / 1e6, mx.get_peak_memory() / 1e6
             yield f"peak memory {resident:,.0f} MB, MLX's {arrays:,.0f}"
 

@@ -23,7 +23,7 @@ from ..errors import count, not_utf8
 from ..files import LineFile, write_whole
 from ..generation import SpeculativeDecoder
 from .options import DecoderOptions, RegularDecode, in_output, with_groups
-from .terminal import console, give_tips, is_terminal, note, one_line, signals_held, visible
+from .terminal import console, give_tips, is_terminal, note, one_line, rates, signals_held, visible
 
 SHOWN = 40  # characters of a piece that was kept, and of the output that was refused
 LISTED = 10  # such pieces on a terminal
@@ -260,16 +260,8 @@ def _record(done: Rewritten) -> dict[str, Any]:
 
 
 def _summary(done: Rewritten) -> str:
-    stats: Any = done.stats
-    parts = [done.summary()]
-    if stats.rounds:
-        parts += [
-            f"{stats.emitted:,} tokens in {stats.seconds:.1f} s",
-            f"{stats.tokens_per_second:,.0f} tokens/s",
-            f"acceptance {stats.acceptance_rate:.0%}" if stats.drafted else "no draft",
-            f"{stats.tokens_per_round:.1f} tokens per round",
-        ]
-    return ", ".join(parts)
+    counts = [getattr(done.stats, name) for name in STATS]
+    return ", ".join([done.summary(), *(rates(*counts) if done.stats.rounds else [])])
 
 
 def is_special(name: str) -> bool:

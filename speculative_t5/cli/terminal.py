@@ -310,6 +310,16 @@ def footer(
     return f"{summary} - {cut_at(max_tokens if stats.emitted == max_tokens else None)}"
 
 
+def rates(emitted: int, rounds: int, drafted: int, accepted: int, seconds: float) -> list[str]:
+    """Return the statistics of many outputs, for their summary."""
+    return [
+        f"{emitted:,} tokens in {seconds:.1f} s",
+        f"{emitted / seconds if seconds else 0:,.0f} tokens/s",
+        f"acceptance {accepted / drafted:.0%}" if drafted else "no draft",
+        f"{emitted / rounds:.1f} tokens per round",
+    ]
+
+
 def cut_at(max_tokens: int | None) -> str:
     """Say where an output was cut; None is for the end of a decoder-only model's context."""
     return (
