@@ -324,6 +324,20 @@ def place(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
     return place
 
 
+@pytest.fixture
+def here(place: Path) -> Path:
+    """The folder in which `call` runs commands, unless a module has its own."""
+    return place
+
+
+@pytest.fixture
+def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """A function that runs a command, see `commands.caller`."""
+    from commands import caller  # which imports this module
+
+    return caller(here, monkeypatch, capfd)
+
+
 def run(
     place: Path, *arguments: str | bytes, stdin: bytes | None = None
 ) -> subprocess.CompletedProcess[bytes]:

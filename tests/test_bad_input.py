@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import Call, caller
+from commands import Call
 from messages import check_message
 
 PAIR = ("--model", "target", "--draft-model", "draft")
@@ -26,11 +26,6 @@ def here(place: Path, tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     return tmp_path
-
-
-@pytest.fixture
-def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(here, monkeypatch, capfd)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 from speculative_t5.tokenizers.prompt_files import EMPTY
 
 import pytest
-from commands import Call, caller, in_a_shell, on_a_terminal, start
+from commands import Call, in_a_shell, on_a_terminal, start
 from conftest import run
 from messages import check_message
 
@@ -43,11 +43,6 @@ def many(here: Path) -> Path:
     lines = (here / "in.txt").read_text().splitlines()
     (here / "in.txt").write_text("".join(f"{lines[i % 40]} {i}\n" for i in range(MANY)))
     return here
-
-
-@pytest.fixture
-def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(here, monkeypatch, capfd)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from speculative_t5 import SpeculativeDecoder
 import mlx.core as mx
 import pytest
 from checkpoints import write_causal
-from commands import Call, caller
+from commands import Call
 from messages import check_message
 
 pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
@@ -26,11 +26,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_causal(here / "weights" / "target", vocab_size=304)
     write_causal(here / "weights" / "draft", vocab_size=320, num_hidden_layers=1)
     return here
-
-
-@pytest.fixture
-def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(here, monkeypatch, capfd)
 
 
 def decoder(here: Path, **options: Any) -> SpeculativeDecoder:

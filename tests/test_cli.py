@@ -12,18 +12,13 @@ from pathlib import Path
 from speculative_t5 import __version__, device
 
 import pytest
-from commands import Call, caller, in_a_shell, on_a_terminal, start
+from commands import Call, in_a_shell, on_a_terminal, start
 from conftest import REPOSITORY, run
 
 pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
 OLD_MAN = (*PAIR, "--prompt", "The old man.")
 ACCEPTED, BONUS = "\x1b[32m", "\x1b[4;36m"
-
-
-@pytest.fixture
-def call(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(place, monkeypatch, capfd)
 
 
 def test_text_goes_to_standard_output_and_statistics_to_standard_error(

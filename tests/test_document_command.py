@@ -13,7 +13,7 @@ from pathlib import Path
 from speculative_t5.cli.document import PartialFile
 
 import pytest
-from commands import Call, caller, in_a_shell, on_a_terminal, start
+from commands import Call, in_a_shell, on_a_terminal, start
 from conftest import REPOSITORY, edit_json
 from messages import check_message
 
@@ -32,11 +32,6 @@ def here(tmp_path: Path) -> Path:
     (tmp_path / "weights").symlink_to(REPOSITORY / "weights")
     (tmp_path / "in.txt").write_bytes(TEXT.encode())
     return tmp_path
-
-
-@pytest.fixture
-def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(here, monkeypatch, capfd)
 
 
 def names(folder: Path) -> set[str]:

@@ -17,7 +17,7 @@ from speculative_t5.generation import Chunk
 
 import mlx.core as mx
 import pytest
-from commands import Call, caller
+from commands import Call
 from conftest import REPOSITORY
 from messages import check_message
 
@@ -35,11 +35,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "long.txt").write_text(LONG)
     (here / "in.txt").write_text("He go home.\ncorrect: He go home.\n")
     return here
-
-
-@pytest.fixture
-def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(here, monkeypatch, capfd)
 
 
 @pytest.fixture(scope="module")

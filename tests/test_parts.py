@@ -10,7 +10,7 @@ from pathlib import Path
 from speculative_t5.cli.job import UNDONE
 
 import pytest
-from commands import Call, caller
+from commands import Call
 from messages import check_message
 
 
@@ -20,11 +20,6 @@ def here(tmp_path: Path) -> Path:
     prompts = [f"prompt {number}" if number != 12 else "" for number in range(1, 21)]
     (tmp_path / "in.txt").write_text("\n".join(prompts) + "\n")
     return tmp_path
-
-
-@pytest.fixture
-def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(here, monkeypatch, capfd)
 
 
 def write_parts(here: Path, *sizes: int) -> bytes:

@@ -22,7 +22,7 @@ from speculative_t5.decoding import Stats, total
 from speculative_t5.generation import DraftingOptions, GenerationOptions
 
 import pytest
-from commands import Call, caller, read_to_end
+from commands import Call, read_to_end
 from conftest import REPOSITORY, run
 from rich.console import Console
 
@@ -177,11 +177,6 @@ def test_an_interrupted_output_leaves_the_session_as_it_was(
 
 
 MODELS = ("--model", "target", "--draft-model", "draft", "--max-tokens", "8")
-
-
-@pytest.fixture
-def call(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(place, monkeypatch, capfd)
 
 
 def test_a_pipe_of_lines_is_answered_line_by_line(call: Call, place: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 
 import pytest
-from commands import Call, caller
+from commands import Call
 from conftest import REPOSITORY
 from messages import check_message
 
@@ -37,11 +37,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "weights").symlink_to(REPOSITORY / "weights")
     (here / "in.txt").write_text(f"{TEXT}\nHe go home.\n")
     return here
-
-
-@pytest.fixture
-def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(here, monkeypatch, capfd)
 
 
 @pytest.fixture(scope="module")

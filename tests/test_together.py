@@ -13,7 +13,7 @@ from speculative_t5.cli.job import UNDONE
 from speculative_t5.distributed import Message, ProcessGroup
 
 import pytest
-from commands import Call, caller
+from commands import Call
 from conftest import V1_0, run, write_checkpoint
 from messages import check_message
 from ranks import Pair, ended, started
@@ -43,11 +43,6 @@ def here(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     write_prompts(tmp_path, 20)
     return tmp_path
-
-
-@pytest.fixture
-def call(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(here, monkeypatch, capfd)
 
 
 def write_prompts(folder: Path, number: int) -> None:
