@@ -113,40 +113,33 @@ def test_records_do_not_depend_on_batch_size_or_shards(call: Call) -> None:
     assert one == other == "".join(f"{line}\n" for line in merged)
 
 
-def test_a_killed_run_continues_where_it_was(call: Call, many: Path) -> None:
-    assert call(*BATCH, *SHORT, *SAMPLED).code == 0
-    whole = (many / "out.jsonl").read_bytes()
-    resumed = (*BATCH[:3], "cut.jsonl", *MODELS, *SHORT, *SAMPLED, "--resume")
-    cut = many / "cut.jsonl"
-    with start(many, *resumed) as process:
-        wait_for_lines(cut, 40)
-        process.kill()
-    assert 40 <= cut.read_bytes().count(b"\n") < MANY
-    kept = cut.read_bytes().rpartition(b"\n")[0] + b"\n"
-    cut.write_bytes(whole[: len(kept) + 40])  # a torn line
-    done = call(*resumed)
-    assert done.code == 0 and " of them earlier" in done.err[-1]
-    assert cut.read_bytes() == whole
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_run_after_a_whole_line(many: Path, number: int, code: int) -> None:
-    process = start(many, *BATCH, *SHORT)
-    wait_for_lines(many / "out.jsonl", 40)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_a_stopped_run_continues_where_it_was(
+    call: Call, many: Path, number: int, code: int
+) -> None:
+    out, command = many / "out.jsonl", (*BATCH, *SHORT, *SAMPLED)
+    process = start(many, *command)
+    wait_for_lines(out, 40)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    written = (many / "out.jsonl").read_bytes()
-    assert written.endswith(b"\n") and len(read(many / "out.jsonl")) < MANY
-    lacking, summary, advice, *rest = errors.decode().splitlines()
-    assert lacking.startswith("prompts with characters that the model's vocabulary lacks: ")
-    assert re.match(rf"\[\d+ of {MANY:,} prompts, ", summary)
-    assert advice == "the records written so far are kept; --resume decodes the other lines"
-    assert rest == (["error: interrupted"] if number == signal.SIGINT else [])
-    again = run(many, *BATCH, *SHORT, "--resume")
-    assert again.returncode == 0 and b" of them earlier" in again.stderr
-    assert run(many, *BATCH[:3], "whole.jsonl", *MODELS, *SHORT).returncode == 0
-    assert (many / "out.jsonl").read_bytes() == (many / "whole.jsonl").read_bytes()
+    assert 40 <= out.read_bytes().count(b"\n") < MANY
+    if number == signal.SIGKILL:
+        torn = b'{"id": '
+        out.write_bytes(out.read_bytes().rpartition(b"\n")[0] + b"\n" + torn)
+    else:
+        assert out.read_bytes().endswith(b"\n") and read(out)
+        lacking, summary, advice, *rest = errors.decode().splitlines()
+        assert lacking.startswith("prompts with characters that the model's vocabulary lacks: ")
+        assert re.match(rf"\[\d+ of {MANY:,} prompts, ", summary)
+        assert advice == "the records written so far are kept; --resume decodes the other lines"
+        assert rest == (["error: interrupted"] if number == signal.SIGINT else [])
+    done = call(*command, "--resume")
+    assert done.code == 0 and " of them earlier" in done.err[-1]
+    assert call(*BATCH[:3], "whole.jsonl", *MODELS, *SHORT, *SAMPLED).code == 0
+    assert out.read_bytes() == (many / "whole.jsonl").read_bytes()
 
 
 def test_a_reader_that_goes_away_ends_the_run(many: Path) -> None:

@@ -23,6 +23,7 @@ TEXT = (
     "# Top\r\n\r\n- She have a apple.\r\n  \u2603 She have gone.\r\n\r\n"
     "> I thinks that this is\n> a good idea.  She have a apple.\n"
 )
+PAGE = ("--diff", "html", "--diff-output")
 MANY = 40  # sentences: a run must not end before it is stopped
 
 
@@ -154,13 +155,16 @@ def stopped(folder: Path, number: int) -> list[bytes]:
     return partial.read_bytes().splitlines(keepends=True)
 
 
-def test_a_killed_run_goes_on_where_it_was(call: Call, here: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stopped_run_goes_on_where_it_was(call: Call, here: Path, number: int) -> None:
     many(here)
     assert call(*DOCUMENT).code == 0
     whole = (here / "out.txt").read_bytes()
     (here / "out.txt").unlink()
-    left = stopped(here, signal.SIGKILL)
+    left = stopped(here, number)
     assert 5 <= len(left) <= MANY and names(here) == {"in.txt", "out.txt.partial.jsonl"}
+    assert number == signal.SIGKILL or left[-1].endswith(b"\n")
+    assert json.loads(left[1]).keys() == {"piece", "output", "reason", "refused"}
     refused = call(*DOCUMENT)
     assert refused.code == 2 and "--resume" in refused.err[0]
     partial = here / "out.txt.partial.jsonl"
@@ -169,15 +173,6 @@ def test_a_killed_run_goes_on_where_it_was(call: Call, here: Path) -> None:
     assert done.code == 0, done.err
     assert (here / "out.txt").read_bytes() == whole
     assert names(here) == {"in.txt", "out.txt"}
-
-
-def test_a_signal_keeps_what_is_done(here: Path) -> None:
-    many(here)
-    lines = stopped(here, signal.SIGTERM)
-    assert all(line.endswith(b"\n") for line in lines)
-    assert [json.loads(line).keys() for line in lines[1:2]] == [
-        {"piece", "output", "reason", "refused"}
-    ]
 
 
 @pytest.mark.parametrize(
@@ -214,20 +209,13 @@ def test_what_another_run_left_is_refused(
     assert names(here) == {"in.txt", "out.txt"}
 
 
-def test_two_runs_do_not_write_to_one_file(call: Call, here: Path) -> None:
-    with PartialFile(str(here / "out.txt"), {}, resume=False, force=False):
-        done = call(*DOCUMENT)
-    assert done.code == 2 and "another process is writing" in done.err[0]
-    assert names(here) == {"in.txt"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
         (("absent.txt",), "absent.txt"),
         (("",), "the text must be the name of a file, or -, got ''"),
         (("in.txt", "--output", ""), "the output must be the name of a file, got ''"),
-        (("in.txt", "--diff", "html", "--diff-output", ""), "must be the name of a file, got ''"),
+        (("in.txt", *PAGE, ""), "must be the name of a file, got ''"),
         (("empty.txt",), "empty.txt is empty"),
         (("latin.txt",), "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
         ((".",), "."),
@@ -237,24 +225,12 @@ def test_two_runs_do_not_write_to_one_file(call: Call, here: Path) -> None:
         (("in.txt", "--output", "latin.txt"), "latin.txt exists"),
         (("in.txt", "--output", "nowhere/out.txt"), "nowhere"),
         (("in.txt", "--output", "."), ". is a folder"),
-        (("in.txt", "--output", "out.txt", "--diff", "html", "--diff-output", "in.txt"), "itself"),
-        (("in.txt", "--output", "o", "--diff", "html", "--diff-output", "o"), "the output itself"),
-        (("in.txt", "--output", "o", "--diff", "html", "--diff-output", "./o"), "output itself"),
-        (("in.txt", "--output", "o", "--diff", "html", "--diff-output", "to_o"), "output itself"),
-        (
-            (
-                "in.txt",
-                "--output",
-                "latin.txt",
-                "--diff",
-                "html",
-                "--diff-output",
-                "latin",
-                "--force",
-            ),
-            "output itself",
-        ),
-        (("in.txt", "--diff", "html", "--diff-output", "/dev/stdout"), "output itself"),
+        (("in.txt", "--output", "out.txt", *PAGE, "in.txt"), "itself"),
+        (("in.txt", "--output", "o", *PAGE, "o"), "the output itself"),
+        (("in.txt", "--output", "o", *PAGE, "./o"), "output itself"),
+        (("in.txt", "--output", "o", *PAGE, "to_o"), "output itself"),
+        (("in.txt", "--force", "--output", "latin.txt", *PAGE, "latin"), "output itself"),
+        (("in.txt", *PAGE, "/dev/stdout"), "output itself"),
         (("in.txt", "--output", "/dev/null", "--diff", "html"), "--diff html"),
         pytest.param(
             ("in.txt", "--output", "/dev/null", "--resume", "--model", "none"),
@@ -288,14 +264,6 @@ def test_bad_input_is_one_line(
     assert names(here) == before and (here / "in.txt").read_bytes() == TEXT.encode()
 
 
-def test_force_replaces_a_file_and_keeps_its_mode(call: Call, here: Path) -> None:
-    (here / "out.txt").write_text("before")
-    (here / "out.txt").chmod(0o640)
-    assert call(*DOCUMENT, "--force").code == 0
-    assert (here / "out.txt").read_text() != "before"
-    assert (here / "out.txt").stat().st_mode & 0o777 == 0o640
-
-
 def test_a_full_disk_leaves_nothing_half_written(here: Path) -> None:
     """A limit on file sizes stands in for it: the partial file fits, the output does not."""
     (here / "in.txt").write_text("She have a apple.\n" + "# heading\n" * 200_000)
@@ -307,11 +275,12 @@ def test_a_full_disk_leaves_nothing_half_written(here: Path) -> None:
 
 
 def test_a_page_shows_the_differences(call: Call, here: Path) -> None:
-    assert call(*DOCUMENT, "--diff", "html").code == 0
+    (here / "out.txt").write_text("before")
+    assert call(*DOCUMENT, "--diff", "html", "--force").code == 0
+    assert "She has" in (here / "out.txt").read_text()
     page = (here / "out.txt.diff.html").read_text()
     assert page.startswith("<!DOCTYPE html>") and "Changes in in.txt" in page and "<ins>" in page
-    options = ("--diff", "html", "--diff-output", "page.html")
-    assert call("document", "in.txt", *options).code == 0
+    assert call("document", "in.txt", *PAGE, "page.html").code == 0
     assert (here / "page.html").read_text() == page
 
 
