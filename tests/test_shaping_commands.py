@@ -79,29 +79,6 @@ def test_the_repl_keeps_them(call: Call) -> None:
     assert done.out.startswith("He goes \n") and "outputs are the same" in done.out
 
 
-@pytest.mark.parametrize(
-    ("command", "found"),
-    [
-        (["--suppress-tokens", "3,x"], "'3,x'"),
-        (["--stop-token-ids", ","], "','"),
-        (["--logit-bias", "3"], "'3'"),
-        (["--logit-bias", "x=2"], "'x=2'"),
-        (["--logit-bias", "3=nan"], "nan"),
-        (["--min-tokens", "-1"], "-1"),
-        (["--stop", ""], "''"),
-        (["--forced-tokens", "99999"], "99999"),
-        (["-n", "2"], "greedy decoding has only one output"),
-    ],
-)
-def test_bad_options_are_one_line(command: list[str], found: str, call: Call) -> None:
-    for way in (["--prompt", TEXT], ["batch", "in.txt"]):
-        done = call(*way, *command)
-        (line,) = done.err
-        assert done.code == 2
-        check_message(line.removeprefix("error: "))
-        assert found in line and not done.out
-
-
 def test_texts_are_ids_at_a_beginning_and_after_a_space(
     decoder: SpeculativeDecoder, lacking: Path
 ) -> None:
@@ -114,11 +91,3 @@ def test_texts_are_ids_at_a_beginning_and_after_a_space(
     with pytest.raises(ValueError, match="has no ids") as error:
         other.generate(TEXT, bad_words=["\n"])
     check_message(str(error.value))
-
-
-@pytest.mark.parametrize("command", [["-n", "2", "--temperature", "1"], ["--scores"]])
-def test_the_repl_refuses_what_needs_finished_outputs(command: list[str], call: Call) -> None:
-    done = call("repl", *command, stdin="")
-    (line,) = done.err
-    assert done.code == 2
-    check_message(line.removeprefix("error: "))
