@@ -323,7 +323,7 @@ class Progress:
         if others := self._cut.total() - at_most:
             yield f"{others:,} {cut_at(None)}"
         if self._sums["rounds"]:
-            yield from rates(*map(self._sums.__getitem__, COUNTED), seconds)
+            yield from rates(**self._sums, seconds=seconds)
             resident, arrays = peak_memory() / 1e6, mx.get_peak_memory() / 1e6
             yield f"peak memory {resident:,.0f} MB, MLX's {arrays:,.0f}"
 

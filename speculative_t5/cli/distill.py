@@ -11,9 +11,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from tqdm import tqdm
@@ -22,8 +21,6 @@ from ..bench import check_plot, draw_history
 from ..checkpoints import as_dtype, find_folder, load, name_of_folder, new_folder
 from ..decoding import LanguageModel
 from ..distill import (
-    DEFAULT_STEPS,
-    LOSSES,
     Data,
     DistillOptions,
     Judgement,
@@ -44,10 +41,19 @@ from ..generation import SpeculativeDecoder
 from ..models import T5, SharingDraft
 from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder
 from .config_file import read_options
-from .options import Dtype, MaxSource, Prefix, complete_draft, complete_model, draft_of, in_output
+from .options import (
+    Dtype,
+    MaxSource,
+    Prefix,
+    complete_draft,
+    complete_model,
+    draft_of,
+    in_output,
+    is_given,
+    with_groups,
+)
 from .terminal import is_terminal, note, visible
 
-DEFAULTS = DistillOptions()
 EVERY = 30  # seconds between lines where there is no terminal
 RECENT = 20  # steps whose mean loss is shown
 
@@ -59,8 +65,10 @@ def _read_config(ctx: typer.Context, path: str | None) -> str | None:
     return path
 
 
+@with_groups
 def distill(
     ctx: typer.Context,
+    *,
     model: Annotated[
         str,
         typer.Option(
@@ -79,38 +87,7 @@ def distill(
         Path | None,
         typer.Option(help="Folder to write.", show_default="<name of the target>-draft"),
     ] = None,
-    layers: Annotated[int, typer.Option(help="Decoder layers of the draft.")] = DEFAULTS.layers,
-    d_ff: Annotated[
-        int | None, typer.Option(help="Its feed-forward width.", show_default="the target's")
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Steps to train.", show_default=f"{DEFAULT_STEPS} without --minutes"),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(help="Minutes for the whole run, instead of --steps.", show_default=False),
-    ] = None,
-    batch_tokens: Annotated[
-        int, typer.Option(help="Tokens of a training step, prompts and outputs together.")
-    ] = DEFAULTS.batch_tokens,
-    learning_rate: Annotated[
-        float, typer.Option(help="Peak learning rate.")
-    ] = DEFAULTS.learning_rate,
-    loss: Annotated[str, typer.Option(help=f"Loss: {', '.join(LOSSES)}.")] = DEFAULTS.loss,
-    draft_vocab: Annotated[
-        int | None,
-        typer.Option(help="Let the draft propose only the first N ids.", show_default="all"),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(help="0 trains on the target's greedy outputs, above 0 on samples.")
-    ] = DEFAULTS.temperature,
-    max_tokens: Annotated[
-        int, typer.Option(help="Upper bound on the tokens of an output, EOS included.")
-    ] = DEFAULTS.max_tokens,
-    seed: Annotated[
-        int, typer.Option(help="Seed for the order of prompts, and for samples.")
-    ] = DEFAULTS.seed,
+    training: Annotated[dict[str, Any], DistillOptions],
     prefix: Prefix = None,
     field: Annotated[
         str, typer.Option(help="Field of each JSON object that holds the prompt.")
@@ -162,7 +139,7 @@ def distill(
     The draft learns the target's own outputs. A run that was stopped resumes when the same command
     is run again.
     """
-    options = _options(ctx)
+    options = _options(ctx, training)
     if plot is not None:
         check_plot(plot)
     check_utf8("--prefix", prefix or "")
@@ -206,15 +183,11 @@ def distill(
         draw_history(history, plot)
 
 
-def _options(ctx: typer.Context) -> DistillOptions:
+def _options(ctx: typer.Context, training: dict[str, Any]) -> DistillOptions:
     """Return the options of the run, of the command line and of a file of options."""
-    names = [each.name for each in fields(DistillOptions) if each.name in ctx.params]
-    values = {name: ctx.params[name] for name in names}
-    sources = {name: ctx.get_parameter_source(name) for name in ("steps", "minutes")}
-    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-    if len(typed) == 1:  # it replaces the other one in the file
-        values["minutes" if typed == ["steps"] else "steps"] = None
-    return DistillOptions(**values)
+    typed = [name for name in ("steps", "minutes") if is_given(ctx, name)]
+    other = {"minutes" if typed == ["steps"] else "steps": None} if len(typed) == 1 else {}
+    return DistillOptions(**training | other)  # what is typed replaces the other one in the file
 
 
 def _load_previous(name: str | None, target: T5) -> LanguageModel | Literal["lookup"] | None:

@@ -14,4 +14,4 @@ from .judgement import Judgement, Speed, Task, fastest, judge
 from .labels import LabelFile, label
 from .losses import LOSSES
 from .run import Observer, check_options, check_output, distill, new_draft
-from .training import DEFAULT_STEPS, Agreement, DistillOptions, own_parameters, training_memory
+from .training import Agreement, DistillOptions, own_parameters, training_memory

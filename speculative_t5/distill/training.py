@@ -20,7 +20,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..decoding import Sampler, argmax
-from ..errors import check_integer, check_number
+from ..errors import check_integer, check_number, check_options, option
 from ..models import T5, SharingDraft, additive
 from .data import Label, LabelBatch, batches, group, make_batch
 from .folder import AGAIN
@@ -37,47 +37,39 @@ WIDTH, INNER, SCORES = 8, 4, 6  # for each token and layer, by its widths and at
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """How to distill a draft.
+    """How to distill a draft: the options of the command, by the same names.
 
-    Attributes:
-        layers: Decoder layers of the draft.
-        d_ff: Width of the draft's feed-forward layers; None for the target's.
-        steps: Optimizer steps; with neither steps nor minutes, `DEFAULT_STEPS`.
-        minutes: Time for the whole run instead, of which labelling takes `LABEL_SHARE` at most.
-        batch_tokens: Tokens of a step, sources and labels, padding included.
-        learning_rate: The largest, after a short warm-up; it falls to 0.
-        loss: One of `LOSSES`, see `losses.loss_and_gradient`.
-        draft_vocab: Let the draft propose only the first ids; None for all.
-        max_tokens: The longest label.
-        temperature: Of labels: 0 for the target's greedy outputs, above 0 to sample them.
-        label_batch: Prompts that are labelled side by side.
-        seed: For the order of prompts and for sampled labels.
+    `label_batch` prompts are labelled side by side. The learning rate is the largest, after a short
+    warm-up; it falls to 0. Of `minutes`, labelling takes `LABEL_SHARE` at most.
 
     Raises:
         ValueError: If one is out of its range.
     """
 
-    layers: int = 1
-    d_ff: int | None = None
-    steps: int | None = None
-    minutes: float | None = None
-    batch_tokens: int = 2048
-    learning_rate: float = 1e-3
-    loss: LossName = "ce"
-    draft_vocab: int | None = None
-    max_tokens: int = 256
-    temperature: float = 0.0
+    layers: int = option(1, "Decoder layers of the draft.", least=1)
+    d_ff: int | None = option(None, "Its feed-forward width.", shown="the target's", least=1)
+    steps: int | None = option(
+        None, "Steps to train.", shown=f"{DEFAULT_STEPS} without --minutes", least=1
+    )
+    minutes: float | None = option(None, "Minutes for the whole run, instead of --steps.")
+    batch_tokens: int = option(
+        2048, "Tokens of a training step, prompts and outputs together.", least=1
+    )
+    learning_rate: float = option(1e-3, "Peak learning rate.")
+    loss: LossName = option("ce", f"Loss: {', '.join(LOSSES)}.")
+    draft_vocab: int | None = option(
+        None, "Let the draft propose only the first N ids.", shown="all", least=1
+    )
+    temperature: float = option(0.0, "0 trains on the target's greedy outputs, above 0 on samples.")
+    max_tokens: int = option(256, "Upper bound on the tokens of an output, EOS included.", least=1)
+    seed: int = option(0, "Seed for the order of prompts, and for samples.", least=0)
     label_batch: int = 16
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("layers", "batch_tokens", "max_tokens", "label_batch"):
-            check_integer(name, getattr(self, name), 1)
-        check_integer("seed", self.seed, 0)
+        check_options(self)
+        check_integer("label_batch", self.label_batch, 1)
         if self.steps is not None and self.minutes is not None:
             raise ValueError("steps and minutes exclude each other: give one of them")
-        if self.steps is not None:
-            check_integer("steps", self.steps, 1)
         for name in ("minutes", "learning_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < check_number(name, value) < math.inf:
@@ -85,9 +77,6 @@ class DistillOptions:
         Sampler(self.temperature)  # which refuses other temperatures
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
-        for name in ("d_ff", "draft_vocab"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
 
     @property
     def num_steps(self) -> int | None:
