@@ -1,9 +1,8 @@
 """The command line: the only room that prints, except for a progress bar on request.
 
-`main` has the default command and `convert`; `batch` (with `job` and `parts`), `bench`, `distill`
-(with `config_file`), `document`, `doctor`, `models`, `repl` and `serve` are the others. `options`
-and `shaping` hold what they share, `terminal` what they say and how they end. May import every
-other room.
+`main` has the default command and `convert`; `batch` (with `job` and `parts`), `bench`, `distill`,
+`document`, `doctor`, `models`, `repl` and `serve` are the others. `options` holds what they share,
+`terminal` what they say and how they end. May import every other room.
 """
 
 from .main import convert_main, main

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
+import re
 import shlex
 import sys
 import time
+import tomllib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
 
 import typer
 from tqdm import tqdm
@@ -36,11 +39,10 @@ from ..distill import (
     training_memory,
 )
 from ..distill import distill as run_stages
-from ..errors import check_utf8, count
+from ..errors import check_utf8, count, first_line, not_utf8, shown
 from ..generation import SpeculativeDecoder
 from ..models import T5, SharingDraft
 from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder
-from .config_file import read_options
 from .options import (
     Dtype,
     MaxSource,
@@ -56,12 +58,20 @@ from .terminal import is_terminal, note, visible
 
 EVERY = 30  # seconds between lines where there is no terminal
 RECENT = 20  # steps whose mean loss is shown
+# The types of options, as a file of options has them.
+KINDS = {
+    str: "a string",
+    Path: "a string",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+}
 
 
 def _read_config(ctx: typer.Context, path: str | None) -> str | None:
     """Let a file of options give the defaults of those that are not on the command line."""
     if path is not None:
-        ctx.default_map = read_options(Path(path), distill)
+        ctx.default_map = read_options(Path(path))
     return path
 
 
@@ -353,3 +363,86 @@ def _short_name(folder: Path) -> str:
     """Return the name by which a model folder is found, or else its path."""
     found = find_folder(folder.name)
     return folder.name if found and found.samefile(folder) else str(folder)
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """Read options of this command, with - or _ in their names, from a TOML, JSON or YAML file.
+
+    Raises:
+        ValueError: If the file is not of its kind, or an entry is not an option or of another type.
+        OSError: If it cannot be read.
+    """
+    kinds = {
+        name: KINDS[kind]
+        for name, hint in get_type_hints(distill).items()
+        for kind in (get_args(hint) or (hint,))
+        if kind in KINDS and name != "config"
+    }
+    options: dict[str, Any] = {}
+    for key, value in _parsed(path).items():
+        name = key.replace("-", "_") if isinstance(key, str) else None
+        if name not in kinds:
+            raise ValueError(_unknown(path, key, kinds))
+        if name in options:
+            raise ValueError(f"{path}: {name} is there twice: leave one of them out")
+        if not _fits(value, kinds[name]):
+            raise ValueError(f"{path}: {key} is {shown(value)}, expected {kinds[name]}")
+        options[name] = value
+    return options
+
+
+def _parsed(path: Path) -> Mapping[Any, Any]:
+    """Parse a file into names and values."""
+    parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
+        ".toml": ("TOML", tomllib.loads),
+        ".json": ("JSON", json.loads),
+        ".yaml": ("YAML", _parse_yaml),
+        ".yml": ("YAML", _parse_yaml),
+    }
+    if path.suffix not in parsers:
+        raise ValueError(f"{path} has the suffix {path.suffix!r}, expected {', '.join(parsers)}")
+    kind, parse = parsers[path.suffix]
+    try:
+        found = parse(path.read_bytes().decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is {not_utf8(error)}") from error
+    except (ValueError, RecursionError) as error:  # of any of the parsers
+        raise ValueError(f"{path} is not {kind} ({first_line(error)}): check the file") from error
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{path} is {shown(found)}, expected names and values of options")
+    return found
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml
+
+    # PyYAML takes 1e-3 for a string; in YAML 1.2, as in TOML and JSON, it is a number.
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
+    number = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)$")
+    loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    try:
+        found = yaml.load(text, loader)  # a safe one
+    except yaml.YAMLError as error:
+        raise ValueError(_yaml_fault(error)) from error
+    return {} if found is None else found
+
+
+def _yaml_fault(error: Exception) -> str:
+    """Return what is wrong with a YAML file, and where in it."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{problem or first_line(error)}{where}"
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == KINDS[bool]
+    types = {KINDS[str]: (str,), KINDS[int]: (int,), KINDS[float]: (int, float)}
+    return isinstance(value, types.get(kind, ()))
+
+
+def _unknown(path: Path, key: Any, names: Mapping[str, str]) -> str:
+    """Say that a key is none of the names, and which of them may have been meant."""
+    wrong = f"{path}: {shown(key)} is not an option"
+    near = difflib.get_close_matches(str(key).replace("-", "_"), names, 1)
+    return f"{wrong}: write {near[0]} if you meant that" if near else f"{wrong}: leave it out"
