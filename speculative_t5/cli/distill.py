@@ -195,9 +195,11 @@ def distill(
 
 def _options(ctx: typer.Context, training: dict[str, Any]) -> DistillOptions:
     """Return the options of the run, of the command line and of a file of options."""
+    values = dict(training)
     typed = [name for name in ("steps", "minutes") if is_given(ctx, name)]
-    other = {"minutes" if typed == ["steps"] else "steps": None} if len(typed) == 1 else {}
-    return DistillOptions(**training | other)  # what is typed replaces the other one in the file
+    if len(typed) == 1:  # it replaces the other one in the file
+        values["minutes" if typed == ["steps"] else "steps"] = None
+    return DistillOptions(**values)
 
 
 def _load_previous(name: str | None, target: T5) -> LanguageModel | Literal["lookup"] | None:
