@@ -21,7 +21,7 @@ from speculative_t5.cpu import accelerate
 from speculative_t5.decoding.logits import NOTHING, nothing_allowed
 from speculative_t5.decoding.sampling import Groups, Sampler
 from speculative_t5.models import SharingConfig, SharingDraft, additive, copy_layers, opt
-from speculative_t5.models.causal import CausalModel
+from speculative_t5.models.decoder_only import DecoderOnlyModel
 from speculative_t5.models.t5.config import T5Config
 from speculative_t5.models.t5.model import T5
 
@@ -128,7 +128,7 @@ def tiny_model(*, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes
 
 def tiny_causal(
     kind: str = "gpt2", *, vocab_size: int = 5, seed: int = 0, layers: int = 1
-) -> CausalModel:
+) -> DecoderOnlyModel:
     """A random decoder-only model of mlx-lm over a few tokens, float32, which ends by id 1."""
     from mlx_lm.models import gpt2, llama, qwen3
 
@@ -153,7 +153,7 @@ def tiny_causal(
     mx.random.seed(seed)
     model.update(tree_map_with_path(random_weight, model.parameters()))
     mx.eval(model.parameters())
-    return CausalModel(model, eos_token_id=EOS, max_context=POSITIONS)
+    return DecoderOnlyModel(model, eos_token_id=EOS, max_context=POSITIONS)
 
 
 LAST_NORMS = ("model.norm.", "model.ln_f.", "model.decoder.final_layer_norm.")
@@ -170,13 +170,13 @@ def random_weight(name: str, like: mx.array) -> mx.array:
 EOS = 1  # of all tiny models
 GREEDY = Groups([Sampler()])  # of any number of rows
 POSITIONS = 256
-KINDS = ("t5", "qwen3")  # that tests of the loop go through; test_causal.py has the others
+KINDS = ("t5", "qwen3")  # that tests of the loop go through; test_decoder_only.py has the others
 PAIRS = (*KINDS, "sharing")  # "sharing" is a T5 whose draft shares its encoder
 # Of two layers over 20 tokens: outputs that vary, some ending by EOS and some at a limit.
 VARIED = {"t5": 3, "gpt2": 26, "qwen3": 9, "llama": 6, "opt": 11, "sharing": 3}
 
 
-def tiny(kind: str = "t5", **options: Any) -> T5 | CausalModel:
+def tiny(kind: str = "t5", **options: Any) -> T5 | DecoderOnlyModel:
     """A tiny random model of any kind, see `PAIRS`."""
     return tiny_model(**options) if kind in ("t5", "sharing") else tiny_causal(kind, **options)
 
@@ -195,7 +195,7 @@ def unrelated_pair(kind: str, *, seeds: tuple[int, int] = (0, 1), **options: Any
 
 def output_logits(model: Any, prompt: list[int], outputs: list[Sequence[int]]) -> mx.array:
     """Logits (N, L + 1, V) of each token of some outputs of L, and of what follows; in one pass."""
-    if isinstance(model, CausalModel):
+    if isinstance(model, DecoderOnlyModel):
         return model(mx.array([[*prompt, *output] for output in outputs]))[:, len(prompt) - 1 :]
     sources = mx.array([prompt] * len(outputs))
     tokens = mx.array([[0, *output] for output in outputs])
@@ -224,7 +224,7 @@ def output_distribution(
         prefixes = [prefix for prefix, _ in open_prefixes]
         logits = next_logits(model, prompt, prefixes)
         if sampler.transform:
-            before = prompt if isinstance(model, CausalModel) else [0]
+            before = prompt if isinstance(model, DecoderOnlyModel) else [0]
             logits = transformed_rows(sampler.transform, logits, before, prefixes)
         nothing = np.array(nothing_allowed(logits))
         probs = np.array(sampler.probs(logits), np.float64)
@@ -272,10 +272,10 @@ def tiny_draft(
             weight = mx.concatenate([kept, mx.zeros((size - len(kept), weight.shape[1]))])
         return weight + noise * mx.random.normal(weight.shape)
 
-    if isinstance(target, CausalModel):
+    if isinstance(target, DecoderOnlyModel):
         args = dataclasses.replace(target.model.args, vocab_size=size)
         new = type(target.model)(args)
-        draft: Any = CausalModel(new, eos_token_id=EOS, max_context=target.max_context)
+        draft: Any = DecoderOnlyModel(new, eos_token_id=EOS, max_context=target.max_context)
         module, source = draft.model, target.model
     else:
         draft = module = T5(dataclasses.replace(target.config, vocab_size=size))

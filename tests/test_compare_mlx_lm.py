@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.models.causal import CausalModel
+from speculative_t5.models.decoder_only import DecoderOnlyModel
 
 import compare_acceptance
 import compare_mlx_lm
@@ -21,7 +21,7 @@ from compare_acceptance import predicted, second_token_counts, second_token_dist
 from conftest import REPOSITORY, VARIED, tiny_causal, tiny_draft
 
 T, F = True, False
-Pair = tuple[CausalModel, CausalModel]
+Pair = tuple[DecoderOnlyModel, DecoderOnlyModel]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_ours_are_counted_as_theirs(models: Pair, rule: Any) -> None:
     assert len(last) > 10 and {*last} == {T, F}  # EOS was drafted, and was the target's own
 
 
-def softmax(model: CausalModel, tokens: list[int]) -> np.ndarray:
+def softmax(model: DecoderOnlyModel, tokens: list[int]) -> np.ndarray:
     weights = np.exp(np.array(model(mx.array([tokens]))[0, -1], dtype=np.float64))
     return weights / weights.sum()
 
@@ -111,7 +111,7 @@ def test_second_token_is_distributed_as_the_sum_over_first_ones(
     models: Pair, extra_eos_ids: list[int]
 ) -> None:
     model, prompt = models[0].model, [3, 4, 5]
-    target = CausalModel(model, eos_token_id=1, max_context=64, extra_eos_ids=extra_eos_ids)
+    target = DecoderOnlyModel(model, eos_token_id=1, max_context=64, extra_eos_ids=extra_eos_ids)
     ends = [1, *extra_eos_ids]
     first = softmax(target, prompt)
     expected = [0.0] * 8 + [sum(first[end] for end in ends)]

@@ -13,7 +13,7 @@ from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints import ModelFolder
 from speculative_t5.checkpoints.decoder_only import max_context, read_config
 from speculative_t5.device import default_dtype
-from speculative_t5.models.causal import CausalModel, build
+from speculative_t5.models.decoder_only import DecoderOnlyModel, build
 from speculative_t5.tokenizers import DecoderOnlyTokenizer
 
 import mlx.core as mx
@@ -215,7 +215,7 @@ def test_models_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         "n_inner": 16, "layer_norm_epsilon": 1e-5, "vocab_size": 20,
     })  # fmt: skip
     with refused("cannot read rows of different lengths"):
-        CausalModel(module, eos_token_id=0, max_context=32)
+        DecoderOnlyModel(module, eos_token_id=0, max_context=32)
 
 
 def test_opt_needs_no_mlx_lm(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cpu import accelerate
-from speculative_t5.models import T5, CausalModel, Quantization, T5Config, build
+from speculative_t5.models import T5, DecoderOnlyModel, Quantization, T5Config, build
 from speculative_t5.models.t5.model import quantize
 
 import mlx.core as mx
@@ -109,7 +109,7 @@ def make(
             module.set_dtype(mx.float32)
         mx.eval(module.parameters())
     if kind in CAUSAL:
-        return CausalModel(module, eos_token_id=EOS, max_context=128)
+        return DecoderOnlyModel(module, eos_token_id=EOS, max_context=128)
     if not plain:
         accelerate(module)  # as `load` does where this is a CPU
     return module

@@ -13,7 +13,6 @@ from typing import Any
 
 from speculative_t5.decoding.logits import TokenHistory
 from speculative_t5.decoding.sampling import Sampler
-from speculative_t5.models import causal
 from speculative_t5.models.cache import KVCache
 
 import mlx.core as mx
@@ -90,7 +89,7 @@ def test_what_cannot_follow_an_end_does_not_matter(kind: str, name: str, rule: s
 
 # Planted bugs.
 
-truncate, select, make_layer = KVCache.truncate, KVCache.select, causal._Layer.__init__
+truncate, select, make_layer = KVCache.truncate, KVCache.select, decoder_only._Layer.__init__
 
 
 def without_truncation(self: KVCache, lengths: Sequence[int]) -> None:
@@ -117,8 +116,8 @@ def with_a_view_of_all(self: Any, count: int, **_: Any) -> str:
 
 OF_CACHES = [(KVCache, "truncate", bug) for bug in (without_truncation, with_one_length)]
 OF_LAYERS = [
-    (causal._Layer, "__init__", with_the_first_positions),
-    (causal._Layer, "make_mask", with_a_view_of_all),
+    (decoder_only._Layer, "__init__", with_the_first_positions),
+    (decoder_only._Layer, "make_mask", with_a_view_of_all),
 ]
 PLANTED = [(kind, *bug) for kind in ("t5", "sharing") for bug in OF_CACHES]
 PLANTED += [(kind, *bug) for kind in ("gpt2", "qwen3") for bug in OF_CACHES + OF_LAYERS]

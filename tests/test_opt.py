@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from speculative_t5.models.causal import CausalModel
+from speculative_t5.models.decoder_only import DecoderOnlyModel
 from speculative_t5.models.opt import FIRST_POSITION, Model, ModelArgs, position_ids
 
 import mlx.core as mx
@@ -91,7 +91,9 @@ def test_whole_sequences_match_transformers(pair: tuple[Any, Model]) -> None:
 def test_steps_of_ragged_rows_match_transformers(pair: tuple[Any, Model]) -> None:
     reference, model = pair
     expected = reference_logits(reference, TOKENS)
-    session, _ = CausalModel(model, eos_token_id=1, max_context=16).start(TOKENS[:, :10].tolist())
+    session, _ = DecoderOnlyModel(model, eos_token_id=1, max_context=16).start(
+        TOKENS[:, :10].tolist()
+    )
     session.step(mx.array(TOKENS[:, 12:15]))  # wrong tokens, taken back
     starts = [3, 9]
     for count in (1, 4, 1):

@@ -23,7 +23,7 @@ from speculative_t5.bench.synthetic import (
 from speculative_t5.cli.bench import bench
 from speculative_t5.decoding import ModelDrafter, Plan, Round, decode
 from speculative_t5.generation import GenerationOptions
-from speculative_t5.models import T5, CausalModel, T5Config, build
+from speculative_t5.models import T5, DecoderOnlyModel, T5Config, build
 
 import mlx.core as mx
 import pytest
@@ -162,7 +162,7 @@ def test_random_models_do_not_end_and_seldom_repeat(
     small_shapes: None, shape: str, dtype: mx.Dtype
 ) -> None:
     model = random_model(shape, dtype=dtype, seed=1)
-    assert isinstance(model, T5 if shape == "t5-small" else CausalModel)
+    assert isinstance(model, T5 if shape == "t5-small" else DecoderOnlyModel)
 
     found, again = (
         dict(tree_flatten(getattr(each, "model", each).parameters()))
@@ -194,13 +194,13 @@ def test_shapes_that_make_no_pair_are_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_synthetic_pair_is_measured(
     small_shapes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    widths, start = set(), CausalModel.start
+    widths, start = set(), DecoderOnlyModel.start
 
     def watched(*given: Any, width: int | None = None) -> Any:
         widths.add(width)
         return start(*given, width=width)
 
-    monkeypatch.setattr(CausalModel, "start", watched)
+    monkeypatch.setattr(DecoderOnlyModel, "start", watched)
     plot = tmp_path / "plot.png"
     sizes: Any = {"source": 20, "max_tokens": 24, "count": 2, "turns": 1, "num_draft": "1,3"}
     sizes |= {"steady": True, "dtype": "float32"}

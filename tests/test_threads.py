@@ -23,7 +23,7 @@ from speculative_t5.decoding.draft_length import (
 )
 from speculative_t5.generation import drafting
 from speculative_t5.models import SharingDraft
-from speculative_t5.models.causal import CausalModel
+from speculative_t5.models.decoder_only import DecoderOnlyModel
 from speculative_t5.models.t5 import compiled
 from speculative_t5.models.t5.model import T5
 
@@ -162,7 +162,7 @@ def test_a_model_works_in_another_thread_than_its_makers() -> None:
     }  # fmt: skip
     module = llama.Model(llama.ModelArgs("llama", 16, 1, 16, 2, 1e-6, 20, rope_scaling=rope))
     assert "_freqs" in module.layers[0].self_attn.rope
-    made = SpeculativeDecoder(CausalModel(module, eos_token_id=1, max_context=64))
+    made = SpeculativeDecoder(DecoderOnlyModel(module, eos_token_id=1, max_context=64))
     (found,) = at_once(lambda _: made.generate(PROMPTS[0], max_tokens=5).tokens, 1)
     assert found == made.generate(PROMPTS[0], max_tokens=5).tokens
 

@@ -22,7 +22,7 @@ from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.generation.decoder import VerifyRule
-from speculative_t5.models.causal import CausalModel
+from speculative_t5.models.decoder_only import DecoderOnlyModel
 
 import mlx.core as mx
 import numpy as np
@@ -37,7 +37,11 @@ RULES: tuple[VerifyRule, ...] = ("token", "block")
 
 
 def theirs(
-    target: CausalModel, draft: CausalModel, prompt: Sequence[int], num_draft: int, max_tokens: int
+    target: DecoderOnlyModel,
+    draft: DecoderOnlyModel,
+    prompt: Sequence[int],
+    num_draft: int,
+    max_tokens: int,
 ) -> Iterator[tuple[int, bool]]:
     """Yield mlx-lm's tokens, and whether each came from the draft; any end is reported as EOS.
 
@@ -57,7 +61,7 @@ def theirs(
             return
 
 
-def probabilities(model: CausalModel, rows: Sequence[Sequence[int]]) -> np.ndarray:
+def probabilities(model: DecoderOnlyModel, rows: Sequence[Sequence[int]]) -> np.ndarray:
     """Return the next token's probabilities after rows of one length: (B, V) float64."""
     found = []
     for first in range(0, len(rows), BATCH):
@@ -68,7 +72,7 @@ def probabilities(model: CausalModel, rows: Sequence[Sequence[int]]) -> np.ndarr
 
 
 def predicted(
-    target: CausalModel, draft: CausalModel, prompts: Sequence[Sequence[int]]
+    target: DecoderOnlyModel, draft: DecoderOnlyModel, prompts: Sequence[Sequence[int]]
 ) -> tuple[float, float]:
     """Predict how often a first drafted token is accepted: by mlx-lm, and by the token-wise rule.
 
@@ -80,7 +84,7 @@ def predicted(
     return float((p * q).sum(axis=1).mean()), float(np.minimum(p, q).sum(axis=1).mean())
 
 
-def second_token_distribution(target: CausalModel, prompt: Sequence[int]) -> np.ndarray:
+def second_token_distribution(target: DecoderOnlyModel, prompt: Sequence[int]) -> np.ndarray:
     """Return the probabilities of the second token, and last of there being none: (V + 1,).
 
     All ids that end an output count as EOS.
@@ -101,7 +105,7 @@ def second_token_counts(outputs: Sequence[Sequence[int]], vocab_size: int, eos: 
     return np.bincount(seconds, minlength=vocab_size + 1)
 
 
-def load_pair(target: Path, draft: Path) -> tuple[CausalModel, CausalModel, Encode]:
+def load_pair(target: Path, draft: Path) -> tuple[DecoderOnlyModel, DecoderOnlyModel, Encode]:
     """Load both models in float32, and the function that encodes text.
 
     Raises:
@@ -133,8 +137,8 @@ def take_windows(ids: Sequence[int], count: int, length: int) -> list[list[int]]
 
 
 def compare_acceptance(
-    target: CausalModel,
-    draft: CausalModel,
+    target: DecoderOnlyModel,
+    draft: DecoderOnlyModel,
     prompts: Sequence[Sequence[int]],
     *,
     num_draft: int,
@@ -157,8 +161,8 @@ def compare_acceptance(
 
 
 def compare_exactness(
-    target: CausalModel,
-    draft: CausalModel,
+    target: DecoderOnlyModel,
+    draft: DecoderOnlyModel,
     prompt: Sequence[int],
     *,
     num_draft: int,
@@ -237,7 +241,7 @@ def main(
 
 
 def print_predicted(
-    target: CausalModel, draft: CausalModel, prompts: Sequence[Sequence[int]]
+    target: DecoderOnlyModel, draft: DecoderOnlyModel, prompts: Sequence[Sequence[int]]
 ) -> None:
     product, overlap = predicted(target, draft, prompts)
     print(

@@ -24,7 +24,7 @@ from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.bench.synthetic import CAUSAL_SHAPES, random_model
-from speculative_t5.models.causal import CausalModel
+from speculative_t5.models.decoder_only import DecoderOnlyModel
 
 import mlx.core as mx
 import typer
@@ -34,7 +34,7 @@ OURS_FASTER, THEIRS_FASTER = "ours, speculative", "mlx-lm, speculative_generate_
 Variant = Callable[[list[int], int], list[int]]  # prompt and most tokens -> tokens, EOS included
 
 
-def open_model(name: str) -> CausalModel:
+def open_model(name: str) -> DecoderOnlyModel:
     """Load a folder's model, or make one of a known shape.
 
     Raises:
@@ -44,7 +44,7 @@ def open_model(name: str) -> CausalModel:
         model = random_model(name)
     else:
         model, _ = load(name)
-    if not isinstance(model, CausalModel):
+    if not isinstance(model, DecoderOnlyModel):
         raise ValueError(f"{name} is an encoder-decoder, expected a decoder-only model")
     return model
 
@@ -59,7 +59,7 @@ def ours(decoder: SpeculativeDecoder) -> Variant:
     return run
 
 
-def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Variant:
+def theirs(model: DecoderOnlyModel, draft: DecoderOnlyModel | None, num_draft: int) -> Variant:
     from mlx_lm.generate import generate_step, speculative_generate_step
 
     def run(prompt: list[int], max_tokens: int) -> list[int]:
@@ -84,7 +84,7 @@ def theirs(model: CausalModel, draft: CausalModel | None, num_draft: int) -> Var
 
 
 def variants_of(
-    model: CausalModel, draft: CausalModel | None, num_draft: int
+    model: DecoderOnlyModel, draft: DecoderOnlyModel | None, num_draft: int
 ) -> dict[str, Variant]:
     """Return the variants to compare, by name."""
     variants = {OURS: ours(SpeculativeDecoder(model)), THEIRS: theirs(model, None, num_draft)}

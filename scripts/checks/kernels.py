@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speculative_t5.models import T5, CausalModel
+from speculative_t5.models import T5, DecoderOnlyModel
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -47,7 +47,7 @@ class Growing(Kernels):
         return mx.concatenate([self.summed(x[:, :4], 1), self.summed(x[:, 4:], 3)], axis=1)
 
 
-def change(model: T5 | CausalModel, dtype: mx.Dtype, kernels: type[Kernels] | None) -> None:
+def change(model: T5 | DecoderOnlyModel, dtype: mx.Dtype, kernels: type[Kernels] | None) -> None:
     """Make ids 2 n and 2 n + 1 almost equally probable, and give the layers other kernels.
 
     The two differ by about one rounding error of `dtype`, to which the weights are cast. The head

@@ -14,7 +14,7 @@ from mlx.utils import tree_map_with_path
 from ..cpu import accelerate
 from ..decoding import Draft, Drafter, Groups, Plan, Session, decode
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
-from ..models import T5, CausalModel, T5Config, build
+from ..models import T5, DecoderOnlyModel, T5Config, build
 
 _SIZES = {  # d_model, d_kv, d_ff, heads, layers of each stack
     "t5-efficient-tiny": (256, 64, 1024, 4, 4),
@@ -88,7 +88,9 @@ def context_of(shape: str) -> int | None:
     return config.get("n_positions") or config.get("max_position_embeddings")
 
 
-def random_model(shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> T5 | CausalModel:
+def random_model(
+    shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0
+) -> T5 | DecoderOnlyModel:
     """Make a model of a shape with random weights; its outputs mean nothing and do not end.
 
     The same seed gives the same weights. `shape` is a name in `SHAPES` or `CAUSAL_SHAPES`; others
@@ -103,10 +105,10 @@ def random_model(shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> 
     assert positions is not None
     module, eos = build(config), config["eos_token_id"]
     _randomize(module, eos, dtype, seed)
-    return CausalModel(module, eos_token_id=eos, max_context=positions)
+    return DecoderOnlyModel(module, eos_token_id=eos, max_context=positions)
 
 
-def random_prompts(model: T5 | CausalModel, length: int, count: int) -> list[list[int]]:
+def random_prompts(model: T5 | DecoderOnlyModel, length: int, count: int) -> list[list[int]]:
     """Make `count` prompts of `length` ids, the same in every run; EOS ends those of a T5 only."""
     size, eos = model.vocab_size, model.eos_token_id
     ids = [i for i in range(min(100, size // 2), min(30_000, size)) if i != eos]

@@ -18,7 +18,7 @@ import mlx.nn as nn
 from ..decoding import Vocabulary
 from ..device import default_dtype
 from ..errors import first_line, shown
-from ..models import MAX_LAYERS, MAX_SIZE, CausalModel, build
+from ..models import MAX_LAYERS, MAX_SIZE, DecoderOnlyModel, build
 from ..tokenizers import DecoderOnlyTokenizer
 from .model_folder import GENERATION_CONFIG, ModelFolder, read_json
 from .tensors import StoredTensor, as_mlx, check_shapes, dtype_name, module_shapes, parameters_of
@@ -53,7 +53,7 @@ GPT2 = {
 
 def load_decoder_only(
     folder: ModelFolder, dtype: mx.Dtype | None
-) -> tuple[CausalModel, DecoderOnlyTokenizer]:
+) -> tuple[DecoderOnlyModel, DecoderOnlyTokenizer]:
     """Load a decoder-only model and its tokenizer.
 
     Args:
@@ -86,7 +86,7 @@ def load_decoder_only(
     for weight in parameters_of(module).values():
         mx.eval(weight)  # one at a time, as this reads it and may cast it
     with _about(folder.path):
-        model = CausalModel(
+        model = DecoderOnlyModel(
             module, eos_token_id=ends[0], extra_eos_ids=ends[1:], max_context=max_context(config),
             vocabulary=tokenizer.vocabulary,
         )  # fmt: skip
@@ -318,7 +318,7 @@ def _caster(
     return cast_one
 
 
-def _check_fit(folder: Path, model: CausalModel, vocabulary: Vocabulary) -> None:
+def _check_fit(folder: Path, model: DecoderOnlyModel, vocabulary: Vocabulary) -> None:
     """Refuse a tokenizer or an EOS with ids that the model has no row for."""
     size, rows = vocabulary.size, model.vocab_size
     if size - len(vocabulary.special) > rows:

@@ -11,7 +11,7 @@ import mlx.core as mx
 from .. import device
 from ..cpu import accelerate
 from ..device import default_dtype
-from ..models import T5, CausalModel, SharingDraft, parts_of, split_of
+from ..models import T5, DecoderOnlyModel, SharingDraft, parts_of, split_of
 from ..tokenizers import Tokenizer
 from .decoder_only import load_decoder_only
 from .hub import could_be_name, download, find_cached, look_up, refuse_file
@@ -29,7 +29,7 @@ def load(
     *,
     dtype: mx.Dtype | str | None = None,
     group: mx.distributed.Group | None = None,
-) -> tuple[T5 | CausalModel, Tokenizer]: ...
+) -> tuple[T5 | DecoderOnlyModel, Tokenizer]: ...
 
 
 @overload
@@ -37,17 +37,17 @@ def load(
     name_or_path: str | Path,
     *,
     dtype: mx.Dtype | str | None = None,
-    target: T5 | CausalModel,
-) -> tuple[T5 | CausalModel | SharingDraft, Tokenizer | None]: ...
+    target: T5 | DecoderOnlyModel,
+) -> tuple[T5 | DecoderOnlyModel | SharingDraft, Tokenizer | None]: ...
 
 
 def load(
     name_or_path: str | Path,
     *,
     dtype: mx.Dtype | str | None = None,
-    target: T5 | CausalModel | None = None,
+    target: T5 | DecoderOnlyModel | None = None,
     group: mx.distributed.Group | None = None,
-) -> tuple[T5 | CausalModel | SharingDraft, Tokenizer | None]:
+) -> tuple[T5 | DecoderOnlyModel | SharingDraft, Tokenizer | None]:
     """Load a model and its tokenizer.
 
     The tokenizer's `prefix` and the model's `min_probability` are those in config.json, if any.
@@ -84,7 +84,7 @@ def load(
     if folder.kind == "t5-draft":
         return load_draft(folder.path, target), None
     prefix, least = folder.prefix, folder.min_probability
-    model: T5 | CausalModel
+    model: T5 | DecoderOnlyModel
     tokenizer: Tokenizer
     if folder.kind == "decoder-only":
         model, tokenizer = load_decoder_only(folder, computed)

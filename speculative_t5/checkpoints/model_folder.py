@@ -14,7 +14,7 @@ from typing import Any, Literal
 from platformdirs import user_data_path
 
 from ..errors import first_line, refuse_pointer, shown
-from ..models import DRAFT_TYPE, T5Config, is_causal
+from ..models import DRAFT_TYPE, T5Config, is_decoder_only
 from ..tokenizers import (
     TOKENIZER_FILES,
     DecoderOnlyTokenizer,
@@ -74,7 +74,7 @@ class ModelFolder:
             return "t5-draft"
         if kind is None or self.is_converted:
             return "t5"
-        return "decoder-only" if is_causal(self.config) else "t5"
+        return "decoder-only" if is_decoder_only(self.config) else "t5"
 
     @property
     def is_converted(self) -> bool:

@@ -19,7 +19,7 @@ from ..models import (
     DRAFT_TYPE,
     MAX_LAYERS,
     T5,
-    CausalModel,
+    DecoderOnlyModel,
     SharingConfig,
     SharingDraft,
     is_sample,
@@ -35,7 +35,7 @@ SHARED = ["encoder", "embedding", "head"]
 AGAIN = "copy or distill the draft again"
 
 
-def load_draft(folder: Path, target: T5 | CausalModel | None) -> SharingDraft:
+def load_draft(folder: Path, target: T5 | DecoderOnlyModel | None) -> SharingDraft:
     """Load a draft for a target that is loaded.
 
     Raises:

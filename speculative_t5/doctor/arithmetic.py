@@ -18,7 +18,7 @@ from mlx.utils import tree_map
 from ..checkpoints import DTYPES, dtype_name
 from ..decoding import LanguageModel
 from ..generation import rows_are_alike, steady_width
-from ..models import T5, CausalModel
+from ..models import T5, DecoderOnlyModel
 from . import tiny
 from .checks import NUM_DRAFT, Finding, Subject, dtype_of, promises_equal_rows
 
@@ -170,12 +170,12 @@ def _cpu() -> Iterator[None]:
 
 
 def _whole(
-    model: T5 | CausalModel, prompts: Sequence[list[int]], outputs: Sequence[list[int]]
+    model: T5 | DecoderOnlyModel, prompts: Sequence[list[int]], outputs: Sequence[list[int]]
 ) -> mx.array:
     """Score each output in one pass: logits (B, L, V) float32 of its tokens."""
     rows = []
     for prompt, output in zip(prompts, outputs, strict=True):
-        if isinstance(model, CausalModel):
+        if isinstance(model, DecoderOnlyModel):
             row = model(mx.array([[*prompt, *output[:-1]]]))[0, len(prompt) - 1 :]
         else:
             start = model.config.decoder_start_token_id

@@ -9,7 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
 from ..cpu import accelerate
-from ..models import T5, CausalModel, T5Config, build
+from ..models import T5, DecoderOnlyModel, T5Config, build
 
 SIZES: dict[str, Any] = {
     "d_model": 128, "d_kv": 64, "d_ff": 192, "num_heads": 3, "num_layers": 2,
@@ -46,12 +46,12 @@ def is_gated(name: str) -> bool:
     return bool(FAMILIES[name].get("gated"))
 
 
-def ready(module: nn.Module) -> T5 | CausalModel:
+def ready(module: nn.Module) -> T5 | DecoderOnlyModel:
     """Return a model as `load` returns it: accelerated if it is a T5, wrapped if it is not."""
     if isinstance(module, T5):
         accelerate(module)
         return module
-    return CausalModel(module, eos_token_id=EOS, max_context=OPT["max_position_embeddings"])
+    return DecoderOnlyModel(module, eos_token_id=EOS, max_context=OPT["max_position_embeddings"])
 
 
 def t5(*, dtype: mx.Dtype = mx.float32, seed: int = 0, **sizes: Any) -> T5:

@@ -1,12 +1,12 @@
 """Forward passes of T5 and decoder-only models, and their key/value caches.
 
-`t5` is T5 in plain MLX; `causal` runs mlx-lm's models, and `opt`, with the caches of `cache`.
+`t5` is T5 in plain MLX; `decoder_only` runs mlx-lm's models, and `opt`, with the caches of `cache`.
 Imports `decoding`, for the protocols that a model implements, `device`, `processes` and `errors`.
 """
 
 from .cache import KeysValues, additive, capacity_for
-from .causal import CausalModel, build
-from .config_json import DRAFT_TYPE, MAX_LAYERS, MAX_SIZE, is_causal, read_size
+from .config_json import DRAFT_TYPE, MAX_LAYERS, MAX_SIZE, is_decoder_only, read_size
+from .decoder_only import DecoderOnlyModel, build
 from .t5.config import Quantization, T5Config
 from .t5.identity import is_sample, same_weights, sample_weights
 from .t5.layers import (

@@ -24,7 +24,7 @@ MAX_SIZE = 2**24  # of any dimension: products of larger ones overflow MLX's sha
 MAX_LAYERS = 256  # of one stack, as a model takes memory for each before its weights are checked
 
 
-def is_causal(config: Mapping[str, Any]) -> bool:
+def is_decoder_only(config: Mapping[str, Any]) -> bool:
     """Whether a config.json seems to describe a decoder-only model."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind in (*MODEL_TYPES, DRAFT_TYPE, *OTHER_TYPES):

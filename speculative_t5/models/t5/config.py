@@ -13,7 +13,7 @@ from ..config_json import (
     MAX_LAYERS,
     MAX_SIZE,
     MODEL_TYPES,
-    is_causal,
+    is_decoder_only,
     model_type,
     other_heads,
     read_flag,
@@ -205,7 +205,7 @@ def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
 def _check_kind(raw: Mapping[str, Any]) -> None:
     """Refuse a config.json that is not of a T5 that generates."""
     kind, named = model_type(raw), raw.get("architectures") or []
-    if is_causal(raw):
+    if is_decoder_only(raw):
         raise ValueError(
             f"this is a {kind} (model_type in config.json), which needs no conversion if it "
             "is decoder-only: give its name or folder to --model as it is"

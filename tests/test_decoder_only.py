@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.models.causal import CausalModel, ClampedPositions
+from speculative_t5.models.decoder_only import ClampedPositions, DecoderOnlyModel
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,12 +19,12 @@ CAUSAL = [kind for kind in VARIED if kind not in ("t5", "sharing")]
 
 
 @pytest.fixture(scope="module", params=CAUSAL)
-def target(request: Any) -> CausalModel:
+def target(request: Any) -> DecoderOnlyModel:
     return tiny_causal(request.param, vocab_size=20, layers=2, seed=VARIED[request.param])
 
 
 @pytest.fixture(scope="module")
-def qwen() -> CausalModel:
+def qwen() -> DecoderOnlyModel:
     """For rules that do not depend on the architecture."""
     return tiny_causal("qwen3", vocab_size=20, layers=2, seed=VARIED["qwen3"])
 
@@ -34,7 +34,7 @@ def prompts(count: int, longest: int = 30) -> list[list[int]]:
     return [rng.integers(2, 20, rng.integers(1, longest)).tolist() for _ in range(count)]
 
 
-def test_greedy_outputs_are_those_of_mlx_lm(target: CausalModel) -> None:
+def test_greedy_outputs_are_those_of_mlx_lm(target: DecoderOnlyModel) -> None:
     from mlx_lm.generate import generate_step
 
     decoder = SpeculativeDecoder(target, tiny_draft(target), num_draft=4)
@@ -47,7 +47,7 @@ def test_greedy_outputs_are_those_of_mlx_lm(target: CausalModel) -> None:
             assert out.tokens == expected
 
 
-def test_steps_of_ragged_rows_give_the_logits_of_whole_sequences(target: CausalModel) -> None:
+def test_steps_of_ragged_rows_give_the_logits_of_whole_sequences(target: DecoderOnlyModel) -> None:
     sequences = prompts(5, longest=20)
     session, contexts = target.start(sequences)
     assert contexts == sequences and session.lengths == [len(s) - 1 for s in sequences]
@@ -64,7 +64,7 @@ def test_steps_of_ragged_rows_give_the_logits_of_whole_sequences(target: CausalM
         session.truncate([len(s) - 1 for s in sequences])
 
 
-def test_rows_are_given_to_waiting_prompts_and_dropped(target: CausalModel) -> None:
+def test_rows_are_given_to_waiting_prompts_and_dropped(target: DecoderOnlyModel) -> None:
     first, waiting = prompts(3), [[4], *prompts(6)[4:]]
     session, _ = target.start(first)
     together, alone = session.encode(waiting[:2]), session.encode(waiting[2:])
@@ -78,17 +78,17 @@ def test_rows_are_given_to_waiting_prompts_and_dropped(target: CausalModel) -> N
 
 
 def test_long_prompts_are_read_in_parts(
-    target: CausalModel, monkeypatch: pytest.MonkeyPatch
+    target: DecoderOnlyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequences = prompts(3, longest=60)
     whole = np.array(target.start(sequences)[0].step(mx.array([s[-1:] for s in sequences])))
-    monkeypatch.setattr("speculative_t5.models.causal.PREFILL", 7)
+    monkeypatch.setattr("speculative_t5.models.decoder_only.PREFILL", 7)
     parts = np.array(target.start(sequences)[0].step(mx.array([s[-1:] for s in sequences])))
     np.testing.assert_allclose(parts, whole, atol=2e-4)
 
 
 @pytest.mark.parametrize("draft", ["model", "lookup", None])
-def test_outputs_end_where_the_context_does(target: CausalModel, draft: str | None) -> None:
+def test_outputs_end_where_the_context_does(target: DecoderOnlyModel, draft: str | None) -> None:
     """A row near its end has neighbours that are drafted for in full."""
     small: Any = tiny_draft(target) if draft == "model" else draft
     decoder = SpeculativeDecoder(target, small, num_draft=7)
@@ -101,11 +101,11 @@ def test_outputs_end_where_the_context_does(target: CausalModel, draft: str | No
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_of_a_shorter_context_stops_drafting_at_its_end(
-    qwen: CausalModel, temperature: float
+    qwen: DecoderOnlyModel, temperature: float
 ) -> None:
     limit = 30
-    draft = CausalModel(qwen.model, eos_token_id=1, max_context=limit)
-    endless = CausalModel(qwen.model, eos_token_id=0, max_context=POSITIONS)
+    draft = DecoderOnlyModel(qwen.model, eos_token_id=1, max_context=limit)
+    endless = DecoderOnlyModel(qwen.model, eos_token_id=0, max_context=POSITIONS)
     decoder = SpeculativeDecoder(endless, draft, num_draft=7)
     long, short = [3] * (limit + 5), prompts(3)[2][:5]
     outputs = decoder.generate_batch([long, short], max_tokens=60, temperature=temperature)
@@ -122,10 +122,10 @@ def test_a_draft_of_a_shorter_context_stops_drafting_at_its_end(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_lookups_after_drafts_of_a_shorter_context_ignore_neighbours(
-    qwen: CausalModel, temperature: float
+    qwen: DecoderOnlyModel, temperature: float
 ) -> None:
-    draft = CausalModel(tiny_draft(qwen).model, eos_token_id=1, max_context=24)
-    endless = CausalModel(qwen.model, eos_token_id=0, max_context=POSITIONS)
+    draft = DecoderOnlyModel(tiny_draft(qwen).model, eos_token_id=1, max_context=24)
+    endless = DecoderOnlyModel(qwen.model, eos_token_id=0, max_context=POSITIONS)
     decoder = SpeculativeDecoder(endless, draft, num_draft=5, lookup=True)
     rows = [[2, 3, 4, 5] * 5, [2, 3, 4, 5] * 2, [6, 7] * 10, [8] * 22]
 
@@ -138,9 +138,9 @@ def test_lookups_after_drafts_of_a_shorter_context_ignore_neighbours(
     assert run(1) == run(2) == run(4)
 
 
-def test_a_draft_gives_no_probabilities_beyond_its_context(qwen: CausalModel) -> None:
-    draft = CausalModel(qwen.model, eos_token_id=1, max_context=12)
-    endless = CausalModel(qwen.model, eos_token_id=99, max_context=POSITIONS)
+def test_a_draft_gives_no_probabilities_beyond_its_context(qwen: DecoderOnlyModel) -> None:
+    draft = DecoderOnlyModel(qwen.model, eos_token_id=1, max_context=12)
+    endless = DecoderOnlyModel(qwen.model, eos_token_id=99, max_context=POSITIONS)
     out = SpeculativeDecoder(endless, draft).generate([3] * 9, max_tokens=8, probabilities=True)
     known = [q is not None for _, q in out.probabilities or ()]
     assert known == [True] * 4 + [False] * 4
@@ -152,18 +152,18 @@ def test_an_encoder_decoder_cannot_draft_for_a_decoder_only_model() -> None:
     check_message(str(error.value))
 
 
-def test_each_of_several_eos_tokens_ends_an_output(qwen: CausalModel) -> None:
+def test_each_of_several_eos_tokens_ends_an_output(qwen: DecoderOnlyModel) -> None:
     prompt = prompts(3)[2]
     alone = SpeculativeDecoder(qwen).generate(prompt, max_tokens=40)
     end = alone.tokens[-1]
-    both = CausalModel(qwen.model, eos_token_id=1, extra_eos_ids=[end], max_context=POSITIONS)
+    both = DecoderOnlyModel(qwen.model, eos_token_id=1, extra_eos_ids=[end], max_context=POSITIONS)
     assert both.eos_token_ids == {1, end}
     out = SpeculativeDecoder(both, tiny_draft(qwen)).generate(prompt, max_tokens=40)
     assert out.finish_reason == "eos"
     assert out.tokens == alone.tokens[: alone.tokens.index(end)]
 
 
-def test_lookups_search_prompt_and_output_as_one_text(qwen: CausalModel) -> None:
+def test_lookups_search_prompt_and_output_as_one_text(qwen: DecoderOnlyModel) -> None:
     decoder = SpeculativeDecoder(qwen, "lookup", num_draft=3)
     drafter = decoder.plan().drafter
     drafter.start([[2, 3, 4, 5, 6, 3]])
@@ -172,7 +172,7 @@ def test_lookups_search_prompt_and_output_as_one_text(qwen: CausalModel) -> None
     assert drafter.propose([[2, 3, 4, 5, 6, 3, 7, 3]], 3, GREEDY, None).tokens.tolist() == [[7, 3]]
 
 
-def test_a_prompt_beyond_the_context_is_refused(qwen: CausalModel) -> None:
+def test_a_prompt_beyond_the_context_is_refused(qwen: DecoderOnlyModel) -> None:
     with pytest.raises(ValueError, match=f"{POSITIONS + 1} tokens, more than the") as error:
         SpeculativeDecoder(qwen).generate([3] * (POSITIONS + 1))
     check_message(str(error.value), str(POSITIONS))
@@ -184,7 +184,7 @@ def test_a_cache_that_cannot_be_rewound_is_refused() -> None:
     model = tiny_causal("llama").model
     model.make_cache = lambda: [KVCache(), RotatingKVCache(8)]  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="in RotatingKVCache, which cannot be rewound") as error:
-        CausalModel(model, eos_token_id=1, max_context=8)
+        DecoderOnlyModel(model, eos_token_id=1, max_context=8)
     check_message(str(error.value), "RotatingKVCache")
 
 

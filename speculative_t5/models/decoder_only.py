@@ -29,7 +29,7 @@ KNOWN = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neox", "llama"
 PREFILL = 512  # tokens of prompts in a pass
 
 
-class CausalModel:
+class DecoderOnlyModel:
     """A `LanguageModel` over a model of mlx-lm, or over any that accepts its caches.
 
     Contexts begin with the prompt, and outputs continue it.
@@ -85,10 +85,10 @@ class CausalModel:
 
     def start(
         self, prompts: Sequence[Sequence[int]], *, width: int | None = None
-    ) -> tuple[CausalSession, list[list[int]]]:
+    ) -> tuple[DecoderOnlySession, list[list[int]]]:
         """Read the prompts except their last tokens, with which decoding begins."""
         device.enter_thread()
-        session = CausalSession(self, len(prompts), width)
+        session = DecoderOnlySession(self, len(prompts), width)
         session.read(prompts)
         return session, [list(prompt) for prompt in prompts]
 
@@ -99,10 +99,10 @@ class CausalModel:
         return logits
 
 
-class CausalSession:
+class DecoderOnlySession:
     """One batch of sequences being decoded; a `Session`."""
 
-    def __init__(self, model: CausalModel, batch: int, width: int | None = None) -> None:
+    def __init__(self, model: DecoderOnlyModel, batch: int, width: int | None = None) -> None:
         self._model = model
         self._cache = KVCache(model.shapes, batch, width)
         self._whole = width is not None  # attend to whole buffers, whose sizes are few
@@ -146,7 +146,7 @@ class CausalSession:
         self.truncate(lengths)
 
     def encode(self, prompts: Sequence[Sequence[int]]) -> list[EncodedPrompt[KVCache]]:
-        together = CausalSession(self._model, len(prompts))
+        together = DecoderOnlySession(self._model, len(prompts))
         together.read(prompts)
         return [
             EncodedPrompt(together._cache, row, list(prompt)) for row, prompt in enumerate(prompts)
