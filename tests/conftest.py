@@ -21,9 +21,9 @@ from speculative_t5.cpu import accelerate
 from speculative_t5.decoding.logits import NOTHING, nothing_allowed
 from speculative_t5.decoding.sampling import Groups, Sampler
 from speculative_t5.models import SharingConfig, SharingDraft, additive, copy_layers, opt
+from speculative_t5.models.config import T5Config
 from speculative_t5.models.decoder_only import DecoderOnlyModel
-from speculative_t5.models.t5.config import T5Config
-from speculative_t5.models.t5.model import T5
+from speculative_t5.models.t5 import T5
 
 import mlx.core as mx
 import numpy as np

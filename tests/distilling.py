@@ -23,7 +23,7 @@ from speculative_t5.distill import (
 )
 from speculative_t5.distill import run as stages
 from speculative_t5.models import SharingDraft
-from speculative_t5.models.t5.model import T5
+from speculative_t5.models.t5 import T5
 
 import pytest
 from conftest import EOS, tiny_model

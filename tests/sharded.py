@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.models import T5
+from speculative_t5.models import T5, shard
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -41,7 +41,7 @@ def main() -> None:
     group = mx.distributed.init(strict=True, backend="ring")
     (whole, _), (part, _), (split, _) = (load(given.folder, group=g) for g in (None, group, None))
     assert isinstance(whole, T5) and isinstance(part, T5) and isinstance(split, T5)
-    split.shard(group)
+    shard(split, group)
     source, target = mx.array([[5, 17, 9, 1], [7, 1, 0, 0]]), mx.array([[0, 9, 4], [0, 3, 8]])
     named, others = (tree_flatten(model.parameters()) for model in (part, split))
     found: dict[str, Any] = {

@@ -14,9 +14,9 @@ from typing import Any
 from speculative_t5 import device
 from speculative_t5.cpu import accelerate, blocks
 from speculative_t5.cpu.attention import attend, softmax
-from speculative_t5.models.t5 import layers
-from speculative_t5.models.t5.config import Quantization, T5Config
-from speculative_t5.models.t5.model import T5, quantize
+from speculative_t5.models import t5
+from speculative_t5.models.config import Quantization, T5Config
+from speculative_t5.models.t5 import T5, Decoder, Encoder, quantize
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -134,8 +134,8 @@ def test_models_stay_plain_on_a_gpu_or_when_switched_off(
     monkeypatch.setattr(device, "on_cpu", lambda: on_cpu)
     monkeypatch.setenv(device.SWITCH, switch)
     _, model = pair("relu")
-    assert type(model.encoder) is layers.Encoder and type(model.decoder) is layers.Decoder
-    assert model.encoder.layers[0].self_attention.attend is layers.attend
+    assert type(model.encoder) is Encoder and type(model.decoder) is Decoder
+    assert model.encoder.layers[0].self_attention.attend is t5.attend
 
 
 def test_logits_are_those_of_the_plain_model(name: str, level: int) -> None:
@@ -151,7 +151,7 @@ def test_without_the_layers_attention_alone_is_swapped(
     monkeypatch.setattr("speculative_t5.cpu.attention.MANY_SCORES", 1)
     monkeypatch.delenv(device.SWITCH, raising=False)
     plain, fast = pair(name)
-    assert type(fast.decoder) is layers.Decoder
+    assert type(fast.decoder) is Decoder
     assert fast.decoder.layers[0].cross_attention.attend is attend
     for model in (plain, fast):
         model.set_dtype(dtype)

@@ -16,7 +16,7 @@ from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
 from speculative_t5.decoding import Outcome, Plan, draft_length
 from speculative_t5.generation import GenerationOptions
-from speculative_t5.models.t5.model import T5
+from speculative_t5.models.t5 import T5
 
 import pytest
 from checkpoints import refused

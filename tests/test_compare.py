@@ -12,7 +12,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.cpu import accelerate
-from speculative_t5.models.t5.model import T5
+from speculative_t5.models.t5 import T5
 
 import compare
 import ctranslate2

@@ -12,7 +12,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cpu import accelerate
 from speculative_t5.models import T5, DecoderOnlyModel, Quantization, T5Config, build
-from speculative_t5.models.t5.model import quantize
+from speculative_t5.models.t5 import quantize
 
 import mlx.core as mx
 import numpy as np

@@ -13,7 +13,7 @@ from speculative_t5.decoding import draft_length
 from speculative_t5.distill import Agreement, Judgement, Speed, Task, judge
 from speculative_t5.distill.judgement import MOST, affordable, speed_of
 from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
-from speculative_t5.models.t5.model import T5
+from speculative_t5.models.t5 import T5
 
 import pytest
 from conftest import tiny_draft, tiny_model

@@ -16,9 +16,8 @@ from speculative_t5.doctor import CHECKS, Subject, arithmetic, environment, outp
 from speculative_t5.doctor.checks import dtype_of
 from speculative_t5.generation import steady
 from speculative_t5.models.cache import SMALLEST, KVCache
-from speculative_t5.models.t5.compiled import CompiledDecoder
-from speculative_t5.models.t5.model import T5
-from speculative_t5.models.t5.session import T5Session
+from speculative_t5.models.t5 import T5
+from speculative_t5.models.t5_session import CompiledDecoder, T5Session
 
 import mlx.core as mx
 import numpy as np

@@ -13,6 +13,7 @@ from typing import Any
 
 from speculative_t5.decoding.logits import TokenHistory
 from speculative_t5.decoding.sampling import Sampler
+from speculative_t5.models import decoder_only
 from speculative_t5.models.cache import KVCache
 
 import mlx.core as mx

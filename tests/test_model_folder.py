@@ -13,6 +13,7 @@ from speculative_t5.checkpoints import ModelFolder, model_folder, read_task, sav
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.inspection import cache_bytes, inspect, list_models
 from speculative_t5.distill import DistillOptions, new_draft
+from speculative_t5.models.t5_session import read_sources
 
 import mlx.core as mx
 import pytest
@@ -244,7 +245,8 @@ def test_reported_sizes_are_those_written(source: Path) -> None:
 
 def test_memory_to_run_is_weights_and_caches(source: Path) -> None:
     found = inspect(str(source))
-    sources = load(source, dtype=mx.float32)[0].sources([[5] * 512])
+    model = load(source, dtype=mx.float32)[0]
+    sources = read_sources(model, [model.decoder], [[5] * 512])
     cross = sum(k.nbytes + v.nbytes for k, v in sources.layers)
     caches = cross // 512 * (512 + 256)
     assert cache_bytes(found.config, mx.float32) == caches

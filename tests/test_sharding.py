@@ -10,7 +10,7 @@ from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints import save_draft
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.models import Quantization, T5Config
-from speculative_t5.models.t5.sharding import check_divisible
+from speculative_t5.models.t5_parallel import check_divisible, shard
 
 import pytest
 from checkpoints import write_causal
@@ -119,5 +119,5 @@ def test_a_model_is_split_once() -> None:
     model = tiny_model()
     model.num_processes = 2
     with pytest.raises(ValueError) as caught:
-        model.shard(Pair())  # type: ignore[arg-type]
+        shard(model, Pair())  # type: ignore[arg-type]
     check_message(str(caught.value), "split among 2 processes")

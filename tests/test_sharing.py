@@ -9,7 +9,7 @@ from speculative_t5 import SpeculativeDecoder
 from speculative_t5.cpu import accelerate
 from speculative_t5.decoding import ModelDrafter
 from speculative_t5.models import Quantization, SharingConfig, SharingDraft, copy_layers
-from speculative_t5.models.t5.model import T5, quantize
+from speculative_t5.models.t5 import T5, quantize
 
 import mlx.core as mx
 import pytest

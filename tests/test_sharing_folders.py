@@ -15,7 +15,7 @@ from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.cli import bench
 from speculative_t5.doctor import Subject, speed
 from speculative_t5.models import Quantization, SharingConfig, SharingDraft
-from speculative_t5.models.t5.model import T5, quantize
+from speculative_t5.models.t5 import T5, quantize
 
 import mlx.core as mx
 import numpy as np

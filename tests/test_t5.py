@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from speculative_t5.models.t5.layers import FeedForward
-from speculative_t5.models.t5.model import T5
-from speculative_t5.models.t5.positions import relative_position_bucket
+from speculative_t5.models import t5_session
+from speculative_t5.models.t5 import T5, FeedForward, relative_position_bucket
 
 import mlx.core as mx
 import numpy as np
@@ -64,15 +63,15 @@ def test_prompts_encoded_in_groups_give_the_logits_of_single_ones(
     first = mx.array(rng.integers(3, 300, (12, 4)))
     alone = [model.start([p])[0].step(first[i : i + 1]) for i, p in enumerate(prompts)]
     passes: list[tuple[int, ...]] = []
-    encode = T5._encoded
+    read = t5_session._read_together
 
-    def counted(self: T5, prompts: list[list[int]], *more: Any) -> Any:
+    def counted(model: T5, decoders: Any, prompts: list[list[int]]) -> Any:
         passes.append((len(prompts), max(map(len, prompts))))
-        return encode(self, prompts, *more)
+        return read(model, decoders, prompts)
 
-    monkeypatch.setattr(T5, "_encoded", counted)
+    monkeypatch.setattr(t5_session, "_read_together", counted)
     for name in ("ENCODED_TOKENS", "ENCODED_TOKENS_CPU"):
-        monkeypatch.setattr(f"speculative_t5.models.t5.model.{name}", limit)
+        monkeypatch.setattr(t5_session, name, limit)
     session, _ = model.start(prompts)
     assert len(passes) >= least
     assert all(rows * length <= limit or rows == 1 for rows, length in passes)
@@ -148,7 +147,7 @@ def test_the_least_recently_used_shapes_are_dropped(
 ) -> None:
     model = pair[1]
     expected = [model.start([[5, 9, 1]])[0].step(mx.zeros((1, n), mx.int32)) for n in range(1, 6)]
-    monkeypatch.setattr("speculative_t5.models.t5.compiled.MAX_SHAPES", 2)
+    monkeypatch.setattr(t5_session, "MAX_SHAPES", 2)
     model.recompile()
     functions = model.compiled._functions.by_shape
     for n, kept in ((1, [1]), (2, [1, 2]), (1, [2, 1]), (3, [1, 3]), (1, [3, 1]), (4, [1, 4])):
@@ -175,7 +174,7 @@ def test_a_dropped_shape_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
     """A trace holds the constants that were made in it, here a megabyte."""
     if not traces():
         pytest.skip("MLX traces nothing for a CPU without g++")
-    monkeypatch.setattr("speculative_t5.models.t5.compiled.MAX_SHAPES", 2)
+    monkeypatch.setattr(t5_session, "MAX_SHAPES", 2)
     model, size = tiny_model(), 2**18
 
     def logits(self: T5, x: mx.array, vocab_size: int | None) -> mx.array:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 from speculative_t5.checkpoints.t5 import plan
-from speculative_t5.models.t5.config import T5Config
+from speculative_t5.models.config import T5Config
 
 import numpy as np
 import typer

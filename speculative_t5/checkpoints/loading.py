@@ -11,7 +11,7 @@ import mlx.core as mx
 from .. import device
 from ..cpu import accelerate
 from ..device import default_dtype
-from ..models import T5, DecoderOnlyModel, SharingDraft, parts_of, split_of
+from ..models import T5, DecoderOnlyModel, SharingDraft, parts_of, shard, split_of
 from ..tokenizers import Tokenizer
 from .decoder_only import load_decoder_only
 from .hub import could_be_name, download, find_cached, look_up, refuse_file
@@ -138,7 +138,7 @@ def _load_t5(
         )
     model = T5(checkpoint.config)
     if group is not None:
-        model.shard(group)
+        shard(model, group)
     weights = [(p.name, _read(checkpoint, p, dtype, group)) for p in checkpoint.parameters]
     model.load_weights(weights)
     model.vocabulary = tokenizer.vocabulary

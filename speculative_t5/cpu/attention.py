@@ -16,7 +16,7 @@ POWERS_OF_2 = (
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
-    """As `models.t5.layers.attend`, for queries (B, H, L, D) and T keys and values."""
+    """As `models.t5.attend`, for queries (B, H, L, D) and T keys and values."""
     scores = q @ k.swapaxes(-1, -2)
     return softmax(scores if mask is None else scores + mask) @ v
 

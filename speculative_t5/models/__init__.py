@@ -5,11 +5,18 @@ Imports `decoding`, for the protocols that a model implements, `device`, `proces
 """
 
 from .cache import KeysValues, additive, capacity_for
-from .config_json import DRAFT_TYPE, MAX_LAYERS, MAX_SIZE, is_decoder_only, read_size
+from .config import (
+    DRAFT_TYPE,
+    MAX_LAYERS,
+    MAX_SIZE,
+    Quantization,
+    T5Config,
+    is_decoder_only,
+    read_size,
+)
 from .decoder_only import DecoderOnlyModel, build
-from .t5.config import Quantization, T5Config
-from .t5.identity import is_sample, same_weights, sample_weights
-from .t5.layers import (
+from .t5 import (
+    T5,
     CrossAttention,
     Decoder,
     DecoderLayer,
@@ -18,8 +25,8 @@ from .t5.layers import (
     FeedForward,
     Head,
     SelfAttention,
+    position_biases,
 )
-from .t5.model import T5
-from .t5.positions import position_biases
-from .t5.sharding import parts_of, split_of
-from .t5.sharing import SharingConfig, SharingDraft, copy_layers
+from .t5_draft import SharingConfig, SharingDraft, copy_layers
+from .t5_parallel import parts_of, shard, split_of
+from .weight_sample import is_sample, same_weights, sample_weights

@@ -20,7 +20,7 @@ from ..decoding import Vocabulary, argmax, fingerprint
 from ..errors import first_line
 from . import opt
 from .cache import EncodedPrompt, KeysValues, KVCache, LayerShape, replace_rows, write
-from .config_json import model_type
+from .config import model_type
 
 MLX_LM = "mlx-lm>=0.32,<0.33"  # as in pyproject.toml
 # Some of its models, for folders that do not name their head while mlx-lm is not installed.

@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import shown
-from .config_json import MAX_LAYERS, model_type, read_flag, read_size
+from .config import MAX_LAYERS, model_type, read_flag, read_size
 
 Activation = Literal["relu", "gelu"]
 Mask = mx.array | str | None

@@ -53,7 +53,7 @@ def dtype_of(model: T5) -> str:
 def read_back(folder: Path) -> T5:
     """Load the model that `as_hugging_face` wrote."""
     from speculative_t5.checkpoints import ModelFolder, open_checkpoint
-    from speculative_t5.models.t5.model import T5
+    from speculative_t5.models.t5 import T5
 
     import mlx.core as mx
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle
 
-from speculative_t5.models.t5.model import T5
-from speculative_t5.models.t5.positions import relative_position_bucket
+from speculative_t5.models.t5 import T5, relative_position_bucket
 
 import mlx.core as mx
 import numpy as np

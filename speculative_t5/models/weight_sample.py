@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from .sharding import split_of
-
-if TYPE_CHECKING:
-    from .model import T5
+from .t5 import T5
+from .t5_parallel import split_of
 
 PLACES = 4  # of each weight
 CLOSE = 1.3 * 2.0**-8  # relative: rounding to bfloat16, and to float16 there and here

@@ -9,7 +9,7 @@ layer and three for a decoder's. Embedding, norms and head are whole in each pro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,11 +18,7 @@ from mlx.nn.layers.distributed import shard_inplace, shard_linear
 from mlx.utils import tree_flatten, tree_unflatten
 
 from .config import T5Config
-from .layers import CrossAttention, SelfAttention
-from .positions import PositionBias
-
-if TYPE_CHECKING:
-    from .model import T5
+from .t5 import T5, CrossAttention, PositionBias, SelfAttention
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,20 @@ def check_divisible(config: T5Config, size: int) -> None:
 
 
 def shard(model: T5, group: mx.distributed.Group) -> None:
-    """Replace a model's layers by this process's part of them, see `T5.shard`."""
+    """Split a model's layers among the processes of a group, each keeping its part.
+
+    From then on every process has to run the same passes; `T5.agreed` makes their choices the
+    same. Weights that are loaded later have to be parts, as `checkpoints.load` reads them.
+
+    Raises:
+        ValueError: If the processes cannot share heads, units or groups of quantized weights
+            evenly.
+    """
+    if model.num_processes > 1:
+        raise ValueError(
+            f"the model is split among {model.num_processes} processes: load it again to "
+            "split it in another way"
+        )
     config, size = model.config, group.size()
     check_divisible(config, size)
     leaves = tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module)
@@ -102,3 +111,5 @@ def shard(model: T5, group: mx.distributed.Group) -> None:
     for module in model.modules():
         if isinstance(module, SelfAttention | CrossAttention):
             module.num_heads //= size
+    model.num_processes, model._group = size, group
+    model.recompile()

@@ -9,14 +9,10 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from ... import device
-from ...decoding import Vocabulary, fingerprint
-from ..cache import SourceCache
-from .compiled import CompiledDecoder
-from .config import T5Config
-from .layers import Decoder
-from .model import COMPILING, T5
-from .session import SharingSession, T5Session
+from .. import device
+from ..decoding import Vocabulary, fingerprint
+from .t5 import COMPILING, T5, CompiledModel, Decoder, Head
+from .t5_session import CompiledDecoder, SharingSession, T5Session, read_sources
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class SharingConfig:
     draft_vocab: int | None = None
 
 
-class SharingDraft(nn.Module):
+class SharingDraft(CompiledModel):
     """A draft model for one target, whose encoder, embedding and output head it shares.
 
     Of its own it has decoder layers, their position bias and their last normalization. In the
@@ -49,14 +45,13 @@ class SharingDraft(nn.Module):
         super().__init__()
         device.enter_thread()
         self.own = config
-        self.config: T5Config = replace(
+        self.config = replace(
             target.config,
             num_decoder_layers=config.num_decoder_layers,
             d_ff=config.d_ff,
             quantization=None,
         )
         self._target = (target,)  # MLX does not look into tuples: its weights are not the draft's
-        self._compiled: CompiledDecoder | None = None
         self._compiled_with: CompiledDecoder | None = None  # the target's, of the same weights
         self.decoder = Decoder(self.config)
         self.decoder.set_dtype(target.dtype)
@@ -67,15 +62,18 @@ class SharingDraft(nn.Module):
         return self._target[0]
 
     @property
-    def num_heads(self) -> int:
-        """Heads of each attention; a draft's layers are never split among processes."""
-        return self.config.num_heads
-
-    @property
     def shared(self) -> nn.Module:
         """The target's embedding."""
         embedding: nn.Module = self.target.shared
         return embedding
+
+    @property
+    def head(self) -> Head:
+        return self.target.head
+
+    @property
+    def output(self) -> nn.Module:
+        return self.target.output
 
     @property
     def draft_vocab(self) -> int | None:
@@ -115,26 +113,10 @@ class SharingDraft(nn.Module):
         return False
 
     @property
-    def dtype(self) -> mx.Dtype:
-        return self.decoder.norm.weight.dtype
-
-    @property
     def fingerprint(self) -> str:
         """Hexadecimal digest of the draft's own weights and the target's."""
         own = fingerprint(repr(self.own), self.parameters())
         return f"{own} {self.dtype} {self.target.fingerprint}"
-
-    def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
-        """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
-        return self.target.head.logits(x, *self._head(vocab_size))
-
-    def argmax(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
-        """Return the best ids, (B, L) int32, where `logits` would return logits."""
-        return self.target.head.argmax(x, *self._head(vocab_size))
-
-    def _head(self, vocab_size: int | None) -> tuple[nn.Module, nn.Module, int]:
-        size = min(vocab_size or self.vocab_size, self.vocab_size)
-        return self.decoder.norm, self.target.output, size
 
     def start(
         self, prompts: Sequence[Sequence[int]], *, width: int | None = None
@@ -142,9 +124,9 @@ class SharingDraft(nn.Module):
         """Encode prompts and begin decoding them by the draft alone."""
         device.enter_thread()
         decoder = self.compiled
-        encode = partial(self.target.sources, decoders=[self.decoder])
-        session = T5Session(self, encode, encode(prompts), decoder, width)
-        return session, self._contexts(prompts)
+        encode = partial(read_sources, self.target, [self.decoder])
+        session = T5Session(decoder, encode, encode(prompts), width)
+        return session, session.contexts
 
     def start_both(
         self, prompts: Sequence[Sequence[int]], *, width: int | None = None
@@ -158,15 +140,9 @@ class SharingDraft(nn.Module):
         device.enter_thread()
         target = self.target
         decoders = target.compiled, self.compiled
-
-        def encode(prompts: Sequence[Sequence[int]]) -> SourceCache:
-            return target.sources(prompts, [target.decoder, self.decoder])
-
-        session = T5Session(target, encode, encode(prompts), decoders[0], width)
-        return session, SharingSession(self, session, decoders[1]), self._contexts(prompts)
-
-    def _contexts(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        return [[self.config.decoder_start_token_id] for _ in prompts]
+        encode = partial(read_sources, target, [target.decoder, self.decoder])
+        session = T5Session(decoders[0], encode, encode(prompts), width)
+        return session, SharingSession(decoders[1], session), session.contexts
 
     @property
     def compiled(self) -> CompiledDecoder:
@@ -176,11 +152,6 @@ class SharingDraft(nn.Module):
             if self._compiled is None or self._compiled_with is not target:
                 self._compiled, self._compiled_with = CompiledDecoder(self), target
             return self._compiled
-
-    def recompile(self) -> None:
-        """Compile the decoder anew at its next use; needed after weights or layers were changed."""
-        with COMPILING:
-            self._compiled = None
 
 
 def copy_layers(draft: SharingDraft) -> None:

@@ -1,0 +1,551 @@
+"""T5 (arXiv 1910.10683): its layers, as `modeling_t5.py` of transformers has them, and the model.
+
+Shapes: B batch, S source length, L query length, T cached length, H heads, D head size. Hidden
+states are (B, L, d_model). A layer normalizes its input and adds its output: x + f(norm(x)).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from .. import device, distributed
+from ..decoding import Vocabulary, argmax, fingerprint
+from .cache import KeysValues, additive, resized, write
+from .config import Activation, Quantization, T5Config
+from .t5_session import CompiledDecoder, T5Session, read_sources
+
+ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,
+    "silu": nn.silu,
+}
+
+COMPILING = threading.Lock()  # held while any model's compiled decoder is made or dropped
+
+
+class PositionBias(nn.Module):
+    """Relative position bias of a stack: layer 0's serves all layers, or each has its own (umt5).
+
+    Its weight holds one block of rows for each: (buckets, H), or (layers * buckets, H).
+    """
+
+    def __init__(self, config: T5Config, *, bidirectional: bool) -> None:
+        super().__init__()
+        depth = config.num_layers if bidirectional else config.num_decoder_layers
+        num_buckets = config.relative_attention_num_buckets
+        reach = config.relative_attention_max_distance
+        own = depth if config.bias_per_layer else 1
+        self.bidirectional = bidirectional
+        self.relative = np.arange(-reach, reach + 1)
+        self.buckets = relative_position_bucket(
+            self.relative, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=reach
+        )
+        self.num_buckets = num_buckets
+        self.weight = mx.zeros((own * num_buckets, config.num_heads))
+
+    def tables(self) -> list[mx.array]:
+        """Bias by relative position, from -max_distance to max_distance; it is flat beyond.
+
+        Returns:
+            (H, 2 * max_distance + 1) for each layer, or a single one that all layers share; -inf
+            for keys ahead of the query in a causal stack.
+        """
+        tables = []
+        for weight in self.weight.reshape(-1, self.num_buckets, self.weight.shape[1]):
+            table = weight[mx.array(self.buckets)].T
+            if not self.bidirectional:
+                ahead = mx.array(self.relative) > 0
+                table = mx.where(ahead, mx.array(-mx.inf, table.dtype), table)
+            tables.append(mx.contiguous(table))
+        return tables
+
+
+def position_biases(
+    tables: Sequence[mx.array], offsets: mx.array, num_queries: int, num_keys: int
+) -> list[mx.array]:
+    """Biases (B or 1, H, L, T) of L queries against keys 0 to T - 1, for each of the `tables()`.
+
+    `offsets` has the position of each row's first query, (B,) or (1,) int32.
+    """
+    reach = tables[0].shape[1] // 2
+    queries = offsets[:, None, None] + mx.arange(num_queries)[:, None]
+    index = mx.clip(mx.arange(num_keys) - queries, -reach, reach) + reach
+    return [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
+
+
+def relative_position_bucket(
+    relative: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
+) -> np.ndarray:
+    """Buckets of relative positions (T5, section 2.1): half exact, half growing by logarithm.
+
+    Args:
+        relative: Position of the key minus position of the query, integers of any shape.
+        bidirectional: Whether keys after the query have buckets of their own (the encoder).
+        num_buckets: Of both directions together.
+        max_distance: Where the last bucket begins to hold everything.
+
+    Returns:
+        int32 buckets of the same shape.
+
+    Example:
+        With 32 buckets up to 128 and `bidirectional=False`, the key 3 places before the query
+        (relative -3) is in bucket 3, the one 100 places before in bucket 30.
+    """
+    offset = np.zeros_like(relative)
+    if bidirectional:
+        num_buckets //= 2
+        offset = np.where(relative > 0, num_buckets, 0)
+        distance = np.abs(relative)
+    else:
+        distance = np.maximum(-relative, 0)
+    exact = num_buckets // 2
+    # float32 throughout, as the models were trained: float64 rounds some powers of 2 otherwise.
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+    scaled = ratio / np.float32(np.log(max_distance / exact)) * np.float32(num_buckets - exact)
+    far = np.minimum(exact + scaled.astype(np.int32), num_buckets - 1)
+    return np.asarray(offset + np.where(distance < exact, distance, far), dtype=np.int32)
+
+
+def split_heads(x: mx.array, parts: int, num_heads: int) -> list[mx.array]:
+    """(B, L, parts * H * D) -> `parts` arrays (B, H, L, D)."""
+    batch, length, _ = x.shape
+    if length == 1:  # no transpose is needed, and small models gain by leaving it out
+        heads = x.reshape(batch, parts * num_heads, 1, -1)
+    else:
+        heads = x.reshape(batch, length, parts * num_heads, -1).swapaxes(1, 2)
+    return list(mx.split(heads, parts, axis=1)) if parts > 1 else [heads]
+
+
+def join_heads(x: mx.array) -> mx.array:
+    """(B, H, L, D) -> (B, L, H * D)."""
+    batch, _, length, _ = x.shape
+    return (x if length == 1 else x.swapaxes(1, 2)).reshape(batch, length, -1)
+
+
+def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
+    """Attention of queries (B, H, L, D) to T keys and values; T5 does not scale by 1/sqrt(D)."""
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention; one product makes queries, keys and values."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self.num_heads = config.num_heads
+        self.attend = attend
+        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
+        self.out = nn.Linear(inner, config.d_model, bias=False)
+
+    def __call__(
+        self,
+        x: mx.array,
+        bias: mx.array,
+        cache: KeysValues | None = None,
+        offsets: mx.array | None = None,
+    ) -> tuple[mx.array, KeysValues]:
+        """Attend from new positions to themselves and to those in the cache, if there is one.
+
+        Buffers of the cache are longer than what counts in them. Whatever lies beyond a row's
+        positions, rejected tokens among it, is hidden by the bias: -inf for keys after the query.
+        """
+        q, k, v = split_heads(self.qkv(x), 3, self.num_heads)
+        if cache is not None and offsets is not None:
+            k, v = write(cache[0], k, offsets), write(cache[1], v, offsets)
+        return self.out(join_heads(self.attend(q, k, v, bias))), (k, v)
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention to the encoder's memory."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self.num_heads = config.num_heads
+        self.attend = attend
+        self.q = nn.Linear(config.d_model, inner, bias=False)
+        self.kv = nn.Linear(config.d_model, 2 * inner, bias=False)
+        self.out = nn.Linear(inner, config.d_model, bias=False)
+
+    def keys_values(self, memory: mx.array) -> KeysValues:
+        """Encoder's memory (B, S, d_model) -> keys and values (B, H, S, D)."""
+        k, v = split_heads(self.kv(memory), 2, self.num_heads)
+        return k, v
+
+    def __call__(self, x: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
+        """Attend from (B, L, d_model) to keys and values (P, H, T, D), without a position bias.
+
+        With fewer sources than rows, B / P rows after each other have the same one, and their
+        queries are those of one row.
+        """
+        grouped = x.reshape(len(source[0]), -1, x.shape[2])
+        (q,) = split_heads(self.q(grouped), 1, self.num_heads)
+        out: mx.array = self.out(join_heads(self.attend(q, *source, mask)))
+        return out.reshape(x.shape)
+
+
+class FeedForward(nn.Module):
+    """act(x W) W', or with a gate (v1.1): (act(x W) * x V) W'; `wi` is W, or W and then V."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.gated = config.gated
+        self.activation = config.activation
+        self.wi = nn.Linear(config.d_model, config.d_ff * (2 if config.gated else 1), bias=False)
+        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        act, hidden = ACTIVATIONS[self.activation], self.wi(x)
+        if self.gated:
+            gate, linear = mx.split(hidden, 2, axis=-1)
+            hidden = act(gate) * linear
+        else:
+            hidden = act(hidden)
+        out: mx.array = self.wo(hidden)
+        return out
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.self_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.self_attention = SelfAttention(config)
+        self.feed_forward_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def __call__(self, x: mx.array, bias: mx.array) -> mx.array:
+        """(B, S, d_model) and bias (B or 1, H, S, S), with the mask -> (B, S, d_model)."""
+        attended, _ = self.self_attention(self.self_norm(x), bias)
+        x = x + attended
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.self_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.self_attention = SelfAttention(config)
+        self.cross_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.cross_attention = CrossAttention(config)
+        self.feed_forward_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def __call__(
+        self,
+        x: mx.array,
+        bias: mx.array,
+        offsets: mx.array | None,
+        cache: KeysValues | None,
+        source: KeysValues,
+        mask: mx.array | None,
+    ) -> tuple[mx.array, KeysValues]:
+        """Run one layer; as `Decoder`, with a causal bias (B or 1, H, L, T)."""
+        attended, cache = self.self_attention(self.self_norm(x), bias, cache, offsets)
+        x = x + attended
+        x = x + self.cross_attention(self.cross_norm(x), source, mask)
+        return x + self.feed_forward(self.feed_forward_norm(x)), cache
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.position_bias = PositionBias(config, bidirectional=True)
+        self.layers = [EncoderLayer(config) for _ in range(config.num_layers)]
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+
+    def __call__(self, x: mx.array, mask: mx.array | None) -> mx.array:
+        """Embedded sources (B, S, d_model), additive mask (B, 1, 1, S) -> memory, as `x`."""
+        length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
+        biases = position_biases(self.position_bias.tables(), start, length, length)
+        if mask is not None:
+            biases = [bias + mask for bias in biases]
+        # One bias serves all layers, or each has its own.
+        for layer, bias in zip(self.layers, cycle(biases), strict=False):
+            x = layer(x, bias)
+        memory: mx.array = self.norm(x)
+        return memory
+
+
+class Decoder(nn.Module):
+    """The decoder's layers; its last normalization is applied by `Head`."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.position_bias = PositionBias(config, bidirectional=False)
+        self.layers = [DecoderLayer(config) for _ in range(config.num_decoder_layers)]
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+
+    def read(self, memory: mx.array, width: int) -> list[KeysValues]:
+        """Project the encoder's memory (B, S, d_model) for cross-attention.
+
+        Returns:
+            Each layer's keys and values, (B, H, T, D), zeros from S on; T is `width`, at least S.
+        """
+        pairs = [layer.cross_attention.keys_values(memory) for layer in self.layers]
+        return [(resized(keys, width), resized(values, width)) for keys, values in pairs]
+
+    def __call__(
+        self,
+        x: mx.array,
+        offsets: mx.array,
+        cache: Sequence[KeysValues],
+        sources: Sequence[KeysValues],
+        mask: mx.array | None,
+        tables: Sequence[mx.array],
+    ) -> tuple[mx.array, list[KeysValues]]:
+        """Run all layers over new positions of every row.
+
+        Args:
+            x: Embedded tokens, (B, L, d_model).
+            offsets: Position of each row's first token, (B,) int32, or (1,) if all are the same.
+            cache: Each layer's keys and values of earlier positions, (B, H, T, D), with room for L
+                more.
+            sources: What `read` returned, for the sources of B / P rows after each other each.
+            mask: Additive padding mask of the sources, (P, 1, 1, T of the sources).
+            tables: `PositionBias.tables()` of this decoder.
+
+        Returns:
+            The last layer's output, (B, L, d_model), and the cache with the new positions.
+        """
+        biases = position_biases(tables, offsets, x.shape[1], cache[0][0].shape[2])
+        written: list[KeysValues] = []
+        parts = zip(self.layers, cycle(biases), cache, sources, strict=False)
+        for layer, bias, pair, source in parts:
+            x, pair = layer(x, bias, offsets, pair, source, mask)
+            written.append(pair)
+        return x, written
+
+    def whole(self, x: mx.array, memory: mx.array, mask: mx.array | None) -> mx.array:
+        """Run all layers over whole sequences, without caches, so that gradients can be taken.
+
+        Embedded tokens (B, L, d_model), the encoder's memory (B, S, d_model) and the additive mask
+        (B, 1, 1, S) of its padding -> the last layer's output, (B, L, d_model).
+        """
+        length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
+        biases = position_biases(self.position_bias.tables(), start, length, length)
+        for layer, bias in zip(self.layers, cycle(biases), strict=False):
+            x, _ = layer(x, bias, None, None, layer.cross_attention.keys_values(memory), mask)
+        return x
+
+
+class Head(nn.Module):
+    """The step from the decoder's last hidden states to logits.
+
+    It holds no weights, so that checkpoints keep theirs where they are: norm in the decoder, output
+    matrix in the model, where it may be the embedding.
+    """
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
+
+    def logits(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
+        """Score the first `size` ids: hidden states (B, L, d_model) -> logits (B, L, size).
+
+        `norm` is the decoder's last normalization; `output` the output matrix (`lm_head`), or the
+        embedding where that is also the output.
+        """
+        x = norm(x) if self.scale == 1 else norm(x) * self.scale
+        if isinstance(output, nn.Linear | nn.Embedding) and "bias" not in output:
+            logits: mx.array = x @ output.weight[:size].T  # no others are computed
+        else:
+            project = output.as_linear if hasattr(output, "as_linear") else output
+            logits = project(x)[..., :size]
+        return logits
+
+    def argmax(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
+        """Return the best of the first `size` ids, (B, L) int32; arguments as in `logits`."""
+        return argmax(self.logits(x, norm, output, size))
+
+
+class CompiledModel(nn.Module):
+    """A model whose decoder MLX compiles: a `T5`, or a draft that shares the encoder of one.
+
+    The first generation compiles the decoder with the weights as they are then. Whoever changes
+    weights or layers later, in place or by assigning others, must call `recompile` for the change
+    to take effect; before the first generation anything may be changed freely.
+    """
+
+    config: T5Config
+    decoder: Decoder
+    num_processes = 1  # that share the layers, see `t5_parallel`
+    _compiled: CompiledDecoder | None = None
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of each attention in this process."""
+        return self.config.num_heads // self.num_processes
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.decoder.norm.weight.dtype
+
+    def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
+        """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
+        logits: mx.array = self.head.logits(x, *self._last_layers(vocab_size))
+        return logits
+
+    def argmax(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
+        """Return the best ids, (B, L) int32, where `logits` would return logits."""
+        ids: mx.array = self.head.argmax(x, *self._last_layers(vocab_size))
+        return ids
+
+    def _last_layers(self, vocab_size: int | None) -> tuple[nn.Module, nn.Module, int]:
+        size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
+        return self.decoder.norm, self.output, size
+
+    @property
+    def compiled(self) -> CompiledDecoder:
+        """The compiled decoder, which the first use makes."""
+        with COMPILING:
+            if self._compiled is None:
+                self._compiled = CompiledDecoder(self)
+            return self._compiled
+
+    def recompile(self) -> None:
+        """Compile the decoder anew at its next use; needed after weights or layers were changed."""
+        with COMPILING:
+            self._compiled = None
+
+
+class T5(CompiledModel):
+    """An encoder-decoder; a `LanguageModel` by way of `start`."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        device.enter_thread()
+        self.config = config
+        self.vocabulary: Vocabulary | None = None
+        self._group: mx.distributed.Group | None = None  # of the processes that share the layers
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.head = Head(config)
+        if config.own_head:
+            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.quantization:
+            quantize(self, config.quantization)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def eos_token_id(self) -> int:
+        return self.config.eos_token_id
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset({self.eos_token_id})
+
+    @property
+    def max_source_length(self) -> int:
+        return self.config.n_positions
+
+    @property
+    def max_context(self) -> None:
+        return None  # positions are relative
+
+    @property
+    def is_decoder_only(self) -> bool:
+        return False
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        config = self.config
+        named = self.vocabulary.special if self.vocabulary else frozenset()
+        return named | {config.pad_token_id, config.eos_token_id, config.decoder_start_token_id}
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digest of the configuration and of a sample of every weight."""
+        return f"{fingerprint(repr(self.config), self.parameters())} {self.dtype}"
+
+    @property
+    def output(self) -> nn.Module:
+        """The output matrix, which may be the embedding."""
+        return self.lm_head if self.config.own_head else self.shared
+
+    def __call__(
+        self,
+        encoder_tokens: mx.array,
+        decoder_tokens: mx.array,
+        *,
+        encoder_mask: mx.array | None = None,
+    ) -> mx.array:
+        """Score whole sequences.
+
+        Args:
+            encoder_tokens: (B, S) int32, padded at the end.
+            decoder_tokens: (B, L) int32, the start token first.
+            encoder_mask: (B, S) bool, True at real tokens; by default, where no padding is.
+
+        Returns:
+            Logits (B, L, V) of the token after each of `decoder_tokens`.
+        """
+        device.enter_thread()
+        if encoder_mask is None:
+            encoder_mask = encoder_tokens != self.config.pad_token_id
+        encoder_mask = mx.broadcast_to(encoder_mask, encoder_tokens.shape)
+        mask = additive(encoder_mask, self.dtype)
+        memory = self.encoder(self.shared(encoder_tokens), mask)
+        return self.logits(self.decode(memory, decoder_tokens, mask))
+
+    def decode(self, memory: mx.array, tokens: mx.array, mask: mx.array | None) -> mx.array:
+        """Run the decoder over whole sequences.
+
+        Args:
+            memory: The encoder's output, (B, S, d_model).
+            tokens: (B, L) int32, the start token first.
+            mask: Additive padding mask of the sources, (B, 1, 1, S).
+
+        Returns:
+            The last layer's output, (B, L, d_model), for `logits`.
+        """
+        config, (batch, length) = self.config, tokens.shape
+        # A cache with room for exactly these tokens: nothing comes before them.
+        empty = mx.zeros((batch, self.num_heads, length, config.d_kv), self.dtype)
+        cache = [(empty, empty)] * config.num_decoder_layers
+        sources = self.decoder.read(memory, memory.shape[1])
+        start, tables = mx.zeros(1, dtype=mx.int32), self.decoder.position_bias.tables()
+        x, _ = self.decoder(self.shared(tokens), start, cache, sources, mask, tables)
+        return x
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
+    ) -> tuple[T5Session, list[list[int]]]:
+        """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
+        device.enter_thread()
+        decoder = self.compiled  # first, as it evaluates the weights
+        encode = partial(read_sources, self, [self.decoder])
+        session = T5Session(decoder, encode, encode(prompts), width)
+        return session, session.contexts
+
+    def agreed(self, ids: mx.array) -> mx.array:
+        """Return the ids that the first of the processes has found, an array of int32, in all.
+
+        What each computes by itself, after the last sum, has the same bits on equal machines only.
+        """
+        return ids if self._group is None else distributed.broadcast(ids, self._group)
+
+
+def quantize(model: T5, how: Quantization) -> None:
+    """Replace the layers that `how` names by quantized ones."""
+
+    def chosen(path: str, module: nn.Module) -> bool:
+        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % how.group_size:
+            return False
+        if path in ("shared", "lm_head"):
+            return how.embeddings
+        return not (how.keep_wo and path.endswith(".wo"))
+
+    nn.quantize(model, how.group_size, how.bits, class_predicate=chosen)

@@ -1,1 +1,0 @@
-"""T5 (arXiv 1910.10683): configuration, layers, model and decoding session."""

@@ -1,0 +1,248 @@
+"""`T5Session`: a batch of prompts being decoded by a T5, or by a draft that shares its encoder.
+
+The sources are encoded together, and MLX compiles the decoder's passes for each of their shapes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import mlx.core as mx
+
+from .. import device
+from .cache import (
+    EncodedPrompt,
+    KeysValues,
+    KVCache,
+    LayerShape,
+    SourceCache,
+    padding_mask,
+    replace_rows,
+    source_width,
+)
+
+if TYPE_CHECKING:
+    from .t5 import T5, CompiledModel, Decoder
+
+# Tokens in one pass of the encoder, padding included, unless one prompt has more. On a CPU larger
+# products gain nothing, and smaller groups have sources of more similar length, so less padding.
+ENCODED_TOKENS, ENCODED_TOKENS_CPU = 512, 128
+
+MAX_SHAPES = 100  # that a thread keeps compiled for a model at a time
+
+Prompts = Sequence[Sequence[int]]  # source ids, EOS included
+Output = Literal["logits", "argmax"]
+Pass = Callable[..., tuple[mx.array, list[KeysValues]]]
+
+
+class T5Session:
+    """A batch of prompts being decoded; a `Session`.
+
+    Args:
+        decoder: A model's decoder, compiled.
+        encode: Encodes prompts as `sources` were.
+        sources: The keys and values of the decoder's layers, and then of those that read the same
+            sources in a session of their own.
+        width: See `KVCache.passes`.
+    """
+
+    def __init__(
+        self,
+        decoder: CompiledDecoder,
+        encode: Callable[[Prompts], SourceCache],
+        sources: SourceCache,
+        width: int | None,
+    ) -> None:
+        model = decoder.model
+        config, depth = model.config, model.config.num_decoder_layers
+        self._start = config.decoder_start_token_id
+        self._encode = encode
+        self._sources = sources
+        self._decoder = decoder
+        self._layers = slice(depth)
+        shape = LayerShape(model.num_heads, config.d_kv, config.d_kv, model.dtype)
+        self._cache = KVCache([shape] * depth, len(sources.lengths), width)
+
+    @property
+    def lengths(self) -> list[int]:
+        return self._cache.lengths
+
+    @property
+    def contexts(self) -> list[list[int]]:
+        """What each row begins with."""
+        return [[self._start] for _ in self.lengths]
+
+    def step(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
+        return self._run("logits", tokens, vocab_size)
+
+    def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
+        return self._run("argmax", tokens, vocab_size)
+
+    def _run(self, output: Output, tokens: mx.array, vocab_size: int | None) -> mx.array:
+        cache, sources = self._cache, self._sources
+        results = []
+        for part, count in cache.passes(tokens):
+            offsets = cache.reserve(part.shape[1])
+            result, layers = self._decoder.run(
+                output, vocab_size, part, offsets, cache.take(), sources.view(self._layers),
+                sources.mask,
+            )  # fmt: skip
+            cache.put(layers, count)
+            results.append(result if count == part.shape[1] else result[:, :count])
+        return results[0] if len(results) == 1 else mx.concatenate(results, axis=1)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        self._cache.truncate(lengths)
+
+    def encode(self, prompts: Prompts) -> list[EncodedPrompt[SourceCache]]:
+        sources = self._encode(prompts)
+        return [EncodedPrompt(sources, row, [self._start]) for row in range(len(prompts))]
+
+    def replace(
+        self, rows: Sequence[int], encoded: Sequence[EncodedPrompt[SourceCache]]
+    ) -> list[list[int]]:
+        replace_rows(self._sources, rows, encoded)
+        self._cache.clear(rows)
+        return [list(item.context) for item in encoded]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._cache.select(rows)
+        self._sources.select(rows)
+
+
+class SharingSession(T5Session):
+    """A draft's decoding of the prompts that its target's session has encoded for both.
+
+    The target's session keeps the sources: it replaces and selects rows there before the draft
+    does so here.
+    """
+
+    def __init__(self, decoder: CompiledDecoder, target: T5Session) -> None:
+        super().__init__(decoder, lambda _: target._sources, target._sources, None)
+        self._layers = slice(target._layers.stop, None)
+
+    def replace(
+        self, rows: Sequence[int], encoded: Sequence[EncodedPrompt[SourceCache]]
+    ) -> list[list[int]]:
+        self._cache.clear(rows)
+        return [list(item.context) for item in encoded]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._cache.select(rows)
+
+
+def read_sources(model: T5, decoders: Sequence[Decoder], prompts: Prompts) -> SourceCache:
+    """Encode prompts for the cross-attention of decoders, those of similar length together.
+
+    Past a few hundred tokens, on CPUs 128, a larger pass gains nothing, and loses by padding.
+    """
+    groups = _groups(prompts)
+    if len(groups) == 1:
+        return _read_together(model, decoders, prompts)
+    cache = None
+    for group in groups:
+        new = _read_together(model, decoders, [prompts[i] for i in group])
+        if cache is None:
+            cache = SourceCache.empty_like(new, len(prompts), max(map(len, prompts)))
+        cache.replace(group, new, range(len(group)))
+        mx.eval(cache.layers)
+    assert cache is not None
+    return cache
+
+
+def _read_together(model: T5, decoders: Sequence[Decoder], prompts: Prompts) -> SourceCache:
+    lengths = [len(prompt) for prompt in prompts]
+    longest, pad = max(lengths), model.config.pad_token_id
+    tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
+    memory = model.encoder(model.shared(tokens), padding_mask(lengths, longest, model.dtype))
+    width = source_width(lengths)
+    layers = [pair for decoder in decoders for pair in decoder.read(memory, width)]
+    sources = SourceCache(layers, lengths)
+    mx.async_eval(sources.layers)
+    return sources
+
+
+def _groups(prompts: Prompts) -> list[list[int]]:
+    """Indices of prompts to encode together: all in order, or by length if they are many tokens."""
+    order = list(range(len(prompts)))
+    most = ENCODED_TOKENS_CPU if device.on_cpu() else ENCODED_TOKENS
+    if len(prompts) * max(map(len, prompts)) <= most:
+        return [order]
+    groups: list[list[int]] = [[]]
+    for i in sorted(order, key=lambda i: len(prompts[i])):
+        if groups[-1] and (len(groups[-1]) + 1) * len(prompts[i]) > most:
+            groups.append([])
+        groups[-1].append(i)
+    return groups
+
+
+class _Functions(threading.local):
+    """One thread's compiled functions by shape, the least recently used first.
+
+    MLX keeps a trace in each thread that called a function, but drops it in one thread only. A
+    function that threads shared would leave its trace, with the weights in it, in the others, and
+    MLX would run that trace, with the wrong model's weights, for a later function at its address.
+    """
+
+    def __init__(self) -> None:
+        self.by_shape: OrderedDict[tuple[Any, ...], Pass] = OrderedDict()
+
+
+class CompiledDecoder:
+    """A model's decoder, compiled with its weights as constants.
+
+    Passed as inputs, every weight would be checked in each pass. Each shape has a function of
+    its own, so that dropping the function frees its trace, a third of a megabyte for a small model.
+    """
+
+    def __init__(self, model: CompiledModel) -> None:
+        self.model = model
+        self._tables = model.decoder.position_bias.tables()
+        # What has not been evaluated would be computed again in every pass.
+        mx.eval(model.parameters(), self._tables)
+        self._functions = _Functions()
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Become None in copies and pickles of a model, which compile for themselves."""
+        return type(None), ()
+
+    def run(
+        self,
+        output: Output,
+        vocab_size: int | None,
+        tokens: mx.array,
+        offsets: mx.array,
+        cache: list[KeysValues],
+        sources: list[KeysValues],
+        mask: mx.array | None,
+    ) -> tuple[mx.array, list[KeysValues]]:
+        """Run the decoder over new tokens (B, L) int32; the others are as in `Decoder`.
+
+        Returns:
+            Logits (B, L, V) of what follows each token, or their argmax (B, L) int32, over the
+            first `vocab_size` ids or all; and the cache with the new positions.
+        """
+        functions = self._functions.by_shape
+        keys = sources[0][0].shape
+        widths = cache[0][0].shape[2], keys[0], keys[2]
+        # All that changes the graph: one offset is written as a slice, several by index.
+        shape = output, vocab_size, tokens.shape, offsets.size, widths, mask is None
+        function = functions.pop(shape, None)
+        if function is None:
+            function = mx.compile(partial(self._pass, output, vocab_size))
+            if len(functions) >= MAX_SHAPES:
+                functions.popitem(last=False)
+        functions[shape] = function
+        return function(tokens, offsets, cache, sources, mask)
+
+    def _pass(
+        self, output: Output, vocab_size: int | None, tokens: mx.array, *others: Any
+    ) -> tuple[mx.array, list[KeysValues]]:
+        model, inputs = self.model, (*others, self._tables)
+        x, cache = model.decoder(model.shared(tokens), *inputs)
+        head = model.logits if output == "logits" else model.argmax
+        return head(x, vocab_size), cache
