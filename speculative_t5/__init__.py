@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import device as device  # isort: skip  (first: it loads the BLAS that mlx.core then calls)
+from . import device as device  # isort: skip  (first: it has the BLAS loaded that mlx.core then calls)
 
 if TYPE_CHECKING:
     from .checkpoints import load

@@ -1,136 +1,29 @@
-"""MLX on this machine: the libraries loaded ahead of it, its device, and its threads.
+"""MLX on this machine: its device, its threads and its memory.
 
-The package imports this module before anything else imports `mlx.core`, because MLX's CPU wheel for
-Linux links the reference BLAS, but calls the functions of libraries that were loaded globally
-before it. Those are our own products of few rows (cpu/native/products.c), which pass larger ones to
-the OpenBLAS of the package scipy-openblas32; where they were not built, it is a copy of that
-OpenBLAS under BLAS's usual names (see setup.py).
+The package imports this module before anything else imports `mlx.core`, as `cpu.libraries` are to
+be loaded ahead of it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.util import find_spec
-from pathlib import Path
 
-FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
-PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-CPU_CFS = Path("/sys/fs/cgroup/cpu")
-FOLDER = Path(__file__).parent / "cpu"  # of the C parts, if they were built
+from .cpu import libraries  # isort: skip  (before mlx.core)
 
 CACHED_SHARE = 8  # of Metal's memory, an eighth may be kept for reuse
 
-SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
 CHOICE = "SPECULATIVE_T5_DEVICE"  # "cpu" computes on the CPU where MLX would take a GPU
-PARTS = ("products", "layers", "OpenBLAS")
 
 LATE = (
     "mlx.core was imported before speculative_t5, so MLX uses its slow reference BLAS on this CPU; "
     "import speculative_t5 first"
 )
 
-
-def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
-    """Load our products and OpenBLAS ahead of MLX, on Linux.
-
-    Returns:
-        Our products, if they were built; and for each part what was loaded, or why it was not.
-    """
-    if not sys.platform.startswith("linux"):
-        return None, {}
-    if os.environ.get(SWITCH) == "0":
-        return None, dict.fromkeys(PARTS, f"switched off by {SWITCH}=0")
-    mode = ctypes.RTLD_LOCAL if "mlx.core" in sys.modules else ctypes.RTLD_GLOBAL
-    products, missing = load_products(mode)
-    if products is None:
-        return None, {"products": missing, "OpenBLAS": _load_plain_openblas(mode)}
-    openblas, found = load_openblas()
-    address, shared = None, False
-    if openblas:
-        address = ctypes.cast(openblas.scipy_cblas_sgemm, ctypes.c_void_p)
-        shared = openblas.scipy_openblas_get_parallel() == PTHREADS
-        if shared:
-            openblas.scipy_openblas_set_num_threads(1)  # our threads call it
-    products.products_init(address, shared, FEW_ROWS, num_threads(), 2)
-    level = ("portable code", "AVX2", "AVX-512")[products.products_level()]
-    return products, {"products": f"loaded, {level}", "OpenBLAS": found}
-
-
-def load_products(mode: int) -> tuple[ctypes.CDLL | None, str]:
-    """Load the library built from cpu/native/*.c; return None and the reason if that fails."""
-    return _load(next(FOLDER.glob(f"_products{EXTENSION_SUFFIXES[0]}"), None), mode)
-
-
-def load_openblas() -> tuple[ctypes.CDLL | None, str]:
-    """Load the OpenBLAS of scipy-openblas32, whose names have a prefix; None and why if not."""
-    spec = find_spec("scipy_openblas32")
-    folders = spec.submodule_search_locations if spec else None
-    if not folders:
-        return None, "not installed: pip install scipy-openblas32"
-    libraries = Path(next(iter(folders)), "lib").glob("libscipy_openblas*.so*")
-    return _load(next(libraries, None), ctypes.RTLD_LOCAL)
-
-
-def _load_plain_openblas(mode: int) -> str:
-    """Load the copy of OpenBLAS that MLX calls by BLAS's usual names; return its state."""
-    openblas, found = _load(next(FOLDER.glob("_openblas.so"), None), mode)
-    if openblas:
-        openblas.scipy_openblas_set_num_threads(num_threads())
-    return found
-
-
-def _load(path: Path | None, mode: int) -> tuple[ctypes.CDLL | None, str]:
-    if path is None:
-        return None, "not built"
-    try:
-        return ctypes.CDLL(str(path), mode=mode), "loaded"
-    except OSError as error:
-        return None, f"not loaded: {error}"
-
-
-def num_threads() -> int:
-    """Return the number of threads to compute with.
-
-    It is the environment's, as OpenBLAS reads it, or else the number of processors that this
-    process may run on, but no more than its share of time: in a container limited to two processors
-    of many, threads for all would wait for each other.
-    """
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-        value = os.environ.get(name, "")
-        if value.isdecimal() and int(value):
-            return int(value)
-    if not hasattr(os, "sched_getaffinity"):  # not Linux, where the number is not used
-        return os.cpu_count() or 1
-    return max(1, min(len(os.sched_getaffinity(0)), _share_of_time()))
-
-
-def _share_of_time() -> int:
-    """Return how many processors' time a container's control group may use, rounded up."""
-    try:
-        if CPU_MAX.exists():  # version 2: "200000 100000", or "max 100000"
-            quota, period = CPU_MAX.read_text(encoding="ascii").split()
-        else:
-            quota, period = (
-                (CPU_CFS / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip()
-                for name in ("quota", "period")
-            )
-        limited = quota != "max" and int(quota) > 0
-        return -(-int(quota) // int(period)) if limited else sys.maxsize
-    except (OSError, ValueError, ZeroDivisionError):  # no control groups, or of another kind
-        return sys.maxsize
-
-
-late = "mlx.core" in sys.modules
-products, parts = load_blas()
 # Otherwise MLX multiplies float32 matrices in TF32, with 11 significant bits, on CUDA and on M5
 # chips. It reads this once, at its first product on such a device.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
@@ -254,5 +147,5 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-if late and parts and on_cpu():
+if libraries.late and on_cpu():
     warnings.warn(LATE, RuntimeWarning, stacklevel=3)

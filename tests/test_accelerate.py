@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import device
-from speculative_t5.cpu import accelerate, blocks
-from speculative_t5.cpu.attention import attend, softmax
+from speculative_t5.cpu import accelerate, layers, libraries
+from speculative_t5.cpu.layers import attend, softmax
 from speculative_t5.models import t5
 from speculative_t5.models.config import Quantization, T5Config
 from speculative_t5.models.t5 import T5, Decoder, Encoder, quantize
@@ -25,7 +25,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 pytestmark = pytest.mark.cpu
-needs_layers = pytest.mark.skipif(blocks.library is None, reason="built without a C++ compiler")
+needs_layers = pytest.mark.skipif(layers.library is None, reason="built without a C++ compiler")
 
 CONFIGS = {
     "relu": T5Config(24, 10, 40, 3, 2, 2, vocab_size=320),
@@ -54,16 +54,16 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
 def level(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
     """Layers of a copy of the library that uses these instructions at most."""
-    if blocks.library is None:
+    if layers.library is None:
         pytest.skip("built without a C++ compiler")
-    built = next(iter(sorted(device.FOLDER.glob("_products*.so"))))
+    built = next(iter(sorted(libraries.FOLDER.glob("_products*.so"))))
     copy = ctypes.CDLL(str(shutil.copy(built, tmp_path / "copy.so")))
     copy.products_init(None, 0, 40, 2, request.param)
     copy.layers.restype = ctypes.c_void_p
-    blocks.library.initialize(copy.layers())
+    layers.library.initialize(copy.layers())
     yield request.param
-    assert device.products
-    blocks.library.initialize(device.products.layers())
+    assert libraries.products
+    layers.library.initialize(libraries.products.layers())
 
 
 def plain_model(name: str) -> T5:
@@ -132,7 +132,7 @@ def test_models_stay_plain_on_a_gpu_or_when_switched_off(
     on_cpu: bool, switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "on_cpu", lambda: on_cpu)
-    monkeypatch.setenv(device.SWITCH, switch)
+    monkeypatch.setenv(libraries.SWITCH, switch)
     _, model = pair("relu")
     assert type(model.encoder) is Encoder and type(model.decoder) is Decoder
     assert model.encoder.layers[0].self_attention.attend is t5.attend
@@ -147,9 +147,9 @@ def test_logits_are_those_of_the_plain_model(name: str, level: int) -> None:
 def test_without_the_layers_attention_alone_is_swapped(
     dtype: mx.Dtype, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "library", None)
-    monkeypatch.setattr("speculative_t5.cpu.attention.MANY_SCORES", 1)
-    monkeypatch.delenv(device.SWITCH, raising=False)
+    monkeypatch.setattr(layers, "library", None)
+    monkeypatch.setattr(layers, "MANY_SCORES", 1)
+    monkeypatch.delenv(libraries.SWITCH, raising=False)
     plain, fast = pair(name)
     assert type(fast.decoder) is Decoder
     assert fast.decoder.layers[0].cross_attention.attend is attend
@@ -315,13 +315,13 @@ def refuse(*arguments: Any) -> None:
 def test_layers_of_another_build_are_not_used(
     name: str, value: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert blocks.load()[0] is not None
-    extension = SimpleNamespace(**vars(blocks.library) | {name: value})
-    monkeypatch.setattr(blocks, "import_module", lambda *names: extension)
-    library, why = blocks.load()
+    assert libraries.load_layers.__wrapped__()[0] is not None
+    extension = SimpleNamespace(**vars(layers.library) | {name: value})
+    monkeypatch.setattr(libraries, "import_module", lambda *names: extension)
+    library, why = libraries.load_layers.__wrapped__()
     assert library is None and why.startswith(reason)
 
 
 def test_products_without_layers_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "products", SimpleNamespace())
-    assert blocks.load()[0] is None
+    monkeypatch.setattr(libraries, "products", SimpleNamespace())
+    assert libraries.load_layers.__wrapped__()[0] is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from speculative_t5.cpu import blocks
+from speculative_t5.cpu import layers
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.cpu,
-    pytest.mark.skipif(blocks.library is None, reason="built without a C++ compiler"),
+    pytest.mark.skipif(layers.library is None, reason="built without a C++ compiler"),
 ]
 
 X, NORM, SQUARE, INTO = mx.ones((2, 3, 4)), mx.ones(4), mx.ones((4, 4)), mx.ones((12, 4))
@@ -34,7 +34,7 @@ START = mx.zeros(1, dtype=mx.int32)
 )
 def test_feed_forwards_of_wrong_shapes_are_refused(arguments: Any, part: str) -> None:
     with pytest.raises(ValueError, match=re.escape(part)):
-        blocks.library.feed_forward(*arguments, 1e-6)
+        layers.library.feed_forward(*arguments, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -50,22 +50,22 @@ def test_feed_forwards_of_wrong_shapes_are_refused(arguments: Any, part: str) ->
     ],
 )
 def test_attention_of_wrong_shapes_is_refused(arguments: Any, part: str) -> None:
-    blocks.library.decoder_attention(X, NORM, INTO, SQUARE, TABLE, KEYS, KEYS, START, 1e-6)
+    layers.library.decoder_attention(X, NORM, INTO, SQUARE, TABLE, KEYS, KEYS, START, 1e-6)
     with pytest.raises(ValueError, match=re.escape(part)):
-        blocks.library.decoder_attention(*arguments, 1e-6)
+        layers.library.decoder_attention(*arguments, 1e-6)
 
 
 @pytest.mark.parametrize("offset", [5, -1])
 def test_positions_outside_of_the_cache_are_refused(offset: int) -> None:
     offsets, x, keys = mx.array([offset], mx.int32), mx.ones((1, 4, 4)), mx.ones((1, 2, 8, 2))
-    made = blocks.library.decoder_attention(x, NORM, INTO, SQUARE, TABLE, keys, keys, offsets, 1e-6)
+    made = layers.library.decoder_attention(x, NORM, INTO, SQUARE, TABLE, keys, keys, offsets, 1e-6)
     with pytest.raises(RuntimeError, match="not in the cache"):
         mx.eval(made)
 
 
 def test_keys_and_values_of_a_source_end_in_zeros() -> None:
     memory, weight = mx.random.normal((2, 5, 12)), mx.random.normal((2 * 3 * 4, 12))
-    pair = blocks.library.keys_values(memory, weight, 3, 8)
+    pair = layers.library.keys_values(memory, weight, 3, 8)
     expected = np.array(memory @ weight.T).reshape(2, 5, 2, 3, 4).transpose(2, 0, 3, 1, 4)
     for found, heads in zip(pair, expected, strict=True):
         assert np.allclose(found[:, :, :5], heads, atol=1e-5)
@@ -76,25 +76,25 @@ def test_keys_and_values_of_a_source_end_in_zeros() -> None:
         ((memory, weight, 3, 4), "as many keys"),
     ):
         with pytest.raises(ValueError, match=re.escape(part)):
-            blocks.library.keys_values(*arguments)
+            layers.library.keys_values(*arguments)
 
 
 def test_ids_beyond_the_embedding_give_no_numbers() -> None:
     weight = mx.random.normal((7, 5))
     ids = mx.array([[3, 0], [7, -1], [6, 6]])
-    rows = np.array(blocks.library.embed(ids[::-1, :1], weight))[:, 0]
+    rows = np.array(layers.library.embed(ids[::-1, :1], weight))[:, 0]
     assert (rows[[0, 2]] == np.array(weight)[[6, 3]]).all() and np.isnan(rows[1]).all()
     with pytest.raises(ValueError, match=r"\(B, L\), int32"):
-        blocks.library.embed(ids[0], weight)
+        layers.library.embed(ids[0], weight)
     x, norm = mx.ones((1, 2, 5)), mx.ones(5)
     for size in (0, 8):
         with pytest.raises(ValueError, match="more than the ids"):
-            blocks.library.logits(x, norm, weight, 1.0, 1e-6, size)
+            layers.library.logits(x, norm, weight, 1.0, 1e-6, size)
     with pytest.raises(ValueError, match=r"\(V, d\)"):
-        blocks.library.best(x, norm, weight[:, :4], 1.0, 1e-6, 7)
+        layers.library.best(x, norm, weight[:, :4], 1.0, 1e-6, 7)
 
 
 def test_nan_stays_nan() -> None:
     x, weight = mx.array([[[mx.nan, 1.0]]]), mx.eye(2)
-    found = blocks.library.feed_forward(x, mx.ones(2), weight, weight, "relu", False, 1e-6)
+    found = layers.library.feed_forward(x, mx.ones(2), weight, weight, "relu", False, 1e-6)
     assert np.isnan(np.array(found)).all()

@@ -75,9 +75,9 @@ def test_wheel_has_the_modules_and_models_and_nothing_else(installed: Path) -> N
 @LINUX
 def test_mlx_gets_openblas_without_a_compiler(installed: Path) -> None:
     code = (
-        "from speculative_t5 import device\n"
+        "from speculative_t5.cpu import libraries as found\n"
         "import ctypes, numpy as np, mlx.core as mx\n"
-        "print(device.__file__, device.parts['products'], device.parts['OpenBLAS'], sep='\\n')\n"
+        "print(found.__file__, found.parts()['products'], found.parts()['OpenBLAS'], sep='\\n')\n"
         "print(bool(ctypes.CDLL(None).cblas_sgemm and ctypes.CDLL(None).cblas_dgemm))\n"
         "x = np.random.default_rng(0).normal(size=(50, 70)).astype(np.float32)\n"
         "print(np.allclose(np.array(mx.array(x) @ mx.array(x.T)), x @ x.T, atol=1e-4))\n"
@@ -87,7 +87,7 @@ def test_mlx_gets_openblas_without_a_compiler(installed: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(installed)},
     )  # fmt: skip
     file, *states = done.stdout.splitlines()
-    assert Path(file) == installed / "speculative_t5" / "device.py"
+    assert Path(file) == installed / "speculative_t5" / "cpu" / "libraries.py"
     assert states == ["not built", "loaded", "True", "True"]
 
 

@@ -110,7 +110,7 @@ def test_a_machine_is_identified_by_its_hardware_not_its_name(
 
     changes: list[tuple[str, Any]] = [
         ("platform.machine", lambda: "another architecture"),
-        ("speculative_t5.device.num_threads", lambda: 1000),
+        ("speculative_t5.cpu.libraries.num_threads", lambda: 1000),
         ("mlx.core.device_info", device_info),
         ("mlx.core.default_device", lambda: "a GPU"),
     ]

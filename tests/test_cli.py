@@ -9,7 +9,8 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from speculative_t5 import __version__, device
+from speculative_t5 import __version__
+from speculative_t5.cpu import libraries
 
 import pytest
 from commands import Call, in_a_shell, on_a_terminal, start
@@ -48,7 +49,7 @@ def test_a_terminal_shows_drafts_in_colour_and_an_estimate(call: Call, place: Pa
 def test_the_version_names_the_parts(call: Call) -> None:
     versions, *parts = call("--version").out.splitlines()
     assert versions == f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}"
-    assert parts == [f"{part}: {state}" for part, state in device.parts.items()]
+    assert parts == [f"{part}: {state}" for part, state in libraries.parts().items()]
 
 
 def test_json_is_one_object_and_repeats_with_the_seed(call: Call) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import speculative_t5
 from speculative_t5 import device
+from speculative_t5.cpu import libraries
 
 import mlx.core as mx
 import pytest
@@ -20,7 +21,7 @@ from conftest import REPOSITORY
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (device.SWITCH, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    for name in (libraries.SWITCH, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -55,7 +56,7 @@ linux_only = pytest.mark.skipif(
 @linux_only
 def test_mlx_calls_our_products_or_openblas() -> None:
     code = (
-        "from speculative_t5 import device\n"
+        "from speculative_t5.cpu import libraries\n"
         "import ctypes\n"
         "function = ctypes.CDLL(None).cblas_sgemm  # the one that MLX finds first\n"
         "address = ctypes.cast(function, ctypes.c_void_p).value\n"
@@ -63,10 +64,10 @@ def test_mlx_calls_our_products_or_openblas() -> None:
         "    first, last = (int(part, 16) for part in line.split()[0].split('-'))\n"
         "    if first <= address < last:\n"
         "        print(line.split('/')[-1].strip())\n"
-        "print(device.parts['OpenBLAS'])"
+        "print(libraries.parts()['OpenBLAS'])"
     )
     library, openblas = python(code).splitlines()
-    built = any(device.FOLDER.glob("_products*.so"))
+    built = any(libraries.FOLDER.glob("_products*.so"))
     assert library.startswith("_products" if built else "_openblas")
     assert openblas == "loaded"
 
@@ -85,24 +86,24 @@ def test_importing_mlx_first_gives_a_warning() -> None:
 
 @linux_only
 def test_the_switch_leaves_mlx_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.SWITCH, "0")
+    monkeypatch.setenv(libraries.SWITCH, "0")
     code = (
-        "from speculative_t5 import device\n"
-        "from speculative_t5.cpu import blocks\n"
-        "print(device.products, blocks.library, *sorted(device.parts), 'scipy_openblas32' in "
-        "open('/proc/self/maps').read())"
+        "from speculative_t5.cpu import layers, libraries\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "print(libraries.products, layers.library, *sorted(libraries.parts()), end=' ')\n"
+        "print('scipy_openblas32' in maps)"
     )
     assert python(code) == "None None OpenBLAS layers products False"
 
 
 @linux_only
 def test_missing_parts_are_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(device, "FOLDER", tmp_path)
+    monkeypatch.setattr(libraries, "FOLDER", tmp_path)
     missing = {"products": "not built", "OpenBLAS": "not built"}
-    assert device.load_blas() == (None, missing)
+    assert libraries.load_blas() == (None, missing)
     (tmp_path / f"_products{EXTENSION_SUFFIXES[0]}").write_text("not a library")
     (tmp_path / "_openblas.so").write_text("not a library")
-    products, parts = device.load_blas()
+    products, parts = libraries.load_blas()
     assert products is None
     assert all(state.startswith("not loaded: ") for state in parts.values())
 
@@ -124,12 +125,12 @@ def test_layers_are_built_for_the_version_of_mlx_that_is_installed() -> None:
 
 def test_the_environment_sets_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert device.num_threads() == 3
+    assert libraries.num_threads() == 3
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
-    assert device.num_threads() == 1
+    assert libraries.num_threads() == 1
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "many")
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert 1 <= device.num_threads() <= (os.cpu_count() or 1)
+    assert 1 <= libraries.num_threads() <= (os.cpu_count() or 1)
 
 
 @linux_only
@@ -149,11 +150,11 @@ def test_threads_stay_within_the_quota_of_a_container(
     file: str, quota: str, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    monkeypatch.setattr(device, "CPU_MAX", tmp_path / "cpu.max")
-    monkeypatch.setattr(device, "CPU_CFS", tmp_path)
+    monkeypatch.setattr(libraries, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(libraries, "CPU_CFS", tmp_path)
     (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
     (tmp_path / file).write_text(f"{quota}\n")
-    assert device.num_threads() == threads
+    assert libraries.num_threads() == threads
 
 
 def test_rooms_import_each_others_faces_only() -> None:

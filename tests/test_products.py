@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import device
+from speculative_t5.cpu import libraries
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def product(level: int, tmp_path: Path) -> Product:
 
 def own_copy(folder: Path, *, rows: int = 10**6, threads: int = 2, level: int = 2) -> Product:
     """Return a function for alpha x w + beta y, by a copy of the library that MLX uses."""
-    built = next(iter(sorted(device.FOLDER.glob("_products*.so"))), None)
+    built = next(iter(sorted(libraries.FOLDER.glob("_products*.so"))), None)
     if built is None:  # the package works without it, and slower
         pytest.skip("built without a C compiler")
     copy = shutil.copy(built, folder / f"copy{rows}-{threads}-{level}.so")
@@ -133,7 +133,7 @@ def test_many_rows_are_shared_only_where_the_library_allows_it(
     tmp_path: Path, shared: bool, m: int, n: int
 ) -> None:
     """Some builds of OpenBLAS give wrong numbers when two threads call them at once."""
-    library, why = device.load_openblas()
+    library, why = libraries.load_openblas()
     assert library, why
     product = own_copy(tmp_path)
     calls: list[tuple[int, int]] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 from speculative_t5 import device
 from speculative_t5.cli import terminal
 from speculative_t5.cli.terminal import signals_held
-from speculative_t5.cpu.blocks import BUILT_FOR
+from speculative_t5.cpu import libraries
 
 import pytest
 import typer
@@ -127,15 +127,15 @@ def test_a_warning_becomes_one_line_without_its_source(
 def lacking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """What is missing on a machine where no tip has been given yet."""
     parts = {"products": "not built", "OpenBLAS": "not built"}
-    for name in (terminal.TIPS_SWITCH, device.SWITCH):
+    for name in (terminal.TIPS_SWITCH, libraries.SWITCH):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(device, "on_cpu", lambda: True)
-    monkeypatch.setattr(device, "parts", parts)
+    monkeypatch.setattr(libraries, "parts", lambda: parts)
     return parts
 
 
-OTHER = f"{BUILT_FOR} 0.32.4, and 0.32.5 is installed"
+OTHER = f"{libraries.BUILT_FOR} 0.32.4, and 0.32.5 is installed"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ OTHER = f"{BUILT_FOR} 0.32.4, and 0.32.5 is installed"
             {"products": "loaded", "layers": OTHER, "OpenBLAS": "loaded"},
             ["pip install 'mlx[cpu]==VERSION'"],
         ),
-        (dict.fromkeys(device.PARTS, "loaded"), []),
+        (dict.fromkeys(libraries.PARTS, "loaded"), []),
     ],
 )
 def test_every_tip_that_applies_is_given_with_its_reason(
@@ -170,7 +170,7 @@ def test_no_tips_on_a_gpu_or_if_the_parts_are_switched_off(
     lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch, on_cpu: bool
 ) -> None:
     monkeypatch.setattr(device, "on_cpu", lambda: on_cpu)
-    monkeypatch.setenv(device.SWITCH, "0" if on_cpu else "1")
+    monkeypatch.setenv(libraries.SWITCH, "0" if on_cpu else "1")
     assert terminal.tips() == []
 
 

@@ -16,9 +16,10 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from tqdm import tqdm
 
-from .. import __version__, device
+from .. import __version__
 from ..bench import speedup
 from ..checkpoints import DTYPES, as_lines, convert, inspect
+from ..cpu import libraries
 from ..distributed import process_group
 from ..errors import check_utf8, not_utf8
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
@@ -72,7 +73,7 @@ EXAMPLES = """Examples:
 def _print_version(asked: bool) -> None:
     if asked:
         print(f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}")
-        for part, state in device.parts.items():
+        for part, state in libraries.parts().items():
             print(f"{part}: {state}")
         raise typer.Exit
 

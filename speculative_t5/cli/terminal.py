@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 import typer
 
 from .. import device
-from ..cpu import BUILT_FOR
+from ..cpu import libraries
 from ..decoding import FinishReason, Origin, Stats, cache_folder
 from ..distributed import is_launched, join, process_group
 from ..generation import MEANINGS, Chunk, Generation
@@ -188,13 +188,13 @@ def _say(line: str) -> None:
 
 def tips() -> list[str]:
     """Return what would make decoding faster on this machine; nothing off Linux CPUs."""
-    if not device.on_cpu() or os.environ.get(device.SWITCH) == "0":
+    if not device.on_cpu() or os.environ.get(libraries.SWITCH) == "0":
         return []
-    missing = {part: why for part, why in device.parts.items() if not why.startswith("loaded")}
+    missing = {part: why for part, why in libraries.parts().items() if not why.startswith("loaded")}
     if "products" in missing:
         missing.pop("layers", None)  # one tip covers both
     return [
-        f"{OTHER_MLX if why.startswith(BUILT_FOR) else TIPS[part]} ({part}: {why})"
+        f"{OTHER_MLX if why.startswith(libraries.BUILT_FOR) else TIPS[part]} ({part}: {why})"
         for part, why in missing.items()
     ]
 

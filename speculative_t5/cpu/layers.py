@@ -8,12 +8,15 @@ as MLX is lazy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import cycle
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from .. import device
 from ..models import (
     CrossAttention,
     Decoder,
@@ -26,7 +29,16 @@ from ..models import (
     SelfAttention,
     position_biases,
 )
-from . import blocks
+from .libraries import load_layers
+
+library, _ = load_layers()  # native/blocks.cpp
+
+MANY_SCORES = 512  # of one query, from which on `softmax` is composed here
+# 2**x for x from -0.5 to 0.5, the highest power first: least squares, within 2e-7.
+POWERS_OF_2 = (
+    1.54653179e-04, 1.33952854e-03, 9.61803993e-03, 5.55034067e-02, 2.40226511e-01,
+    6.93147200e-01, 1.0,
+)  # fmt: skip
 
 
 class FusedEmbedding(nn.Embedding):
@@ -37,8 +49,8 @@ class FusedEmbedding(nn.Embedding):
         self.weight = plain.weight
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        if blocks.usable(self.weight):
-            x: mx.array = blocks.library.embed(tokens.astype(mx.int32), self.weight)
+        if _usable(self.weight):
+            x: mx.array = library.embed(tokens.astype(mx.int32), self.weight)
         else:
             x = super().__call__(tokens)
         return x
@@ -56,9 +68,9 @@ class FusedEncoder(Encoder):
         tables = self.position_bias.tables()
         biases = position_biases(tables, start, length, length)
         for layer, table, bias in zip(self.layers, cycle(tables), cycle(biases), strict=False):
-            if _fits(layer, EncoderLayer) and blocks.usable(x, table, mask):
+            if _fits(layer, EncoderLayer) and _usable(x, table, mask):
                 attention = layer.self_attention
-                x = blocks.library.encoder_attention(
+                x = library.encoder_attention(
                     x, layer.self_norm.weight, attention.qkv.weight, attention.out.weight, table,
                     mask, layer.self_norm.eps,
                 )  # fmt: skip
@@ -78,11 +90,11 @@ class FusedDecoder(Decoder):
 
     def read(self, memory: mx.array, width: int) -> list[KeysValues]:
         if not all(_is_plain(layer.cross_attention.kv) for layer in self.layers) or (
-            not blocks.usable(memory)
+            not _usable(memory)
         ):
             return super().read(memory, width)
         return [
-            blocks.library.keys_values(
+            library.keys_values(
                 memory, layer.cross_attention.kv.weight, layer.cross_attention.num_heads, width
             )
             for layer in self.layers
@@ -102,7 +114,7 @@ class FusedDecoder(Decoder):
         for layer, table, bias, pair, source in zip(
             self.layers, cycle(tables), cycle(biases), cache, sources, strict=False
         ):
-            if _fits(layer, DecoderLayer) and blocks.usable(x, table, *pair, *source, mask):
+            if _fits(layer, DecoderLayer) and _usable(x, table, *pair, *source, mask):
                 x, pair = _decoder_layer(layer, x, table, offsets, pair, source, mask)
             else:
                 x, pair = layer(x, bias, offsets, pair, source, mask)
@@ -114,19 +126,15 @@ class FusedHead(Head):
     """The last normalization and the output's product in one operation."""
 
     def logits(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
-        if not (_is_plain(norm) and _is_plain(output) and blocks.usable(x)):
+        if not (_is_plain(norm) and _is_plain(output) and _usable(x)):
             return super().logits(x, norm, output, size)
-        logits: mx.array = blocks.library.logits(
-            x, norm.weight, output.weight, self.scale, norm.eps, size
-        )
+        logits: mx.array = library.logits(x, norm.weight, output.weight, self.scale, norm.eps, size)
         return logits
 
     def argmax(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
-        if not (_is_plain(norm) and _is_plain(output) and blocks.usable(x)):
+        if not (_is_plain(norm) and _is_plain(output) and _usable(x)):
             return super().argmax(x, norm, output, size)
-        ids: mx.array = blocks.library.best(
-            x, norm.weight, output.weight, self.scale, norm.eps, size
-        )
+        ids: mx.array = library.best(x, norm.weight, output.weight, self.scale, norm.eps, size)
         return ids
 
 
@@ -140,12 +148,12 @@ def _decoder_layer(
     mask: mx.array | None,
 ) -> tuple[mx.array, KeysValues]:
     own, cross = layer.self_attention, layer.cross_attention
-    x, keys, values = blocks.library.decoder_attention(
+    x, keys, values = library.decoder_attention(
         x, layer.self_norm.weight, own.qkv.weight, own.out.weight, table, *cache, offsets,
         layer.self_norm.eps,
     )  # fmt: skip
     # Rows with the same source are one row of several positions here.
-    grouped = blocks.library.cross_attention(
+    grouped = library.cross_attention(
         x.reshape(len(source[0]), -1, x.shape[2]), layer.cross_norm.weight, cross.q.weight,
         cross.out.weight, *source, mask, layer.cross_norm.eps,
     )  # fmt: skip
@@ -154,7 +162,7 @@ def _decoder_layer(
 
 def _feed_forward(layer: EncoderLayer | DecoderLayer, x: mx.array) -> mx.array:
     norm, inner = layer.feed_forward_norm, layer.feed_forward
-    y: mx.array = blocks.library.feed_forward(
+    y: mx.array = library.feed_forward(
         x, norm.weight, inner.wi.weight, inner.wo.weight, inner.activation, inner.gated, norm.eps
     )
     return y
@@ -183,3 +191,50 @@ def _is_plain(module: nn.Module) -> bool:
         and "bias" not in module
         and module.weight.dtype == mx.float32
     )
+
+
+def _usable(*arrays: mx.array | None) -> bool:
+    """Whether the extension can compute with these arrays: float32, on the CPU."""
+    return (
+        library is not None
+        and device.on_cpu()
+        and all(array is None or array.dtype == mx.float32 for array in arrays)
+    )
+
+
+def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
+    """As `models.t5.attend`, for queries (B, H, L, D) and T keys and values."""
+    scores = q @ k.swapaxes(-1, -2)
+    return softmax(scores if mask is None else scores + mask) @ v
+
+
+def softmax(scores: mx.array) -> mx.array:
+    """Softmax of scores (B, H, L, T) over T.
+
+    MLX's own takes 15 ns per element on a CPU. For many elements several vectorized kernels are
+    faster: 2**t is composed of an exponent and a polynomial. The choice does not depend on L: a
+    pass over several tokens has to round as passes over single tokens do.
+    """
+    _, num_heads, _, num_keys = scores.shape
+    if scores.dtype != mx.float32 or num_heads * num_keys < MANY_SCORES:
+        return mx.softmax(scores, axis=-1, precise=True)
+    power, exponent = _powers(scores - mx.max(scores, axis=-1, keepdims=True))
+    return _normalized(power, mx.view(exponent, mx.float32))
+
+
+@partial(mx.compile, shapeless=True)
+def _powers(scores: mx.array) -> tuple[mx.array, mx.array]:
+    """Two factors of exp(scores), scores <= 0: a number, and the bits of a power of 2."""
+    t = mx.maximum(scores * math.log2(math.e), -127.0)  # anything less becomes 0
+    whole = mx.round(t)
+    fraction = t - whole
+    power = fraction * POWERS_OF_2[0] + POWERS_OF_2[1]
+    for coefficient in POWERS_OF_2[2:]:
+        power = power * fraction + coefficient
+    return power, mx.left_shift(whole.astype(mx.int32) + 127, mx.array(23, dtype=mx.int32))
+
+
+@partial(mx.compile, shapeless=True)
+def _normalized(power: mx.array, factor: mx.array) -> mx.array:
+    weights = power * factor
+    return weights / mx.sum(weights, axis=-1, keepdims=True)

@@ -25,7 +25,8 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
-from .. import __version__, device
+from .. import __version__
+from ..cpu import libraries
 from .results import Round
 
 MAX_DRAFT = 16  # the most that an adaptive schedule asks for
@@ -259,7 +260,7 @@ def calibrate(warm_up: WarmUp, num_prompts: int, *settings: object) -> Calibrati
     `num_prompts` prompts with the given schedule and seed. The measurements depend on models and
     options, the `settings`, whose `repr` is in the key.
     """
-    code = (__version__, version("mlx"), device.parts)
+    code = (__version__, version("mlx"), libraries.parts())
     digest = hashlib.sha256(repr((code, hardware(), settings)).encode()).hexdigest()
     path = cache_folder() / f"{digest[:32]}.json"
     found = _read(path)
@@ -279,7 +280,7 @@ def hardware() -> tuple[object, ...]:
     """
     used = mx.default_device()
     names = [mx.device_info(each).get("device_name") for each in (mx.cpu, used)]
-    return (platform.machine(), *names, used, device.num_threads())
+    return (platform.machine(), *names, used, libraries.num_threads())
 
 
 def cache_folder() -> Path:

@@ -26,6 +26,7 @@ from ..bench import (
     variants_of,
 )
 from ..checkpoints import dtype_name
+from ..cpu import libraries
 from ..decoding import LanguageModel
 from ..errors import count
 from ..generation import NumDraft, SpeculativeDecoder
@@ -383,7 +384,7 @@ def judge(
         speeds=speeds_of(measured, OWN),
         previous=None if previous is None else task.previous_name or str(previous),
         previous_speeds=speeds_of(measured, BEFORE),
-        machine=f"{kind}, {device.chip()}, {count(device.num_threads(), 'thread')}",
+        machine=f"{kind}, {device.chip()}, {count(libraries.num_threads(), 'thread')}",
         dtype=dtype_name(task.target.dtype),
         made_by=dict(made_by or {}),
     )

@@ -23,6 +23,7 @@ from ..checkpoints import (
     open_checkpoint,
     weights_folders,
 )
+from ..cpu import libraries
 from ..decoding import LanguageModel, Vocabulary
 from ..generation import SpeculativeDecoder
 from ..models import T5
@@ -190,7 +191,7 @@ def promises_equal_rows(model: LanguageModel) -> bool:
     """Whether a pass over several tokens gives the bits of passes over one (docs/exactness.md)."""
     return (
         device.on_cpu()
-        and device.parts.get("layers") == "loaded"
+        and libraries.parts().get("layers") == "loaded"
         and isinstance(model, T5)
         and model.dtype == mx.float32
         and model.config.quantization is None

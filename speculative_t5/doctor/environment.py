@@ -13,6 +13,7 @@ import mlx.core as mx
 from .. import __version__
 from .. import device as machine
 from ..checkpoints import dtype_name
+from ..cpu import libraries
 from .checks import Finding, Subject
 
 LEAST_MLX = (0, 32, 1)  # 0.32.0 may run a compiled function of a model that is gone
@@ -31,13 +32,13 @@ def versions(subject: Subject) -> Finding:
     details: dict[str, Any] = {
         "speculative_t5": __version__, "mlx": mlx, "mlx-lm": lm,
         "python": platform.python_version(), "system": system(), "chip": machine.chip(),
-        "machine": platform.machine(), "parts": machine.parts,
+        "machine": platform.machine(), "parts": libraries.parts(),
     }  # fmt: skip
     parts = [
         f"speculative_t5 {__version__}", f"MLX {mlx}", f"mlx-lm {lm}" if lm else "no mlx-lm",
         f"Python {details['python']}", details["system"], details["chip"],
     ]  # fmt: skip
-    notes = tuple(f"{part}: {state}" for part, state in machine.parts.items())
+    notes = tuple(f"{part}: {state}" for part, state in libraries.parts().items())
     fault = None
     if tuple(map(int, re.findall(r"\d+", mlx)[:3])) < LEAST_MLX:
         least = ".".join(map(str, LEAST_MLX))
@@ -72,7 +73,7 @@ def device(subject: Subject) -> Finding:
     buffers = info.get("resource_limit")
     details: dict[str, Any] = {
         "device": str(used), "info": info, "generation": chip, "memory": memory, **limits,
-        "threads": machine.num_threads(), "default_dtype": dtype_name(machine.default_dtype()),
+        "threads": libraries.num_threads(), "default_dtype": dtype_name(machine.default_dtype()),
     }  # fmt: skip
     named = f" ({chip})" if chip and chip not in machine.chip(used) else ""
     where = "the CPU" if machine.on_cpu() else "the GPU"

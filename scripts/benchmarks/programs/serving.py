@@ -97,7 +97,7 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     from speculative_t5.bench.synthetic import SyntheticDecoder
     from speculative_t5.cli.terminal import tips
     from speculative_t5.cpu import accelerate
-    from speculative_t5.device import num_threads
+    from speculative_t5.cpu.libraries import num_threads
 
     model = read_back(place / "target")
     about = {

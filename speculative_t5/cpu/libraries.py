@@ -1,0 +1,161 @@
+"""The libraries that are loaded ahead of MLX on Linux, T5's layers in C, and threads.
+
+MLX's CPU wheel for Linux links the reference BLAS, but calls the functions of libraries that were
+loaded globally before it. Those are our own products of few rows (native/products.c), which pass
+larger ones to the OpenBLAS of the package scipy-openblas32; where they were not built, it is a copy
+of that OpenBLAS under BLAS's usual names (see setup.py). So `device` imports this module before
+anything else imports `mlx.core`. Everything works without any of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
+PARTS = ("products", "layers", "OpenBLAS")
+BUILT_FOR = "built for MLX"  # begins the state of layers that were built for another MLX
+
+FOLDER = Path(__file__).parent  # of the C parts, if they were built
+FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
+PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+CPU_CFS = Path("/sys/fs/cgroup/cpu")
+
+
+def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
+    """Load our products and OpenBLAS ahead of MLX, on Linux.
+
+    Returns:
+        Our products, if they were built; and for each part what was loaded, or why it was not.
+    """
+    if not sys.platform.startswith("linux"):
+        return None, {}
+    if os.environ.get(SWITCH) == "0":
+        return None, dict.fromkeys(PARTS, f"switched off by {SWITCH}=0")
+    mode = ctypes.RTLD_LOCAL if "mlx.core" in sys.modules else ctypes.RTLD_GLOBAL
+    products, missing = load_products(mode)
+    if products is None:
+        return None, {"products": missing, "OpenBLAS": _load_plain_openblas(mode)}
+    openblas, found = load_openblas()
+    address, shared = None, False
+    if openblas:
+        address = ctypes.cast(openblas.scipy_cblas_sgemm, ctypes.c_void_p)
+        shared = openblas.scipy_openblas_get_parallel() == PTHREADS
+        if shared:
+            openblas.scipy_openblas_set_num_threads(1)  # our threads call it
+    products.products_init(address, shared, FEW_ROWS, num_threads(), 2)
+    level = ("portable code", "AVX2", "AVX-512")[products.products_level()]
+    return products, {"products": f"loaded, {level}", "OpenBLAS": found}
+
+
+def load_products(mode: int) -> tuple[ctypes.CDLL | None, str]:
+    """Load the library built from cpu/native/*.c; return None and the reason if that fails."""
+    return _load(next(FOLDER.glob(f"_products{EXTENSION_SUFFIXES[0]}"), None), mode)
+
+
+def load_openblas() -> tuple[ctypes.CDLL | None, str]:
+    """Load the OpenBLAS of scipy-openblas32, whose names have a prefix; None and why if not."""
+    spec = find_spec("scipy_openblas32")
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        return None, "not installed: pip install scipy-openblas32"
+    libraries = Path(next(iter(folders)), "lib").glob("libscipy_openblas*.so*")
+    return _load(next(libraries, None), ctypes.RTLD_LOCAL)
+
+
+def _load_plain_openblas(mode: int) -> str:
+    """Load the copy of OpenBLAS that MLX calls by BLAS's usual names; return its state."""
+    openblas, found = _load(next(FOLDER.glob("_openblas.so"), None), mode)
+    if openblas:
+        openblas.scipy_openblas_set_num_threads(num_threads())
+    return found
+
+
+def _load(path: Path | None, mode: int) -> tuple[ctypes.CDLL | None, str]:
+    if path is None:
+        return None, "not built"
+    try:
+        return ctypes.CDLL(str(path), mode=mode), "loaded"
+    except OSError as error:
+        return None, f"not loaded: {error}"
+
+
+def num_threads() -> int:
+    """Return the number of threads to compute with.
+
+    It is the environment's, as OpenBLAS reads it, or else the number of processors that this
+    process may run on, but no more than its share of time: in a container limited to two processors
+    of many, threads for all would wait for each other.
+    """
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value):
+            return int(value)
+    if not hasattr(os, "sched_getaffinity"):  # not Linux, where the number is not used
+        return os.cpu_count() or 1
+    return max(1, min(len(os.sched_getaffinity(0)), _share_of_time()))
+
+
+def _share_of_time() -> int:
+    """Return how many processors' time a container's control group may use, rounded up."""
+    try:
+        if CPU_MAX.exists():  # version 2: "200000 100000", or "max 100000"
+            quota, period = CPU_MAX.read_text(encoding="ascii").split()
+        else:
+            quota, period = (
+                (CPU_CFS / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip()
+                for name in ("quota", "period")
+            )
+        limited = quota != "max" and int(quota) > 0
+        return -(-int(quota) // int(period)) if limited else sys.maxsize
+    except (OSError, ValueError, ZeroDivisionError):  # no control groups, or of another kind
+        return sys.maxsize
+
+
+late = sys.platform.startswith("linux") and "mlx.core" in sys.modules  # too late to replace BLAS
+products, _blas = load_blas()
+
+
+@cache
+def load_layers() -> tuple[Any, str]:
+    """Load the layers as operations of MLX's graphs (native/blocks.cpp).
+
+    Returns:
+        The extension or None, and its state: "loaded", or why it was not.
+    """
+    if products is None:
+        return None, _blas.get("layers", "not loaded: they need the products")
+    try:
+        found: Any = import_module("._blocks", __package__)
+    except ModuleNotFoundError:
+        return None, "not built"
+    except ImportError as error:
+        return None, f"not loaded: {error}"
+    built, installed = getattr(found, "mlx_version", "an older version"), version("mlx")
+    if built != installed:  # MLX's C++ interface changes with every release
+        return None, f"{BUILT_FOR} {built}, and {installed} is installed"
+    try:
+        import mlx.core as mx
+
+        products.layers.restype = ctypes.c_void_p
+        found.initialize(products.layers())
+        one = mx.ones((1, 1))
+        found.feed_forward(one[None], one[0], one, one, "relu", False, 1e-6)
+    except (AttributeError, TypeError, ValueError) as error:
+        # Parts of different builds; to another nanobind, MLX's arrays are of no known type.
+        return None, f"not loaded: {error}"
+    return found, "loaded"
+
+
+def parts() -> dict[str, str]:
+    """Return for each part what was loaded, or why it was not; there are none off Linux."""
+    return _blas | {"layers": load_layers()[1]} if _blas else {}
