@@ -50,15 +50,13 @@ def set_eos(reference: Any, model: Any, ids: Sequence[int]) -> None:
     """Let outputs end by these ids; transformers pads with the first."""
     reference.generation_config.eos_token_id = list(ids)
     reference.generation_config.pad_token_id = ids[0]
-    if hasattr(model, "config"):
-        model.config = dataclasses.replace(model.config, eos_token_id=ids[0])
-    else:
-        model.eos_token_id, model.eos_token_ids = ids[0], frozenset(ids)
+    ends = {"eos_token_id": ids[0], "eos_token_ids": frozenset(ids)}
+    model.info = dataclasses.replace(model.info, **ends)
 
 
 def random_prompts(model: Any, count: int, seed: int = 0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
-    size = min(model.vocab_size, 200)
+    size = min(model.info.vocab_size, 200)
     return [rng.integers(3, size, rng.integers(3, 15)).tolist() for _ in range(count)]
 
 

@@ -264,10 +264,10 @@ def tiny_draft(
     """A draft that often agrees with its target: the target with noise on its weights."""
     if sharing:
         return tiny_sharing(target, noise=noise)
-    size = vocab_size or target.vocab_size
+    size = vocab_size or target.info.vocab_size
 
     def resized(weight: mx.array) -> mx.array:
-        if weight.shape[0] == target.vocab_size:
+        if weight.shape[0] == target.info.vocab_size:
             kept = weight[:size]
             weight = mx.concatenate([kept, mx.zeros((size - len(kept), weight.shape[1]))])
         return weight + noise * mx.random.normal(weight.shape)
@@ -275,7 +275,7 @@ def tiny_draft(
     if isinstance(target, DecoderOnlyModel):
         args = dataclasses.replace(target.model.args, vocab_size=size)
         new = type(target.model)(args)
-        draft: Any = DecoderOnlyModel(new, eos_token_id=EOS, max_context=target.max_context)
+        draft: Any = DecoderOnlyModel(new, eos_token_id=EOS, max_context=target.info.max_context)
         module, source = draft.model, target.model
     else:
         draft = module = T5(dataclasses.replace(target.config, vocab_size=size))

@@ -159,7 +159,7 @@ def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
     Each of the longest sequences is a row of one batch. Rows differ in how many of K drafted tokens
     are right; the others are rejected and removed from the caches.
     """
-    size, depth = target.vocab_size, 2 * num_draft + 1
+    size, depth = target.info.vocab_size, 2 * num_draft + 1
     paths = list(product(range(size), repeat=depth))
     turns = [walk_turns(path, num_draft, row, size) for row, path in enumerate(paths)]
     prompts = [PROMPT] * len(paths)
@@ -232,12 +232,16 @@ OF_EACH_GREEDY = 40  # rows, among the others
 
 def make_drafter(name: str, target: Any, draft: Any) -> Drafter:
     lookup = LookupDrafter(
-        target.eos_token_ids, target.special_tokens, is_decoder_only=target.is_decoder_only
+        target.info.eos_token_ids,
+        target.info.special_tokens,
+        is_decoder_only=target.info.is_decoder_only,
     )
     if name == "lookup":
         return lookup
     by_model = ModelDrafter(draft, SIZE)
-    return CombinedDrafter(by_model, lookup, target.eos_token_ids) if name == "both" else by_model
+    return (
+        CombinedDrafter(by_model, lookup, target.info.eos_token_ids) if name == "both" else by_model
+    )
 
 
 def drafts(
@@ -251,7 +255,7 @@ def drafts(
         if name != "model" and EOS not in first and by_model < budget:
             lookup: Any = make_drafter("lookup", target, None)
             lookup.start([prompt])
-            before = prompt if target.is_decoder_only else [0]
+            before = prompt if target.info.is_decoder_only else [0]
             (more,) = lookup.find([[*before, *done]], num_draft, [first])
         yield (*first, *more)[:budget]
 

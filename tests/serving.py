@@ -136,7 +136,8 @@ class FakeService:
     @property
     def decoder(self) -> Any:
         self.check_ready()
-        model = SimpleNamespace(is_decoder_only=self.is_decoder_only)
+        info = SimpleNamespace(is_decoder_only=self.is_decoder_only)
+        model = SimpleNamespace(info=info)
         return SimpleNamespace(model=model, tokenizer=self.tokenizer)
 
     def submit(self, prompts: Sequence[Any], options: GenerationOptions) -> FakeCall:

@@ -55,7 +55,7 @@ def main() -> None:
         "outputs": {},
     }
     rng = random.Random(0)
-    ids = range(3, min(whole.vocab_size, 100))
+    ids = range(3, min(whole.info.vocab_size, 100))
     lengths = [rng.choice((rng.randint(1, 9), 40)) for _ in range(given.prompts)]  # 40: in groups
     prompts = [[*rng.choices(ids, k=length), 1] for length in lengths]
     if given.round_differently and group.rank():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -107,7 +108,7 @@ def test_beams_for_all_outputs_find_the_best_of_all(kind: str, length_penalty: f
     model, prompt, length = tiny(kind, seed=2), [3, 2, 4, 1], 3
     masses = output_distribution(model, prompt, length, Sampler(1.0))
     expected = {output: math.log(p) / len(output) ** length_penalty for output, p in masses.items()}
-    count = model.vocab_size**length
+    count = model.info.vocab_size**length
     options = BeamOptions(count, length_penalty, "never", count)
     (found,) = search(model, [prompt], options, length)
     assert len(found.hypotheses) == len(expected), "there are no others"
@@ -168,7 +169,7 @@ def test_a_step_waits_once() -> None:
 
 def test_outputs_end_where_the_model_reads_no_further() -> None:
     model = tiny("gpt2", vocab_size=20, layers=2, seed=26)
-    model.max_context = 12
+    model.info = dataclasses.replace(model.info, max_context=12)
     prompts = [[5, 9, 7, 5, 4], [5, 9]]
     found = search(model, prompts, BeamOptions(3, 5.0, "never"), 20)
     assert [len(result.hypotheses[0].tokens) for result in found] == [8, 11]

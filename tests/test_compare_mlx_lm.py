@@ -180,4 +180,4 @@ def test_all_variants_give_the_same_outputs(kind: str) -> None:
     for prompt in ([2, 3, 4], [5] * 9, [7, 9]):
         first, *others = (variant(prompt, 25) for variant in variants.values())
         assert others == [first] * 3
-        assert len(first) == 25 or (1 <= len(first) < 25 and first[-1] == target.eos_token_id)
+        assert len(first) == 25 or (1 <= len(first) < 25 and first[-1] == target.info.eos_token_id)

@@ -52,7 +52,7 @@ def test_a_converted_model_needs_nothing_else(source: Path, tmp_path: Path) -> N
     shutil.rmtree(source)
     model, tokenizer = load(folder)
     assert model.dtype == default_dtype()
-    assert model.vocabulary == tokenizer.vocabulary
+    assert model.info.vocabulary == tokenizer.vocabulary
     assert ModelFolder(folder).t5_config() == model.config
 
 

@@ -41,7 +41,9 @@ def test_greedy_outputs_are_those_of_mlx_lm(target: DecoderOnlyModel) -> None:
     for prompt in prompts(4):
         steps = generate_step(mx.array(prompt), target.model, max_tokens=30)
         tokens = (int(token) for token, _ in steps)
-        expected = list(itertools.takewhile(lambda token: token != target.eos_token_id, tokens))
+        expected = list(
+            itertools.takewhile(lambda token: token != target.info.eos_token_id, tokens)
+        )
         for speculative in (True, False):
             out = decoder.generate(prompt, max_tokens=30, speculative=speculative)
             assert out.tokens == expected
@@ -157,7 +159,7 @@ def test_each_of_several_eos_tokens_ends_an_output(qwen: DecoderOnlyModel) -> No
     alone = SpeculativeDecoder(qwen).generate(prompt, max_tokens=40)
     end = alone.tokens[-1]
     both = DecoderOnlyModel(qwen.model, eos_token_id=1, extra_eos_ids=[end], max_context=POSITIONS)
-    assert both.eos_token_ids == {1, end}
+    assert both.info.eos_token_ids == {1, end}
     out = SpeculativeDecoder(both, tiny_draft(qwen)).generate(prompt, max_tokens=40)
     assert out.finish_reason == "eos"
     assert out.tokens == alone.tokens[: alone.tokens.index(end)]

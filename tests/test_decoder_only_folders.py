@@ -62,8 +62,8 @@ def test_logits_match_transformers(kind: str, tmp_path: Path) -> None:
         (model(mx.array(TOKENS)), expected), (mx.concatenate(steps, axis=1), expected[:, 3:]),
     ):  # fmt: skip
         np.testing.assert_allclose(np.array(ours), theirs, atol=1e-4, rtol=1e-4)
-    assert model.max_context == 64 and model.eos_token_ids == {0}
-    assert model.vocabulary == tokenizer.vocabulary
+    assert model.info.max_context == 64 and model.info.eos_token_ids == {0}
+    assert model.info.vocabulary == tokenizer.vocabulary
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt-350m", "qwen3"])
@@ -152,12 +152,12 @@ def test_eos_comes_from_the_generation_config_the_model_or_the_tokenizer(folder:
     for generation, ids in (([], {0}), ([7, 0], {7, 0})):
         edit_json(folder / "generation_config.json", eos_token_id=generation)
         model, _ = load(folder)
-        assert model.eos_token_ids == ids
-    assert model.eos_token_id == 7
+        assert model.info.eos_token_ids == ids
+    assert model.info.eos_token_id == 7
     (folder / "generation_config.json").unlink()
     for stored in (0, None):
         edit_json(folder / "config.json", eos_token_id=stored)
-        assert load(folder)[0].eos_token_ids == {0}
+        assert load(folder)[0].info.eos_token_ids == {0}
     edit_json(folder / "tokenizer_config.json", eos_token=None)
     with refused("does not say what ends an output", folder):
         load(folder)
@@ -383,7 +383,7 @@ def test_opts_texts_begin_with_its_own_token(tmp_path: Path) -> None:
     model, tokenizer = load(tmp_path)
     ids = tokenizer.encode("He goes home.")
     assert ids[0] == 2 and 2 not in ids[1:]
-    assert tokenizer.decode([*ids, 318]) == "He goes home." and model.eos_token_ids == {2}
+    assert tokenizer.decode([*ids, 318]) == "He goes home." and model.info.eos_token_ids == {2}
 
 
 def test_chats_are_formatted_by_the_models_template(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from speculative_t5.decoding import (
     FixedSchedule,
+    ModelInfo,
     Plan,
     Request,
     Round,
@@ -30,8 +31,8 @@ Row = tuple[bool, ...]
 class OneOutput:
     """A target with one output, and what takes the place of its session."""
 
-    eos_token_ids = frozenset([EOS])
-    max_context = None
+    ends = frozenset([EOS])
+    info = ModelInfo(WRONG + 1, EOS, ends, ends, is_decoder_only=False, max_source_length=512)
 
     def __init__(self, output: Sequence[int]) -> None:
         self._output = [*output, *[EOS] * 20]  # a draft may go on after the end

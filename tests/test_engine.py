@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -100,8 +101,7 @@ def test_a_round_reads_no_more_of_a_long_output(
         return session, contexts
 
     monkeypatch.setattr(type(target), "start", watched)
-    endless = property(lambda self: frozenset[int]())
-    monkeypatch.setattr(type(target), "eos_token_ids", endless, raising=False)
+    target.info = dataclasses.replace(target.info, eos_token_ids=frozenset())
     rounds = decoder.stream([5, 6, 7, EOS], max_tokens=120)
     reads = [started[0].count for _ in rounds][:-1]  # the last round copies the output
     each = [later - earlier for earlier, later in itertools.pairwise(reads)]

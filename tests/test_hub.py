@@ -185,7 +185,7 @@ def test_models_are_loaded_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) ->
     folder = hub.root / "someone" / "tiny-qwen3"
     edit_json(folder / "generation_config.json", eos_token_id=[0, 7])
     (folder / "evil.py").write_text("not needed")
-    assert load("someone/tiny-qwen3")[0].eos_token_ids == {0, 7}
+    assert load("someone/tiny-qwen3")[0].info.eos_token_ids == {0, 7}
     assert hub.downloads() == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",

@@ -54,7 +54,7 @@ def prompts(count: int = COUNT) -> list[list[int]]:
 def by_definition(model: Any, decoder: SpeculativeDecoder, prompt: list[int], options: Any) -> Any:
     """Decode greedily by whole passes and the reference in plain Python."""
     transform = decoder.bind(GenerationOptions(**options)).sampler.transform
-    before, output = prompt if model.is_decoder_only else [0], list[int]()
+    before, output = prompt if model.info.is_decoder_only else [0], list[int]()
     while len(output) < LENGTH and EOS not in output:
         logits = next_logits(model, prompt, [output])[0].tolist()
         found = transformed(transform, logits, [*before, *output], len(before))  # type: ignore[arg-type, arg-type]
@@ -160,7 +160,7 @@ def test_probabilities_are_those_of_the_transformed_distribution(kind: str) -> N
     done = decoder.generate(prompt, max_tokens=12, probabilities=True, **options)
     assert len(done.tokens) > 4 and done.trace[0].p == done.trace[0].q == 1.0
     transform = decoder.bind(GenerationOptions(**options)).sampler.transform
-    before = prompt if target.is_decoder_only else [0]
+    before = prompt if target.info.is_decoder_only else [0]
     for i, token in enumerate(done.trace):
         for model, given in ((target, token.p), (draft, token.q)):
             logits = next_logits(model, prompt, [done.tokens[:i]])[0].tolist()

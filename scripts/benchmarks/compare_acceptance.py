@@ -55,8 +55,8 @@ def theirs(
         max_tokens=max_tokens, sampler=make_sampler(temp=1.0),
     )  # fmt: skip
     for token, _, from_draft in steps:
-        ended = int(token) in target.eos_token_ids
-        yield target.eos_token_id if ended else int(token), bool(from_draft)
+        ended = int(token) in target.info.eos_token_ids
+        yield target.info.eos_token_id if ended else int(token), bool(from_draft)
         if ended:
             return
 
@@ -89,13 +89,13 @@ def second_token_distribution(target: DecoderOnlyModel, prompt: Sequence[int]) -
 
     All ids that end an output count as EOS.
     """
-    ends = sorted(target.eos_token_ids)
+    ends = sorted(target.info.eos_token_ids)
     first = probabilities(target, [prompt])[0]
     second = probabilities(target, [[*prompt, token] for token in range(len(first))])
     ended, first[ends] = first[ends].sum(), 0
     distribution = first @ second
     eos, distribution[ends] = distribution[ends].sum(), 0
-    distribution[target.eos_token_id] = eos
+    distribution[target.info.eos_token_id] = eos
     return np.append(distribution, ended)
 
 
@@ -177,7 +177,7 @@ def compare_exactness(
         For each variant the test, and the share of outputs that began with a drafted token.
     """
     distribution = second_token_distribution(target, prompt)
-    eos, length = target.eos_token_id, num_draft + 1
+    eos, length = target.info.eos_token_id, num_draft + 1
 
     def result(outputs: Sequence[Sequence[int]], opened: int) -> tuple[Fit, float]:
         counts = second_token_counts(outputs, len(distribution) - 1, eos)

@@ -50,7 +50,7 @@ def open_model(name: str) -> DecoderOnlyModel:
 
 
 def ours(decoder: SpeculativeDecoder) -> Variant:
-    end = [decoder.model.eos_token_id]
+    end = [decoder.model.info.eos_token_id]
 
     def run(prompt: list[int], max_tokens: int) -> list[int]:
         out = decoder.generate(prompt, max_tokens=max_tokens)
@@ -72,9 +72,9 @@ def theirs(model: DecoderOnlyModel, draft: DecoderOnlyModel | None, num_draft: i
             )  # fmt: skip
         tokens = []
         for step in steps:
-            ended = int(step[0]) in model.eos_token_ids
+            ended = int(step[0]) in model.info.eos_token_ids
             tokens.append(
-                model.eos_token_id if ended else int(step[0])
+                model.info.eos_token_id if ended else int(step[0])
             )  # any end counts as EOS, as in `ours`
             if ended:
                 break
@@ -126,7 +126,9 @@ def main(
         small = open_model(draft) if draft else None
         variants = variants_of(target, small, num_draft)
         rng = random.Random(0)
-        prompts = [rng.choices(range(1, target.vocab_size), k=prompt_tokens) for _ in range(count)]
+        prompts = [
+            rng.choices(range(1, target.info.vocab_size), k=prompt_tokens) for _ in range(count)
+        ]
         expected = [variants[OURS](prompt, tokens) for prompt in prompts]
     except ValueError as error:
         sys.exit(f"error: {error}")

@@ -180,7 +180,7 @@ def main(
     decoder = SpeculativeDecoder.from_pretrained(
         "correct-base", "correct-small", num_draft=NUM_DRAFT, dtype=mx.float32
     )
-    chosen = to_draw(judged_rounds(decoder, PROMPT), decoder.model.eos_token_id)
+    chosen = to_draw(judged_rounds(decoder, PROMPT), decoder.model.info.eos_token_id)
     draw(chosen, decoder, output)
     print(f"wrote {output}")
 

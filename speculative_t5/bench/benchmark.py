@@ -102,7 +102,7 @@ class Bench:
         """Measure bare costs on the first prompt, after `length` tokens of output."""
         models = [self.model, self.draft] if self.draft else [self.model]
         target, *draft = (Stepper(model, self.prompts[0], length) for model in models)
-        ids = min(model.vocab_size for model in models)
+        ids = min(model.info.vocab_size for model in models)
         ids = min(ids, self.draft_vocab or ids)
         return measure_costs(target, draft[0] if draft else None, shapes, ids)
 

@@ -72,7 +72,7 @@ class Stepper:
     def __init__(
         self, model: LanguageModel, prompt: list[int], length: int, width: int | None = None
     ) -> None:
-        last = model.vocab_size - 1
+        last = model.info.vocab_size - 1
         self._filler = min(FILLER, last)
         self._session: Session = model.start([[min(i, last) for i in prompt]], width=width)[0]
         self._length = self._session.lengths[0] + length

@@ -98,7 +98,7 @@ def random_model(
     """
     if _family(shape) == "t5":
         model = T5(SHAPES[shape])
-        _randomize(model, model.eos_token_id, dtype, seed)
+        _randomize(model, model.info.eos_token_id, dtype, seed)
         accelerate(model)
         return model
     config, positions = CAUSAL_SHAPES[shape], context_of(shape)
@@ -110,7 +110,7 @@ def random_model(
 
 def random_prompts(model: T5 | DecoderOnlyModel, length: int, count: int) -> list[list[int]]:
     """Make `count` prompts of `length` ids, the same in every run; EOS ends those of a T5 only."""
-    size, eos = model.vocab_size, model.eos_token_id
+    size, eos = model.info.vocab_size, model.info.eos_token_id
     ids = [i for i in range(min(100, size // 2), min(30_000, size)) if i != eos]
     last = [eos] if isinstance(model, T5) else []
     rng = random.Random(0)
@@ -235,7 +235,7 @@ def synthetic_plan(
 ) -> Plan:
     """Return a decoder's plan with a `ReplayDrafter` around its drafter."""
     plan = decoder.plan()
-    size = decoder.model.vocab_size
+    size = decoder.model.info.vocab_size
     return replace(plan, drafter=ReplayDrafter(plan.drafter, outputs, acceptance, size))
 
 

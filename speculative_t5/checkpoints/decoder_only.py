@@ -320,13 +320,13 @@ def _caster(
 
 def _check_fit(folder: Path, model: DecoderOnlyModel, vocabulary: Vocabulary) -> None:
     """Refuse a tokenizer or an EOS with ids that the model has no row for."""
-    size, rows = vocabulary.size, model.vocab_size
+    size, rows = vocabulary.size, model.info.vocab_size
     if size - len(vocabulary.special) > rows:
         raise ValueError(
             f"the tokenizer in {folder} has {size} pieces, the model {rows} rows for them: "
             "copy the tokenizer that belongs to the model there"
         )
-    beyond = [end for end in model.eos_token_ids if end >= rows]
+    beyond = [end for end in model.info.eos_token_ids if end >= rows]
     if beyond:
         raise ValueError(
             f"{folder}: eos_token_id in config.json is {beyond[0]}, expected an id below {rows}"

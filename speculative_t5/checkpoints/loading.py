@@ -141,7 +141,7 @@ def _load_t5(
         shard(model, group)
     weights = [(p.name, _read(checkpoint, p, dtype, group)) for p in checkpoint.parameters]
     model.load_weights(weights)
-    model.vocabulary = tokenizer.vocabulary
+    model.info = model.info.with_vocabulary(tokenizer.vocabulary)
     accelerate(model)
     return model, tokenizer
 

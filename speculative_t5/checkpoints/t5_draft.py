@@ -54,10 +54,10 @@ def load_draft(folder: Path, target: T5 | DecoderOnlyModel | None) -> SharingDra
             f"{folder} is a draft for {name}, and the target is another model: "
             f"use {name} as the target, or distill a draft for this one"
         )
-    if config.draft_vocab is not None and config.draft_vocab <= target.eos_token_id:
+    if config.draft_vocab is not None and config.draft_vocab <= target.info.eos_token_id:
         raise ValueError(
             f"{folder / 'config.json'}: draft_vocab is {config.draft_vocab}, expected more than "
-            f"{target.eos_token_id}, the id that ends outputs: {AGAIN}"
+            f"{target.info.eos_token_id}, the id that ends outputs: {AGAIN}"
         )
     draft = SharingDraft(target, config)
     path = folder / "weights.npz"

@@ -48,6 +48,7 @@ from .loop import (
 from .protocols import (
     Broadcast,
     LanguageModel,
+    ModelInfo,
     Session,
     Vocabulary,
     fingerprint,

@@ -290,7 +290,7 @@ class ModelDrafter:
         self._model = model
         self._vocab_size = vocab_size
         self._broadcast = broadcast
-        self._width = min(model.vocab_size, vocab_size, first_ids or vocab_size)
+        self._width = min(model.info.vocab_size, vocab_size, first_ids or vocab_size)
         self._prompts: list[list[int]] = []
         self._session: Session | None = None
         self._new: set[int] = set()  # rows whose prompts the session has not encoded yet
@@ -320,7 +320,7 @@ class ModelDrafter:
 
     def _budget(self, context: Sequence[int]) -> int:
         """Return how many tokens fit after a context; the last drafted one is never fed."""
-        limit = self._model.max_context
+        limit = self._model.info.max_context
         return sys.maxsize if limit is None else max(0, limit - len(context) + 1)
 
     def _best(self, session: Session, contexts: list[list[int]], num_draft: int) -> mx.array:
@@ -349,7 +349,9 @@ class ModelDrafter:
             if position:
                 # A transform may have forced a token that the draft lacks.
                 last = tokens[:, -1:]
-                last = mx.minimum(last, self._model.vocab_size - 1) if groups.transforms else last
+                last = (
+                    mx.minimum(last, self._model.info.vocab_size - 1) if groups.transforms else last
+                )
                 logits = step(last)
             own = self._transformed(logits, contexts, tokens, groups)
             if all_keys is None:
@@ -371,7 +373,7 @@ class ModelDrafter:
             return logits[:, 0]
         # A transform is about the target's ids.
         logits = padded(logits, self._vocab_size, -mx.inf)
-        starts = [len(p) if self._model.is_decoder_only else 1 for p in self._prompts]
+        starts = [len(p) if self._model.info.is_decoder_only else 1 for p in self._prompts]
         found = groups.transformed(logits, TokenHistory(contexts, starts, drafted))
         # Where the draft can propose nothing that is allowed, whatever it proposes is rejected.
         return mx.where(nothing_allowed(found)[..., None], logits, found)[:, 0]
@@ -437,7 +439,7 @@ class ModelDrafter:
 
     def _embeddable(self, tokens: Sequence[int]) -> list[int]:
         """Map ids beyond the draft's embedding, which only the target has, to its last one."""
-        last = self._model.vocab_size - 1
+        last = self._model.info.vocab_size - 1
         return [min(token, last) for token in tokens]
 
 

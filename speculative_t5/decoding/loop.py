@@ -101,12 +101,12 @@ def in_order_of_length(prompts: Iterable[Indexed], window: int) -> Iterator[Inde
 def stop_reasons(model: LanguageModel, stop_ids: Iterable[int]) -> StopReasons:
     """Return the ids that end a model's outputs; EOS prevails where an id is both."""
     stops: dict[int, FinishReason] = dict.fromkeys(stop_ids, "stop")
-    return stops | dict.fromkeys(model.eos_token_ids, "eos")
+    return stops | dict.fromkeys(model.info.eos_token_ids, "eos")
 
 
 def token_budget(model: LanguageModel, context: Sequence[int], max_tokens: int) -> int:
     """Return how many tokens a row may emit; the last one is never fed to the model."""
-    limit = model.max_context
+    limit = model.info.max_context
     return max_tokens if limit is None else min(max_tokens, limit - len(context) + 1)
 
 
@@ -400,7 +400,7 @@ class Batch:
         self._next_tokens = None  # it was begun for the previous rows, too
         self._groups = Groups([row.request.options.sampler for row in self.rows])
         # T5's passes are compiled, and leave the host little to do meanwhile.
-        plain = isinstance(self._plan.drafter, EmptyDrafter) and self._model.is_decoder_only
+        plain = isinstance(self._plan.drafter, EmptyDrafter) and self._model.info.is_decoder_only
         self._async = plain and not self._groups.transforms
 
     def _new_rows(

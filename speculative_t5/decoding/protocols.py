@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
@@ -24,6 +24,36 @@ class Vocabulary:
 
     def __str__(self) -> str:
         return f"{self.size} pieces, digest {self.digest[:8]}"
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model says of itself.
+
+    Attributes:
+        vocab_size: Width of the logits, padding included.
+        eos_token_id: The id that usually ends an output.
+        eos_token_ids: All ids that end an output, `eos_token_id` among them.
+        special_tokens: Ids that stand for no text, EOS among them.
+        is_decoder_only: Whether contexts begin with the prompt.
+        max_source_length: The longest source, in tokens, that it was made for.
+        max_context: The most tokens that its decoder can read; None for any number.
+        vocabulary: The tokenizer it was loaded with; None if unknown.
+    """
+
+    vocab_size: int
+    eos_token_id: int
+    eos_token_ids: frozenset[int]
+    special_tokens: frozenset[int]
+    is_decoder_only: bool
+    max_source_length: int
+    max_context: int | None = None
+    vocabulary: Vocabulary | None = None
+
+    def with_vocabulary(self, vocabulary: Vocabulary | None) -> ModelInfo:
+        """Return the same for a model whose tokenizer is known."""
+        special = self.special_tokens | (vocabulary.special if vocabulary else frozenset())
+        return replace(self, vocabulary=vocabulary, special_tokens=special)
 
 
 def fingerprint(description: str, parameters: Any) -> str:
@@ -87,40 +117,12 @@ class LanguageModel(Protocol):
     """A model that can decode a batch of prompts: a target or a draft."""
 
     @property
-    def vocab_size(self) -> int:
-        """Width of the logits, padding included."""
-
-    @property
-    def eos_token_id(self) -> int:
-        """The id that usually ends an output."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """All ids that end an output, `eos_token_id` among them."""
+    def info(self) -> ModelInfo:
+        """What differs between models, their vocabularies and limits."""
 
     @property
     def fingerprint(self) -> str:
         """Identifies the model and its weights; calibrations are stored under it."""
-
-    @property
-    def max_source_length(self) -> int:
-        """The longest source, in tokens, that it was made for."""
-
-    @property
-    def max_context(self) -> int | None:
-        """The most tokens that its decoder can read; None for any number."""
-
-    @property
-    def special_tokens(self) -> frozenset[int]:
-        """Ids that stand for no text, EOS among them."""
-
-    @property
-    def is_decoder_only(self) -> bool:
-        """Whether contexts begin with the prompt."""
-
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        """The tokenizer it was loaded with; None if unknown."""
 
     def start(
         self, prompts: Sequence[Sequence[int]], *, width: int | None = None

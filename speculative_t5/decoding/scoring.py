@@ -30,12 +30,12 @@ def pair_probabilities(
     q is None without a draft, and where the draft's context is full. Ids from `draft_vocab` on have
     q = 0. For the other arguments see `token_probabilities`.
     """
-    size = model.vocab_size
+    size = model.info.vocab_size
     with device.turn():
         p = token_probabilities(model, source, tokens, sampler, size)
     if draft is None:
         return tuple((each, None) for each in p)
-    limit, asked = draft.max_context, tokens
+    limit, asked = draft.info.max_context, tokens
     if limit is not None:  # the tokens before each scored one must fit
         asked = tokens[: max(0, limit - len(source) + 1)]
     with device.turn():
@@ -61,7 +61,7 @@ def token_probabilities(
     """
     if sampler.temperature == 0:
         sampler = replace(sampler, temperature=1.0)
-    width = min(vocab_size, model.vocab_size)
+    width = min(vocab_size, model.info.vocab_size)
     found: list[float] = []
     for logits, asked, history in _passes(model, source, tokens, width):
         if sampler.transform and (missing := max(vocab_size, num_ids or 0) - width):
@@ -83,7 +83,7 @@ def log_probability(model: LanguageModel, source: Sequence[int], tokens: Sequenc
     """
     total = 0.0
     with device.turn():
-        for logits, asked, _ in _passes(model, source, tokens, model.vocab_size):
+        for logits, asked, _ in _passes(model, source, tokens, model.info.vocab_size):
             rows = logits[0].astype(mx.float32)
             best = mx.take_along_axis(rows, mx.array(asked)[:, None], axis=-1)[:, 0]
             total += float(mx.sum(best - mx.logsumexp(rows, axis=-1)))
@@ -97,7 +97,7 @@ def _passes(
 
     All tokens come, at most `PASS` at a time.
     """
-    last = model.vocab_size - 1
+    last = model.info.vocab_size - 1
     session, (context,) = model.start([[min(token, last) for token in source]])
     fed = [context[-1], *tokens]  # all before it is in the session's cache
     for start in range(0, len(tokens), PASS):

@@ -154,7 +154,7 @@ def label(
             in_order_of_length(wanted, chunk), batch_size=batch_size, by_length=False,
             max_tokens=max_tokens, temperature=temperature, seed=seed,
         ):  # fmt: skip
-            yield index, done.tokens + [target.eos_token_id] * (done.finish_reason == "eos")
+            yield index, done.tokens + [target.info.eos_token_id] * (done.finish_reason == "eos")
 
     list(outputs({}))  # checks the options before the file is made
     with LabelFile(path, examples, chunk) as file:

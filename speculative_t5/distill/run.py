@@ -105,7 +105,7 @@ def check_output(output: Path) -> None:
 
 def check_options(target: T5, options: DistillOptions, start: SharingDraft | None = None) -> None:
     """Refuse options that do not fit the target, or the draft to train further."""
-    depth, size = target.config.num_decoder_layers, target.vocab_size
+    depth, size = target.config.num_decoder_layers, target.info.vocab_size
     if options.layers > depth:
         raise ValueError(
             f"layers must be at most {depth}, the target's own decoder layers, got {options.layers}"
@@ -114,7 +114,7 @@ def check_options(target: T5, options: DistillOptions, start: SharingDraft | Non
         raise ValueError(
             f"d_ff must be at most {target.config.d_ff}, the target's own, got {options.d_ff}"
         )
-    vocab, least = options.draft_vocab, target.eos_token_id + 1
+    vocab, least = options.draft_vocab, target.info.eos_token_id + 1
     if vocab is not None and not least <= vocab <= size:
         raise ValueError(f"draft_vocab must be from {least} to {size}, got {vocab}")
     if start is not None:

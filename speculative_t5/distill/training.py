@@ -121,7 +121,7 @@ class Training:
         self._optimizer.learning_rate = mx.array(self._rate(done))
         weight, with_target = self.output_weight, needs_target(self._options.loss)
         read = Reading(self.draft.target, batch, with_target=with_target)
-        widest = self.draft.target.vocab_size if with_target else weight.shape[0]
+        widest = self.draft.target.info.vocab_size if with_target else weight.shape[0]
 
         def surrogate(decoder: nn.Module) -> tuple[mx.array, mx.array]:
             """Return a scalar with the loss's gradient, and the loss."""
@@ -213,7 +213,7 @@ def at_positions(x: mx.array, batch: LabelBatch) -> mx.array:
 
 def output_weight(draft: SharingDraft) -> mx.array:
     """Return the target's output matrix for the ids that the draft may propose, (V, d) float32."""
-    output, size = draft.target.output, draft.draft_vocab or draft.vocab_size
+    output, size = draft.target.output, draft.draft_vocab or draft.info.vocab_size
     if hasattr(output, "scales"):
         parts = (output.weight[:size], output.scales[:size], output.biases[:size])
         return mx.dequantize(*parts, output.group_size, output.bits).astype(mx.float32)
@@ -328,7 +328,8 @@ def training_memory(draft: SharingDraft, options: DistillOptions, length: float)
     numbers = OWN * own_parameters(draft) + heads + activations
     output = draft.target.output
     if hasattr(output, "scales") or output.weight.dtype != mx.float32:
-        numbers += (draft.draft_vocab or draft.vocab_size) * config.d_model  # a copy in float32
+        ids = draft.draft_vocab or draft.info.vocab_size
+        numbers += ids * config.d_model  # a copy in float32
     return sum(weight.nbytes for weight in _weights(draft.target)) + round(4 * numbers)
 
 

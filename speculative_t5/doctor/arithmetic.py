@@ -287,8 +287,8 @@ def _fed(
 ) -> mx.array:
     """Score the beginning of a random text in passes of these sizes: logits (1, L, V)."""
     rng = random.Random(0)
-    ids = rng.choices(range(model.vocab_size), k=TEXT + 7)
-    prompt = [*ids[:7], model.eos_token_id]
+    ids = rng.choices(range(model.info.vocab_size), k=TEXT + 7)
+    prompt = [*ids[:7], model.info.eos_token_id]
     return _stepped(model, [prompt], [ids[7:][:length]], sizes=sizes, rejected=0, width=width)
 
 

@@ -200,5 +200,5 @@ def promises_equal_rows(model: LanguageModel) -> bool:
 
 def dtype_of(model: LanguageModel) -> mx.Dtype:
     """Return the type that a model computes in, which is that of its logits."""
-    session, (context,) = model.start([[model.eos_token_id]])
+    session, (context,) = model.start([[model.info.eos_token_id]])
     return session.step(mx.array([context[-1:]], dtype=mx.int32)).dtype

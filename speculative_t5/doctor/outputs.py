@@ -179,8 +179,8 @@ def compare(
 
 def _random_prompts(model: tiny.T5) -> list[list[int]]:
     rng = random.Random(0)
-    ids = range(2, model.vocab_size)
-    return [[*rng.choices(ids, k=8), model.eos_token_id] for _ in range(NUM_TIES)]
+    ids = range(2, model.info.vocab_size)
+    return [[*rng.choices(ids, k=8), model.info.eos_token_id] for _ in range(NUM_TIES)]
 
 
 def sampling(subject: Subject) -> Finding:

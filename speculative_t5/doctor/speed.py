@@ -106,7 +106,7 @@ def _costs(decoder: SpeculativeDecoder) -> Costs:
     width = steady_width(model, NUM_DRAFT + 1)
     target, steady = Stepper(model, prompt, LENGTH), Stepper(model, prompt, LENGTH, width)
     drafter = Stepper(draft, prompt, LENGTH) if draft else None
-    ids = min(model.vocab_size, draft.vocab_size) if draft else model.vocab_size
+    ids = min(model.info.vocab_size, draft.info.vocab_size) if draft else model.info.vocab_size
     ids = min(ids, decoder.draft_vocab or ids)
     measure = partial(measure_costs, draft=None, vocab_size=ids, min_seconds=WINDOW)
     shapes, verifying = [(0, n) for n in LENGTHS], (0, NUM_DRAFT + 1)

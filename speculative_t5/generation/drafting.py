@@ -77,7 +77,7 @@ def bind(
     """
     stop_ids = frozenset(options.stop_token_ids)
     spell = partial(_spelled, model, tokenizer)
-    transform = options.transform(spell, stop_ids | model.eos_token_ids)
+    transform = options.transform(spell, stop_ids | model.info.eos_token_ids)
     named: dict[str, Collection[int]] = {"stop_token_ids": stop_ids}
     if transform:
         named |= {
@@ -87,10 +87,10 @@ def bind(
             "bad_words": {token for word in transform.bad_words for token in word},
         }
     for name, ids in named.items():
-        if (largest := max(ids, default=-1)) >= model.vocab_size:
+        if (largest := max(ids, default=-1)) >= model.info.vocab_size:
             raise ValueError(
-                f"{name} has the id {largest}, and the model has ids below {model.vocab_size}: "
-                "give ids of its tokenizer"
+                f"{name} has the id {largest}, and the model has ids below "
+                f"{model.info.vocab_size}: give ids of its tokenizer"
             )
     if options.stop and tokenizer is None:
         raise ValueError("stop strings need a tokenizer: give the decoder one")
@@ -127,9 +127,9 @@ def _spelled(
                 f"{name} has the text {way!r}, and the vocabulary lacks {lacking[0]!r}: leave it "
                 "out, or give ids"
             )
-        if not model.is_decoder_only:
+        if not model.info.is_decoder_only:
             ids = ids[:-1]
-        elif ids and ids[0] in model.special_tokens and not tokenizer.decode(ids[:1]):
+        elif ids and ids[0] in model.info.special_tokens and not tokenizer.decode(ids[:1]):
             ids = ids[1:]
         if not ids:
             raise ValueError(f"{name} has the text {way!r}, which has no ids: leave it out")
@@ -145,19 +145,19 @@ def make_drafter(
     """Return the drafter for a target, or None where nothing drafts."""
     by_model = None
     if draft:
-        by_model = ModelDrafter(draft, model.vocab_size, options.draft_vocab, agreement(model))
+        by_model = ModelDrafter(draft, model.info.vocab_size, options.draft_vocab, agreement(model))
     if not options.lookup:
         return by_model
     lookup = LookupDrafter(
-        model.eos_token_ids,
-        model.special_tokens,
+        model.info.eos_token_ids,
+        model.info.special_tokens,
         min_ngram=options.min_ngram,
         max_ngram=options.max_ngram,
-        is_decoder_only=model.is_decoder_only,
+        is_decoder_only=model.info.is_decoder_only,
     )
     if by_model is None:
         return lookup
-    return CombinedDrafter(by_model, lookup, model.eos_token_ids, shared=options.steady)
+    return CombinedDrafter(by_model, lookup, model.info.eos_token_ids, shared=options.steady)
 
 
 def agreement(model: LanguageModel) -> Broadcast:
@@ -195,10 +195,10 @@ def pair_up(
     if isinstance(draft, SharingDraft) and options.draft_vocab is None:
         options = replace(options, draft_vocab=draft.draft_vocab)
     # Where a decoder-only model's ids end with EOS, as GPT-2's do, a draft can do without it.
-    least = 0 if model.is_decoder_only else model.eos_token_id
+    least = 0 if model.info.is_decoder_only else model.info.eos_token_id
     if options.draft_vocab is not None and options.draft_vocab <= least:
         raise ValueError(
-            f"draft_vocab must be above {model.eos_token_id}, the id that ends outputs, "
+            f"draft_vocab must be above {model.info.eos_token_id}, the id that ends outputs, "
             f"got {options.draft_vocab}"
         )
     return draft, options
@@ -216,13 +216,13 @@ def _check_pair(model: LanguageModel, draft: LanguageModel) -> None:
             f"the draft computes in {dtype_name(draft.dtype)}, and its target in "
             f"{dtype_name(draft.target.dtype)}: load it again with target=model"
         )
-    if model.is_decoder_only != draft.is_decoder_only:
+    if model.info.is_decoder_only != draft.info.is_decoder_only:
         kinds = {True: "decoder-only", False: "an encoder-decoder"}
         raise ValueError(
-            f"the target is {kinds[model.is_decoder_only]}, the draft is "
-            f"{kinds[draft.is_decoder_only]}: choose another draft, or 'lookup'"
+            f"the target is {kinds[model.info.is_decoder_only]}, the draft is "
+            f"{kinds[draft.info.is_decoder_only]}: choose another draft, or 'lookup'"
         )
-    ours, theirs = model.vocabulary, draft.vocabulary
+    ours, theirs = model.info.vocabulary, draft.info.vocabulary
     if ours and theirs and ours != theirs:
         raise ValueError(
             "target and draft must share a tokenizer: "

@@ -45,7 +45,7 @@ def rows_are_alike(model: LanguageModel, width: int, start: int = 0) -> bool:
     if width > MAX_WIDTH:
         return False
     rng = random.Random(0)
-    prompt = [*rng.choices(range(model.vocab_size), k=7), model.eos_token_id]
+    prompt = [*rng.choices(range(model.info.vocab_size), k=7), model.info.eos_token_id]
     session, (context,) = model.start([prompt], width=width)
     begin = session.lengths[0]
     # The first position from which 2 * width - 1 positions have the same capacity.
@@ -54,7 +54,7 @@ def rows_are_alike(model: LanguageModel, width: int, start: int = 0) -> bool:
         for n in count(max(begin, start))
         if capacity_for(n + width) == capacity_for(n + 3 * width - 2)
     )
-    more = rng.choices(range(model.vocab_size), k=start + 2 * width)
+    more = rng.choices(range(model.info.vocab_size), k=start + 2 * width)
     tokens = mx.array([[context[-1], *more]], dtype=mx.int32)  # from position `begin` on
     if start > begin:
         session.step(tokens[:, : start - begin])

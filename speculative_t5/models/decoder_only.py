@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from .. import device
-from ..decoding import Vocabulary, argmax, fingerprint
+from ..decoding import ModelInfo, Vocabulary, argmax, fingerprint
 from ..errors import first_line
 from . import opt
 from .cache import EncodedPrompt, KeysValues, KVCache, LayerShape, replace_rows, write
@@ -57,11 +57,17 @@ class DecoderOnlyModel:
         check_cache(model)
         _clamp_positions(model)
         self.model = model
-        self.eos_token_id = eos_token_id
-        self.eos_token_ids = frozenset({eos_token_id, *extra_eos_ids})
-        self.max_context = max_context
-        self.vocabulary = vocabulary
-        self.shapes, self.vocab_size = _shapes(model)
+        self.shapes, vocab_size = _shapes(model)
+        ends = frozenset({eos_token_id, *extra_eos_ids})
+        self.info = ModelInfo(
+            vocab_size=vocab_size,
+            eos_token_id=eos_token_id,
+            eos_token_ids=ends,
+            special_tokens=ends,
+            is_decoder_only=True,
+            max_source_length=max_context or sys.maxsize,
+            max_context=max_context,
+        ).with_vocabulary(vocabulary)
         # Not the parameters alone: another thread could not evaluate an array begun in this one.
         mx.eval(model)
 
@@ -69,19 +75,6 @@ class DecoderOnlyModel:
     def fingerprint(self) -> str:
         """Hexadecimal digest of its shapes and of a sample of every weight."""
         return fingerprint(repr(self.shapes), self.model.parameters())
-
-    @property
-    def max_source_length(self) -> int:
-        return self.max_context or sys.maxsize
-
-    @property
-    def is_decoder_only(self) -> bool:
-        return True
-
-    @property
-    def special_tokens(self) -> frozenset[int]:
-        known = self.vocabulary.special if self.vocabulary else frozenset()
-        return known | self.eos_token_ids
 
     def start(
         self, prompts: Sequence[Sequence[int]], *, width: int | None = None

@@ -16,7 +16,7 @@ import mlx.nn as nn
 import numpy as np
 
 from .. import device, distributed
-from ..decoding import Vocabulary, argmax, fingerprint
+from ..decoding import ModelInfo, argmax, fingerprint
 from .cache import KeysValues, additive, resized, write
 from .config import Activation, Quantization, T5Config
 from .t5_session import CompiledDecoder, T5Session, read_sources
@@ -424,7 +424,16 @@ class T5(CompiledModel):
         super().__init__()
         device.enter_thread()
         self.config = config
-        self.vocabulary: Vocabulary | None = None
+        self.info = ModelInfo(
+            vocab_size=config.vocab_size,
+            eos_token_id=config.eos_token_id,
+            eos_token_ids=frozenset({config.eos_token_id}),
+            special_tokens=frozenset(
+                {config.pad_token_id, config.eos_token_id, config.decoder_start_token_id}
+            ),
+            is_decoder_only=False,
+            max_source_length=config.n_positions,  # positions are relative: more is no error
+        )
         self._group: mx.distributed.Group | None = None  # of the processes that share the layers
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Encoder(config)
@@ -434,36 +443,6 @@ class T5(CompiledModel):
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.quantization:
             quantize(self, config.quantization)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def eos_token_id(self) -> int:
-        return self.config.eos_token_id
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return frozenset({self.eos_token_id})
-
-    @property
-    def max_source_length(self) -> int:
-        return self.config.n_positions
-
-    @property
-    def max_context(self) -> None:
-        return None  # positions are relative
-
-    @property
-    def is_decoder_only(self) -> bool:
-        return False
-
-    @property
-    def special_tokens(self) -> frozenset[int]:
-        config = self.config
-        named = self.vocabulary.special if self.vocabulary else frozenset()
-        return named | {config.pad_token_id, config.eos_token_id, config.decoder_start_token_id}
 
     @property
     def fingerprint(self) -> str:

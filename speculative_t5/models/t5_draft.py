@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import device
-from ..decoding import Vocabulary, fingerprint
+from ..decoding import ModelInfo, fingerprint
 from .t5 import COMPILING, T5, CompiledModel, Decoder, Head
 from .t5_session import CompiledDecoder, SharingSession, T5Session, read_sources
 
@@ -81,36 +81,8 @@ class SharingDraft(CompiledModel):
         return self.own.draft_vocab
 
     @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
-
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        return self.target.vocabulary
-
-    @property
-    def eos_token_id(self) -> int:
-        return self.target.eos_token_id
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self.target.eos_token_ids
-
-    @property
-    def special_tokens(self) -> frozenset[int]:
-        return self.target.special_tokens
-
-    @property
-    def max_source_length(self) -> int:
-        return self.target.max_source_length
-
-    @property
-    def max_context(self) -> None:
-        return None
-
-    @property
-    def is_decoder_only(self) -> bool:
-        return False
+    def info(self) -> ModelInfo:
+        return self.target.info
 
     @property
     def fingerprint(self) -> str:

@@ -241,7 +241,7 @@ class Endpoints:
         """Return the one prompt of a chat: the messages if the model has a template for them."""
         messages = parse_messages(fields)
         decoder = self._service.decoder
-        if not decoder.model.is_decoder_only:
+        if not decoder.model.info.is_decoder_only:
             return [last_of_user(messages)]
         tokenizer = decoder.tokenizer
         if not (isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template):

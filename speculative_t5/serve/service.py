@@ -362,7 +362,7 @@ class Service:
     def _warm_up(self) -> None:
         """Decode a short prompt, greedily and by sampling."""
         decoder = self.decoder
-        source = [decoder.model.vocab_size // 2, decoder.model.eos_token_id]
+        source = [decoder.model.info.vocab_size // 2, decoder.model.info.eos_token_id]
         for sampler in (Sampler(), Sampler(1.0)):
             own = RowOptions(sampler, WARM_UP_TOKENS, None if sampler.greedy else 0)
             batch = self._new_batch()

@@ -64,7 +64,7 @@ class PromptEncoder:
     ) -> None:
         if max_source_length is not None:
             max_source_length = check_integer("max_source_length", max_source_length, 2)
-        limit = model.max_context
+        limit = model.info.max_context
         if limit is not None and (max_source_length or 0) > limit:
             raise ValueError(
                 f"max_source_length must be at most {limit}, all that the model reads, "
@@ -89,7 +89,7 @@ class PromptEncoder:
     @property
     def vocab_size(self) -> int:
         """The number of ids that the model reads."""
-        return self._model.vocab_size
+        return self._model.info.vocab_size
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length; for errors see `SpeculativeDecoder.encode`."""
@@ -103,7 +103,7 @@ class PromptEncoder:
                 ids = _as_ids(parts)
         if not ids:
             raise ValueError("the prompt is empty: give some ids")
-        size = self._model.vocab_size
+        size = self._model.info.vocab_size
         bad = [i for i in ids if not 0 <= i < size]
         if bad:
             raise ValueError(f"prompt ids must be from 0 to {size - 1}, got {bad[0]}")
@@ -126,8 +126,8 @@ class PromptEncoder:
             return Source(ids, 0, unknown)
         chat = self._chat or any(isinstance(part, Mapping) for part in prompt)
         if self._truncate and not chat:
-            special = self._model.special_tokens
-            decoder_only = self._model.is_decoder_only
+            special = self._model.info.special_tokens
+            decoder_only = self._model.info.is_decoder_only
             kept = keep_end(ids, limit, special) if decoder_only else keep_beginning(ids, limit)
             return Source(kept, len(ids) - limit, unknown)
         found = f"the prompt has {len(ids)} tokens, more than the {limit} that"
@@ -140,7 +140,7 @@ class PromptEncoder:
         cut = "truncate=True (--truncate) to cut it, or"
         if chat:
             advice = "split it"
-        elif self._model.is_decoder_only:
+        elif self._model.info.is_decoder_only:
             advice = f"use {cut} split it"
         else:
             advice = (
@@ -151,10 +151,10 @@ class PromptEncoder:
 
     def _longest(self, max_tokens: int) -> int:
         """Return the most tokens of a prompt; cutting leaves a decoder-only model room to go on."""
-        limit = self._model.max_context
+        limit = self._model.info.max_context
         if self._truncate and self._max_source_length is None and limit is not None:
             return max(limit // 2, min(limit, limit - max_tokens + 1))
-        return self._max_source_length or self._model.max_source_length
+        return self._max_source_length or self._model.info.max_source_length
 
     def _text_ids(self, prompt: str) -> list[int]:
         if not prompt.strip():

@@ -27,7 +27,7 @@ def generate(model: T5, source: Sequence[int], max_tokens: int) -> list[int]:
     memory = model.encoder(model.shared(mx.array([source])), None)[0]
     cache: list[KeysValues] = []
     token, output = model.config.decoder_start_token_id, []
-    while len(output) < max_tokens and (not output or token != model.eos_token_id):
+    while len(output) < max_tokens and (not output or token != model.info.eos_token_id):
         logits, cache = step(model, token, memory, cache)
         token = int(mx.argmax(logits).item())
         output.append(token)

@@ -127,7 +127,7 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     def generate(ids: list[int], max_tokens: int) -> list[int]:
         output = decoder.generate(ids, max_tokens=max_tokens)
         ended = output.finish_reason == "eos"
-        return [*output.tokens, model.eos_token_id] if ended else output.tokens
+        return [*output.tokens, model.info.eos_token_id] if ended else output.tokens
 
     return generate, about
 
@@ -141,7 +141,7 @@ def beam_search_of(model: Any, num_beams: int) -> Generate:
         (found,) = beam_search(model, [request], BeamOptions(num_beams), batch_size=1)
         best = found.hypotheses[0]
         ended = best.finish_reason == "eos"
-        return [*best.tokens, model.eos_token_id] if ended else best.tokens
+        return [*best.tokens, model.info.eos_token_id] if ended else best.tokens
 
     return generate
 
