@@ -1,4 +1,4 @@
-"""The C code under gcc's or clang's sanitizers: native_driver.c compares it with naive loops."""
+"""The C code under gcc's or clang's sanitizers: native_driver.c calls it."""
 
 from __future__ import annotations
 
