@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +41,17 @@ def other_heads(config: Mapping[str, Any]) -> list[str]:
     return [name for name in names if _OTHER_HEAD.fullmatch(name)]
 
 
+def check_architectures(config: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse a config.json whose `architectures` are not all among the known ones."""
+    named = config.get("architectures") or []
+    others = [n for n in named if n not in known] if isinstance(named, list) else [named]
+    if others:
+        raise ValueError(
+            f"this is a {printable(str(others[0]))} (architectures in config.json), "
+            f"expected one that generates, such as {known[0]}"
+        )
+
+
 def model_type(config: Mapping[str, Any]) -> str:
     """Return a config.json's model_type for a message."""
     kind = config.get("model_type")
@@ -53,6 +64,14 @@ def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{name} in config.json is {shown(value)}, expected true or false")
     return default if value is None else value
+
+
+def read_depth(raw: Mapping[str, Any], name: str) -> int:
+    """Read a config.json's `name`, a number of layers."""
+    value = read_size(raw, name)
+    if value > MAX_LAYERS:
+        raise ValueError(f"{name} in config.json is {value}, expected at most {MAX_LAYERS}")
+    return value
 
 
 def read_size(raw: Mapping[str, Any], name: str) -> int:
@@ -165,14 +184,14 @@ class T5Config:
     def from_dict(cls, raw: Mapping[str, Any]) -> T5Config:
         """Read a config.json, Hugging Face's or our own; refuse all but a T5 with whole sizes."""
         _check_kind(raw)
-        sizes = {name: read_size(raw, name) for name in ("d_model", "d_kv", "d_ff", "num_heads",
-                                                         "num_layers", "vocab_size")}  # fmt: skip
-        sizes["num_decoder_layers"] = (
-            read_size(raw, "num_decoder_layers")
-            if raw.get("num_decoder_layers") is not None
-            else sizes["num_layers"]
-        )
-        _check_proportions(sizes)
+        names = ("d_model", "d_kv", "d_ff", "num_heads", "vocab_size")
+        sizes = {name: read_size(raw, name) for name in names}
+        if sizes["num_heads"] * sizes["d_kv"] > MAX_SIZE:
+            raise ValueError(
+                f"num_heads * d_kv in config.json is {sizes['num_heads']} * {sizes['d_kv']}, "
+                f"expected at most {MAX_SIZE}"
+            )
+        as_deep = raw.get("num_decoder_layers") is None
         projection = str(raw.get("feed_forward_proj", "relu"))
         activation = ACTIVATIONS.get(projection)
         if activation is None:
@@ -193,6 +212,8 @@ class T5Config:
             )
         return cls(
             **sizes,
+            num_layers=read_depth(raw, "num_layers"),
+            num_decoder_layers=read_depth(raw, "num_layers" if as_deep else "num_decoder_layers"),
             activation=activation,
             gated=projection.startswith("gated-"),
             own_head=not tied,
@@ -218,19 +239,6 @@ _OPTIONAL = ("relative_attention_num_buckets", "relative_attention_max_distance"
              "decoder_start_token_id", "pad_token_id", "eos_token_id", "n_positions")  # fmt: skip
 
 
-def _check_proportions(sizes: Mapping[str, int]) -> None:
-    for name in ("num_layers", "num_decoder_layers"):
-        if sizes[name] > MAX_LAYERS:
-            raise ValueError(
-                f"{name} in config.json is {sizes[name]}, expected at most {MAX_LAYERS}"
-            )
-    if sizes["num_heads"] * sizes["d_kv"] > MAX_SIZE:
-        raise ValueError(
-            f"num_heads * d_kv in config.json is {sizes['num_heads']} * {sizes['d_kv']}, "
-            f"expected at most {MAX_SIZE}"
-        )
-
-
 def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
     found = {
         name: _token(raw, name, vocab_size) if name.endswith("_token_id") else read_size(raw, name)
@@ -251,7 +259,7 @@ def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
 
 def _check_kind(raw: Mapping[str, Any]) -> None:
     """Refuse a config.json that is not of a T5 that generates."""
-    kind, named = model_type(raw), raw.get("architectures") or []
+    kind = model_type(raw)
     if is_decoder_only(raw):
         raise ValueError(
             f"this is a {kind} (model_type in config.json), which needs no conversion if it "
@@ -269,12 +277,7 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
             f"this is a {found} in config.json), expected one of the T5 family, "
             f"{', '.join(MODEL_TYPES)}, or a decoder-only model that generates text"
         )
-    others = [n for n in named if n not in ARCHITECTURES] if isinstance(named, list) else [named]
-    if others:
-        raise ValueError(
-            f"this is a {printable(str(others[0]))} (architectures in config.json), "
-            f"expected one that generates, such as {ARCHITECTURES[0]}"
-        )
+    check_architectures(raw, ARCHITECTURES)
     if quantized := raw.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         raise ValueError(

@@ -1,20 +1,20 @@
 """OPT (arXiv 2205.01068) in the style of mlx-lm's models, with any caches that work like theirs.
 
-Parameters have Hugging Face's names. Shapes: B batch, L query length, T cached length, H heads,
-D head size, V vocabulary.
+Parameters have Hugging Face's names. Each layer's cache has the interface of mlx-lm's: `offset`,
+`update_and_fetch` and `make_mask`. Shapes: B batch, L query length, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import shown
-from .config import MAX_LAYERS, model_type, read_flag, read_size
+from .config import check_architectures, model_type, read_depth, read_flag, read_size
 
 Activation = Literal["relu", "gelu"]
 Mask = mx.array | str | None
@@ -57,9 +57,19 @@ class ModelArgs:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ModelArgs:
         """Read a config.json; refuse all but an OPT that generates, and sizes out of range."""
-        _check_kind(config)
-        sizes = {name: read_size(config, name) for name in _SIZES}
-        _check_proportions(sizes)
+        if config.get("model_type") != "opt":
+            kind = model_type(config)
+            raise ValueError(f"this is a {kind} (model_type in config.json), expected opt")
+        check_architectures(config, ARCHITECTURES)
+        names = ("hidden_size", "num_attention_heads", "ffn_dim", "vocab_size",
+                 "max_position_embeddings")  # fmt: skip
+        sizes = {name: read_size(config, name) for name in names}
+        width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+        if width % heads:
+            raise ValueError(
+                f"hidden_size in config.json is {width}, "
+                f"expected a multiple of num_attention_heads, {heads}"
+            )
         projected = config.get("word_embed_proj_dim") is not None
         name = "word_embed_proj_dim" if projected else "hidden_size"
         activation = config.get("activation_function", "relu")
@@ -72,6 +82,7 @@ class ModelArgs:
             raise ValueError("tie_word_embeddings in config.json is False, expected true")
         return cls(
             **sizes,
+            num_hidden_layers=read_depth(config, "num_hidden_layers"),
             word_embed_proj_dim=read_size(config, name),
             do_layer_norm_before=read_flag(config, "do_layer_norm_before", True),
             remove_final_layer_norm=read_flag(config, "_remove_final_layer_norm", False),
@@ -79,24 +90,6 @@ class ModelArgs:
             layer_norm_elementwise_affine=read_flag(config, "layer_norm_elementwise_affine", True),
             activation_function=activation,
         )
-
-
-_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim", "vocab_size",
-          "max_position_embeddings")  # fmt: skip
-
-
-class LayerCache(Protocol):
-    """One layer's keys and values, with the interface of mlx-lm's caches."""
-
-    offset: Any  # position of the first new token: of all rows, or (B,) int32
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append (B, H, L, D) to every row; return all, (B, H, T, D)."""
-
-    def make_mask(
-        self, count: int, /, return_array: bool = False, window_size: int | None = None
-    ) -> Mask:
-        """Make the mask of L new tokens: None, "causal", or bool, broadcast to (B, H, L, T)."""
 
 
 class Attention(nn.Module):
@@ -110,7 +103,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(size, size, bias)
         self.out_proj = nn.Linear(size, size, bias)
 
-    def __call__(self, x: mx.array, mask: Mask, cache: LayerCache | None) -> mx.array:
+    def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
         """(B, L, hidden_size), as `x`."""
         batch, length, _ = x.shape
         queries, keys, values = (
@@ -137,7 +130,7 @@ class DecoderLayer(nn.Module):
         self.fc2 = nn.Linear(args.ffn_dim, args.hidden_size, args.enable_bias)
         self.final_layer_norm = _norm(args)
 
-    def __call__(self, x: mx.array, mask: Mask, cache: LayerCache | None) -> mx.array:
+    def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
         """(B, L, hidden_size), as `x`."""
         if self.norm_before:
             x = x + self.self_attn(self.self_attn_layer_norm(x), mask, cache)
@@ -168,7 +161,7 @@ class Decoder(nn.Module):
             self.final_layer_norm = _norm(args)
         self.layers = [DecoderLayer(args) for _ in range(args.num_hidden_layers)]
 
-    def __call__(self, inputs: mx.array, cache: Sequence[LayerCache | None]) -> mx.array:
+    def __call__(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
         """(B, L, word_embed_proj_dim) of tokens (B, L)."""
         length, first = inputs.shape[1], cache[0]
         # Both come before the layers, which move the caches' offsets.
@@ -190,14 +183,6 @@ class Decoder(nn.Module):
         return out
 
 
-class _Body(nn.Module):
-    """Hugging Face's `model.`, which holds only the decoder."""
-
-    def __init__(self, args: ModelArgs) -> None:
-        super().__init__()
-        self.decoder = Decoder(args)
-
-
 class Model(nn.Module):
     """OPT; its head is the embedding."""
 
@@ -205,11 +190,10 @@ class Model(nn.Module):
         super().__init__()
         self.args = args
         self.model_type = "opt"
-        self.model = _Body(args)
+        self.model = nn.Module()  # Hugging Face's `model.`, which holds only the decoder
+        self.model.decoder = Decoder(args)
 
-    def __call__(
-        self, inputs: mx.array, cache: Sequence[LayerCache | None] | None = None
-    ) -> mx.array:
+    def __call__(self, inputs: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
         """Score what follows each of the tokens (B, L): (B, L, V), of the parameters' type.
 
         It appends to each layer's cache; without them it reads whole sequences.
@@ -249,31 +233,3 @@ def position_ids(offset: int | mx.array, length: int, limit: int) -> mx.array:
 
 def _norm(args: ModelArgs) -> nn.LayerNorm:
     return nn.LayerNorm(args.hidden_size, affine=args.layer_norm_elementwise_affine)
-
-
-def _check_kind(config: Mapping[str, Any]) -> None:
-    """Refuse a config.json that is not of an OPT that generates."""
-    named = config.get("architectures") or []
-    if config.get("model_type") != "opt":
-        raise ValueError(
-            f"this is a {model_type(config)} (model_type in config.json), expected opt"
-        )
-    others = [n for n in named if n not in ARCHITECTURES] if isinstance(named, list) else [named]
-    if others:
-        raise ValueError(
-            f"this is a {others[0]} (architectures in config.json), "
-            f"expected one that generates, such as {ARCHITECTURES[0]}"
-        )
-
-
-def _check_proportions(sizes: Mapping[str, int]) -> None:
-    if sizes["num_hidden_layers"] > MAX_LAYERS:
-        raise ValueError(
-            f"num_hidden_layers in config.json is {sizes['num_hidden_layers']}, "
-            f"expected at most {MAX_LAYERS}"
-        )
-    if sizes["hidden_size"] % sizes["num_attention_heads"]:
-        raise ValueError(
-            f"hidden_size in config.json is {sizes['hidden_size']}, "
-            f"expected a multiple of num_attention_heads, {sizes['num_attention_heads']}"
-        )
