@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from speculative_t5.models.cache import (
     GROWTH,
     SMALLEST,
@@ -30,11 +32,12 @@ def make_cache(batch: int) -> KVCache:
 
 
 def append(cache: KVCache, new: mx.array) -> list[list[float]]:
-    count = new.shape[2]
-    offsets = cache.reserve(count)
-    ((keys, values),) = cache.take()
-    keys, values = write(keys, new, offsets), write(values, -new, offsets)
-    cache.put([(keys, values)], count)
+    def run(tokens: mx.array, offsets: mx.array, layers: Any) -> Any:
+        ((keys, values),) = layers
+        return tokens, [(write(keys, new, offsets), write(values, -new, offsets))]
+
+    cache.append(new[:, 0, :, 0], new.shape[2], run)
+    ((keys, values),) = cache.layers
     assert mx.array_equal(keys, -values)
     return keys[:, 0, : max(cache.lengths), 0].tolist()  # type: ignore[no-any-return]
 
@@ -76,13 +79,16 @@ def test_buffers_are_written_in_place() -> None:
     cache = KVCache([LayerShape(8, 64, 64, mx.float32)], batch=1)
     cache.reserve(4096)
     new = mx.ones((1, 8, 1, 64))
+
+    def run(tokens: mx.array, at: mx.array, layers: Any) -> Any:
+        return tokens, [(write(k, new, at), write(v, new, at)) for k, v in layers]
+
     mx.eval(cache.layers, new)
     size = cache.layers[0][0].nbytes
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for _ in range(3):
-        at = cache.reserve(1)
-        cache.put([(write(k, new, at), write(v, new, at)) for k, v in cache.take()], 1)
+        cache.append(mx.zeros((1, 1)), 1, run)
         mx.eval(cache.layers)
     assert mx.get_peak_memory() - before < size
 

@@ -147,17 +147,22 @@ def test_passes_follow_from_the_position_alone() -> None:
     """Fed in any pieces, every position has the same width and capacity."""
     rng, total, width = random.Random(0), 300, 6
     seen: set[tuple[int, int]] = set()
+
+    def run(tokens: mx.array, offsets: mx.array, layers: Any) -> Any:
+        capacity, first = layers[0][0].shape[2], offsets.item()
+        assert tokens.shape == (1, width) and first + width <= capacity
+        passes.append((first, capacity))
+        return tokens, layers
+
     for longest in (1, 2, 6, 40):
         cache = KVCache([LayerShape(1, 2, 2, mx.float32)], 1, width)
         while cache.lengths[0] < total:
-            length = rng.randint(1, longest)
-            for part, counted in cache.passes(mx.zeros((1, length), mx.int32)):
-                assert part.shape == (1, width) and 1 <= counted <= width
-                cache.reserve(width)
-                first = cache.lengths[0]
-                assert first + width <= cache.capacity
-                cache.put(cache.take(), counted)
-                seen |= {(first + row, cache.capacity) for row in range(counted)}
+            length, passes = rng.randint(1, longest), list[tuple[int, int]]()
+            assert cache.extend(mx.zeros((1, length), mx.int32), run).shape == (1, length)
+            ends = [first for first, _ in passes[1:]] + cache.lengths
+            for (first, capacity), end in zip(passes, ends, strict=True):
+                assert 1 <= end - first <= width
+                seen |= {(position, capacity) for position in range(first, end)}
             cache.truncate([max(0, cache.lengths[0] - rng.randint(0, length - 1))])
     found = dict(seen)
     assert len(seen) == len(found), "one capacity for each position"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, TypeVar
@@ -15,6 +15,7 @@ SMALLEST, GROWTH = 32, 256
 SOURCE_STEP = 32  # widths of sources are multiples of this, for the same reason
 
 KeysValues = tuple[mx.array, mx.array]  # (B, H, T, D) each
+Pass = Callable[[mx.array, mx.array, list[KeysValues]], tuple[mx.array, list[KeysValues]]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class KVCache:
     Args:
         shapes: One for each layer.
         batch: Number of rows, all empty.
-        width: See `passes`; None for passes of any length.
+        width: See `extend`; None for passes of any length.
     """
 
     def __init__(self, shapes: Sequence[LayerShape], batch: int, width: int | None = None) -> None:
@@ -75,33 +76,38 @@ class KVCache:
         same = min(self.lengths) == max(self.lengths)
         return mx.array(self.lengths[:1] if same else self.lengths, dtype=mx.int32)
 
-    def passes(self, tokens: mx.array) -> Iterator[tuple[mx.array, int]]:
-        """Split new tokens (B, L) int32 into passes, each with the number of tokens that count.
+    def extend(self, tokens: mx.array, run: Pass) -> mx.array:
+        """Run a model over new tokens (B, L) int32 of every row; return its results, (B, L, ...).
 
         All are one pass, unless the cache was given a width. Then every pass is padded to that
         width, and ends where the next position would be the first of a larger capacity. So a
         position's width and capacity follow from the position alone, however the tokens before it
-        were fed. The caller runs each pass before it asks for the next one.
+        were fed.
         """
         width, total, start = self._width, tokens.shape[1], 0
         if width is None:
-            yield tokens, total
-        while width and start < total:
+            return self.append(tokens, total, run)
+        results = []
+        while start < total:
             end = max(self.lengths) + width
             count = min(width, capacity_for(end) - end + 1, total - start)
             part = tokens[:, start : start + count]
-            yield (part if count == width else mx.pad(part, [(0, 0), (0, width - count)])), count
+            padded = part if count == width else mx.pad(part, [(0, 0), (0, width - count)])
+            results.append(self.append(padded, count, run))
             start += count
+        return results[0] if len(results) == 1 else mx.concatenate(results, axis=1)
 
-    def take(self) -> list[KeysValues]:
-        """Hand over the layers for writing; a write copies buffers that anything else holds."""
+    def append(self, tokens: mx.array, count: int, run: Pass) -> mx.array:
+        """Run a model over tokens (B, L) in one pass, of which the first `count` stay.
+
+        `run` gets the tokens, their offsets and all layers, and returns its results and the layers
+        with the tokens written. They are handed over, as a write copies buffers that others hold.
+        """
+        offsets = self.reserve(tokens.shape[1])
         layers, self.layers = self.layers, []
-        return layers
-
-    def put(self, layers: list[KeysValues], num_tokens: int) -> None:
-        """Take the layers back, with `num_tokens` more positions written in every row."""
-        self.layers = layers
-        self.lengths = [length + num_tokens for length in self.lengths]
+        results, self.layers = run(tokens, offsets, layers)
+        self.lengths = [length + count for length in self.lengths]
+        return results if count == tokens.shape[1] else results[:, :count]
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` positions of each row."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -105,21 +106,16 @@ class DecoderOnlySession:
         return self._cache.lengths
 
     def step(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
-        passes = self._cache.passes(tokens)
-        results = [self._run(part, count, whole=self._whole) for part, count in passes]
-        logits = results[0] if len(results) == 1 else mx.concatenate(results, axis=1)
+        logits = self._cache.extend(tokens, partial(self._run, whole=self._whole))
         return logits[..., :vocab_size] if vocab_size else logits
 
-    def _run(self, tokens: mx.array, count: int, *, whole: bool) -> mx.array:
-        """Run the model over tokens (B, L), of which the first `count` stay in the cache."""
-        cache, length = self._cache, tokens.shape[1]
-        offsets = cache.reserve(length)
-        layers = [
-            _Layer(each, offsets, cache.lengths, length, whole=whole) for each in cache.take()
-        ]
+    def _run(
+        self, tokens: mx.array, offsets: mx.array, buffers: list[KeysValues], *, whole: bool
+    ) -> tuple[mx.array, list[KeysValues]]:
+        lengths, count = self._cache.lengths, tokens.shape[1]
+        layers = [_Layer(pair, offsets, lengths, count, whole=whole) for pair in buffers]
         logits: mx.array = self._model.model(tokens, cache=layers)
-        cache.put([layer.buffers for layer in layers], count)
-        return logits if count == length else logits[:, :count]
+        return logits, [layer.buffers for layer in layers]
 
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return argmax(self.step(tokens, vocab_size))
@@ -134,7 +130,7 @@ class DecoderOnlySession:
         padded = [[*prompt[:-1], *[0] * (longest - len(prompt) + 1)] for prompt in prompts]
         for start in range(0, longest, PREFILL):
             part = mx.array([row[start : start + PREFILL] for row in padded], dtype=mx.int32)
-            self._run(part, part.shape[1], whole=False)
+            self._cache.append(part, part.shape[1], partial(self._run, whole=False))
             mx.eval(self._cache.layers)  # one part at a time, to bound the memory of attention
         self.truncate(lengths)
 

@@ -47,7 +47,7 @@ class T5Session:
         encode: Encodes prompts as `sources` were.
         sources: The keys and values of the decoder's layers, and then of those that read the same
             sources in a session of their own.
-        width: See `KVCache.passes`.
+        width: See `KVCache.extend`.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class T5Session:
         return self._run("argmax", tokens, vocab_size)
 
     def _run(self, output: Output, tokens: mx.array, vocab_size: int | None) -> mx.array:
-        cache, sources = self._cache, self._sources
-        results = []
-        for part, count in cache.passes(tokens):
-            offsets = cache.reserve(part.shape[1])
-            result, layers = self._decoder.run(
-                output, vocab_size, part, offsets, cache.take(), sources.view(self._layers),
+        sources = self._sources
+
+        def run(
+            tokens: mx.array, offsets: mx.array, layers: list[KeysValues]
+        ) -> tuple[mx.array, list[KeysValues]]:
+            return self._decoder.run(
+                output, vocab_size, tokens, offsets, layers, sources.view(self._layers),
                 sources.mask,
             )  # fmt: skip
-            cache.put(layers, count)
-            results.append(result if count == part.shape[1] else result[:, :count])
-        return results[0] if len(results) == 1 else mx.concatenate(results, axis=1)
+
+        return self._cache.extend(tokens, run)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._cache.truncate(lengths)
