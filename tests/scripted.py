@@ -231,17 +231,12 @@ OF_EACH_GREEDY = 40  # rows, among the others
 
 
 def make_drafter(name: str, target: Any, draft: Any) -> Drafter:
-    lookup = LookupDrafter(
-        target.info.eos_token_ids,
-        target.info.special_tokens,
-        is_decoder_only=target.info.is_decoder_only,
-    )
+    ends, special = target.info.eos_token_ids, target.info.special_tokens
+    lookup = LookupDrafter(ends, special, is_decoder_only=target.info.is_decoder_only)
     if name == "lookup":
         return lookup
     by_model = ModelDrafter(draft, SIZE)
-    return (
-        CombinedDrafter(by_model, lookup, target.info.eos_token_ids) if name == "both" else by_model
-    )
+    return CombinedDrafter(by_model, lookup, ends) if name == "both" else by_model
 
 
 def drafts(

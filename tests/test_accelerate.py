@@ -1,9 +1,10 @@
-"""Accelerated models against the plain ones that they were made from."""
+"""Accelerated models against the plain ones that they were made from, and the layers in C."""
 
 from __future__ import annotations
 
 import ctypes
 import io
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -325,3 +326,70 @@ def test_layers_of_another_build_are_not_used(
 def test_products_without_layers_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "products", SimpleNamespace())
     assert libraries.load_layers.__wrapped__()[0] is None
+
+
+X, NORM, SQUARE, INTO = mx.ones((2, 3, 4)), mx.ones(4), mx.ones((4, 4)), mx.ones((12, 4))
+KEYS, TABLE, START = mx.ones((2, 2, 8, 2)), mx.ones((2, 9)), mx.zeros(1, dtype=mx.int32)
+REFUSED = [
+    ("feed_forward", (X.astype(mx.float16), NORM, SQUARE, SQUARE, "relu", False), "float32"),
+    ("feed_forward", (X, mx.ones(5), SQUARE, SQUARE, "relu", False), "(d,)"),
+    ("feed_forward", (X[0], NORM, SQUARE, SQUARE, "relu", False), "(B, L, d)"),
+    ("feed_forward", (X, NORM, mx.ones((7, 4)), SQUARE, "relu", False), "(d_ff, d)"),
+    ("feed_forward", (X, NORM, SQUARE, SQUARE, "relu", True), "(d_ff, d)"),
+    ("feed_forward", (X, NORM, SQUARE, SQUARE, "tanh", False), "tanh"),
+    ("decoder_attention", (X, NORM, SQUARE, SQUARE, TABLE, KEYS, KEYS, START), "3 H D"),
+    ("decoder_attention", (X, NORM, INTO, SQUARE, mx.ones((2, 8)), KEYS, KEYS, START), "reach"),
+    ("decoder_attention", (X, NORM, INTO, SQUARE, TABLE[:1], KEYS, KEYS, START), "of heads"),
+    ("decoder_attention", (mx.ones((2, 9, 4)), NORM, INTO, SQUARE, TABLE, KEYS, KEYS, START),
+     "places"),
+    ("decoder_attention", (X, NORM, INTO, SQUARE, TABLE, KEYS, KEYS[:, :1], START),
+     "(B, H, T, D)"),
+    ("decoder_attention", (mx.ones((5, 1, 4)), NORM, INTO, SQUARE, TABLE, KEYS, KEYS, START),
+     "numbers of rows"),
+    ("decoder_attention", (X, NORM, INTO, SQUARE, TABLE, KEYS, KEYS, mx.array([0, 0, 0])), "(B,)"),
+    ("keys_values", (X[0], INTO, 3, 8), "(B, L, d)"),
+    ("keys_values", (X, INTO, 5, 8), "2 H D"),
+    ("keys_values", (X, INTO, 3, 2), "as many keys"),
+    ("embed", (mx.array([3, 0]), SQUARE), "(B, L), int32"),
+    ("logits", (X, NORM, SQUARE, 1.0, 1e-6, 0), "more than the ids"),
+    ("logits", (X, NORM, SQUARE, 1.0, 1e-6, 5), "more than the ids"),
+    ("best", (X, NORM, SQUARE[:, :3], 1.0, 1e-6, 4), "(V, d)"),
+]  # fmt: skip
+
+
+@needs_layers
+@pytest.mark.parametrize(("function", "arguments", "part"), REFUSED)
+def test_arguments_of_wrong_shapes_are_refused(function: str, arguments: Any, part: str) -> None:
+    epsilon = (1e-6,) if function in ("feed_forward", "decoder_attention") else ()
+    with pytest.raises(ValueError, match=re.escape(part)):
+        getattr(layers.library, function)(*arguments, *epsilon)
+
+
+@needs_layers
+@pytest.mark.parametrize("offset", [5, -1])
+def test_positions_outside_of_the_cache_are_refused(offset: int) -> None:
+    offsets, x, keys = mx.array([offset], mx.int32), mx.ones((1, 4, 4)), mx.ones((1, 2, 8, 2))
+    made = layers.library.decoder_attention(x, NORM, INTO, SQUARE, TABLE, keys, keys, offsets, 1e-6)
+    with pytest.raises(RuntimeError, match="not in the cache"):
+        mx.eval(made)
+
+
+@needs_layers
+def test_keys_and_values_of_a_source_end_in_zeros() -> None:
+    memory, weight = mx.random.normal((2, 5, 12)), mx.random.normal((2 * 3 * 4, 12))
+    pair = layers.library.keys_values(memory, weight, 3, 8)
+    expected = np.array(memory @ weight.T).reshape(2, 5, 2, 3, 4).transpose(2, 0, 3, 1, 4)
+    for found, heads in zip(pair, expected, strict=True):
+        assert np.allclose(found[:, :, :5], heads, atol=1e-5)
+        assert found.shape == (2, 3, 8, 4) and not np.array(found[:, :, 5:]).any()
+
+
+@needs_layers
+def test_ids_beyond_the_embedding_give_no_numbers_and_nan_stays_nan() -> None:
+    weight = mx.random.normal((7, 5))
+    ids = mx.array([[3, 0], [7, -1], [6, 6]])
+    rows = np.array(layers.library.embed(ids[::-1, :1], weight))[:, 0]
+    assert (rows[[0, 2]] == np.array(weight)[[6, 3]]).all() and np.isnan(rows[1]).all()
+    x, weight = mx.array([[[mx.nan, 1.0]]]), mx.eye(2)
+    found = layers.library.feed_forward(x, mx.ones(2), weight, weight, "relu", False, 1e-6)
+    assert np.isnan(np.array(found)).all()

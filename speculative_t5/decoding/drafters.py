@@ -349,9 +349,8 @@ class ModelDrafter:
             if position:
                 # A transform may have forced a token that the draft lacks.
                 last = tokens[:, -1:]
-                last = (
-                    mx.minimum(last, self._model.info.vocab_size - 1) if groups.transforms else last
-                )
+                if groups.transforms:
+                    last = mx.minimum(last, self._model.info.vocab_size - 1)
                 logits = step(last)
             own = self._transformed(logits, contexts, tokens, groups)
             if all_keys is None:
