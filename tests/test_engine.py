@@ -101,7 +101,8 @@ def test_a_round_reads_no_more_of_a_long_output(
         return session, contexts
 
     monkeypatch.setattr(type(target), "start", watched)
-    target.info = dataclasses.replace(target.info, eos_token_ids=frozenset())
+    endless = dataclasses.replace(target.info, eos_token_ids=frozenset())
+    monkeypatch.setattr(target, "info", endless)
     rounds = decoder.stream([5, 6, 7, EOS], max_tokens=120)
     reads = [started[0].count for _ in rounds][:-1]  # the last round copies the output
     each = [later - earlier for earlier, later in itertools.pairwise(reads)]
