@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +14,7 @@ from speculative_t5.models.cache import KVCache, LayerShape
 
 import mlx.core as mx
 import pytest
-from conftest import REPOSITORY, tiny, tiny_pair
+from conftest import tiny, tiny_pair
 from kernels import Growing, Kernels, Leftovers, change
 
 SIZE = 60  # ids; those of a pair, 2 n and 2 n + 1, are almost equally probable
@@ -77,31 +74,6 @@ def test_rows_that_are_left_over_take_a_wider_pass() -> None:
     model, draft = near_ties("t5", kernels=Leftovers)
     assert [n for n in range(1, 18) if rows_are_alike(model, n)] == [*range(1, 9), 16]
     assert [steady_width(model, n) for n in (2, 8, 9, 16)] == [2, 8, 16, 16]
-
-
-NO_ROWS = """
-from speculative_t5 import device
-import mlx.core as mx
-from kernels import Growing, Leftovers
-
-mx.set_cache_limit(0)  # what is freed goes back to the system: who writes there crashes
-weight = mx.ones((1000, 500))
-mx.eval(weight)
-for _ in range(20):
-    for kind in (Leftovers, Growing):
-        for rows in (3, 8):
-            assert kind(weight)(mx.ones((1, rows, 500))).min().item() == 500
-"""
-
-
-def test_kernels_multiply_no_empty_parts() -> None:
-    """MLX writes to memory that it has freed where an empty array is multiplied."""
-    checks = REPOSITORY / "scripts" / "checks"
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(checks), str(REPOSITORY)]),
-        "MALLOC_MMAP_THRESHOLD_": "65536",  # glibc unmaps what is larger at once
-    }
-    subprocess.run([sys.executable, "-c", NO_ROWS], env=environment, check=True)
 
 
 def test_the_widest_passes_are_tried() -> None:

@@ -6,7 +6,7 @@ and `device`.
 """
 
 from .decoder import SpeculativeDecoder, process_facts
-from .html_view import STYLES as ORIGIN_STYLES
+from .html import STYLES as ORIGIN_STYLES
 from .options import BatchOptions, DraftingOptions, GenerationOptions, NumDraft, VerifyRule
 from .outputs import MEANINGS, Chunk, ChunkMaker, Generation
 from .steady import rows_are_alike, steady_width

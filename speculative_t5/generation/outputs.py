@@ -120,7 +120,7 @@ class Generation:
 
     def _repr_html_(self) -> str:
         """Return the text shaded by origin, a chart of accepted tokens by round, and the totals."""
-        from .html_view import as_html
+        from .html import as_html
 
         stats = self.stats
         rounds = list(zip(stats.num_drafted, stats.num_accepted, strict=True))
