@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.generation.outputs import StopFilter, StoppedText
+from speculative_t5.generation.outputs import StoppedText
 from speculative_t5.tokenizers import pieces
 
 import pytest
@@ -23,34 +23,6 @@ def by_definition(text: str, stops: list[str]) -> str | None:
     return None
 
 
-STOPS = [["ab"], ["abab"], ["b", "abc"], ["aab", "ba"], ["bcd", "c"], ["aaa", "ca"]]
-
-
-@pytest.mark.parametrize("stops", STOPS, ids=str)
-def test_a_text_is_cut_alike_however_it_comes_in_pieces(stops: list[str]) -> None:
-    rng = random.Random(0)
-    for letters in itertools.product("abc", repeat=6):
-        text = "".join(letters)
-        cuts = sorted(rng.sample(range(1, 6), rng.randrange(4)))
-        pieces = [text[i:j] for i, j in itertools.pairwise([0, *cuts, 6])]
-        pieces.insert(rng.randrange(len(pieces) + 1), "")
-        found = StopFilter(stops)
-        shown = ""
-        for piece in pieces:
-            shown += found.add(piece)
-            expected = by_definition(text, stops)
-            assert (text if expected is None else expected).startswith(shown)
-        shown += found.finish()
-        assert found.stopped == (expected is not None)
-        assert shown == (text if expected is None else expected), (text, pieces)
-
-
-def test_only_text_that_may_begin_a_stop_string_is_held_back() -> None:
-    found = StopFilter(["END"])
-    assert [found.add(piece) for piece in ("xE", "N", "xEND", "y")] == ["x", "", "ENx", ""]
-    assert found.stopped and found.finish() == ""
-
-
 class Letters:
     """A tokenizer whose ids are one to three letters long, so that stops cross their borders."""
 
@@ -62,6 +34,41 @@ class Letters:
 
     def decode(self, ids: Any) -> str:
         return "".join(self.words[i] for i in ids)
+
+
+class Pieces(Letters):
+    """A tokenizer of other words."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+
+
+STOPS = [["ab"], ["abab"], ["b", "abc"], ["aab", "ba"], ["bcd", "c"], ["aaa", "ca"]]
+
+
+@pytest.mark.parametrize("stops", STOPS, ids=str)
+def test_a_text_is_cut_alike_however_it_comes_in_pieces(stops: list[str]) -> None:
+    rng = random.Random(0)
+    for letters in itertools.product("abc", repeat=6):
+        text = "".join(letters)
+        cuts = sorted(rng.sample(range(1, 6), rng.randrange(4)))
+        parts = [text[i:j] for i, j in itertools.pairwise([0, *cuts, 6])]
+        parts.insert(rng.randrange(len(parts) + 1), "")
+        found = StoppedText(Pieces(parts), stops)
+        shown = ""
+        for part in range(len(parts)):
+            shown += found.add(part)
+            expected = by_definition(text, stops)
+            assert (text if expected is None else expected).startswith(shown)
+        shown += found.finish()
+        assert found.stopped == (expected is not None)
+        assert shown == (text if expected is None else expected), (text, parts)
+
+
+def test_only_text_that_may_begin_a_stop_string_is_held_back() -> None:
+    found = StoppedText(Pieces(["xE", "N", "xEND", "y"]), ["END"])
+    assert [found.add(part) for part in range(4)] == ["x", "", "ENx", ""]
+    assert found.stopped and found.finish() == ""
 
 
 @pytest.fixture(scope="module", params=["t5", "qwen3"])

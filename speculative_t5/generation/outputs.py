@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ..decoding import (
     NOTHING_LEFT,
@@ -127,34 +127,53 @@ class Generation:
         return as_html(self.trace, rounds, stats.summary())
 
 
-@dataclass
-class StopFilter:
-    """Passes text on, piece by piece, up to the first of some strings.
+class StoppedText(Detokenizer):
+    """Makes text of the ids of one output, up to the first of some strings.
 
     The string that ends first counts, as if the text came character by character. Text that may be
     the beginning of one is held back until it is known not to be.
 
+    Args:
+        tokenizer: Decodes the ids.
+        strings: None of them is empty.
+        min_tokens: A string that ends with an earlier token is text like any other.
+
     Attributes:
-        strings: None is empty.
-        min_pieces: A string that ends in an earlier piece is text like any other.
         stopped: Whether one of the strings has come.
     """
 
-    strings: Sequence[str]
-    min_pieces: int = 0
-    stopped: bool = False
-    _held: str = field(default="", init=False)
-    _count: int = field(default=0, init=False)
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], min_tokens: int = 0) -> None:
+        super().__init__(tokenizer)
+        self.stopped = False
+        self._strings = strings
+        self._early = min_tokens  # above 0 as long as no string counts
+        self._held = ""
 
-    def add(self, piece: str) -> str:
-        """Return the text that can be passed on now; after a stop there is none."""
+    def add(self, token: int) -> str:
+        """Return the text that can be shown now; after a stop there is none."""
+        self._early -= 1
+        return self._passed(super().add(token))
+
+    def finish(self) -> str:
+        text = self._passed(super().finish()) + self._held
+        self._held = ""
+        return text
+
+    def __call__(self, tokens: Sequence[int]) -> int | None:
+        """Return how many of the next tokens stand if one completes a string; see `StopChecker`."""
+        for count, token in enumerate(tokens, start=1):
+            self.add(token)
+            if self.stopped:
+                return count
+        return None
+
+    def _passed(self, piece: str) -> str:
         if self.stopped:
             return ""
-        self._count += 1
         text, new = self._held + piece, len(self._held)
-        if self._count >= self.min_pieces:
+        if self._early <= 0:
             found = []
-            for string in self.strings:
+            for string in self._strings:
                 # It ends in the new piece: what was held back is only the beginning of one.
                 start = text.find(string, max(0, new - len(string) + 1))
                 if start >= 0:
@@ -162,48 +181,16 @@ class StopFilter:
             if found:
                 self.stopped, self._held = True, ""
                 return text[: min(found)[1]]
-        keep = max(self._starts(text), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def _starts(self, text: str) -> list[int]:
-        """Return the lengths of the ends of a text that begin a stop string."""
-        return [
+        # The longest end of the text that begins a string.
+        begun = [
             length
-            for string in self.strings
+            for string in self._strings
             for length in range(1, min(len(string), len(text) + 1))
             if text.endswith(string[:length])
         ]
-
-    def finish(self) -> str:
-        """Return the text still held back."""
-        held, self._held = self._held, ""
-        return held
-
-
-class StoppedText(Detokenizer):
-    """Makes text of the ids of one output, up to the first of some strings.
-
-    It is a `StopChecker` as well.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], min_tokens: int = 0) -> None:
-        super().__init__(tokenizer)
-        self._stops = StopFilter(strings, min_tokens)
-
-    def add(self, token: int) -> str:
-        return self._stops.add(super().add(token))
-
-    def finish(self) -> str:
-        return self._stops.add(super().finish()) + self._stops.finish()
-
-    def __call__(self, tokens: Sequence[int]) -> int | None:
-        """Return how many of the next tokens stand, if one of them completes a string."""
-        for count, token in enumerate(tokens, start=1):
-            self.add(token)
-            if self._stops.stopped:
-                return count
-        return None
+        keep = max(begun, default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
 
 
 class ChunkMaker:
