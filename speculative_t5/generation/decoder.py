@@ -19,12 +19,14 @@ from ..decoding import (
     WINDOW,
     AdaptiveSchedule,
     EmptyDrafter,
+    FixedSchedule,
     Indexed,
     LanguageModel,
     Plan,
     Request,
     Round,
     RowOptions,
+    Verifier,
     beam_search,
     decode,
     in_order_of_length,
@@ -35,8 +37,9 @@ from ..device import default_dtype
 from ..distributed import check_same
 from ..documents import rewrite
 from ..errors import check_integer
+from ..models import SharingDraft
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
-from .drafting import adaptive_schedule, agreement, bind, make_plan, pair_up
+from .drafting import adaptive_schedule, agreement, bind, make_drafter, pair_up
 from .options import (
     BatchOptions,
     DraftingOptions,
@@ -50,6 +53,8 @@ from .options import (
 )
 from .outputs import Chunk, ChunkMaker, Generation, Several, as_generation, best_beam, with_bar
 from .steady import steady_width
+
+NO_DRAFT = FixedSchedule(0)
 
 
 class SpeculativeDecoder:
@@ -143,6 +148,9 @@ class SpeculativeDecoder:
             truncate=truncate,
         )
         self._draft_is_implied = False  # and so left out where none may be
+        number = DraftingOptions.num_draft if num_draft == "auto" else num_draft
+        self._schedule = FixedSchedule(int(number))
+        self._verifier = Verifier(delta, self._drafting.by_block, agreement(model))
         self._schedules: dict[tuple[object, ...], AdaptiveSchedule] = {}  # by options
         self._width: int | None = None  # of steady passes, once it is known
 
@@ -368,10 +376,12 @@ class SpeculativeDecoder:
         if beams := options.beams:
             self._check_beams(options)
             requests = self.requests(prompts, options)
-            side_by_side = max(1, batch_size // beams.num_beams)
-            broadcast = agreement(self.model)
             results = beam_search(
-                self.model, requests, beams, batch_size=side_by_side, broadcast=broadcast
+                self.model,
+                requests,
+                beams,
+                batch_size=max(1, batch_size // beams.num_beams),
+                broadcast=self._verifier.broadcast,
             )
             return ((done.index, best_beam(done, self.tokenizer)) for done in results)
         several = None
@@ -443,16 +453,21 @@ class SpeculativeDecoder:
         """Return the plan by which `decode` generates.
 
         Args:
-            requests: To calibrate on if num_draft is "auto"; without any, the default number is
-                drafted then.
+            requests: To calibrate on if num_draft is "auto". Without any, the default number is
+                drafted then: it does not depend on a row's neighbours, as one that adapts to all
+                rows together does.
             speculative: False decodes with the target alone.
         """
-        model, draft, drafting = self.model, self.draft, self._drafting
-        width = self._steady_width()
-        plan = make_plan(model, draft, drafting, width, speculative=speculative)
-        if isinstance(plan.drafter, EmptyDrafter) or drafting.num_draft != "auto" or not requests:
+        drafter = make_drafter(self.model, self.draft, self._drafting) if speculative else None
+        if drafter is None:
+            return Plan(EmptyDrafter(), NO_DRAFT, self._verifier, self._steady_width())
+        sharing = self.draft if isinstance(self.draft, SharingDraft) else None
+        plan = Plan(drafter, self._schedule, self._verifier, self._steady_width(), sharing)
+        if self._drafting.num_draft != "auto" or not requests:
             return plan
-        schedule = adaptive_schedule(self._schedules, model, draft, drafting, plan, requests)
+        schedule = adaptive_schedule(
+            self._schedules, self.model, self.draft, self._drafting, plan, requests
+        )
         return replace(plan, schedule=schedule)
 
 

@@ -15,8 +15,6 @@ from ..decoding import (
     Broadcast,
     CombinedDrafter,
     Drafter,
-    EmptyDrafter,
-    FixedSchedule,
     LanguageModel,
     LookupDrafter,
     ModelDrafter,
@@ -25,7 +23,6 @@ from ..decoding import (
     Round,
     RowOptions,
     Schedule,
-    Verifier,
     calibrate,
     decode,
     identity,
@@ -39,31 +36,6 @@ from .outputs import StoppedText
 WARM_UP_TOKENS = 128  # of an output that only serves to measure costs
 
 _calibrating = threading.Lock()  # of the process: other threads would disturb what is measured
-
-
-def make_plan(
-    model: LanguageModel,
-    draft: LanguageModel | None,
-    drafting: DraftingOptions,
-    width: int | None,
-    *,
-    speculative: bool = True,
-) -> Plan:
-    """Return the plan by which `decode` generates; for `width` see `Plan`.
-
-    Where num_draft is "auto", it drafts the default number of `DraftingOptions`: that does not
-    depend on a row's neighbours, as a number that adapts to all rows together would.
-    """
-    drafter = make_drafter(model, draft, drafting) if speculative else None
-    number = drafting.num_draft
-    fixed = DraftingOptions.num_draft if number == "auto" else number
-    return Plan(
-        drafter or EmptyDrafter(),
-        FixedSchedule(int(fixed) if drafter else 0),
-        Verifier(drafting.delta, drafting.by_block, agreement(model)),
-        width=width,
-        sharing=draft if drafter and isinstance(draft, SharingDraft) else None,
-    )
 
 
 def bind(
@@ -92,19 +64,17 @@ def bind(
                 f"{name} has the id {largest}, and the model has ids below "
                 f"{model.info.vocab_size}: give ids of its tokenizer"
             )
-    if options.stop and tokenizer is None:
-        raise ValueError("stop strings need a tokenizer: give the decoder one")
-
-    def stop_checker() -> StoppedText:
-        assert tokenizer is not None
-        return StoppedText(tokenizer, options.stop, options.min_tokens)
-
+    stop_checker = None
+    if options.stop:
+        if tokenizer is None:
+            raise ValueError("stop strings need a tokenizer: give the decoder one")
+        stop_checker = partial(StoppedText, tokenizer, options.stop, options.min_tokens)
     return RowOptions(
         replace(options.sampler, transform=transform) if transform else options.sampler,
         options.max_tokens,
         options.seed if options.temperature else None,
         stop_ids=stop_ids,
-        stop_checker=stop_checker if options.stop else None,
+        stop_checker=stop_checker,
         drafts=options.speculative,
     )
 
