@@ -12,9 +12,8 @@ from typing import Any
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.decoding import loop
 from speculative_t5.decoding.draft_length import FixedSchedule, Outcome
-from speculative_t5.decoding.drafters import Draft, ModelDrafter
+from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, decode, in_order_of_length
-from speculative_t5.decoding.sampling import round_keys
 from speculative_t5.decoding.verify import Verifier
 
 import numpy as np
@@ -107,26 +106,6 @@ def test_a_round_reads_no_more_of_a_long_output(
     reads = [started[0].count for _ in rounds][:-1]  # the last round copies the output
     each = [later - earlier for earlier, later in itertools.pairwise(reads)]
     assert len(each) > 5 and max(each) < 20, each
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "bug"),
-    [
-        # Key rows by their place in a batch of 6.
-        (loop, "round_keys", lambda seed, index, round_: round_keys(seed, index % 6, round_)),
-        # Draft for rows near their end as much as for their neighbours.
-        (Draft, "limited", lambda self, limits: self),
-    ],
-)
-def test_planted_bugs_make_outputs_depend_on_the_batch(
-    owner: Any, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder = make_decoder("t5", "model")
-    options = OPTIONS["sampled"] | {"max_tokens": 13}
-    alone = decoder.generate_batch(prompts(), batch_size=1, **options)
-    monkeypatch.setattr(owner, name, bug)
-    batch = decoder.generate_batch(prompts(), batch_size=6, **options)
-    assert without_times(batch) != without_times(alone)
 
 
 def test_a_row_samples_by_its_index() -> None:
