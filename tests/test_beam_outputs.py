@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.models import T5
 
-import numpy as np
 import pytest
 from commands import caller
 from conftest import EOS, REPOSITORY, tiny_draft, tiny_model
 from messages import check_message
-from test_shaping import HF_OPTIONS, for_transformers
 
 pytestmark = pytest.mark.cpu
 PROMPTS = [[6, 2, 3, EOS], [4, 4, 8, 9, EOS], [2, EOS], [9, 13, 5, EOS], [7, 3, 3, 11, 2, EOS]]
@@ -22,34 +19,6 @@ PROMPTS = [[6, 2, 3, EOS], [4, 4, 8, 9, EOS], [2, EOS], [9, 13, 5, EOS], [7, 3, 
 @pytest.fixture(scope="module")
 def decoder() -> SpeculativeDecoder:
     return SpeculativeDecoder(tiny_model(vocab_size=20, layers=2, seed=3))
-
-
-@pytest.mark.parametrize("name", HF_OPTIONS)
-def test_beams_under_every_option_are_those_of_transformers(
-    name: str, pair: tuple[Any, T5]
-) -> None:
-    """50 prompts, 25 for each of two families; outputs and scores of 3 of 4 beams."""
-    import torch
-
-    torch.set_num_threads(1)  # tests run side by side
-    reference, target = pair
-    rng, decoder = np.random.default_rng(4), SpeculativeDecoder(target)
-    options: dict[str, Any] = HF_OPTIONS[name] | {"num_beams": 4, "num_return_sequences": 3}
-    sources = [[*rng.integers(3, 300, rng.integers(2, 14)).tolist(), 1] for _ in range(25)]
-    found = decoder.generate_batch(sources, max_tokens=12, length_penalty=0.7, **options)
-    for source, best in zip(sources, found, strict=True):
-        expected = reference.generate(
-            torch.tensor([source]), max_new_tokens=12, do_sample=False, num_beams=4,
-            num_return_sequences=3, length_penalty=0.7, use_cache=False, output_scores=True,
-            return_dict_in_generate=True, **for_transformers(HF_OPTIONS[name]),
-        )  # fmt: skip
-        several = [best, *best.alternatives]
-        for out, ids, score in zip(
-            several, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=True
-        ):
-            tokens = out.tokens + [1] * (out.finish_reason == "eos")
-            assert tokens == ids[1 : len(tokens) + 1] and {*ids[len(tokens) + 1 :]} <= {0, 1}
-            assert out.score == pytest.approx(score, abs=1e-4)
 
 
 def test_outputs_do_not_depend_on_the_batch(decoder: SpeculativeDecoder) -> None:

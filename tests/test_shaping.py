@@ -128,26 +128,37 @@ def for_transformers(options: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.parametrize("num_beams", [1, pytest.param(4, marks=pytest.mark.cpu)])
 @pytest.mark.parametrize("name", HF_OPTIONS)
-def test_greedy_outputs_are_those_of_transformers(name: str, pair: tuple[Any, T5]) -> None:
-    """50 prompts, 25 for each of two families."""
+def test_outputs_are_those_of_transformers(name: str, num_beams: int, pair: tuple[Any, T5]) -> None:
+    """50 prompts, 25 for each of two families; of a search outputs and scores of 3 of 4 beams."""
     import torch
 
     torch.set_num_threads(1)  # tests run side by side
     reference, target = pair
-    draft = tiny_sharing(target, noise=0.05)
-    decoder = SpeculativeDecoder(target, draft, num_draft=4)
+    draft = tiny_sharing(target, noise=0.05) if num_beams == 1 else None
+    beams = {"num_return_sequences": 3, "length_penalty": 0.7} if num_beams > 1 else {}
+    length = LENGTH if num_beams == 1 else 12
     rng = np.random.default_rng(3)
     sources = [[*rng.integers(3, 300, rng.integers(2, 14)).tolist(), 1] for _ in range(25)]
-    found = decoder.generate_batch(sources, max_tokens=LENGTH, **HF_OPTIONS[name])
-    assert sum(out.stats.accepted for out in found) > 25
-    for source, out in zip(sources, found, strict=True):
-        ids = reference.generate(
-            torch.tensor([source]), max_new_tokens=LENGTH, do_sample=False, num_beams=1,
+    options: dict[str, Any] = {"max_tokens": length, "num_beams": num_beams} | beams
+    decoder = SpeculativeDecoder(target, draft, num_draft=4)
+    found = decoder.generate_batch(sources, **options, **HF_OPTIONS[name])
+    assert draft is None or sum(out.stats.accepted for out in found) > 25
+    for source, best in zip(sources, found, strict=True):
+        expected = reference.generate(
+            torch.tensor([source]), max_new_tokens=length, do_sample=False, num_beams=num_beams,
             use_cache=False,  # its cache has as many layers as the encoder
-            **for_transformers(HF_OPTIONS[name]),
-        )[0].tolist()  # fmt: skip
-        assert out.tokens + [1] * (out.finish_reason == "eos") == ids[1:]
+            output_scores=True, return_dict_in_generate=True,
+            **beams, **for_transformers(HF_OPTIONS[name]),
+        )  # fmt: skip
+        outputs = [best, *best.alternatives]
+        for out, ids in zip(outputs, expected.sequences.tolist(), strict=True):
+            tokens = out.tokens + [1] * (out.finish_reason == "eos")
+            assert tokens == ids[1 : len(tokens) + 1] and {*ids[len(tokens) + 1 :]} <= {0, 1}
+        if num_beams > 1:
+            scores = [out.score for out in outputs]
+            assert scores == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
