@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -236,9 +236,8 @@ class SpeculativeDecoder:
             TypeError: If there is no such option.
         """
         source = self.fit(prompt, options.max_tokens).ids
-        bar = partial(with_bar, max_tokens=options.max_tokens) if options.progress else None
         rows = min(options.num_return_sequences, self._drafting.rows(None))
-        ((_, done),) = self.generations([(0, source)], options, rows, bar)
+        ((_, done),) = self.generations([(0, source)], options, rows, progress=options.progress)
         if not options.probabilities:
             return done
         sampler = self.bind(options).sampler
@@ -366,11 +365,12 @@ class SpeculativeDecoder:
         prompts: Iterable[Indexed],
         options: GenerationOptions,
         batch_size: int = 1,
-        watch: Callable[[Iterator[Round]], Iterator[Round]] | None = None,
+        *,
+        progress: bool = False,
     ) -> Iterator[tuple[int, Generation]]:
         """Decode prompts, and yield each one's index and output as it ends.
 
-        The options are checked at the call. `watch` sees the rounds, and passes them on.
+        The options are checked at the call. `progress` shows a bar, for one prompt.
         """
         count = options.num_return_sequences
         if beams := options.beams:
@@ -390,8 +390,8 @@ class SpeculativeDecoder:
             several = Several(count, score)
             prompts = several.repeated(prompts)
         rounds = self.rounds(prompts, options, batch_size)
-        if watch:
-            rounds = watch(rounds)
+        if progress:
+            rounds = with_bar(rounds, options.max_tokens)
         return self._outputs(rounds, options, several)
 
     def _outputs(

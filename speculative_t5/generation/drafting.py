@@ -146,12 +146,13 @@ def pair_up(
         ValueError: If the draft does not go with the target, the draft vocabulary leaves out the
             EOS of a T5, or processes that share the target might run different passes.
     """
-    if isinstance(model, T5) and model.num_processes > 1 and options.num_draft == "auto":
+    is_shared = isinstance(model, T5) and model.num_processes > 1
+    if is_shared and options.num_draft == "auto":
         raise ValueError(
             "num_draft 'auto' goes by measured times, and the processes that share a model must "
             "draft alike: give a number"
         )
-    if isinstance(model, T5) and model.num_processes > 1 and options.steady:
+    if is_shared and options.steady:
         raise ValueError(
             "steady passes are tried out on each machine, and the processes that share a model "
             "must run the same ones: leave steady out"
