@@ -30,7 +30,6 @@ from ..tokenizers import (
 )
 from .job import Earlier, Output, Record, Requests, process
 from .options import (
-    Chosen,
     DecoderOptions,
     Keywords,
     RegularDecode,
@@ -140,20 +139,24 @@ def batch(
         total = count_lines(stream)
         if total is not None:
             _check_prompts(source, read(Shard()))
-        chosen = choose(ctx, options, keywords, task)
+        options, keywords = choose(ctx, options, keywords, task)
+
+        def facts() -> dict[str, str]:
+            return options.facts() | {"the options": str(keywords)}
+
         alone = Division(output, Shard.parse(shard), resume=resume, force=force)
-        work = divide(processes, parallel, alone, stream, partial(_facts, chosen))
+        work = divide(processes, parallel, alone, stream, facts)
         if work.is_done(read):
             return
         writer = Output(work.output, stream, resume=work.resume, force=work.force)
         lines, expected = read(work.shard), None if total is None else work.shard.size(total)
-        plain = is_plain(chosen, regular_decode=regular_decode)
-        decoder = chosen.models.load(plain=plain, group=work.group)
+        plain = is_plain(options, keywords["num_beams"], regular_decode=regular_decode)
+        decoder = options.load(plain=plain, group=work.group)
 
         def generate(requests: Requests) -> Iterator[tuple[int, Generation]]:
             by_length = total is not None  # prompts from a pipe are decoded as they come
             return decoder.iter_batch(
-                requests, batch_size=batch_size, by_length=by_length, **chosen.keywords
+                requests, batch_size=batch_size, by_length=by_length, **keywords
             )
 
         generate([])  # checks the options before anything is written
@@ -169,7 +172,7 @@ def batch(
             if skipped:
                 lines, earlier = islice(lines, skipped, None), Earlier(skipped)
             writer.begin()
-            most = chosen.keywords["max_tokens"]
+            most = keywords["max_tokens"]
             with Progress(
                 expected,
                 earlier,
@@ -207,11 +210,6 @@ def _check_prompts(source: str, lines: Iterable[Line]) -> None:
     if wrong:
         name = "standard input" if source == "-" else source
         raise ValueError(f"{name}, line {wrong.number}: {wrong.error}")
-
-
-def _facts(chosen: Chosen) -> dict[str, str]:
-    """Return the facts that must be the same in all processes."""
-    return chosen.models.facts() | {"the options": str(chosen.keywords)}
 
 
 def _check_join(output: str, *, launched: bool, resume: bool) -> None:

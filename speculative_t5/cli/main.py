@@ -138,30 +138,30 @@ def generate(
     check_utf8("--prompt", prompt)
     if not prompt.strip():
         raise ValueError("the prompt is empty: give some text with --prompt or on standard input")
-    chosen = choose(ctx, options, keywords, task)  # checked before the models are loaded
-    wanted = GenerationOptions(**chosen.keywords)
+    options, keywords = choose(ctx, options, keywords, task)  # checked before the models are loaded
+    wanted = GenerationOptions(**keywords)
     if show_drafts and wanted.beams:
         raise ValueError(
             f"num_beams is {wanted.num_beams}, and a beam search has no drafts: leave out "
             "--show-drafts"
         )
     group = processes.group if processes else None
-    plain = is_plain(chosen, regular_decode=regular_decode)
-    decoder = chosen.models.load(plain=plain, group=group)
+    plain = is_plain(options, keywords["num_beams"], regular_decode=regular_decode)
+    decoder = options.load(plain=plain, group=group)
     source = decoder.fit(prompt, wanted.max_tokens)
     if processes:
-        decoder.iter_batch([], **chosen.keywords)  # checks the options in all processes
-        processes.start({"the prompt": str(source.ids), "the options": str(chosen.keywords)})
+        decoder.iter_batch([], **keywords)  # checks the options in all processes
+        processes.start({"the prompt": str(source.ids), "the options": str(keywords)})
     if example:
         note(f"prompt: {prompt}")
     note_unread(source)
     if as_json:
-        done = decoder.generate(source.ids, **chosen.keywords)
+        done = decoder.generate(source.ids, **keywords)
         print(json.dumps(_as_dict(done), ensure_ascii=False))
     elif wanted.can_stream:
         _stream(decoder, source.ids, wanted, show_drafts=show_drafts)
     else:
-        done = decoder.generate(source.ids, **chosen.keywords)
+        done = decoder.generate(source.ids, **keywords)
         _print_finished(done, wanted.max_tokens, scores=wanted.scores)
     give_tips()
 

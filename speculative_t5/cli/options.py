@@ -185,35 +185,21 @@ class DecoderOptions:
         return {**vars(self.drafting), "lookup": lookup} | {n: getattr(self, n) for n in names}
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The options of a run, those of its task included.
-
-    Attributes:
-        models: Which models, and how to read prompts.
-        keywords: For `SpeculativeDecoder.generate`.
-    """
-
-    models: DecoderOptions
-    keywords: dict[str, Any]
-
-
 def choose(
-    ctx: typer.Context, options: DecoderOptions, keywords: Mapping[str, Any], task: str | None
-) -> Chosen:
+    ctx: typer.Context, options: DecoderOptions, keywords: dict[str, Any], task: str | None
+) -> tuple[DecoderOptions, dict[str, Any]]:
     """Return the options of a run, checked; say which of them come from the checkpoint's task."""
-    keywords = dict(keywords)
     if task is not None:
         found = read_task(options.model, task)
         taken = {name: v for name, v in found.options.items() if not is_given(ctx, name)}
-        keywords |= taken
+        keywords = keywords | taken
         if found.prefix is not None and options.prefix is None:
             options = replace(options, prefix=found.prefix)
             taken["prefix"] = found.prefix
         shown = ", ".join(f"{name} {value!r}" for name, value in taken.items())
         note(f"task {task}: {one_line(shown) or 'no options'}")
     GenerationOptions(**keywords)
-    return Chosen(options, keywords)
+    return options, keywords
 
 
 def is_given(ctx: typer.Context, name: str) -> bool:
@@ -222,12 +208,11 @@ def is_given(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def is_plain(chosen: Chosen, *, regular_decode: bool) -> bool:
+def is_plain(options: DecoderOptions, num_beams: int, *, regular_decode: bool) -> bool:
     """Whether the target decodes alone, as a beam search does; refuse a draft for that."""
-    num_beams = chosen.keywords["num_beams"]
     if num_beams == 1 or regular_decode:
         return regular_decode
-    if chosen.models.draft_model is not None or chosen.models.drafting.lookup:
+    if options.draft_model is not None or options.drafting.lookup:
         raise ValueError(
             f"num_beams is {num_beams}, and a beam search does not go with a draft: leave "
             "out --draft-model and --lookup"

@@ -85,8 +85,7 @@ def repl(
     Each line is a prompt, or a command that begins with a slash; /help lists the commands. On a
     terminal, exit, quit and help also work without the slash.
     """
-    chosen = choose(ctx, options, keywords, task)
-    options, keywords = chosen.models, chosen.keywords
+    options, keywords = choose(ctx, options, keywords, task)
     first = options.load()
 
     def remake(wanted: Settings) -> SpeculativeDecoder:

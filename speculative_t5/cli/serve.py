@@ -104,16 +104,16 @@ def serve(
         )
     serving.check_origins(cors_origin or ())
     keys = serving.read_keys(api_key_file) if api_key_file else []
-    chosen = choose(ctx, options, keywords, task)
+    options, keywords = choose(ctx, options, keywords, task)
     rows = options.drafting.rows(batch_size)
-    plain = is_plain(chosen, regular_decode=regular_decode)
-    defaults = GenerationOptions(**chosen.keywords)
+    plain = is_plain(options, keywords["num_beams"], regular_decode=regular_decode)
+    defaults = GenerationOptions(**keywords)
     serving.check_options(defaults)
     settings = serving.Settings(
-        model_name(chosen.models.model), defaults, keys, cors_origin or (),
+        model_name(options.model), defaults, keys, cors_origin or (),
         local=serving.is_loopback(host), draw_seeds=not is_given(ctx, "seed"),
     )  # fmt: skip
-    load = partial(chosen.models.load, plain=plain)
+    load = partial(options.load, plain=plain)
     service = serving.Service(load, batch_size=rows, max_queue=max_queue)
     with serving.bind(host, port) as listening:
         number = listening.getsockname()[1]
