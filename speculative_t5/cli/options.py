@@ -116,13 +116,6 @@ Dtype = Annotated[
         autocompletion=complete_dtype,
     ),
 ]
-DraftVocab = Annotated[
-    int | None,
-    in_drafting(
-        help="Let the draft model propose only the first N ids, which is faster.",
-        show_default="all",
-    ),
-]
 RegularDecode = Annotated[
     bool,
     in_drafting("--regular-decode", help="Plain decoding: use the target alone, without drafts."),
@@ -274,8 +267,10 @@ def _parameters(
         if is_dataclass(hint):
             yield from _parameters(hint, changes)
             continue
+        if each.name in FORMS:
+            hint, default, _ = FORMS[each.name]
         if each.metadata:
-            hint, default = _as_option(each, hint)
+            hint = Annotated[str if get_origin(hint) is Literal else hint, described(each)]
         elif get_origin(hint) is not Annotated:
             continue  # it is not for the command line
         kind, option = get_args(hint)
@@ -287,22 +282,16 @@ def _parameters(
         )  # fmt: skip
 
 
-def _as_option(each: Field[Any], hint: Any) -> tuple[Any, Any]:
-    """Return the type and the default of an option that its field describes."""
+def described(each: Field[Any]) -> Any:
+    """Return the option that a field describes, see `errors.option`."""
     about = each.metadata
-    kind, default = hint, each.default
-    if each.name in FORMS:
-        kind, default, _ = FORMS[each.name]
-    elif get_origin(hint) is Literal:
-        kind = str
     names, looks = LOOKS.get(each.name, ((), {}))
-    if kind is bool:
+    if isinstance(each.default, bool) and each.name not in FORMS:
         names = (f"--{each.name.replace('_', '-')}",)  # without its opposite
     shown = True if about["shown"] is None else about["shown"]
-    option = typer.Option(
+    return typer.Option(
         *names, help=about["help"], show_default=shown, rich_help_panel=about["panel"], **looks
     )
-    return Annotated[kind, option], default
 
 
 def _taken(group: Any, values: dict[str, Any]) -> dict[str, Any]:
@@ -391,3 +380,6 @@ LOOKS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "logit_bias": ((), {"metavar": "ID=BIAS"}),
     "num_return_sequences": (("--num-return-sequences", "-n"), {}),
 }
+DraftVocab = Annotated[
+    int | None, described(next(f for f in fields(DraftingOptions) if f.name == "draft_vocab"))
+]
