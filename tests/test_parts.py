@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from speculative_t5.cli.job import UNDONE
 
@@ -34,6 +36,7 @@ def write_parts(here: Path, *sizes: int) -> bytes:
     return b"".join(lines)
 
 
+PART = "out.jsonl."
 JOIN = ("batch", "in.txt", "--output", "out.jsonl", "--join")
 
 
@@ -45,40 +48,30 @@ def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
     assert not list(here.glob("out.jsonl.*"))
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (lambda here: (here / "out.jsonl.2-of-3").unlink(), "out.jsonl.2-of-3 is missing"),
-        (lambda here: tear(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
-        (lambda here: leave_out(here / "out.jsonl.3-of-3"), "out.jsonl.3-of-3 has no record of"),
-        (lambda here: swap(here), "is not about line 1 of the input"),
-        (lambda here: (here / "out.jsonl.2-of-2").write_text("x"), "parts of 2 and of 3 processes"),
-        (
-            lambda here: (here / "in.txt").write_text("prompt 1\n"),
-            "has more records than the input",
-        ),
-        (
-            lambda here: (here / "out.jsonl").write_text("mine\n"),
-            "out.jsonl is not empty",
-        ),
-        (lambda here: [p.unlink() for p in here.glob("out.jsonl.*")], "no parts of out.jsonl"),
-    ],
-    ids=[
-        "missing",
-        "torn",
-        "undone",
-        "swapped",
-        "of two runs",
-        "of other lines",
-        "with a whole",
-        "none",
-    ],
-)
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (lambda here: (here / f"{PART}2-of-3").unlink(), f"{PART}2-of-3 is missing"),
+    "torn": (lambda here: tear(here / f"{PART}3-of-3"), f"{PART}3-of-3 has no record of"),
+    "undone": (lambda here: leave_out(here / f"{PART}3-of-3"), f"{PART}3-of-3 has no record of"),
+    "swapped": (lambda here: swap(here), "is not about line 1 of the input"),
+    "of two runs": (
+        lambda here: (here / f"{PART}2-of-2").write_text("x"),
+        "parts of 2 and of 3 pro",
+    ),
+    "of other lines": (
+        lambda here: (here / "in.txt").write_text("a\n"),
+        "has more records than the",
+    ),
+    "with a whole": (lambda here: (here / "out.jsonl").write_text("a\n"), "out.jsonl is not empty"),
+    "none": (lambda here: [p.unlink() for p in here.glob(f"{PART}*")], "no parts of out.jsonl"),
+}
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGES.values(), ids=DAMAGES)
 def test_parts_that_do_not_make_a_whole_are_kept(
-    here: Path, call: Call, damage: object, named: str
+    here: Path, call: Call, damage: Callable[[Path], Any], named: str
 ) -> None:
     write_parts(here, 7, 7, 6)
-    damage(here)  # type: ignore[operator]
+    damage(here)
     before = {path.name: path.read_bytes() for path in here.glob("out.jsonl*")}
     done = call(*JOIN)
     assert done.code == 2 and len(done.err) == 1
