@@ -112,7 +112,7 @@ def random_call(rng: random.Random) -> tuple[list[Any], dict[str, Any]]:
 async def test_calls_get_what_the_decoder_gives_them_alone(kind: str) -> None:
     decoder = make_lettered(kind)
     rng = random.Random(1)
-    wanted = [random_call(rng) for _ in range(24)]
+    wanted = [random_call(rng) for _ in range(16)]
     for given, options in wanted[:6]:
         options["stop"] = rng.sample("abcdefghijklm", 2)
         given[:] = given[:2]
