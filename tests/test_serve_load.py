@@ -126,7 +126,10 @@ class Served:
     def __init__(self, app: Starlette) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1)
+        # Loggers are of the whole process: they stay as they are.
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=1
+        )
         self.server = uvicorn.Server(config)
         run = {"sockets": [self.socket]}
         self.thread = threading.Thread(target=self.server.run, kwargs=run, daemon=True)
