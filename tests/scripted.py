@@ -27,9 +27,9 @@ from speculative_t5.decoding.drafters import (
     LookupDrafter,
     ModelDrafter,
 )
-from speculative_t5.decoding.logits import NOTHING, TokenHistory
+from speculative_t5.decoding.logits import NOTHING
 from speculative_t5.decoding.loop import Indexed, Plan, Request, RowOptions, StopChecker, cut
-from speculative_t5.decoding.sampling import Groups, Sampler
+from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.verify import Acceptance, Verdict, Verifier, residual
 from speculative_t5.generation.outputs import Several
 from speculative_t5.models import SharingDraft
@@ -153,32 +153,28 @@ PROMPT, SAMPLED = [2, 2, 1], Sampler(1.0)
 Seen = dict[tuple[int, ...], list[np.ndarray]]  # after each sequence of tokens
 
 
+def make_plan(name: str, target: Any, draft: Any, num_draft: int, verifier: Verifier) -> Plan:
+    by_model, lookup = ModelDrafter(draft, target.info.vocab_size), make_lookup(target)
+    both = CombinedDrafter(by_model, lookup, target.info.eos_token_ids)
+    drafters: dict[str, Drafter] = {"model": by_model, "lookup": lookup, "both": both}
+    sharing = draft if isinstance(draft, SharingDraft) and name != "lookup" else None
+    return Plan(drafters[name], FixedSchedule(num_draft), verifier, sharing=sharing)
+
+
 def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
     """Return p and q after each sequence of up to 2 K + 1 tokens, as rounds compute them.
 
     Each of the longest sequences is a row of one batch. Rows differ in how many of K drafted tokens
-    are right; the others are rejected and removed from the caches.
+    are right; the others are rejected and removed from the caches. No token ends a row.
     """
     size, depth = target.info.vocab_size, 2 * num_draft + 1
     paths = list(product(range(size), repeat=depth))
     turns = [walk_turns(path, num_draft, row, size) for row, path in enumerate(paths)]
-    prompts = [PROMPT] * len(paths)
-    with scripted(turns) as notes:
-        drafter, groups = ModelDrafter(draft, size), Groups([SAMPLED] * len(paths))
-        if isinstance(draft, SharingDraft):
-            session, draft_session, contexts = draft.start_both(prompts)
-            drafter.start(prompts, draft_session)
-        else:
-            session, contexts = target.start(prompts)
-            drafter.start(prompts)
-        starts = [len(context) for context in contexts]
-        for round_ in range(max(map(len, turns))):
-            keys = mx.array(np.stack([round_keys(0, row, round_)[0] for row in range(len(paths))]))
-            proposed = drafter.propose(contexts, num_draft, groups, keys)
-            history = TokenHistory(contexts, starts, proposed.tokens)
-            found = Verifier().verify(session, history, proposed, groups, keys)
-            for context, (tokens, _) in zip(contexts, found, strict=True):
-                context += tokens
+    options = RowOptions(SAMPLED, depth + num_draft + 1, seed=0)
+    requests = [Request(row, PROMPT, options) for row in range(len(paths))]
+    plan = make_plan("model", target, draft, num_draft, Verifier())
+    with scripted(turns) as notes, patch.object(engine, "stop_reasons", lambda *_: {}):
+        loop_outputs(target, requests, plan, len(paths))
     p, q = defaultdict(list), defaultdict(list)
     for judged in notes.judged:
         for row, round_, given in zip(judged.rows, judged.rounds, normal(judged.p), strict=True):
@@ -230,13 +226,9 @@ ROUNDING, WRONG = 1e-5, 1e-4  # a gap that float32 may leave, and one that it ca
 OF_EACH_GREEDY = 40  # rows, among the others
 
 
-def make_drafter(name: str, target: Any, draft: Any) -> Drafter:
+def make_lookup(target: Any) -> LookupDrafter:
     ends, special = target.info.eos_token_ids, target.info.special_tokens
-    lookup = LookupDrafter(ends, special, is_decoder_only=target.info.is_decoder_only)
-    if name == "lookup":
-        return lookup
-    by_model = ModelDrafter(draft, SIZE)
-    return CombinedDrafter(by_model, lookup, ends) if name == "both" else by_model
+    return LookupDrafter(ends, special, is_decoder_only=target.info.is_decoder_only)
 
 
 def drafts(
@@ -248,7 +240,7 @@ def drafts(
     for first in product(range(SIZE), repeat=by_model):
         more: list[int] = []
         if name != "model" and EOS not in first and by_model < budget:
-            lookup: Any = make_drafter("lookup", target, None)
+            lookup = make_lookup(target)
             lookup.start([prompt])
             before = prompt if target.info.is_decoder_only else [0]
             (more,) = lookup.find([[*before, *done]], num_draft, [first])
@@ -352,12 +344,7 @@ def gap(
     strings. Histories are of prompts of their own, or of `several` outputs of each prompt.
     """
     target, draft = unrelated_pair(kind, vocab_size=SIZE)
-    plan = Plan(
-        make_drafter(drafter, target, draft),
-        FixedSchedule(num_draft),
-        Verifier(delta, rule == "block"),
-        sharing=draft if isinstance(draft, SharingDraft) and drafter != "lookup" else None,
-    )
+    plan = make_plan(drafter, target, draft, num_draft, Verifier(delta, rule == "block"))
     samplers = [*sampled, *greedy]
     known = dict(zip(map(tuple, PROMPTS), histories_of(drafter, kind, num_draft), strict=True))
     rows: list[tuple[tuple[int, int], list[Turn]]] = []
