@@ -155,7 +155,7 @@ Seen = dict[tuple[int, ...], list[np.ndarray]]  # after each sequence of tokens
 
 def make_plan(name: str, target: Any, draft: Any, num_draft: int, verifier: Verifier) -> Plan:
     by_model, lookup = ModelDrafter(draft, target.info.vocab_size), make_lookup(target)
-    both = CombinedDrafter(by_model, lookup, target.info.eos_token_ids)
+    both = CombinedDrafter(by_model, lookup)
     drafters: dict[str, Drafter] = {"model": by_model, "lookup": lookup, "both": both}
     sharing = draft if isinstance(draft, SharingDraft) and name != "lookup" else None
     return Plan(drafters[name], FixedSchedule(num_draft), verifier, sharing=sharing)

@@ -115,7 +115,7 @@ def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
     prompts[0] = [5, own[0][-1], 12, 13, 14, 15, EOS]
     alone.start(prompts)
     own = alone.propose([[0], [0]], 3, GREEDY, None).tokens.tolist()
-    both = CombinedDrafter(other, lookup(), frozenset({EOS}))
+    both = CombinedDrafter(other, lookup())
     both.start(prompts)
     draft = both.propose([[0], [0]], 3, GREEDY, None)
     assert [row[:3] for row in draft.tokens.tolist()] == own
@@ -132,7 +132,7 @@ def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
 def test_nothing_is_looked_up_after_a_drafted_eos() -> None:
     ending = Mock()
     ending.propose.return_value = Draft(mx.array([[3, EOS], [3, 4]]), [2, 2])
-    drafter = CombinedDrafter(ending, lookup(), frozenset({EOS}))
+    drafter = CombinedDrafter(ending, lookup())
     drafter.start([[EOS, 8, 8, EOS], [4, 8, EOS]])
     draft = drafter.propose([[0], [0]], 2, GREEDY, None)
     assert draft.lengths == [2, 4]

@@ -156,7 +156,7 @@ def test_a_round_reads_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
     rng = random.Random(0)
     drafter: Any = LookupDrafter(frozenset({1}), frozenset({0, 1}))
     if kind == "both":
-        drafter = CombinedDrafter(Guessing(), drafter, frozenset({1}))  # type: ignore[arg-type]
+        drafter = CombinedDrafter(Guessing(), drafter)  # type: ignore[arg-type]
     source = [Touched(2 + rng.randrange(alphabet)) for _ in range(300)]
     drafter.start([source])
     context, costs = Watched([0]), []

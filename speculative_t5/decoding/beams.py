@@ -168,7 +168,8 @@ class _Batch:
         rows = [(search, beam) for search in searches for beam in search.beams]
         last = [(beam.tokens or search.context)[-1:] for search, beam in rows]
         scores = mx.array([beam.score for _, beam in rows], dtype=mx.float32)
-        log_probs = log_softmax(self._session.step(mx.array(last, dtype=mx.int32)))
+        logits = self._session.step(mx.array(last, dtype=mx.int32)).astype(mx.float32)
+        log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         groups = Groups([search.request.options.sampler for search, _ in rows])
         if groups.transforms:
             contexts = [[*search.context, *beam.tokens] for search, beam in rows]
@@ -182,12 +183,6 @@ class _Batch:
 
 
 Candidate = tuple[float, int, int]  # a continuation's score, its beam and its last token
-
-
-def log_softmax(logits: mx.array) -> mx.array:
-    """Turn logits (..., V) of any float type into log-probabilities (..., V) float32."""
-    logits = logits.astype(mx.float32)
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def best_continuations(totals: mx.array, count: int) -> mx.array:

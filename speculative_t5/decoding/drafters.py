@@ -154,7 +154,7 @@ class LookupDrafter:
         is_decoder_only: bool = False,
     ) -> None:
         check_ngrams(min_ngram, max_ngram)
-        self._eos_token_ids = eos_token_ids
+        self.eos_token_ids = eos_token_ids
         self._is_decoder_only = is_decoder_only
         self._special = special_tokens
         self._sizes = (min_ngram, max_ngram)
@@ -202,7 +202,7 @@ class LookupDrafter:
         """Cut at the first special token, which is kept only if it is EOS."""
         for i, token in enumerate(tokens):
             if token in self._special:
-                return tokens[: i + 1] if token in self._eos_token_ids else tokens[:i]
+                return tokens[: i + 1] if token in self.eos_token_ids else tokens[:i]
         return tokens
 
 
@@ -214,8 +214,7 @@ class CombinedDrafter:
 
     Args:
         model: Drafts first.
-        lookup: Drafts what follows.
-        eos_token_ids: Nothing follows these.
+        lookup: Drafts what follows; nothing does after EOS.
         shared: Keep both together to `num_draft` tokens: the model drafts half of them, rounded up.
     """
 
@@ -223,13 +222,11 @@ class CombinedDrafter:
         self,
         model: ModelDrafter,
         lookup: LookupDrafter,
-        eos_token_ids: frozenset[int],
         *,
         shared: bool = False,
     ) -> None:
         self._model = model
         self._lookup = lookup
-        self._eos_token_ids = eos_token_ids
         self._shared = shared
 
     def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
@@ -250,7 +247,7 @@ class CombinedDrafter:
         found = self._lookup.find(contexts, by_lookup, drafted)
         pairs = zip(drafted, found, strict=True)
         both = self._lookup.as_draft(
-            [d + more if self._eos_token_ids.isdisjoint(d) else d for d, more in pairs]
+            [d + more if self._lookup.eos_token_ids.isdisjoint(d) else d for d, more in pairs]
         )
         if first.probs is None:
             return both

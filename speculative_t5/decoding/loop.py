@@ -249,7 +249,7 @@ class Batch:
                 self._start(requests, began)
             elif requests:
                 self._place(requests, self._encode(requests), began)
-            self._drop()
+            self.drop()
 
     def end(self, rows: Collection[Row]) -> None:
         """End rows at once; their places are free for others."""
@@ -258,8 +258,15 @@ class Batch:
 
     def drop(self) -> None:
         """Drop the rows that have ended."""
-        with device.turn():
-            self._drop()
+        kept = [i for i, row in enumerate(self.rows) if not row.ended]
+        if not kept:
+            self._session = None
+        elif len(kept) < len(self.rows):
+            with device.turn():
+                self._select(kept)
+        if len(kept) < len(self.rows):
+            self.rows = [self.rows[i] for i in kept]
+            self._changed()
 
     def round(self) -> list[Round]:
         """Draft, run the target once, verify, and return what each row emits."""
@@ -273,7 +280,7 @@ class Batch:
                 next_up = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
                 requests, encoded = zip(*next_up, strict=True)
                 self._place(requests, encoded, self._now())
-            self._drop()
+            self.drop()
 
     def _now(self) -> float:
         """Return the seconds since the batch was made."""
@@ -379,16 +386,6 @@ class Batch:
     def _free(self) -> list[int]:
         """Return the places of rows that have ended."""
         return [i for i, row in enumerate(self.rows) if row.ended]
-
-    def _drop(self) -> None:
-        kept = [i for i, row in enumerate(self.rows) if not row.ended]
-        if not kept:
-            self._session = None
-        elif len(kept) < len(self.rows):
-            self._select(kept)
-        if len(kept) < len(self.rows):
-            self.rows = [self.rows[i] for i in kept]
-            self._changed()
 
     def _select(self, rows: Sequence[int]) -> None:
         assert self._session is not None

@@ -152,29 +152,23 @@ class Verifier:
         self, draft: Draft, logits: mx.array, groups: Groups, keys: mx.array | None
     ) -> Verdict:
         """Judge a sampled draft by the target's logits (B, K + 1, V)."""
-        if not groups.transforms:
-            return self._judge(draft, groups.probs(logits), keys)
-        # A draft ends where no token is allowed, and what p is there does not matter.
-        nothing = nothing_allowed(logits)
-        draft = draft.without(nothing[:, :-1], logits.shape[-1])
-        allowed = _at(logits[:, : draft.tokens.shape[1]], draft.tokens) > -mx.inf
-        probs = groups.probs(mx.where(nothing[..., None], 0, logits))
-        found = self._judge(draft, probs, keys, allowed)
+        nothing = allowed = None
+        if groups.transforms:
+            # A draft ends where no token is allowed, and what p is there does not matter.
+            nothing = nothing_allowed(logits)
+            draft = draft.without(nothing[:, :-1], logits.shape[-1])
+            allowed = _at(logits[:, : draft.tokens.shape[1]], draft.tokens) > -mx.inf
+            logits = mx.where(nothing[..., None], 0, logits)
+        probs = groups.probs(logits)
+        if self.block:
+            acceptance = block_acceptance(draft, probs)
+        else:
+            acceptance = token_acceptance(draft, probs, delta=self.delta, allowed=allowed)
+        found = decide(acceptance, draft, probs, keys)
+        if nothing is None:
+            return found
         none_left = mx.take_along_axis(nothing, found.num_accepted[:, None], axis=1)[:, 0]
         return replace(found, next_token=mx.where(none_left, NOTHING, found.next_token))
-
-    def _judge(
-        self,
-        draft: Draft,
-        target_probs: mx.array,
-        keys: mx.array | None,
-        allowed: mx.array | None = None,
-    ) -> Verdict:
-        if self.block:
-            acceptance = block_acceptance(draft, target_probs)
-        else:
-            acceptance = token_acceptance(draft, target_probs, delta=self.delta, allowed=allowed)
-        return decide(acceptance, draft, target_probs, keys)
 
 
 def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:

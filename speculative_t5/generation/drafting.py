@@ -127,7 +127,7 @@ def make_drafter(
     )
     if by_model is None:
         return lookup
-    return CombinedDrafter(by_model, lookup, model.info.eos_token_ids, shared=options.steady)
+    return CombinedDrafter(by_model, lookup, shared=options.steady)
 
 
 def agreement(model: LanguageModel) -> Broadcast:
