@@ -14,6 +14,7 @@ from speculative_t5.decoding import loop
 from speculative_t5.decoding.draft_length import FixedSchedule, Outcome
 from speculative_t5.decoding.drafters import ModelDrafter
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, decode, in_order_of_length
+from speculative_t5.decoding.results import Stats
 from speculative_t5.decoding.verify import Verifier
 
 import numpy as np
@@ -51,11 +52,13 @@ def prompts(count: int = 16) -> list[list[int]]:
     return [[*rng.integers(2, 20, rng.integers(1, 40)).tolist(), EOS] for rng in rngs]
 
 
+def facts(tokens: list[int], reason: str | None, stats: Stats) -> tuple[Any, ...]:
+    """All that an output is and cost, times left out."""
+    return tokens, reason, stats.num_draft, stats.num_drafted, stats.num_accepted
+
+
 def without_times(outputs: list[Generation]) -> list[tuple[Any, ...]]:
-    return [
-        (o.tokens, o.finish_reason, o.stats.num_draft, o.stats.num_drafted, o.stats.num_accepted)
-        for o in outputs
-    ]
+    return [facts(output.tokens, output.finish_reason, output.stats) for output in outputs]
 
 
 DRAFTERS = ["model", "lookup", "both", "none"]

@@ -17,7 +17,7 @@ from speculative_t5.generation import GenerationOptions
 
 import pytest
 from conftest import KINDS, PAIRS, VARIED
-from test_engine import DRAFTERS, make_decoder, prompts
+from test_engine import DRAFTERS, facts, make_decoder, prompts
 
 SAMPLED = {"temperature": 1.0, "seed": 7}
 WAYS: list[dict[str, Any]] = [
@@ -51,16 +51,12 @@ def alone(decoder: SpeculativeDecoder, count: int = 27) -> Finished:
     for number, prompt in enumerate(prompts(count)):
         each = decoder.iter_batch([(number, prompt)], batch_size=1, **options_of(number))
         ((_, out),) = each
-        stats = out.stats
-        counts = stats.num_draft, stats.num_drafted, stats.num_accepted
-        found[number] = (out.tokens, out.finish_reason, *counts)
+        found[number] = facts(out.tokens, out.finish_reason, out.stats)
     return found
 
 
 def finished(done: Round) -> tuple[Any, ...]:
-    stats = done.stats
-    counts = stats.num_draft, stats.num_drafted, stats.num_accepted
-    return (done.output, done.finish_reason, *counts)
+    return facts(done.output, done.finish_reason, done.stats)
 
 
 ALL = [(kind, drafter) for kind in PAIRS for drafter in DRAFTERS]
