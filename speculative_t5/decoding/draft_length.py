@@ -27,6 +27,7 @@ import numpy as np
 
 from .. import __version__
 from ..cpu import libraries
+from ..files import write_whole
 from .results import Round
 
 MAX_DRAFT = 16  # the most that an adaptive schedule asks for
@@ -269,7 +270,9 @@ def calibrate(warm_up: WarmUp, num_prompts: int, *settings: object) -> Calibrati
         found = _read(path)  # another process may have been faster: all should use the same one
         if found is None:
             found = measured
-            _write(path, found)
+            with contextlib.suppress(OSError):  # the next process measures again
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, json.dumps(asdict(found)).encode())
     return found
 
 
@@ -403,13 +406,3 @@ def _read(path: Path) -> Calibration | None:
         return None
     rows = tuple(map(tuple, counts.tolist()))
     return Calibration(tuple(draft.tolist()), tuple(verify.tolist()), rows, int(num_prompts))
-
-
-def _write(path: Path, calibration: Calibration) -> None:
-    # Where this fails, the next process measures again.
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            part = Path(folder) / path.name
-            part.write_text(json.dumps(asdict(calibration)), encoding="utf-8")
-            part.replace(path)
