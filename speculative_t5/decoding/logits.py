@@ -8,7 +8,7 @@ ones before each position.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -102,8 +102,7 @@ class LogitsTransform:
     processors: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
-        for token, bias in self.logit_bias:
-            check_integer("an id of logit_bias", token, 0)
+        for _, bias in self.logit_bias:
             value = check_number("a bias of logit_bias", bias)
             if not (value == -math.inf or abs(value) <= MAX_BIAS):
                 raise ValueError(
@@ -118,9 +117,6 @@ class LogitsTransform:
             )
         check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NO_REPEAT)
         check_integer("min_tokens", self.min_tokens, 0)
-        for name in ("suppress_tokens", "forced_tokens", "end_ids"):
-            for token in getattr(self, name):
-                check_integer(f"an id of {name}", token, 0)
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise ValueError(
                 f"bad_words must be at most {MAX_BAD_WORDS:,}, got {len(self.bad_words):,}"
@@ -131,11 +127,11 @@ class LogitsTransform:
                 f"bad_words times their longest must be at most {MAX_BAD_IDS:,} ids, got "
                 f"{len(self.bad_words):,} times {longest:,}: leave out the longest"
             )
-        for word in self.bad_words:
-            if not word:
-                raise ValueError("bad_words has a sequence without tokens: leave it out")
-            for token in word:
-                check_integer("an id of bad_words", token, 0)
+        if not all(self.bad_words):
+            raise ValueError("bad_words has a sequence without tokens: leave it out")
+        for name, ids in self.ids.items():
+            for token in ids:
+                check_integer(f"an id of {name}", token, 0)
         if both := set(self.forced_tokens).intersection(self.suppress_tokens):
             raise ValueError(
                 f"the id {min(both)} is in forced_tokens and in suppress_tokens: leave out one"
@@ -145,6 +141,17 @@ class LogitsTransform:
                 raise ValueError(
                     f"a logits processor must be a function of tokens and logits, got {processor!r}"
                 )
+
+    @property
+    def ids(self) -> dict[str, Collection[int]]:
+        """The ids that each option names."""
+        return {
+            "suppress_tokens": self.suppress_tokens,
+            "logit_bias": [token for token, _ in self.logit_bias],
+            "forced_tokens": self.forced_tokens,
+            "bad_words": [token for word in self.bad_words for token in word],
+            "end_ids": self.end_ids,
+        }
 
     @property
     def summary(self) -> str:

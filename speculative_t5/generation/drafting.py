@@ -52,12 +52,7 @@ def bind(
     transform = options.transform(spell, stop_ids | model.info.eos_token_ids)
     named: dict[str, Collection[int]] = {"stop_token_ids": stop_ids}
     if transform:
-        named |= {
-            "suppress_tokens": transform.suppress_tokens,
-            "logit_bias": dict(transform.logit_bias),
-            "forced_tokens": transform.forced_tokens,
-            "bad_words": {token for word in transform.bad_words for token in word},
-        }
+        named |= transform.ids
     for name, ids in named.items():
         if (largest := max(ids, default=-1)) >= model.info.vocab_size:
             raise ValueError(
