@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any, Literal, cast
 
 import mlx.core as mx
@@ -83,12 +83,12 @@ class Stats:
     @property
     def drafted(self) -> int:
         """Tokens proposed."""
-        return _total(self.num_drafted)
+        return sum(self.num_drafted)
 
     @property
     def accepted(self) -> int:
         """Proposed tokens that were accepted and emitted."""
-        return _total(self.num_accepted)
+        return sum(self.num_accepted)
 
     @property
     def last_round(self) -> tuple[int, int, int]:
@@ -158,29 +158,24 @@ def total(done: Sequence[Stats]) -> Stats:
 class PerRound(Sequence[int]):
     """A count for each round so far, equal to the tuple of them.
 
-    It shares a list of running totals, which only grows, with the loop and with other views. So a
-    view takes as long to make after the last round as after the first. Copies are tuples.
+    It shares a list, which only grows, with the loop and with other views. So a view takes as long
+    to make after the last round as after the first. Copies are tuples.
     """
 
-    def __init__(self, totals: list[int]) -> None:
-        self._totals = totals
-        self._count = len(totals) - 1
-
-    @property
-    def total(self) -> int:
-        return self._totals[self._count]
+    def __init__(self, counts: list[int]) -> None:
+        self._counts = counts
+        self._length = len(counts)
 
     def __len__(self) -> int:
-        return self._count
+        return self._length
 
     def __iter__(self) -> Iterator[int]:
-        return (after - before for before, after in pairwise(islice(self._totals, len(self) + 1)))
+        return islice(self._counts, self._length)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self)[index]
-        position = range(self._count)[index]
-        return self._totals[position + 1] - self._totals[position]
+        return self._counts[range(self._length)[index]]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, tuple | PerRound) and tuple(self) == tuple(other)
@@ -195,29 +190,24 @@ class PerRound(Sequence[int]):
         return tuple, (tuple(self),)
 
 
-def _total(counts: Sequence[int]) -> int:
-    return counts.total if isinstance(counts, PerRound) else sum(counts)
-
-
 class Tally:
     """Counts one output's rounds."""
 
     def __init__(self) -> None:
-        self._totals = ([0], [0], [0])  # running totals of the tuples of Stats
+        self._counts: tuple[list[int], ...] = ([], [], [])  # of the tuples of Stats
         self.rounds = self.emitted = 0
 
     def add(self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int) -> None:
         """Count one more round."""
-        counts = num_draft, num_drafted, num_accepted
-        for totals, count in zip(self._totals, counts, strict=True):
-            totals.append(totals[-1] + count)
+        for counts, count in zip(self._counts, (num_draft, num_drafted, num_accepted), strict=True):
+            counts.append(count)
         self.rounds += 1
         self.emitted += emitted
 
     def stats(self, seconds: float, *, final: bool = False) -> Stats:
         """Return the statistics of the rounds so far."""
-        views = [PerRound(totals) for totals in self._totals]
-        num_draft, num_drafted, num_accepted = map(tuple, views) if final else views
+        views = (tuple(counts) if final else PerRound(counts) for counts in self._counts)
+        num_draft, num_drafted, num_accepted = views
         return Stats(num_draft, num_drafted, num_accepted, self.emitted, seconds)
 
 
