@@ -58,8 +58,6 @@ LESS = {  # options added to commands that take minutes; "auto" may draft 16 tok
     "bench --random": "--turns 1 --max-tokens 20 --num-draft 2 --source 16 --count 1",
 }
 CHECKED = {  # why they are not run
-    "scripts/demo.sh": "makes an environment of its own",
-    "scripts/test.sh": "runs these tests",
     "scripts/gpu.sh": "measures for minutes; test_gpu_script.py has its parts",
     "python scripts/": "measure for minutes to hours, with data that is not here",
     "python weights/training/": "train for minutes to hours",
@@ -71,7 +69,6 @@ CHECKED = {  # why they are not run
     "python -m speculative_t5 bench --random opt": "makes half a billion weights; others are run",
     "python -m speculative_t5 bench --turns 9": "takes minutes; others are run",
     "python -m speculative_t5 bench --plot": "the same; test_benchmark.py draws plots",
-    "python -m speculative_t5 bench --model causal-pair": "the same",
     "python -m speculative_t5 serve": "runs until it is stopped; curl asks one",
     "python -m pytest": "those tests are run with these",
 }
@@ -117,11 +114,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_blocks_say_what_they_are_and_links_lead_somewhere(page: Path) -> None:
+def test_pages_have_narrow_lines_named_blocks_and_links_that_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     kinds = [kind for _, kind, _ in BLOCK.findall(text)]
     assert set(kinds) <= {"python", "sh", "text"}
     assert text.count("```") == 2 * len(kinds)
+    assert not [line for line in text.splitlines() if len(line) > 120 and line[0] != "|"]
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
