@@ -288,7 +288,8 @@ def _repeating(tokens: mx.array, ngram: int, logits: mx.array) -> mx.array:
     if 1 < ngram <= SHORT:
         last = _before(tokens, length, ngram - 1)[:, :, None]
         occurred = mx.as_strided(tokens, (batch, 1, count, ngram - 1), (total, 0, 1, 1))
-        same = same & mx.all((occurred == last) & (last != NOTHING), axis=-1)
+        # A window that begins before a row's first token occurs nowhere else.
+        same = same & mx.all(occurred == last, axis=-1)
     elif ngram > SHORT:
         names = mx.where(tokens[:, : count + 1] == NOTHING, NOTHING, _names(tokens, ngram - 1))
         lacking = max(0, length - count - 1)
