@@ -154,7 +154,7 @@ Seen = dict[tuple[int, ...], list[np.ndarray]]  # after each sequence of tokens
 
 
 def make_plan(name: str, target: Any, draft: Any, num_draft: int, verifier: Verifier) -> Plan:
-    by_model, lookup = ModelDrafter(draft, target.info.vocab_size), make_lookup(target)
+    by_model, lookup = ModelDrafter(draft, target.info.vocab_size), LookupDrafter(target.info)
     both = CombinedDrafter(by_model, lookup)
     drafters: dict[str, Drafter] = {"model": by_model, "lookup": lookup, "both": both}
     sharing = draft if isinstance(draft, SharingDraft) and name != "lookup" else None
@@ -226,11 +226,6 @@ ROUNDING, WRONG = 1e-5, 1e-4  # a gap that float32 may leave, and one that it ca
 OF_EACH_GREEDY = 40  # rows, among the others
 
 
-def make_lookup(target: Any) -> LookupDrafter:
-    ends, special = target.info.eos_token_ids, target.info.special_tokens
-    return LookupDrafter(ends, special, is_decoder_only=target.info.is_decoder_only)
-
-
 def drafts(
     name: str, target: Any, prompt: list[int], done: Output, num_draft: int
 ) -> Iterator[Output]:
@@ -240,7 +235,7 @@ def drafts(
     for first in product(range(SIZE), repeat=by_model):
         more: list[int] = []
         if name != "model" and EOS not in first and by_model < budget:
-            lookup = make_lookup(target)
+            lookup = LookupDrafter(target.info)
             lookup.start([prompt])
             before = prompt if target.info.is_decoder_only else [0]
             (more,) = lookup.find([[*before, *done]], num_draft, [first])

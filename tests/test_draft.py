@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -62,7 +63,8 @@ def test_lookups(source: str, output: str, expected: str, options: Any) -> None:
 
 
 def lookup() -> LookupDrafter:
-    return LookupDrafter(frozenset({EOS}), frozenset({0, EOS, 7}))
+    special = frozenset({0, EOS, 7})
+    return LookupDrafter(replace(tiny_model().info, special_tokens=special))
 
 
 def test_ragged_rows_are_padded_with_zero_rows_of_q() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from speculative_t5.decoding.drafters import CombinedDrafter, Draft, LookupDrafter
 from speculative_t5.decoding.lookup import MAX_NGRAM, Lookup
+from speculative_t5.decoding.protocols import ModelInfo
 
 import mlx.core as mx
 import pytest
 from conftest import GREEDY, Watched
 
+INFO = ModelInfo(60, 1, frozenset({1}), frozenset({0, 1}), False, 512)
 SIZES = [(low, high) for high in (1, 2, 3, 8, MAX_NGRAM) for low in range(1, high + 1)]
 
 
@@ -98,7 +101,7 @@ def test_proposals_equal_those_of_a_search_of_the_whole_text(alphabet: int) -> N
 
 def test_replaced_and_selected_rows_have_their_own_texts() -> None:
     rng = random.Random(0)
-    drafter = LookupDrafter(frozenset(), frozenset())
+    drafter = LookupDrafter(replace(INFO, eos_token_ids=frozenset(), special_tokens=frozenset()))
     sources = [text(rng, 20, 4) for _ in range(5)]
     outputs = [text(rng, 2, 4) for _ in range(5)]
     drafter.start(sources)
@@ -154,7 +157,7 @@ class Guessing:
 @pytest.mark.parametrize("alphabet", [1, 2, 50])
 def test_a_round_reads_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
     rng = random.Random(0)
-    drafter: Any = LookupDrafter(frozenset({1}), frozenset({0, 1}))
+    drafter: Any = LookupDrafter(INFO)
     if kind == "both":
         drafter = CombinedDrafter(Guessing(), drafter)  # type: ignore[arg-type]
     source = [Touched(2 + rng.randrange(alphabet)) for _ in range(300)]

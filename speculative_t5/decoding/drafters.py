@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from .logits import TokenHistory, nothing_allowed
 from .lookup import Lookup, check_ngrams
-from .protocols import Broadcast, LanguageModel, Session, identity
+from .protocols import Broadcast, LanguageModel, ModelInfo, Session, identity
 from .results import read
 from .sampling import Groups, argmax, one_hot, position_keys, sample
 
@@ -137,26 +137,15 @@ class LookupDrafter:
     text at hand is a good draft. See `Lookup` for the rule.
 
     Args:
-        eos_token_ids: Proposed, as the last token, where the end of the source is reached.
-        special_tokens: Ids never proposed otherwise.
+        info: Of the target. Its EOS is proposed, as the last token, where the end of the source is
+            reached, and no other special token.
         min_ngram: Shortest match to trust, in tokens, see `check_ngrams`.
         max_ngram: Matches longer than this count as this long.
-        is_decoder_only: Contexts begin with the prompt: prompt and output are one text.
     """
 
-    def __init__(
-        self,
-        eos_token_ids: frozenset[int],
-        special_tokens: frozenset[int],
-        *,
-        min_ngram: int = 1,
-        max_ngram: int = 8,
-        is_decoder_only: bool = False,
-    ) -> None:
+    def __init__(self, info: ModelInfo, min_ngram: int = 1, max_ngram: int = 8) -> None:
         check_ngrams(min_ngram, max_ngram)
-        self.eos_token_ids = eos_token_ids
-        self._is_decoder_only = is_decoder_only
-        self._special = special_tokens
+        self.info = info
         self._sizes = (min_ngram, max_ngram)
         self._lookups: list[Lookup] = []
 
@@ -196,13 +185,14 @@ class LookupDrafter:
         self._lookups = [self._lookups[row] for row in rows]
 
     def _lookup(self, prompt: Sequence[int]) -> Lookup:
-        return Lookup([] if self._is_decoder_only else prompt, *self._sizes)
+        # A decoder-only model's contexts begin with the prompt: prompt and output are one text.
+        return Lookup([] if self.info.is_decoder_only else prompt, *self._sizes)
 
     def _without_special(self, tokens: list[int]) -> list[int]:
         """Cut at the first special token, which is kept only if it is EOS."""
         for i, token in enumerate(tokens):
-            if token in self._special:
-                return tokens[: i + 1] if token in self.eos_token_ids else tokens[:i]
+            if token in self.info.special_tokens:
+                return tokens[: i + 1] if token in self.info.eos_token_ids else tokens[:i]
         return tokens
 
 
@@ -246,9 +236,8 @@ class CombinedDrafter:
         drafted = [tokens[:n] for tokens, n in rows]
         found = self._lookup.find(contexts, by_lookup, drafted)
         pairs = zip(drafted, found, strict=True)
-        both = self._lookup.as_draft(
-            [d + more if self._lookup.eos_token_ids.isdisjoint(d) else d for d, more in pairs]
-        )
+        ends = self._lookup.info.eos_token_ids
+        both = self._lookup.as_draft([d + more if ends.isdisjoint(d) else d for d, more in pairs])
         if first.probs is None:
             return both
         # After each row's own tokens from the model, q is one-hot.

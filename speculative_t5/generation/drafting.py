@@ -113,13 +113,7 @@ def make_drafter(
         by_model = ModelDrafter(draft, model.info.vocab_size, options.draft_vocab, agreement(model))
     if not options.lookup:
         return by_model
-    lookup = LookupDrafter(
-        model.info.eos_token_ids,
-        model.info.special_tokens,
-        min_ngram=options.min_ngram,
-        max_ngram=options.max_ngram,
-        is_decoder_only=model.info.is_decoder_only,
-    )
+    lookup = LookupDrafter(model.info, options.min_ngram, options.max_ngram)
     if by_model is None:
         return lookup
     return CombinedDrafter(by_model, lookup, shared=options.steady)
