@@ -74,7 +74,7 @@ def test_rows_do_not_depend_on_their_neighbours_options(kind: str, drafter: str)
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_lenient_rows_do_not_depend_on_their_neighbours_options(kind: str) -> None:
-    """Lenience is another rule for greedy rows than for sampled ones."""
+    """Leniency is another rule for greedy rows than for sampled ones."""
     decoder = make_decoder(kind, "model", delta=0.4)
     rounds = decode(decoder.model, requests(decoder), decoder.plan(), batch_size=7)
     assert {d.index: finished(d) for d in rounds if d.finish_reason} == alone(decoder)

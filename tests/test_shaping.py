@@ -231,7 +231,7 @@ def test_a_processor_that_raises_stop_iteration_is_named() -> None:
 
 @pytest.mark.parametrize("delta", [0.3, 1.0])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_lenience_never_accepts_what_is_forbidden(delta: float, temperature: float) -> None:
+def test_leniency_never_accepts_what_is_forbidden(delta: float, temperature: float) -> None:
     target, draft = models("t5")
     options: dict[str, Any] = {"max_tokens": LENGTH, "temperature": temperature}
     whole = SpeculativeDecoder(target, draft, delta=delta).generate_batch(prompts(), **options)

@@ -1,4 +1,4 @@
-"""Both rules with sampling, and lenience; test_exact.py proves them by enumeration."""
+"""Both rules with sampling, and leniency; test_exact.py proves them by enumeration."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_delta_adds_to_the_probability_of_acceptance() -> None:
     ("token", "delta", "expected"),  # 0.41 / 0.5 = 0.82
     [(1, 0.0, 0), (1, 0.17, 0), (1, 0.19, 1), (2, 0.19, 0), (2, 1.0, 2)],
 )
-def test_lenience_accepts_near_ties_and_nothing_else(
+def test_leniency_accepts_near_ties_and_nothing_else(
     token: int, delta: float, expected: int
 ) -> None:
     logits = mx.log(mx.array([[[0.5, 0.41, 0.09], [0.5, 0.41, 0.09]]]))
@@ -119,7 +119,7 @@ def test_lenience_accepts_near_ties_and_nothing_else(
     assert found[0, 0].item() == expected
 
 
-def test_lenience_never_accepts_where_nothing_was_drafted() -> None:
+def test_leniency_never_accepts_where_nothing_was_drafted() -> None:
     logits = mx.array([[[0.0, 1.0], [0.0, 1.0]]])
     draft = Draft(mx.array([[0]]), [0])
     assert Verifier(1.0).choices(draft, logits).tolist() == [[1, 1]]
