@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -229,22 +228,6 @@ def test_a_request_gets_the_same_alone_and_among_others(
         if "logit_bias" in options:
             options["logit_bias"] = {int(i): bias for i, bias in options["logit_bias"].items()}
         assert text == decoder.generate(PROMPTS[number % len(PROMPTS)], **options).text, number
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_its_row(running: Running, stream: bool) -> None:
-    fields = {"prompt": PROMPTS[0], "stream": stream, **ENDLESS}
-    head = {"Host": "localhost", "Authorization": f"Bearer {KEY}"}
-    request = httpx.Request("POST", running.url + "/v1/completions", headers=head, json=fields)
-    lines = [b"POST /v1/completions HTTP/1.1", *(b": ".join(each) for each in request.headers.raw)]
-    with running.client() as client:
-        before = figures(client)["emitted_total"]
-        with socket.create_connection(("127.0.0.1", running.port), PATIENCE) as leaving:
-            leaving.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + request.read())
-            wait_until(lambda: figures(client)["rows"] == 1)
-        wait_until(lambda: figures(client)["rows"] == 0)
-        assert figures(client)["emitted_total"] - before < ENDLESS["max_tokens"]
-        assert client.get("/health").json() == {"status": "ready"}
 
 
 @pytest.mark.parametrize(

@@ -240,14 +240,6 @@ def test_a_slow_body_times_out(impatient: None) -> None:
         assert answer.startswith("HTTP/1.1 408 ") and "did not arrive" in answer
 
 
-def test_a_full_queue_is_429(served: Served) -> None:
-    served.service.busy = 1
-    response = served.post(prompt="a")
-    assert check_error(response, 429)["code"] == "queue_full"
-    assert response.headers["retry-after"] == "1"
-    assert served.post(prompt="a").status_code == 200
-
-
 @pytest.mark.parametrize("state", ["loading", "stopping", "failed"])
 def test_a_server_that_does_not_decode_is_503(state: Any) -> None:
     with serving(FakeService(state=state)) as served:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -316,15 +314,6 @@ def test_the_page_is_shown_with_a_policy(served: Served) -> None:
     response = served.client.get("/")
     assert response.headers["content-type"].startswith("text/html") and "<title>" in response.text
     assert response.headers["content-security-policy"].startswith("default-src 'none'")
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_curl_needs_no_content_type(served: Served) -> None:
-    done = subprocess.run(
-        ["curl", "-sS", "-N", f"{served.url}/v1/completions", "-d", '{"prompt": "a b c"}'],
-        capture_output=True, check=True, timeout=PATIENCE,
-    )  # fmt: skip
-    assert json.loads(done.stdout)["choices"][0]["text"] == "A B C"
 
 
 def test_events_have_no_ends_of_lines_that_some_clients_see() -> None:
