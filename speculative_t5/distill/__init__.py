@@ -12,6 +12,5 @@ from .data import Data, Example, Label, read_data, reasons
 from .folder import RunFolder
 from .judgement import Judgement, Speed, Task, fastest, judge
 from .labels import LabelFile, label
-from .losses import LOSSES
 from .run import Observer, check_options, check_output, distill, new_draft
-from .training import Agreement, DistillOptions, own_parameters, training_memory
+from .training import LOSSES, Agreement, DistillOptions, own_parameters, training_memory

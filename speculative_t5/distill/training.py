@@ -6,12 +6,11 @@ How long and how is in `DistillOptions`, and how much memory it will take says `
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,11 +20,14 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ..decoding import Sampler, argmax
 from ..errors import check_integer, check_number, check_options, option
+from ..files import replacing
 from ..models import T5, SharingDraft, additive
 from .data import Label, LabelBatch, batches, group, make_batch
 from .folder import AGAIN
-from .losses import LOGITS, LOSSES, LossName, head_loss, needs_target
 
+LossName = Literal["ce", "kl", "ce+kl", "tv", "lk"]
+LOSSES: tuple[LossName, ...] = get_args(LossName)
+LOGITS = 2**22  # that exist at a time, of draft and target each
 DEFAULT_STEPS = 2000
 WARM_UP, CLIP = 50, 1.0  # steps; norm of the gradient
 # Numbers of 4 bytes that exist at the peak. Counted by `mx.get_peak_memory` on the CPU for one and
@@ -119,28 +121,26 @@ class Training:
         batch = make_batch(next(self._batches), self.draft.target.config)
         done = self.step_number / self._steps if done is None else done
         self._optimizer.learning_rate = mx.array(self._rate(done))
-        weight, with_target = self.output_weight, needs_target(self._options.loss)
-        read = Reading(self.draft.target, batch, with_target=with_target)
-        widest = self.draft.target.info.vocab_size if with_target else weight.shape[0]
+        loss, weight = self._options.loss, self.output_weight
+        read = Reading(self.draft.target, batch, with_target=loss != "ce")
+        widest = weight.shape[0] if loss == "ce" else self.draft.target.info.vocab_size
 
-        def surrogate(decoder: nn.Module) -> tuple[mx.array, mx.array]:
+        def surrogate(decoder: nn.Module) -> tuple[mx.array, float]:
             """Return a scalar with the loss's gradient, and the loss."""
             hidden = last_hidden(self.draft, read, batch)
-            # Off the tape: whatever is traced keeps the logits of every chunk.
             value, gradient = head_loss(
-                self._options.loss, mx.array(np.array(hidden)), weight, batch.labels,
-                read.target_logits, widest,
-            )  # fmt: skip
+                loss, hidden, weight, batch.labels, read.target_logits, widest
+            )
             count = batch.labels.size
-            return (hidden * mx.stop_gradient(gradient / count)).sum(), value / count
+            return (hidden * gradient / count).sum(), value / count
 
         decoder = self.draft.decoder
-        (_, loss), gradients = nn.value_and_grad(decoder, surrogate)(decoder)
+        (_, value), gradients = nn.value_and_grad(decoder, surrogate)(decoder)
         gradients, _ = optim.clip_grad_norm(gradients, CLIP)
         self._optimizer.update(decoder, gradients)
-        mx.eval(decoder.parameters(), self._optimizer.state, loss)
+        mx.eval(decoder.parameters(), self._optimizer.state)
         self.step_number += 1
-        return float(loss.item())
+        return float(value)
 
     def _rate(self, done: float) -> float:
         warm = min(1.0, (self.step_number + 1) / min(WARM_UP, self._steps))
@@ -150,11 +150,8 @@ class Training:
         """Write weights, the optimizer's state and the step to a safetensors file, atomically."""
         state = {"decoder": self.draft.decoder.parameters(), "optimizer": self._optimizer.state}
         arrays = dict(cast(list[tuple[str, mx.array]], tree_flatten(state)))
-        new = path.with_name(f"new-{path.name}")  # MLX wants the suffix
-        mx.save_safetensors(str(new), arrays, {"step": str(self.step_number)})
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(new, path)
+        with replacing(path) as new:
+            mx.save_safetensors(str(new), arrays, {"step": str(self.step_number)})
 
     def restore(self, path: Path) -> None:
         """Go on from a file that `save` has written; refuse one that is damaged."""
@@ -168,6 +165,82 @@ class Training:
         self.step_number = int(metadata["step"])
         options = self._options
         self._batches = batches(self._labels, options.batch_tokens, options.seed, self.step_number)
+
+
+def head_loss(
+    loss: LossName,
+    hidden: mx.array,
+    weight: mx.array,
+    labels: mx.array,
+    target_logits: Callable[[int, int], mx.array] | None,
+    widest: int,
+) -> tuple[float, mx.array]:
+    """Compute a loss, summed over positions, and its gradient by the draft's last hidden states.
+
+    The output head is the target's and is not trained, so this gradient is all that training needs
+    of it. Logits of a few hundred positions exist at a time, and never those of a whole batch.
+
+    Args:
+        loss: Which.
+        hidden: What the output matrix multiplies, (P, d_model) float32.
+        weight: The output matrix, (V, d_model), of the ids that the draft may propose.
+        labels: The target's tokens, (P,) int32; positions with ids of V and above count for the
+            losses with distributions only.
+        target_logits: Called with the ends of a range of positions; returns the target's logits
+            there, (range, all its ids). None for "ce", which needs none.
+        widest: The most logits of a position, of `weight` or `target_logits`.
+
+    Returns:
+        The sum of the losses, and its gradient, (P, d_model) float32.
+    """
+    rows = max(1, LOGITS // widest)
+    total, gradients = 0.0, []
+    for first in range(0, hidden.shape[0], rows):
+        last = min(first + rows, hidden.shape[0])
+        targets = target_logits(first, last) if target_logits else None
+        value, gradient = mx.value_and_grad(loss_sum)(
+            hidden[first:last], loss, weight, labels[first:last], targets
+        )
+        # What is traced, as by a gradient outside of this one, would keep the logits of all.
+        gradients.append(np.array(gradient))
+        total += float(np.array(value))
+    return total, mx.array(np.concatenate(gradients))
+
+
+def loss_sum(
+    hidden: mx.array,
+    loss: LossName,
+    weight: mx.array,
+    labels: mx.array,
+    target_logits: mx.array | None,
+) -> mx.array:
+    """Return the sum of a loss over positions.
+
+    q is the draft's distribution and p the target's, both (P, V). Of p only the ids that the draft
+    has count; what lies beyond them is lost to any draft.
+
+    ce: -log q(label). kl: KL(p || q) (distillation, arXiv 1503.02531). tv: 1 - sum(min(p, q)), the
+    chance that a sampled token is rejected (arXiv 2310.08461). lk: -log(sum(min(p, q)))
+    (arXiv 2602.23881). ce+kl: 0.8 of the first and 1.0 of the second (arXiv 2311.00430).
+    """
+    size = weight.shape[0]
+    logits = hidden @ weight.T
+    log_sum = mx.logsumexp(logits, axis=-1)
+    # The label's logit as a product of its own: its gradient is not as wide as the vocabulary.
+    chosen = (hidden * weight[mx.minimum(labels, size - 1)]).sum(-1)
+    cross_entropy = mx.where(labels < size, log_sum - chosen, 0.0).sum()
+    if loss == "ce":
+        return cross_entropy
+    assert target_logits is not None
+    p = mx.softmax(target_logits, axis=-1)[:, :size]
+    if loss in ("kl", "ce+kl"):
+        log_ratio = log_sum - mx.logsumexp(target_logits, axis=-1)
+        divergence = (p * (target_logits[:, :size] - logits)).sum(-1) + p.sum(-1) * log_ratio
+        return divergence.sum() + (0.8 * cross_entropy if loss == "ce+kl" else 0.0)
+    overlap = mx.minimum(p, mx.softmax(logits, axis=-1)).sum(-1)
+    if loss == "tv":
+        return (1 - overlap).sum()
+    return -mx.log(mx.maximum(overlap, 1e-6)).sum()
 
 
 class Reading:
@@ -324,7 +397,7 @@ def training_memory(draft: SharingDraft, options: DistillOptions, length: float)
     scores = 2 * length * config.num_heads
     token = config.num_decoder_layers * (WIDTH * config.d_model + INNER * inner + SCORES * scores)
     activations = options.batch_tokens / 2 * token
-    heads = HEADS[needs_target(options.loss)] * LOGITS
+    heads = HEADS[options.loss != "ce"] * LOGITS
     numbers = OWN * own_parameters(draft) + heads + activations
     output = draft.target.output
     if hasattr(output, "scales") or output.weight.dtype != mx.float32:
