@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -12,14 +11,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..checkpoints import lock, read_json
+from ..checkpoints import read_json
 from ..errors import shown
+from ..files import lock, write_whole
 
 SUFFIX = ".distill"
 SETTINGS, STEPS, SPENT = "settings.json", "steps.json", "spent.json"
 JUDGEMENT = "judgement.json"
 AGAIN = "delete the file, and run the same command again"
-FIRST = ("lock", f"{SETTINGS}.new")  # what a run killed at its very start leaves
+FIRST = ("lock", f".partial-{SETTINGS}")  # what a run killed at its very start leaves
 INPUTS = {"data": "other data", "target": "another target"}  # settings that are digests
 
 
@@ -97,12 +97,7 @@ class RunFolder:
 
     def write(self, name: str, value: Any) -> None:
         """Write a JSON file, whole or not at all."""
-        new = self.path / f"{name}.new"
-        with new.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self.path / name)
+        write_whole(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from ..checkpoints import lock
 from ..decoding import LanguageModel, in_order_of_length
 from ..errors import check_integer
+from ..files import LineFile
 from ..generation import SpeculativeDecoder
 from .data import Example, Label
 from .folder import TimeBudget
@@ -20,7 +17,7 @@ from .folder import TimeBudget
 MAX_LINE = 2**27  # bytes; no label is longer
 
 
-class LabelFile:
+class LabelFile(LineFile):
     """A file of labels, one line of JSON for each example in order, appended a chunk at a time.
 
     To enter it (`with`) creates and locks the file, reads the labels in it into `labels`, and cuts
@@ -38,61 +35,37 @@ class LabelFile:
     """
 
     def __init__(self, path: Path, examples: Sequence[Example], chunk: int) -> None:
+        super().__init__(path, f"another process is writing to {path}: wait for it to end")
         self._path = path
         self._examples = examples
         self._chunk = chunk
-        self._file = -1
         self.labels: list[Label] = []
 
-    def __enter__(self) -> LabelFile:
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with ExitStack() as undo:
-            undo.callback(os.close, self._file)
-            lock(self._file, f"another process is writing to {self._path}: wait for it to end")
-            self.labels, end = self._read()
-            os.truncate(self._file, end)
-            os.lseek(self._file, end, os.SEEK_SET)
-            undo.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._file)
+    def opened(self) -> None:
+        """Read the labels of whole chunks, and cut off the rest."""
+        labels: list[Label] = []
+        size = kept = end = 0
+        for raw in self.lines(MAX_LINE):
+            if len(labels) == len(self._examples):
+                raise self._foreign(len(labels), "is more than there are examples")
+            example = self._examples[len(labels)]
+            label = _parse(raw, example)
+            if label is None:
+                if _is_torn(raw, example):
+                    break
+                about = f"is not a label of line {example.line} of the data"
+                raise self._foreign(len(labels), about)
+            labels.append(label)
+            size += len(raw)
+            if len(labels) % self._chunk == 0 or len(labels) == len(self._examples):
+                kept, end = len(labels), size
+        self.labels = labels[:kept]
+        self.cut(end)
 
     def append(self, labels: Sequence[Label]) -> None:
         """Write a chunk, and wait until it is on the disk; write nothing if the disk is full."""
-        start = os.lseek(self._file, 0, os.SEEK_CUR)
-        rest = b"".join(label.to_json() for label in labels)
-        try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-            os.fsync(self._file)
-        except OSError as error:
-            with suppress(OSError):  # the first error is the one to report
-                os.truncate(self._file, start)
-            error.filename = str(self._path)
-            raise
+        self.append_bytes(b"".join(label.to_json() for label in labels), sync=True)
         self.labels += labels
-
-    def _read(self) -> tuple[list[Label], int]:
-        """Return the labels of whole chunks, and the offset in bytes at which they end."""
-        labels: list[Label] = []
-        size = kept = end = 0
-        with open(self._file, "rb", closefd=False) as reader:
-            for raw in iter(partial(reader.readline, MAX_LINE), b""):
-                if len(labels) == len(self._examples):
-                    raise self._foreign(len(labels), "is more than there are examples")
-                example = self._examples[len(labels)]
-                label = _parse(raw, example)
-                if label is None:
-                    if _is_torn(raw, example):
-                        break
-                    about = f"is not a label of line {example.line} of the data"
-                    raise self._foreign(len(labels), about)
-                labels.append(label)
-                size += len(raw)
-                if len(labels) % self._chunk == 0 or len(labels) == len(self._examples):
-                    kept, end = len(labels), size
-        return labels[:kept], end
 
     def _foreign(self, before: int, what: str) -> ValueError:
         return ValueError(
