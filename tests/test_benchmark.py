@@ -8,13 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.bench import costs as bench_costs
-from speculative_t5.bench.benchmark import Bench, Report, make_report
+from speculative_t5.bench.benchmark import Report, make_report, measure
 from speculative_t5.bench.costs import Costs, Stepper
 from speculative_t5.bench.sweep import PLAIN, Run, Variant, record, variants_of
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
-from speculative_t5.decoding import Outcome, Plan, draft_length
+from speculative_t5.decoding import Outcome, Plan
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.models.t5 import T5
 
@@ -23,21 +22,13 @@ from checkpoints import refused
 from commands import on_a_terminal
 from conftest import KINDS, REPOSITORY, tiny, tiny_draft, tiny_model
 
+GREEDY = GenerationOptions(max_tokens=30)
 PROMPTS = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
 
 
 @pytest.fixture(scope="module")
 def target() -> T5:
     return tiny_model(vocab_size=20, layers=2, eos_token_id=19)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Measure only as long as it takes to have figures at all."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(bench_costs, "MIN_SECONDS", 0.0)
-    for name in ("BUDGET", "SETTLING"):
-        monkeypatch.setattr(draft_length, name, 0.0)
 
 
 @pytest.mark.parametrize("drafter", ["model", "sharing", "lookup", "both", None])
@@ -47,9 +38,7 @@ def test_rounds_are_recorded(target: T5, drafter: str | None) -> None:
         draft = tiny_draft(target, sharing=drafter == "sharing")
     decoder = SpeculativeDecoder(target, draft, num_draft=3, lookup=drafter == "both")
     for prompt in PROMPTS:
-        run = record(
-            target, *Variant("", decoder, GenerationOptions(max_tokens=30)).prepare(prompt)
-        )
+        run = record(Variant("", decoder, GREEDY), prompt)
         done = decoder.generate(prompt, max_tokens=30)
         assert run.tokens == done.tokens and sum(run.emitted) == done.stats.emitted
         assert len(run.rounds) == len(run.emitted) == len(run.outcomes) == done.stats.rounds > 1
@@ -84,7 +73,7 @@ def test_bare_passes_come_after_the_prompt_and_the_output(
 def test_outputs_of_one_round_leave_nothing_to_measure(target: T5, quick: None) -> None:
     variants = variants_of({"lookup": SpeculativeDecoder(target, "lookup")}, 1)
     with refused("plain: every output ends in its first round"):
-        Bench(target, None, variants, PROMPTS).run(1, lambda turn: None)
+        measure(variants, PROMPTS, 1)
 
 
 def made_up(emitted: list[int], seconds: float, drafted: int = 0) -> Run:
@@ -102,17 +91,16 @@ def test_costs_are_interpolated() -> None:
 
 
 def test_figures_by_hand() -> None:
-    nothing: Any = None
+    drafting: Any = SimpleNamespace(draft=True)
     alone = [made_up([1] * 6, 2.0), made_up([1] * 4, 2.0)]
     costs = Costs(2.0, {(0, 1): 2.0, (3, 1): 2.5, (3, 4): 2.5})
     turns = [
         {PLAIN: alone, "K = 3": [made_up(a, 3.0, 3), made_up(b, 3.0, 3)]}
         for a, b in (([3, 3], [4]), ([3, 3], [2, 2]), ([1, 2, 3], [2, 2]))
     ]
-    report = make_report(Variant(PLAIN, nothing, nothing), turns, [costs] * 3, alone)
+    report = make_report(Variant(PLAIN, drafting, GREEDY), turns, [costs] * 3, alone)
     assert report.forwards == report.speedup == report.theory == report.waits == 1
-    drafting = Variant("K = 3", nothing, nothing, True)
-    report = make_report(drafting, turns, [costs] * 3, turns[0]["K = 3"])
+    report = make_report(Variant("K = 3", drafting, GREEDY), turns, [costs] * 3, turns[0]["K = 3"])
     assert report.forwards == 10 / 4  # the median of 10 / 3, 10 / 4 and 10 / 5
     assert (report.tokens_per_round, report.waits, report.same) == (10 / 5, 1, 2)
     # After first rounds, 3 tokens in 1 round, 5 in 2 and 7 in 3.

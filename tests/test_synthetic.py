@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.bench import costs as bench_costs
 from speculative_t5.bench.synthetic import (
     CAUSAL_SHAPES,
     SHAPES,
@@ -17,12 +16,11 @@ from speculative_t5.bench.synthetic import (
     context_of,
     random_model,
     random_prompts,
+    replay,
     settled_outputs,
-    synthetic_plan,
 )
 from speculative_t5.cli.bench import bench
-from speculative_t5.decoding import ModelDrafter, Plan, Round, decode
-from speculative_t5.generation import GenerationOptions
+from speculative_t5.decoding import ModelDrafter
 from speculative_t5.models import T5, DecoderOnlyModel, T5Config, build
 
 import mlx.core as mx
@@ -30,12 +28,6 @@ import pytest
 from checkpoints import refused
 from conftest import GREEDY, tiny
 from mlx.utils import tree_flatten
-
-
-def last_round(decoder: SpeculativeDecoder, prompt: list[int], plan: Plan) -> Round:
-    requests = decoder.requests([(0, prompt)], GenerationOptions(max_tokens=60))
-    *_, last = decode(decoder.model, requests, plan, batch_size=1)
-    return last
 
 
 @pytest.mark.parametrize(("kind", "acceptance"), [("t5", 0.6), ("t5", 1.0), ("gpt2", 0.6)])
@@ -48,8 +40,7 @@ def test_replayed_drafts_are_right_as_often_as_asked(kind: str, acceptance: floa
     alone = SpeculativeDecoder(target)
     outputs = {tuple(p): alone.generate(p, max_tokens=60).tokens for p in prompts}
     decoder = SpeculativeDecoder(target, tiny(kind, vocab_size=20, seed=3), num_draft=1)
-    plan = synthetic_plan(decoder, outputs, acceptance)
-    done = [last_round(decoder, prompt, plan) for prompt in prompts]
+    done = [replay(decoder, outputs, acceptance, prompt, 60) for prompt in prompts]
     assert [last.output for last in done] == list(outputs.values())
     drafted = sum(last.stats.drafted for last in done)
     accepted = sum(last.stats.accepted for last in done)
@@ -90,8 +81,7 @@ def test_replayed_drafts_are_accepted_where_wide_passes_choose_others(
     settled = settled_outputs(decoder, plain, 1.0, 60)
     assert 0 < sum(settled[prompt] != plain[prompt] for prompt in plain) < len(plain)
     for outputs, least, most in ((plain, 0.0, 0.9), (settled, 0.99, 1.0)):
-        plan = synthetic_plan(decoder, outputs, 1.0)
-        done = [last_round(decoder, prompt, plan).stats for prompt in prompts]
+        done = [replay(decoder, outputs, 1.0, prompt, 60).stats for prompt in prompts]
         accepted = sum(stats.accepted for stats in done) / sum(stats.drafted for stats in done)
         assert least < accepted <= most
 
@@ -138,7 +128,7 @@ def test_shapes_are_the_published_ones() -> None:
 
 
 @pytest.fixture
-def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shapes(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put small shapes under the names of published ones, and measure briefly."""
     ids, d_model, depth = {"vocab_size": 60, "eos_token_id": 59}, "hidden_size", "num_hidden_layers"
     opt = ids | {d_model: 32, depth: 3, "ffn_dim": 64, "num_attention_heads": 2}
@@ -151,7 +141,6 @@ def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         monkeypatch.setitem(CAUSAL_SHAPES, shape, CAUSAL_SHAPES[shape] | changes)
     monkeypatch.setitem(SHAPES, "t5-small", T5Config(16, 8, 32, 2, 2, 2, vocab_size=60))
-    monkeypatch.setattr(bench_costs, "MIN_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(

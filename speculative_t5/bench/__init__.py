@@ -3,8 +3,8 @@
 Imports `generation` and the rooms below it and, for plots only, matplotlib.
 """
 
-from .benchmark import Bench, Report
-from .costs import Costs, Stepper, measure_costs
+from .benchmark import Report, measure
+from .costs import Costs, Stepper, drafted_ids, measure_costs
 from .estimate import speedup
 from .plot import check_plot, draw, draw_history, pyplot
 from .sweep import (
@@ -13,7 +13,6 @@ from .sweep import (
     Turn,
     Variant,
     gain,
-    plain_variant,
     sweep,
     tokens_per_pass,
     tokens_per_second,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from ..decoding import LanguageModel, Outcome
-from .costs import Costs, Stepper, measure_costs
+from ..decoding import Outcome
+from .costs import Costs, Stepper, drafted_ids, measure_costs
 from .sweep import (
     PLAIN,
     Run,
@@ -46,65 +46,58 @@ class Report:
     outputs: int
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Variants, plain decoding among them, and bare costs, measured on the same source ids.
+def measure(
+    variants: Sequence[Variant],
+    prompts: Sequence[list[int]],
+    turns: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Report]:
+    """Measure variants, plain decoding among them, and bare costs on the same source ids.
 
-    The draft model, if there is one, proposes only the first `draft_vocab` ids; None is all.
+    Everything is measured `turns` times, at least once, in a new order each time. `progress`
+    receives 1 to `turns` + 2 as the work goes on. A variant of which all outputs end in their first
+    round is refused.
     """
+    order = random.Random(0)
+    sweep(variants, prompts, order)  # the first use is slower
+    progress(1)
+    timed = sweep(variants, prompts, order, timed=True)
+    progress(2)
+    for name, runs in timed.items():
+        if not emitted_later(runs):
+            raise ValueError(
+                f"{name}: every output ends in its first round, which leaves nothing "
+                "to measure: give longer prompts, a larger --max-tokens or a smaller "
+                "--num-draft"
+            )
+    drafting = [variant.decoder for variant in variants if variant.decoder.draft]
+    decoder, shapes = [*drafting, variants[0].decoder][0], _shapes(variants, timed)
+    length = max(1, round(fmean(len(run.tokens) for run in timed[PLAIN]) / 2))
 
-    model: LanguageModel
-    draft: LanguageModel | None
-    variants: Sequence[Variant]
-    prompts: Sequence[list[int]]
-    draft_vocab: int | None = None
+    def bare_costs() -> Costs:
+        target = Stepper(decoder.model, prompts[0], length)
+        draft = Stepper(decoder.draft, prompts[0], length) if decoder.draft else None
+        return measure_costs(target, draft, shapes, drafted_ids(decoder))
 
-    def run(self, turns: int, progress: Callable[[int], None] = lambda done: None) -> list[Report]:
-        """Measure everything `turns` times, at least once, in a new order each time.
+    bare_costs()
+    measured, costs = [], []
+    for turn in range(turns):
+        costs.append(bare_costs())
+        measured.append(sweep(variants, prompts, order))
+        progress(turn + 3)
+    return [make_report(each, measured, costs, timed[each.name]) for each in variants]
 
-        `progress` receives 1 to `turns` + 2 as the work goes on. A variant of which all outputs end
-        in their first round is refused.
-        """
-        order = random.Random(0)
-        sweep(self.model, self.variants, self.prompts, order)  # the first use is slower
-        progress(1)
-        timed = sweep(self.model, self.variants, self.prompts, order, timed=True)
-        progress(2)
-        for name, runs in timed.items():
-            if not emitted_later(runs):
-                raise ValueError(
-                    f"{name}: every output ends in its first round, which leaves nothing "
-                    "to measure: give longer prompts, a larger --max-tokens or a smaller "
-                    "--num-draft"
-                )
-        shapes = self._shapes(timed)
-        length = max(1, round(fmean(len(run.tokens) for run in timed[PLAIN]) / 2))
-        self._costs(length, shapes)
-        measured, costs = [], []
-        for turn in range(turns):
-            costs.append(self._costs(length, shapes))
-            measured.append(sweep(self.model, self.variants, self.prompts, order))
-            progress(turn + 3)
-        return [make_report(each, measured, costs, timed[each.name]) for each in self.variants]
 
-    def _shapes(self, timed: Turn) -> list[tuple[int, int]]:
-        """Return the shapes of rounds whose bare costs theory needs."""
-        found = {
-            shape_of(variant, outcome)
-            for variant in self.variants
-            for run in timed[variant.name]
-            for outcome in run.outcomes[1:]
-        }
-        ends = {(k, length) for k, _ in found for length in (1, k + 1)}
-        return sorted(found | ends)
-
-    def _costs(self, length: int, shapes: Sequence[tuple[int, int]]) -> Costs:
-        """Measure bare costs on the first prompt, after `length` tokens of output."""
-        models = [self.model, self.draft] if self.draft else [self.model]
-        target, *draft = (Stepper(model, self.prompts[0], length) for model in models)
-        ids = min(model.info.vocab_size for model in models)
-        ids = min(ids, self.draft_vocab or ids)
-        return measure_costs(target, draft[0] if draft else None, shapes, ids)
+def _shapes(variants: Sequence[Variant], timed: Turn) -> list[tuple[int, int]]:
+    """Return the shapes of rounds whose bare costs theory needs."""
+    found = {
+        shape_of(variant, outcome)
+        for variant in variants
+        for run in timed[variant.name]
+        for outcome in run.outcomes[1:]
+    }
+    ends = {(k, length) for k, _ in found for length in (1, k + 1)}
+    return sorted(found | ends)
 
 
 def make_report(
@@ -141,7 +134,7 @@ def make_report(
 
 def shape_of(variant: Variant, outcome: Outcome) -> tuple[int, int]:
     """Return the tokens that a model drafted in a round, and those of the target's pass."""
-    return outcome.num_draft if variant.drafts else 0, 1 + max(outcome.num_drafted)
+    return outcome.num_draft if variant.decoder.draft else 0, 1 + max(outcome.num_drafted)
 
 
 def emitted_later(runs: Sequence[Run]) -> int:

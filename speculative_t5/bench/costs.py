@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..decoding import LanguageModel, Session
+from ..generation import SpeculativeDecoder
 
 REPEATS, MIN_SECONDS = 5, 0.15  # for each cost, every time it is measured
 FILLER = 5  # the id that bare passes read, if the vocabulary has it
@@ -60,6 +61,13 @@ def measure_costs(
         return median(samples[len(samples) // 3 :])
 
     return Costs(seconds(0, 1), {shape: seconds(*shape) for shape in shapes})
+
+
+def drafted_ids(decoder: SpeculativeDecoder) -> int:
+    """Return how many ids a decoder's draft may propose."""
+    models = [decoder.model, decoder.draft] if decoder.draft else [decoder.model]
+    ids = min(model.info.vocab_size for model in models)
+    return min(ids, decoder.draft_vocab or ids)
 
 
 class Stepper:

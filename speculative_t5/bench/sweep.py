@@ -11,10 +11,8 @@ from statistics import median
 import numpy as np
 
 from ..decoding import (
-    LanguageModel,
     Outcome,
     Plan,
-    Request,
     Schedule,
     SyncCount,
     count_syncs,
@@ -32,15 +30,7 @@ class Variant:
     name: str  # in the report
     decoder: SpeculativeDecoder
     options: GenerationOptions
-    drafts: bool = False  # whether a model drafts, whose time theory has to include
     plan: Plan | None = None  # instead of the decoder's own
-
-    def prepare(self, prompt: list[int]) -> tuple[Request, Plan]:
-        """Return a request for a prompt's source ids, and the plan to decode it by."""
-        (request,) = self.decoder.requests([(0, prompt)], self.options)
-        if self.plan:
-            return request, self.plan
-        return request, self.decoder.plan([request], speculative=self.options.speculative)
 
 
 @dataclass
@@ -61,20 +51,11 @@ Turn = Mapping[str, Sequence[Run]]  # by the name of the variant, in the order o
 def variants_of(decoders: Mapping[str, SpeculativeDecoder], max_tokens: int) -> list[Variant]:
     """Return plain decoding and then a greedy variant for each decoder, by its name."""
     options = GenerationOptions(max_tokens=max_tokens)
-    plain = plain_variant(next(iter(decoders.values())), max_tokens)
-    return [
-        plain,
-        *(Variant(name, each, options, each.draft is not None) for name, each in decoders.items()),
-    ]
-
-
-def plain_variant(decoder: SpeculativeDecoder, max_tokens: int) -> Variant:
-    """Return greedy decoding by the target alone."""
-    return Variant(PLAIN, decoder, GenerationOptions(max_tokens=max_tokens, speculative=False))
+    plain = Variant(PLAIN, next(iter(decoders.values())), replace(options, speculative=False))
+    return [plain, *(Variant(name, decoder, options) for name, decoder in decoders.items())]
 
 
 def sweep(
-    model: LanguageModel,
     variants: Sequence[Variant],
     prompts: Sequence[list[int]],
     order: random.Random,
@@ -88,7 +69,6 @@ def sweep(
     drifts. The first use of everything is slower: sweep once more before figures count.
 
     Args:
-        model: The target.
         variants: The ways; figures are compared with those of `PLAIN`.
         prompts: Source ids.
         order: Decides the orders.
@@ -98,8 +78,7 @@ def sweep(
     turn: dict[str, list[Run]] = {variant.name: [] for variant in variants}
     for prompt in prompts:
         for variant in order.sample(variants, len(variants)):
-            request, plan = variant.prepare(prompt)
-            turn[variant.name].append(record(model, request, replace(plan, timed=timed)))
+            turn[variant.name].append(record(variant, prompt, timed=timed))
             progress()
     return turn
 
@@ -124,13 +103,17 @@ def tokens_per_pass(runs: Sequence[Run]) -> float:
     return sum(sum(run.emitted) for run in runs) / sum(len(run.emitted) for run in runs)
 
 
-def record(model: LanguageModel, request: Request, plan: Plan) -> Run:
-    """Decode one prompt, and record what each round took."""
+def record(variant: Variant, prompt: list[int], *, timed: bool = False) -> Run:
+    """Decode one prompt, given its source ids, and record what each round took."""
+    decoder, options = variant.decoder, variant.options
+    requests = [*decoder.requests([(0, prompt)], options)]
+    plan = variant.plan or decoder.plan(requests, speculative=options.speculative)
     run = Run()
     with count_syncs() as waits:
         recorder = _Recorder(plan.schedule, run, waits)
+        plan = replace(plan, schedule=recorder, timed=timed)
         began = time.perf_counter()
-        for done in decode(model, [request], replace(plan, schedule=recorder), batch_size=1):
+        for done in decode(decoder.model, requests, plan, batch_size=1):
             run.emitted.append(done.stats.emitted - sum(run.emitted))
             run.tokens += done.tokens
         ended = time.perf_counter()

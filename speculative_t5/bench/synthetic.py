@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
 from ..cpu import accelerate
-from ..decoding import Draft, Drafter, Groups, Plan, Session, decode
+from ..decoding import Draft, Drafter, Groups, Plan, Round, Session, decode
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from ..models import T5, DecoderOnlyModel, T5Config, build
 
@@ -239,6 +239,20 @@ def synthetic_plan(
     return replace(plan, drafter=ReplayDrafter(plan.drafter, outputs, acceptance, size))
 
 
+def replay(
+    decoder: SpeculativeDecoder,
+    outputs: Mapping[tuple[int, ...], Sequence[int]],
+    acceptance: float,
+    prompt: Sequence[int],
+    max_tokens: int,
+) -> Round:
+    """Decode a prompt greedily by `synthetic_plan`, and return the last round."""
+    requests = decoder.requests([(0, [*prompt])], GenerationOptions(max_tokens=max_tokens))
+    plan = synthetic_plan(decoder, outputs, acceptance)
+    *_, last = decode(decoder.model, requests, plan, batch_size=1)
+    return last
+
+
 def settled_outputs(
     decoder: SpeculativeDecoder,
     outputs: Mapping[tuple[int, ...], Sequence[int]],
@@ -254,9 +268,7 @@ def settled_outputs(
     settled = dict(outputs)
     for prompt in settled:
         for _ in range(REPLAYS):
-            requests = decoder.requests([(0, prompt)], GenerationOptions(max_tokens=max_tokens))
-            plan = synthetic_plan(decoder, settled, acceptance)
-            *_, last = decode(decoder.model, requests, plan, batch_size=1)
+            last = replay(decoder, settled, acceptance, prompt, max_tokens)
             if last.output == settled[prompt]:
                 break
             settled[prompt] = last.output
@@ -281,7 +293,5 @@ class SyntheticDecoder:
             alone = decoder.generate(prompt, max_tokens=max_tokens, speculative=False)
             found = settled_outputs(decoder, {ids: alone.tokens}, self._acceptance, max_tokens)
             self._outputs |= found
-        requests = decoder.requests([(0, prompt)], GenerationOptions(max_tokens=max_tokens))
-        plan = synthetic_plan(decoder, self._outputs, self._acceptance)
-        *_, last = decode(decoder.model, requests, plan, batch_size=1)
+        last = replay(decoder, self._outputs, self._acceptance, prompt, max_tokens)
         return Generation("", last.output, last.finish_reason or "length", last.stats)

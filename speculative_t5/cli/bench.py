@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -22,14 +22,13 @@ from tqdm import tqdm
 from .. import __version__, device
 from ..bench import (
     PLAIN,
-    Bench,
     Report,
     Variant,
     check_plot,
     check_shapes,
     context_of,
     draw,
-    plain_variant,
+    measure,
     random_model,
     random_prompts,
     settled_outputs,
@@ -39,7 +38,7 @@ from ..bench import (
 from ..checkpoints import as_dtype
 from ..errors import count as counted
 from ..errors import not_utf8
-from ..generation import GenerationOptions, NumDraft, SpeculativeDecoder
+from ..generation import NumDraft, SpeculativeDecoder
 from .options import (
     DEFAULT_MODEL,
     DraftModel,
@@ -135,7 +134,7 @@ def bench(
     with tqdm(total=turns + 2, desc="loading", unit="turn", leave=False, disable=None) as bar:
         if random_weights:
             model, draft, *_ = (*random_weights.split(":"), None)
-            benchmark = _random(
+            variants, sources = _random(
                 random_weights, dtype, source, count, acceptance, ways, draft_vocab, max_tokens,
                 bar.set_description,
             )  # fmt: skip
@@ -149,16 +148,16 @@ def bench(
                     "there is nothing to plot without a draft model: give one with --draft-model"
                 )
             sources = _sources(first, prompts, max_tokens)
-            benchmark = _pair(first, sources, ways, draft_vocab, max_tokens)
+            variants = _pair(first, ways, draft_vocab, max_tokens)
         bar.set_description("measuring")
-        reports = benchmark.run(turns, lambda done: bar.update(done - bar.n))
+        reports = measure(variants, sources, turns, lambda done: bar.update(done - bar.n))
         bar.set_description("starting processes")
         starts = [] if random_weights else _starts(model, same)
     result: dict[str, Any] = {
         "machine": _machine(),
         "target": model,
         "draft": draft,
-        "prompts": len(benchmark.prompts),
+        "prompts": len(sources),
         "max_tokens": max_tokens,
         "draft_vocab": draft_vocab,
         "turns": turns,
@@ -212,12 +211,8 @@ def _decoders(
 
 
 def _pair(
-    first: SpeculativeDecoder,
-    sources: Sequence[list[int]],
-    ways: Ways,
-    draft_vocab: int | None,
-    max_tokens: int,
-) -> Bench:
+    first: SpeculativeDecoder, ways: Ways, draft_vocab: int | None, max_tokens: int
+) -> list[Variant]:
     """Compare plain decoding with all ways of drafting for this target."""
     longest = max(k for k, _ in ways.values())
     decoders: dict[str, SpeculativeDecoder] = {}
@@ -226,8 +221,7 @@ def _pair(
     decoders["lookup"] = SpeculativeDecoder(
         first.model, "lookup", first.tokenizer, num_draft=longest, draft_vocab=draft_vocab
     )
-    vocab = next(iter(decoders.values())).draft_vocab  # the draft may have one of its own
-    return Bench(first.model, first.draft, variants_of(decoders, max_tokens), sources, vocab)
+    return variants_of(decoders, max_tokens)
 
 
 def _random(
@@ -240,10 +234,10 @@ def _random(
     draft_vocab: int | None,
     max_tokens: int,
     say: Callable[[str], None],
-) -> Bench:
+) -> tuple[list[Variant], list[list[int]]]:
     """Compare plain decoding with drafts of a given acceptance, on random weights.
 
-    `say` receives what is being prepared, which takes long.
+    `say` receives what is being prepared, which takes long. Prompts are returned as well.
     """
     names = shapes.split(":")
     if len(names) != 2:
@@ -263,18 +257,16 @@ def _random(
     outputs = {}
     for number, prompt in enumerate(prompts, start=1):
         say(f"preparing prompt {number}")
-        plain = first.generate(prompt, max_tokens=max_tokens, speculative=False)
-        outputs[tuple(prompt)] = plain.tokens
+        done = first.generate(prompt, max_tokens=max_tokens, speculative=False)
+        outputs[tuple(prompt)] = done.tokens
 
-    def variant(name: str, decoder: SpeculativeDecoder) -> Variant:
-        say(f"preparing {name}")
-        own = settled_outputs(decoder, outputs, acceptance, max_tokens)
-        options = GenerationOptions(max_tokens=max_tokens)
-        return Variant(name, decoder, options, True, synthetic_plan(decoder, own, acceptance))
-
-    variants = [variant(*each) for each in _decoders(first, ways, draft_vocab).items()]
-    variants = [plain_variant(first, max_tokens), *variants]
-    return Bench(target, small, variants, prompts, draft_vocab)
+    plain, *drafting = variants_of(_decoders(first, ways, draft_vocab), max_tokens)
+    variants = [plain]
+    for each in drafting:
+        say(f"preparing {each.name}")
+        own = settled_outputs(each.decoder, outputs, acceptance, max_tokens)
+        variants.append(replace(each, plan=synthetic_plan(each.decoder, own, acceptance)))
+    return variants, prompts
 
 
 def _row(report: Report) -> dict[str, Any]:

@@ -12,19 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
 from typing import Any, Literal
 
-from .. import device
-from ..bench import (
-    PLAIN,
-    Run,
-    Turn,
-    Variant,
-    gain,
-    sweep,
-    tokens_per_pass,
-    tokens_per_second,
-    typical,
-    variants_of,
-)
+from .. import bench, device
 from ..checkpoints import dtype_name
 from ..cpu import libraries
 from ..decoding import LanguageModel
@@ -377,10 +365,10 @@ def judge(
         by_place=tuple(agreement.by_place(MOST)),
         tokens_per_pass=tuple(agreement.tokens_per_pass(k) for k in range(1, MOST + 1)),
         unmeasured=reason,
-        prompts=len(measured[0][PLAIN]) if measured else 0,
+        prompts=len(measured[0][bench.PLAIN]) if measured else 0,
         turns=turns,
         max_tokens=max_tokens,
-        plain=typical(measured, PLAIN, tokens_per_second) if measured else 0.0,
+        plain=bench.typical(measured, bench.PLAIN, bench.tokens_per_second) if measured else 0.0,
         speeds=speeds_of(measured, OWN),
         previous=None if previous is None else task.previous_name or str(previous),
         previous_speeds=speeds_of(measured, BEFORE),
@@ -398,20 +386,20 @@ def _measure(
     turns: int,
     max_seconds: float,
     progress: Callable[[int, int], None],
-) -> list[Turn]:
+) -> list[bench.Turn]:
     """Decode plainly and with each K of each draft; return no turns if nothing can be sped up."""
     order, done, total = random.Random(0), 0, 0
     numbers: list[NumDraft] = [*range(1, MOST + 1), "auto"]
 
-    def ways(name: str, small: LanguageModel | Literal["lookup"]) -> list[Variant]:
+    def ways(name: str, small: LanguageModel | Literal["lookup"]) -> list[bench.Variant]:
         decoders = {
             f"{name} {k}": SpeculativeDecoder(task.target, small, task.tokenizer, num_draft=k)
             for k in numbers
         }
-        return variants_of(decoders, max_tokens)
+        return bench.variants_of(decoders, max_tokens)
 
-    def turn(prompts: Sequence[list[int]], variants: Sequence[Variant]) -> Turn:
-        return sweep(task.target, variants, prompts, order, progress=count_one)
+    def turn(prompts: Sequence[list[int]], variants: Sequence[bench.Variant]) -> bench.Turn:
+        return bench.sweep(variants, prompts, order, progress=count_one)
 
     def count_one() -> None:
         nonlocal done
@@ -425,9 +413,9 @@ def _measure(
     # and in the turns.
     passes = 1 + len(before) + turns * (1 + len(own) + 2 * bool(before))
     total = len(first) + passes * len(prompts)
-    warm: list[Run] = []
+    warm: list[bench.Run] = []
     for prompt in prompts:
-        warm += turn([prompt], [plain])[PLAIN]
+        warm += turn([prompt], [plain])[bench.PLAIN]
         if sum(run.seconds for run in warm) * passes > max_seconds:
             break
     if not any(len(run.emitted) > 1 for run in warm):
@@ -438,7 +426,7 @@ def _measure(
     if before:
         tried = turn(prompts, before)
         *fixed, auto = before
-        before = [max(fixed, key=lambda way: tokens_per_second(tried[way.name])), auto]
+        before = [max(fixed, key=lambda way: bench.tokens_per_second(tried[way.name])), auto]
     return [turn(prompts, [plain, *own, *before]) for _ in range(turns)]
 
 
@@ -447,22 +435,22 @@ def affordable(seconds: Sequence[float], most: float) -> int:
     return max(1, sum(total <= most for total in accumulate(seconds)))
 
 
-def speeds_of(turns: Sequence[Turn], drafter: str) -> tuple[Speed, ...]:
+def speeds_of(turns: Sequence[bench.Turn], drafter: str) -> tuple[Speed, ...]:
     """Return the speeds of one drafter, in the order of its variants."""
     names = [name for turn in turns[:1] for name in turn if name.startswith(f"{drafter} ")]
     return tuple(speed_of(turns, name) for name in names)
 
 
-def speed_of(turns: Sequence[Turn], name: str) -> Speed:
+def speed_of(turns: Sequence[bench.Turn], name: str) -> Speed:
     """Sum up one variant against plain decoding, which ran in each turn as well."""
-    plain, number = turns[0][PLAIN], name.split()[-1]
+    plain, number = turns[0][bench.PLAIN], name.split()[-1]
     same = [
         all(turn[name][i].tokens == run.tokens for turn in turns) for i, run in enumerate(plain)
     ]
     return Speed(
         num_draft="auto" if number == "auto" else int(number),
-        tokens_per_second=typical(turns, name, tokens_per_second),
-        speedup=gain(turns, name, tokens_per_second),
-        tokens_per_pass=typical(turns, name, tokens_per_pass),
+        tokens_per_second=bench.typical(turns, name, bench.tokens_per_second),
+        speedup=bench.gain(turns, name, bench.tokens_per_second),
+        tokens_per_pass=bench.typical(turns, name, bench.tokens_per_pass),
         same=sum(same),
     )

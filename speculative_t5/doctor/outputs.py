@@ -7,7 +7,6 @@ distribution, `threads` do not disturb each other, and the shipped pair's output
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..bench import random_prompts
 from ..checkpoints import dtype_name
 from ..decoding import Sampler
 from ..generation import SpeculativeDecoder
@@ -130,7 +130,7 @@ def greedy(subject: Subject) -> Finding:
     for dtype in dict.fromkeys((own, mx.float32, mx.bfloat16)):
         model = tiny.tied_t5(dtype)
         tied = SpeculativeDecoder(model, model, num_draft=NUM_DRAFT)
-        prompts = _random_prompts(model)
+        prompts = random_prompts(model, 9, NUM_TIES)
         found.append(compare(f"near-ties, {dtype_name(dtype)}", tied, prompts, TIES_TOKENS))
     head = f"{'outputs that depend on the draft'.ljust(34)}{'plain mode':>12}{'steady mode':>13}"
     notes = (head, *(each.row() for each in found))
@@ -158,9 +158,7 @@ def compare(
     )
     ways = ((decoder, False), (decoder, True), (steady, False), (steady, True), (lookup, True))
     began = time.perf_counter()
-    plain_differs: list[int] = []
-    steady_differs: list[int] = []
-    count = 0
+    count, plain_differs, steady_differs = 0, [], []
     for i, prompt in enumerate(prompts):
         plain, drafted, *others = (
             each.generate(prompt, max_tokens=max_tokens, speculative=speculative).tokens
@@ -175,12 +173,6 @@ def compare(
             break
     exact = promises_equal_rows(model)
     return Compared(name, count, plain_differs, steady_differs, exact)
-
-
-def _random_prompts(model: tiny.T5) -> list[list[int]]:
-    rng = random.Random(0)
-    ids = range(2, model.info.vocab_size)
-    return [[*rng.choices(ids, k=8), model.info.eos_token_id] for _ in range(NUM_TIES)]
 
 
 def sampling(subject: Subject) -> Finding:

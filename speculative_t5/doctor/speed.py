@@ -12,18 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..bench import (
-    PLAIN,
-    Run,
-    Stepper,
-    Turn,
-    gain,
-    measure_costs,
-    sweep,
-    tokens_per_second,
-    typical,
-    variants_of,
-)
+from .. import bench
 from ..generation import SpeculativeDecoder, steady_width
 from .checks import NUM_DRAFT, Finding, Subject
 from .outputs import SENTENCES
@@ -77,13 +66,13 @@ def speed(subject: Subject) -> Finding:
     costs = _costs(decoder)
     turns = _swept(decoder)
     seen = acceptance(turns[-1]["drafted"])
-    measured = gain(turns, "drafted", tokens_per_second)
+    measured = bench.gain(turns, "drafted", bench.tokens_per_second)
     best = costs.best(seen)
     expected = costs.speedup(seen, best)
     details = {
         "pass_seconds": {str(length): s for length, s in costs.passes.items()},
         "draft_step_seconds": costs.step, "steady_seconds": costs.steady, "acceptance": seen,
-        "plain_tokens_per_second": typical(turns, PLAIN, tokens_per_second),
+        "plain_tokens_per_second": bench.typical(turns, bench.PLAIN, bench.tokens_per_second),
         "measured_speedup": measured,
         "best": {
             f"{rate:.2f}": {"num_draft": k, "speedup": costs.speedup(rate, k)}
@@ -104,11 +93,13 @@ def _costs(decoder: SpeculativeDecoder) -> Costs:
     """Time everything interleaved, and keep the shortest times, as disturbances only add."""
     model, draft, prompt = decoder.model, decoder.draft, decoder.encode(SENTENCES[0])
     width = steady_width(model, NUM_DRAFT + 1)
-    target, steady = Stepper(model, prompt, LENGTH), Stepper(model, prompt, LENGTH, width)
-    drafter = Stepper(draft, prompt, LENGTH) if draft else None
-    ids = min(model.info.vocab_size, draft.info.vocab_size) if draft else model.info.vocab_size
-    ids = min(ids, decoder.draft_vocab or ids)
-    measure = partial(measure_costs, draft=None, vocab_size=ids, min_seconds=WINDOW)
+    target, steady = (
+        bench.Stepper(model, prompt, LENGTH),
+        bench.Stepper(model, prompt, LENGTH, width),
+    )
+    drafter = bench.Stepper(draft, prompt, LENGTH) if draft else None
+    ids = bench.drafted_ids(decoder)
+    measure = partial(bench.measure_costs, draft=None, vocab_size=ids, min_seconds=WINDOW)
     shapes, verifying = [(0, n) for n in LENGTHS], (0, NUM_DRAFT + 1)
     turns: list[dict[object, float]] = []
     began = time.perf_counter()
@@ -125,22 +116,22 @@ def _costs(decoder: SpeculativeDecoder) -> Costs:
     return Costs(dict(zip(every, passes, strict=True)), least["step"], least["steady"])
 
 
-def _step_seconds(drafter: Stepper, ids: int) -> float:
+def _step_seconds(drafter: bench.Stepper, ids: int) -> float:
     began = time.perf_counter()
     mx.eval(drafter.draft(STEPS, ids))
     return (time.perf_counter() - began) / STEPS
 
 
-def _swept(decoder: SpeculativeDecoder) -> list[Turn]:
+def _swept(decoder: SpeculativeDecoder) -> list[bench.Turn]:
     """Decode some sentences without a draft and with it."""
-    variants = variants_of({"drafted": decoder}, MAX_TOKENS)
+    variants = bench.variants_of({"drafted": decoder}, MAX_TOKENS)
     prompts = [decoder.encode(sentence) for sentence in SENTENCES[::EVERY]]
     order = random.Random(0)
-    sweep(decoder.model, variants, prompts[:1], order)  # the first use is slower
-    return [sweep(decoder.model, variants, prompts, order) for _ in range(TURNS)]
+    bench.sweep(variants, prompts[:1], order)  # the first use is slower
+    return [bench.sweep(variants, prompts, order) for _ in range(TURNS)]
 
 
-def acceptance(runs: Iterable[Run]) -> float:
+def acceptance(runs: Iterable[bench.Run]) -> float:
     """Return the chance that a drafted token which all before it let through is accepted."""
     accepted = tested = 0
     for outcome in (outcome for run in runs for outcome in run.outcomes):
