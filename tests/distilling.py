@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from speculative_t5.decoding import draft_length
 from speculative_t5.distill import (
     Data,
     DistillOptions,
@@ -86,14 +85,6 @@ def go(
     short = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
     with mock.patch.multiple(stages, judge=partial(judge, turns=1, max_prompts=2), **short):
         return distill(task, data, output, options, watch or Watch(), **more)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calibrations are not the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
-    for name in ("BUDGET", "SETTLING"):
-        monkeypatch.setattr(draft_length, name, 0.0)
 
 
 class Stop(Exception):

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.cli import distill as command
-from speculative_t5.decoding import draft_length
 from speculative_t5.distill import Judgement, judge
 from speculative_t5.distill import run as stages_of_run
 
 import mlx.core as mx
 import pytest
-from commands import Call, caller, in_a_shell, on_a_terminal
+from commands import Call, in_a_shell, on_a_terminal
 from conftest import REPOSITORY, tiny_model
 from messages import check_message
 
@@ -25,15 +24,11 @@ SENTENCES = (REPOSITORY / "tests" / "sentences.txt").read_text().splitlines()[:4
 SHORT = ("--steps", "4", "--batch-tokens", "200", "--max-tokens", "6")
 
 
-@pytest.fixture
-def call(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Call]:
+@pytest.fixture(autouse=True)
+def short(quick: None, place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(stages_of_run, "judge", partial(judge, turns=1, max_prompts=2))
-    for name in ("BUDGET", "SETTLING"):
-        monkeypatch.setattr(draft_length, name, 0.0)
     before = {*place.rglob("*")}
-    yield caller(place, monkeypatch, capfd)
+    yield
     for path in {*place.rglob("*")} - before:  # other tests share the folder
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -79,19 +74,13 @@ def test_a_draft_is_made_judged_drawn_and_used(
     assert again.code == 2 and "weights/target-draft exists" in again.err[-1]
 
 
-def test_a_draft_that_does_not_pay_comes_without_a_command(
+def test_labelling_ends_early_and_a_draft_that_does_not_pay_comes_without_a_command(
     call: Call, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Judgement, "pays", False)
-    done = distill(call, prompts, *SHORT, "--output", "slow")
-    assert re.fullmatch(r"slow: \d+\.\d MB", done.out.splitlines()[-1])
-
-
-def test_the_account_adds_up_where_labelling_ends_early(
-    call: Call, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(stages_of_run, "LABEL_CHUNK", 8)
     done = distill(call, prompts, "--steps", "1", "--batch-tokens", "90", "--output", "out")
+    assert re.fullmatch(r"out: \d+\.\d MB", done.out.splitlines()[-1])
     assert done.out.startswith(
         "read 45 lines: 10 labelled (2 of them held out), 30 not needed, 5 skipped (3 repeated"
     )

@@ -9,7 +9,6 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import Run, draw_history
-from speculative_t5.decoding import draft_length
 from speculative_t5.distill import Agreement, Judgement, Speed, Task, judge
 from speculative_t5.distill.judgement import MOST, affordable, speed_of
 from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
@@ -25,14 +24,6 @@ KNOWN = Agreement([[True, True, True, False, True]] * 10)
 @pytest.fixture(scope="module")
 def target() -> T5:
     return tiny_model(vocab_size=20, layers=2, eos_token_id=19)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Calibrate only as long as it takes to have figures at all."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("BUDGET", "SETTLING"):
-        monkeypatch.setattr(draft_length, name, 0.0)
 
 
 def run(seconds: float, *emitted: int, tokens: tuple[int, ...] = (7, 8)) -> Run:

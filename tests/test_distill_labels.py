@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import subprocess
@@ -222,14 +221,3 @@ def test_options_are_checked_before_the_file_is_made(tmp_path: Path) -> None:
             run(path, **options)
     assert not path.exists()
     assert run(path, []) == []
-
-
-def test_one_process_at_a_time_labels(tmp_path: Path, whole: bytes) -> None:
-    path = tmp_path / "labels.jsonl"
-    path.write_bytes(whole[:-5])
-    with path.open("rb") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(ValueError) as caught:
-            run(path)
-    check_message(str(caught.value), "another process is writing to")
-    assert path.read_bytes() == whole[:-5]

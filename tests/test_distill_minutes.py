@@ -12,10 +12,9 @@ from speculative_t5.distill import run as stages
 from speculative_t5.distill.training import Training
 
 import pytest
-from distilling import DATA, SHORT, Stop, Watch, cache, examples, target
+from distilling import DATA, SHORT, Stop, Watch, examples, target
 
-__all__ = ["cache"]
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("quick")]
 
 
 class Clock:

@@ -16,11 +16,11 @@ from speculative_t5.distill import Judgement
 
 import pytest
 from conftest import REPOSITORY
-from distilling import DATA, SHORT, STEPS, Stop, Watch, cache, go, labels_of, target
+from distilling import DATA, SHORT, STEPS, Stop, Watch, go, labels_of, target
 from messages import check_message
 
-__all__ = ["cache"]
-pytestmark = pytest.mark.cpu  # weights are compared byte for byte
+# Weights are compared byte for byte.
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("quick")]
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import EOS
-from distilling import DATA, SHORT, Watch, cache, examples, go, labels_of, target
+from distilling import DATA, SHORT, Watch, examples, go, labels_of, target
 from messages import check_message
 from test_sharing import TARGETS, make_target
 
-__all__ = ["cache"]
-pytestmark = pytest.mark.cpu  # weights are compared byte for byte
+# Weights are compared byte for byte.
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("quick")]
 
 
 def test_a_draft_learns_and_loads_beside_its_target_alone(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from speculative_t5.doctor import (
 
 import pytest
 from checkpoints import write_causal
-from commands import Call, caller, on_a_terminal
+from commands import Call, on_a_terminal
 from conftest import REPOSITORY
 from messages import check_message
 
@@ -52,13 +51,6 @@ def test_a_check_runs_in_a_process_of_its_own() -> None:
     (check,) = (check for check in CHECKS if check.name == "versions")
     found = run(check, Subject())
     assert found == replace(environment.versions(Subject()), seconds=found.seconds)
-
-
-@pytest.fixture
-def call(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Call]:
-    yield caller(place, monkeypatch, capfd)
 
 
 def faked(monkeypatch: pytest.MonkeyPatch, **statuses: Any) -> list[Subject]:

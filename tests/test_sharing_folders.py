@@ -223,7 +223,7 @@ def test_a_draft_alone_or_for_another_model_is_refused(
 
 
 def test_commands_decode_with_the_draft(
-    call: Call, home: Path, target: T5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, home: Path, target: T5, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = call("--model", "target", "--regular-decode", "--max-tokens", "9", *HELLO)
     assert expected.code == 0
@@ -234,10 +234,7 @@ def test_commands_decode_with_the_draft(
     batch = call("batch", "-", *PAIR, "--max-tokens", "9", stdin=f"{HELLO[1]}\n" * 3)
     assert {record["text"] for record in batch.records} == {drafted["text"]}
     monkeypatch.setattr(bench, "STARTS", 0)
-    monkeypatch.setattr("speculative_t5.bench.costs.MIN_SECONDS", 0.0)
-    for name in ("BUDGET", "SETTLING"):
-        monkeypatch.setattr(f"speculative_t5.decoding.draft_length.{name}", 0.0)
-        monkeypatch.setattr(speed, name, 0.0, raising=False)
+    monkeypatch.setattr(speed, "BUDGET", 0.0)
     (home / "few.txt").write_text("The old man.\n")
     done = call("bench", *PAIR, "--num-draft", "2", "--turns", "1", "--max-tokens", "9",
                 "--prompts", "few.txt", "--json")  # fmt: skip
