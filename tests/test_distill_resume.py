@@ -97,7 +97,7 @@ def test_a_killed_run_gives_the_same_bytes(
     judgement = go(output, watch)
     stored = json.loads((output / "judgement.json").read_text())
     assert Judgement.from_json(stored) == judgement
-    labelled = [watch.of(split)[-1][0] for split in ("valid", "train")]
+    labelled = [judgement.made_by[name] for name in ("held_out", "labels")]
     assert labelled == [len(DATA.valid), len(DATA.train)]
     steps = [step for step, *_ in watch.of("trained")]
     assert steps == ([] if first is None else list(range(first, STEPS + 1))), "it went on"

@@ -290,8 +290,8 @@ class SyntheticDecoder:
         """Generate as `SpeculativeDecoder.generate`; a new prompt is decoded several times."""
         decoder, ids = self._decoder, tuple(prompt)
         if ids not in self._outputs:
-            alone = decoder.generate(prompt, max_tokens=max_tokens, speculative=False)
-            found = settled_outputs(decoder, {ids: alone.tokens}, self._acceptance, max_tokens)
+            plain = decoder.generate(prompt, max_tokens=max_tokens, speculative=False)
+            found = settled_outputs(decoder, {ids: plain.tokens}, self._acceptance, max_tokens)
             self._outputs |= found
         last = replay(decoder, self._outputs, self._acceptance, prompt, max_tokens)
         return Generation("", last.output, last.finish_reason or "length", last.stats)

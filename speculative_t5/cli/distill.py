@@ -185,7 +185,7 @@ def distill(
     with closing(Stages()) as stages, _kept(output):
         judgement = run_stages(task, prompts, output, options, stages, read_by=read_by)
     program = ctx.find_root().info_name or "speculative-t5"
-    print(_account(prompts, stages.labelled_prompts))
+    print(_account(prompts, judgement))
     print("\n".join(map(visible, judgement.summary())))
     print(_result(output, judgement, [*program.split(), "--model", model]))
     if plot is not None:
@@ -232,14 +232,9 @@ def _kept(folder: Path) -> Iterator[None]:
 
 
 class Stages:
-    """Watches a run of `distill`: a bar for each stage on a terminal, otherwise a line at times.
-
-    Attributes:
-        labelled_prompts: By split, how many prompts have labels.
-    """
+    """Watches a run of `distill`: a bar for each stage on a terminal, otherwise a line at times."""
 
     def __init__(self) -> None:
-        self.labelled_prompts = {"valid": 0, "train": 0}
         self._bars = is_terminal(sys.stderr)
         self._bar: tqdm[None] | None = None
         self._stage = ""
@@ -249,49 +244,43 @@ class Stages:
         self._agreement = ""
 
     def labelled(self, split: str, done: int, total: int, tokens: int) -> None:
-        self.labelled_prompts[split] = done
         stage = "labelling held-out prompts" if split == "valid" else "labelling prompts"
-        if self._enter(stage, total, done, "prompt"):
-            self._first_tokens = tokens
+        if stage != self._stage:
+            self._began, self._first_tokens = time.perf_counter(), tokens
         seconds = time.perf_counter() - self._began
         rate = (tokens - self._first_tokens) / seconds if seconds else 0.0
-        self._show(done, total, f"{rate:,.0f} tokens/s" if rate else "")
+        self._show(stage, "prompt", done, total, f"{rate:,.0f} tokens/s" if rate else "")
 
     def trained(self, step: int, steps: int, loss: float) -> None:
-        self._enter("training", steps, step - 1, "step")
         self._losses.append(loss)
-        mean = sum(self._losses) / len(self._losses)
-        self._show(step, steps, f"loss {mean:.3f}{self._agreement}")
+        self._show("training", "step", step, steps, self._training())
 
     def checked(self, step: int, tokens_per_pass: float, agreement: float) -> None:
         self._agreement = f", {tokens_per_pass:.2f} tokens per pass"
         if not self._bars:
-            mean = sum(self._losses) / max(1, len(self._losses))
-            note(f"training: step {step:,}, loss {mean:.3f}{self._agreement}")
+            note(f"training: step {step:,}, {self._training()}")
             self._last_line = time.perf_counter()
 
     def judging(self, done: int, total: int) -> None:
-        self._enter("judging", total, done, "output")
-        self._show(done, total, "")
+        self._show("judging", "output", done, total)
 
-    def _enter(self, stage: str, total: int, done: int, unit: str) -> bool:
-        """Begin a stage, unless it has begun; return whether it is new."""
-        if stage == self._stage:
-            return False
-        self.close()
-        self._stage, self._began, self._last_line = stage, time.perf_counter(), -math.inf
-        if self._bars:
-            # What an earlier run has done does not count for the rate.
-            self._bar = tqdm(total=total, initial=done, desc=stage, unit=f" {unit}s", leave=True)
-        return True
+    def _training(self) -> str:
+        mean = sum(self._losses) / max(1, len(self._losses))
+        return f"loss {mean:.3f}{self._agreement}"
 
-    def _show(self, done: int, total: int, more: str) -> None:
+    def _show(self, stage: str, unit: str, done: int, total: int, more: str = "") -> None:
+        if stage != self._stage:
+            self.close()
+            self._stage, self._last_line = stage, -math.inf
+            if self._bars:
+                # What an earlier run has done does not count for the rate.
+                self._bar = tqdm(total=total, initial=done, desc=stage, unit=f" {unit}s")
         if self._bar is not None:
             self._bar.total = total
             self._bar.set_postfix_str(more, refresh=False)
             self._bar.update(done - self._bar.n)
         elif not self._bars and time.perf_counter() - self._last_line > EVERY:
-            note(f"{self._stage}: {done:,} of {total:,}{', ' if more else ''}{more}")
+            note(f"{stage}: {done:,} of {total:,}{', ' if more else ''}{more}")
             self._last_line = time.perf_counter()
 
     def close(self) -> None:
@@ -301,11 +290,12 @@ class Stages:
         self._bar = None
 
 
-def _account(data: Data, labelled: dict[str, int]) -> str:
+def _account(data: Data, judgement: Judgement) -> str:
     """Return a line that says what became of each line of the data."""
-    used = sum(labelled.values())
+    held_out = judgement.made_by["held_out"]
+    used = judgement.made_by["labels"] + held_out
     unused = len(data.train) + len(data.valid) - used
-    parts = [f"{used:,} labelled ({labelled['valid']:,} of them held out)"]
+    parts = [f"{used:,} labelled ({held_out:,} of them held out)"]
     if unused:
         parts.append(f"{unused:,} not needed")
     parts.append(_skipped(data))

@@ -89,9 +89,11 @@ def distill(
         "start_from": task.start.fingerprint[:DIGITS] if task.start else None,
     }
     with folder.begun(settings):
-        run = _Run(task, data, folder, options, observer)
         if folder.is_done(output):  # it was killed before it could remove its folder
-            return run.finished()
+            judgement = Judgement.from_json(folder.read(JUDGEMENT) or {})
+            folder.remove()
+            return judgement
+        run = _Run(task, data, folder, options, observer)
         valid, train = run.label()
         draft, history = run.train(train, valid)
         return run.judge(draft, train, valid, history, output)
@@ -151,21 +153,11 @@ class _Run:
     def __post_init__(self) -> None:
         self.time = TimeBudget(self.folder, self.options.minutes)
 
-    def finished(self) -> Judgement:
-        """End a run that has written its output."""
-        for split, number in self._labelled().items():
-            self.observer.labelled(split, number, number, 0)
-        judgement = Judgement.from_json(self.folder.read(JUDGEMENT) or {})
-        self.folder.remove()
-        return judgement
-
-    def _labelled(self) -> dict[str, int]:
-        """Return how many prompts have labels, by split, of the splits that are done."""
-        return self.folder.read(LABELLED, valid=int | None, train=int | None) or {}
-
     def label(self) -> tuple[list[Label], list[Label]]:
         """Label the prompts, those held out first; return held-out labels and others."""
-        options, known = self.options, self._labelled()
+        options = self.options
+        # How many prompts have labels, of the splits that are done.
+        known = self.folder.read(LABELLED, valid=int | None, train=int | None) or {}
         # The draft will be judged by what the target says, whatever the file gives.
         held_out = [replace(example, completion=None) for example in self.data.valid]
         tokens = None if options.num_steps is None else options.num_steps * options.batch_tokens
