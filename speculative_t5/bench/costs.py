@@ -41,18 +41,19 @@ def measure_costs(
     shapes: Sequence[tuple[int, int]],
     vocab_size: int,
     *,
-    min_seconds: float = MIN_SECONDS,
+    min_seconds: float | None = None,
 ) -> Costs:
     """Measure bare costs of rounds (K, L); drafts are of the first `vocab_size` ids.
 
     Target and draft model, if there is one, are at the same length of output. Each cost is measured
-    for `min_seconds`, and at least `REPEATS` times.
+    for `min_seconds`, by default `MIN_SECONDS`, and at least `REPEATS` times.
     """
+    enough = MIN_SECONDS if min_seconds is None else min_seconds
 
     def seconds(num_draft: int, length: int) -> float:
         samples: list[float] = []
         first = time.perf_counter()
-        while len(samples) < REPEATS or time.perf_counter() - first < min_seconds:
+        while len(samples) < REPEATS or time.perf_counter() - first < enough:
             began = time.perf_counter()
             drafted = draft.draft(num_draft, vocab_size) if draft else []
             target.verify(length, drafted)

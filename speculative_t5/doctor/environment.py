@@ -68,7 +68,8 @@ def device(subject: Subject) -> Finding:
     machine.limit_memory()  # as loading a model does
     used, choice = mx.default_device(), os.environ.get(machine.CHOICE)
     info = {name: value for name, value in mx.device_info(used).items() if name in PUBLIC}
-    memory = info.get("memory_size") or info.get("total_memory") or _physical_memory()
+    memory = info.get("memory_size") or info.get("total_memory")
+    memory = memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     chip, limits = generation(str(info.get("architecture", ""))), _limits()
     buffers = info.get("resource_limit")
     details: dict[str, Any] = {
@@ -118,10 +119,6 @@ def _limits() -> dict[str, int]:
     mx.set_cache_limit(cache)
     mx.set_wired_limit(wired)
     return {"memory_limit": mx.get_memory_limit(), "cache_limit": cache, "wired_limit": wired}
-
-
-def _physical_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _size(of: Any) -> str:
