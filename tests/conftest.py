@@ -120,7 +120,8 @@ def tiny_model(*, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes
     mx.random.seed(seed)
     # Heavier than usual, so that outputs depend on everything before them and do not just repeat.
     model.apply(lambda x: mx.random.normal(x.shape))
-    model.lm_head.weight = model.lm_head.weight * 0.25
+    if model.config.own_head:
+        model.lm_head.weight = model.lm_head.weight * 0.25
     mx.eval(model.parameters())
     accelerate(model)
     return model

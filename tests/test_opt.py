@@ -6,7 +6,6 @@ import dataclasses
 import json
 from typing import Any
 
-from speculative_t5.models.decoder_only import DecoderOnlyModel
 from speculative_t5.models.opt import FIRST_POSITION, Model, ModelArgs, position_ids
 
 import mlx.core as mx
@@ -85,22 +84,6 @@ def test_whole_sequences_match_transformers(pair: tuple[Any, Model]) -> None:
     reference, model = pair
     assert_close(model(mx.array(TOKENS)), reference_logits(reference, TOKENS))
     assert_close(model(mx.array(TOKENS[:, :1])), reference_logits(reference, TOKENS[:, :1]))
-
-
-def test_steps_of_ragged_rows_match_transformers(pair: tuple[Any, Model]) -> None:
-    reference, model = pair
-    expected = reference_logits(reference, TOKENS)
-    session, _ = DecoderOnlyModel(model, eos_token_id=1, max_context=16).start(
-        TOKENS[:, :10].tolist()
-    )
-    session.step(mx.array(TOKENS[:, 12:15]))  # wrong tokens, taken back
-    starts = [3, 9]
-    for count in (1, 4, 1):
-        session.truncate(starts)
-        step = np.stack([TOKENS[row, at : at + count] for row, at in enumerate(starts)])
-        wanted = np.stack([expected[row, at : at + count] for row, at in enumerate(starts)])
-        assert_close(session.step(mx.array(step)), wanted)
-        starts = [at + count for at in starts]
 
 
 def test_positions_stay_within_the_table() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.cpu import accelerate
 from speculative_t5.decoding import ModelDrafter
 from speculative_t5.models import Quantization, SharingConfig, SharingDraft, copy_layers
 from speculative_t5.models.t5 import T5, quantize
@@ -21,7 +19,6 @@ from conftest import (
     tiny_sharing,
 )
 from messages import check_message
-from mlx.utils import tree_flatten
 
 PROMPTS = [[5, 9, 7, 3, EOS], [4, EOS], [12, 13, 6, 2, 8, 9, EOS]]
 TOKENS = [[0, 4, 9, 3], [0, 17, 2, 2], [0, 5, 6, 7]]
@@ -31,17 +28,7 @@ WIDE = {"d_model": 32, "d_kv": 16, "d_ff": 64}
 def make_target(kind: str) -> T5:
     options: dict[str, Any] = {"vocab_size": 20, "layers": 3, "seed": 3}
     if kind == "tied":
-        model = tiny_model(**options)
-        tied = T5(
-            copy.copy(model.config).__class__(
-                **vars(model.config) | {"own_head": False, "scale_decoder_outputs": True}
-            )
-        )
-        tied.load_weights(
-            [pair for pair in tree_flatten(model.parameters()) if "lm_head" not in pair[0]]
-        )
-        accelerate(tied)
-        return tied
+        return tiny_model(**options, own_head=False, scale_decoder_outputs=True)
     if kind == "quantized":
         model = tiny_model(**options, **WIDE)
         quantize(model, Quantization(8, 32))

@@ -121,7 +121,7 @@ def make_drafter(
 
 def agreement(model: LanguageModel) -> Broadcast:
     """Return what makes choices the same in all processes that share a target."""
-    return model.agreed if isinstance(model, T5) else identity
+    return model.broadcast if isinstance(model, T5) else identity
 
 
 def pair_up(

@@ -196,10 +196,10 @@ class _Layer:
         """Make the mask of new tokens: None for no mask, "causal", or bool (B, 1, L, T)."""
         if self._plain and not return_array and (window_size is None or self._end <= window_size):
             return None if count == 1 else "causal"
-        places = mx.arange(self._end)
+        positions = mx.arange(self._end)
         own = (self._offsets[:, None] + mx.arange(count))[:, None, :, None]
-        mask = places <= own
-        return mask if window_size is None else mask & (places > own - window_size)
+        mask = positions <= own
+        return mask if window_size is None else mask & (positions > own - window_size)
 
     @property
     def state(self) -> KeysValues:

@@ -15,8 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from .. import device, distributed
-from ..decoding import ModelInfo, argmax, fingerprint
+from .. import device
+from ..decoding import Broadcast, ModelInfo, argmax, fingerprint, identity
 from .cache import KeysValues, additive, resized, write
 from .config import Activation, Quantization, T5Config
 from .t5_session import CompiledDecoder, T5Session, read_sources
@@ -434,7 +434,7 @@ class T5(CompiledModel):
             is_decoder_only=False,
             max_source_length=config.n_positions,  # positions are relative: more is no error
         )
-        self._group: mx.distributed.Group | None = None  # of the processes that share the layers
+        self.broadcast: Broadcast = identity  # where processes share the layers, see `t5_parallel`
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
@@ -508,13 +508,6 @@ class T5(CompiledModel):
         encode = partial(read_sources, self, [self.decoder])
         session = T5Session(decoder, encode, encode(prompts), width)
         return session, session.contexts
-
-    def agreed(self, ids: mx.array) -> mx.array:
-        """Return the ids that the first of the processes has found, an array of int32, in all.
-
-        What each computes by itself, after the last sum, has the same bits on equal machines only.
-        """
-        return ids if self._group is None else distributed.broadcast(ids, self._group)
 
 
 def quantize(model: T5, how: Quantization) -> None:

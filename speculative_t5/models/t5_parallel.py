@@ -9,6 +9,7 @@ layer and three for a decoder's. Embedding, norms and head are whole in each pro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ import numpy as np
 from mlx.nn.layers.distributed import shard_inplace, shard_linear
 from mlx.utils import tree_flatten, tree_unflatten
 
+from .. import distributed
 from .config import T5Config
 from .t5 import T5, CrossAttention, PositionBias, SelfAttention
 
@@ -84,8 +86,9 @@ def check_divisible(config: T5Config, size: int) -> None:
 def shard(model: T5, group: mx.distributed.Group) -> None:
     """Split a model's layers among the processes of a group, each keeping its part.
 
-    From then on every process has to run the same passes; `T5.agreed` makes their choices the
-    same. Weights that are loaded later have to be parts, as `checkpoints.load` reads them.
+    From then on every process has to run the same passes. `T5.broadcast` makes their choices those
+    of the first: what each computes by itself, after the last sum, has the same bits on equal
+    machines only. Weights that are loaded later have to be parts, as `checkpoints.load` reads them.
 
     Raises:
         ValueError: If the processes cannot share heads, units or groups of quantized weights
@@ -111,5 +114,5 @@ def shard(model: T5, group: mx.distributed.Group) -> None:
     for module in model.modules():
         if isinstance(module, SelfAttention | CrossAttention):
             module.num_heads //= size
-    model.num_processes, model._group = size, group
+    model.num_processes, model.broadcast = size, partial(distributed.broadcast, group=group)
     model.recompile()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from typing import cast
 
 import mlx.core as mx
@@ -28,8 +27,8 @@ def sample_weights(model: T5) -> str:
     Elements of a weight that is split among processes are unknown, NaN.
     """
     shapes, numbers = [], []
-    for name, weight in sorted(_weights(model), key=lambda item: item[0]):
-        shape, elements, step = _elements(name, weight)
+    for name, module in sorted((n, m) for n, m in model.named_modules() if "weight" in m):
+        shape, elements, step = _elements(name, module)
         split = split_of(f"{name}.weight", model.config) if model.num_processes > 1 else None
         if split is not None:
             whole = list(shape)
@@ -59,13 +58,6 @@ def same_weights(a: str, b: str) -> bool:
 def is_sample(text: object) -> bool:
     """Whether a value from a file is a sample."""
     return isinstance(text, str) and _SAMPLE.fullmatch(text) is not None
-
-
-def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that have a weight, by name."""
-    for name, module in model.named_modules():
-        if "weight" in module:
-            yield name, module
 
 
 def _elements(name: str, module: nn.Module) -> tuple[tuple[int, ...], mx.array, mx.array]:
