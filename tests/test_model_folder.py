@@ -226,6 +226,7 @@ def source(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # no other test lists its models
 
 
 def test_reported_sizes_are_those_written(source: Path) -> None:
