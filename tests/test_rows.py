@@ -17,7 +17,7 @@ from speculative_t5.generation import GenerationOptions
 
 import pytest
 from conftest import KINDS, PAIRS, VARIED
-from test_engine import DRAFTERS, facts, make_decoder, prompts
+from test_decoder import DRAFTERS, facts, make_decoder, prompts
 
 SAMPLED = {"temperature": 1.0, "seed": 7}
 WAYS: list[dict[str, Any]] = [

@@ -19,7 +19,7 @@ from speculative_t5.serve import Busy, Call, Event, Service, Unavailable, servic
 import pytest
 from conftest import PAIRS, VARIED, tiny_pair
 from messages import check_message
-from test_engine import make_decoder, prompts
+from test_decoder import make_decoder, prompts
 from test_rows import WAYS
 from test_stops import Letters
 

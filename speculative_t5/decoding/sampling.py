@@ -50,6 +50,11 @@ class Sampler:
         """Whether the most probable token is the only one."""
         return self.temperature == 0
 
+    def is_like(self, other: Sampler) -> bool:
+        """Whether another one gives the same values: greedy ones do not use their filters."""
+        both_greedy = self.greedy and other.greedy
+        return self == other or (both_greedy and self.transform == other.transform)
+
     def transformed(self, logits: mx.array, history: TokenHistory) -> mx.array:
         """Transform logits (B, L, V) that follow the tokens of `history`; for `probs` or argmax."""
         return logits if self.transform is None else self.transform(logits, history)
@@ -100,10 +105,8 @@ class Groups:
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         found: list[tuple[Sampler, list[int]]] = []
         for row, sampler in enumerate(samplers):
-            if sampler.greedy:  # whatever its filters are
-                sampler = Sampler(transform=sampler.transform)
             # Compared and not hashed: a processor of logits may be any callable.
-            rows = next((rows for other, rows in found if other == sampler), None)
+            rows = next((rows for other, rows in found if other.is_like(sampler)), None)
             if rows is None:
                 found.append((sampler, [row]))
             else:
