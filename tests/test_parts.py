@@ -58,7 +58,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "parts of 2 and of 3 pro",
     ),
     "of other lines": (
-        lambda here: (here / "in.txt").write_text("a\n"),
+        lambda here: (here / "in.txt").write_text("prompt 1\n"),
         "has more records than the",
     ),
     "with a whole": (lambda here: (here / "out.jsonl").write_text("a\n"), "out.jsonl is not empty"),
