@@ -55,14 +55,14 @@ def option(
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """Return a dataclass's field for an option: all that its users need to know, written once.
+    """Return the field of a dataclass for an option, which is described nowhere else.
 
     Args:
         default: Its default.
         help: What it does, in the words of --help.
-        panel: Where --help lists it.
-        shown: What --help shows as its default, where that is no value.
-        least: Its least value, if it is a number.
+        panel: The heading under which --help lists it.
+        shown: What --help shows as its default, where that is not the value itself.
+        least: Its least value, if it is a number; an integer if the option is one.
         most: Its largest value.
     """
     about = {"help": help, "panel": panel, "shown": shown, "least": least, "most": most}
@@ -70,7 +70,9 @@ def option(
 
 
 def check_options(options: Any) -> None:
-    """Refuse numbers out of the ranges that their fields give, see `option`; None is none.
+    """Refuse numbers out of the ranges that their fields give, see `option`.
+
+    An option that is None is not given, and has no range.
 
     Raises:
         ValueError: If there is one, or if it is no number.

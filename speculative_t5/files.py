@@ -169,7 +169,7 @@ class LineFile:
         os.lseek(self._file, size, os.SEEK_SET)
 
     def append_bytes(self, data: bytes, *, sync: bool = False) -> None:
-        """Write all of it, or nothing where the disk is full; perhaps until it is on the disk."""
+        """Write all of it, or nothing where the disk is full; `sync` waits for the disk."""
         start = 0 if self._special else os.lseek(self._file, 0, os.SEEK_CUR)
         try:
             while data:
