@@ -179,7 +179,7 @@ def test_options_reach_the_plan() -> None:
     decoder = SpeculativeDecoder(target, "lookup", num_draft=4, delta=0.25, min_ngram=2)
     options = GenerationOptions(max_tokens=9, temperature=0.5, top_k=7, top_p=0.75, seed=11)
     plan = decoder.plan()
-    assert plan.verifier == Verifier(0.25, block=False, broadcast=target.agreed)
+    assert plan.verifier == Verifier(0.25, block=False, broadcast=target.broadcast)
     (request,) = decoder.requests([(3, [5, 1])], options)
     assert (request.index, request.source, plan.schedule.next(99)) == (3, [5, 1], 4)
     own = request.options
