@@ -45,22 +45,16 @@ from .loop import (
     decode,
     in_order_of_length,
 )
-from .protocols import (
-    Broadcast,
-    LanguageModel,
-    ModelInfo,
-    Session,
-    Vocabulary,
-    fingerprint,
-    identity,
-)
+from .protocols import LanguageModel, ModelInfo, Session, Vocabulary, fingerprint
 from .results import (
+    Broadcast,
     FinishReason,
     Origin,
     Round,
     Stats,
     SyncCount,
     count_syncs,
+    identity,
     origins_of_round,
     read,
     total,

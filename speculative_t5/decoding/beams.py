@@ -20,8 +20,8 @@ from .. import device
 from ..errors import check_integer, check_number
 from .logits import TokenHistory
 from .loop import Request, StopReasons, stop_reasons, token_budget
-from .protocols import Broadcast, LanguageModel, identity
-from .results import FinishReason, Stats, read
+from .protocols import LanguageModel
+from .results import Broadcast, FinishReason, Stats, identity, read
 from .sampling import Groups
 
 EarlyStopping = bool | Literal["never"]

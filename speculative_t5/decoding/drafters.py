@@ -12,8 +12,8 @@ import mlx.core as mx
 
 from .logits import TokenHistory, nothing_allowed
 from .lookup import Lookup, check_ngrams
-from .protocols import Broadcast, LanguageModel, ModelInfo, Session, identity
-from .results import read
+from .protocols import LanguageModel, ModelInfo, Session
+from .results import Broadcast, identity, read
 from .sampling import Groups, argmax, one_hot, position_keys, sample
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -66,16 +66,6 @@ def fingerprint(description: str, parameters: Any) -> str:
     for name, head in sorted(heads.items()):
         digest.update(f"{name} {head.tolist()}".encode())
     return digest.hexdigest()
-
-
-# Where processes share a target: returns the ids of the first process in all of them. Machines may
-# round differently, and processes that chose different tokens would go on to run different passes.
-Broadcast = Callable[[mx.array], mx.array]
-
-
-def identity(ids: mx.array) -> mx.array:
-    """Return ids as they are: no other process shares the target."""
-    return ids
 
 
 Encoded = Any  # result of `Session.encode` for one prompt, opaque to others

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -10,6 +10,15 @@ from itertools import chain, islice
 from typing import Any, Literal, cast
 
 import mlx.core as mx
+
+# Where processes share a target: returns the ids of the first process in all of them. Machines may
+# round differently, and processes that chose different tokens would go on to run different passes.
+Broadcast = Callable[[mx.array], mx.array]
+
+
+def identity(ids: mx.array) -> mx.array:
+    """Return ids as they are: no other process shares the target."""
+    return ids
 
 
 @dataclass

@@ -10,8 +10,8 @@ import mlx.core as mx
 
 from .drafters import Draft
 from .logits import NOTHING, TokenHistory, nothing_allowed
-from .protocols import Broadcast, Session, identity
-from .results import read
+from .protocols import Session
+from .results import Broadcast, identity, read
 from .sampling import Groups, argmax, final_keys, position_keys, sample, uniform
 
 
