@@ -28,7 +28,7 @@ __all__ = ["Chunk", "Generation", "SpeculativeDecoder", "Stats", "T5Config", "__
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name's room when the name is first used."""
+    """Import a public name's package when the name is first used."""
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_ROOMS[name]}", __name__), name)

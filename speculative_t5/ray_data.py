@@ -1,7 +1,8 @@
 """`Generator`: a decoder as a function from columns to more columns, for Ray Data and Spark.
 
 Nothing of Ray or Spark is imported here: both call any function of a batch. pyarrow is imported
-where a batch is one of its tables. Imports `generation`, `checkpoints` and the rooms below them.
+where a batch is one of its tables. Imports `generation`, `checkpoints` and the packages
+below them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What rounds cost: benchmarks, and random models of known shapes to run them on.
 
-Imports `generation` and the rooms below it and, for plots only, matplotlib.
+Imports `generation` and the packages below it and, for plots only, matplotlib.
 """
 
 from .benchmark import Report, measure

@@ -4,8 +4,8 @@
 and reads them: a T5 by `t5`, a draft that shares its target's encoder by `t5_draft`, any other by
 `decoder_only`. `convert` writes a T5 as a model folder, one tensor at a time. Below them, `tensors`
 and `torch_bin` know the formats of weights; nothing that a file claims is believed before it is
-checked. Imports `tokenizers`, `cpu` (which speeds up what `load` made), `models` and the rooms
-below them.
+checked. Imports `tokenizers`, `cpu` (which speeds up what `load` made), `models` and the
+packages below them.
 """
 
 from ..files import lock

@@ -63,8 +63,8 @@ def load(
         target: The model that this one is to draft for. A draft that shares its target's encoder
             needs it; it computes in the target's type, and its tokenizer is None, as it is the
             target's.
-        group: The processes to split a T5 among, see `T5.shard`; each reads its part only, and the
-            whole of one tensor at a time where a file is our own (.npz).
+        group: The processes to split a T5 among, see `models.shard`; each reads its part only, and
+            the whole of one tensor at a time where a file is our own (.npz).
 
     Raises:
         ValueError: If there is no such folder or name, it is not a whole T5 or decoder-only model

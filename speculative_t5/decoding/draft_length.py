@@ -49,7 +49,7 @@ class Outcome:
     num_draft: int  # tokens that the drafter was asked for
     num_drafted: Sequence[int]  # tokens proposed for each row that had room for `num_draft`
     num_accepted: Sequence[int]  # how many of them were accepted and emitted
-    draft_seconds: float  # includes what the device needs for it only with `Plan.timed`
+    draft_seconds: float  # of the host; with `Plan.timed`, until the device has drafted
     verify_seconds: float  # from there to the verdicts
 
 
@@ -97,11 +97,12 @@ class Counts:
     """Counts of drafted and accepted tokens by position; older rounds weigh less.
 
     Attributes:
-        values: Four lists of MAX_DRAFT + 1. By position i, from 1: rows whose draft reached it
-            (asked for i tokens, i - 1 accepted), rows that accepted it, rows that were asked for
-            it, rows that had it. Position 0 counts what a drafter adds after the tokens asked for:
-            rows that accepted all of those, extra tokens accepted by them, all rows, extra tokens
-            drafted.
+        values: Four lists of MAX_DRAFT + 1: `reached`, `passed`, `asked` and `had`. At i, from 1,
+            they count rows that were asked for i tokens or more: `asked` all of them, `had` those
+            that drafted as many, `reached` those that accepted the first i - 1, `passed` those that
+            accepted the i-th as well. At 0 they count what a drafter adds after the tokens asked
+            for: `asked` all rows, `had` the extra tokens, `reached` the rows that accepted all
+            tokens asked for, `passed` the extra tokens accepted.
     """
 
     # Lists of floats: arrays so short are slower, and the device idles meanwhile.

@@ -24,8 +24,9 @@ class Draft:
     Attributes:
         tokens: (B, K) int32.
         lengths: How many tokens each row has; the positions after them are padding.
-        probs: q, (B, K, V) float32 over the target's vocabulary, with zero rows at padding; None
-            where every q is one-hot, as in greedy drafts and prompt lookups.
+        probs: q, (B, K, V) float32 over the target's vocabulary, with zero rows at padding. None
+            stands for one-hot rows at `tokens`, as in greedy drafts and prompt lookups; `dense`
+            makes them.
     """
 
     tokens: mx.array
@@ -107,8 +108,7 @@ class Drafter(Protocol):
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order.
 
-        To add rows for more prompts a row may come several times; `replace` follows for all but
-        the first of its copies.
+        To add rows, the caller repeats one, and then gives the copies to new prompts by `replace`.
         """
 
 

@@ -38,7 +38,7 @@ class TokenHistory:
             output.
         starts: How many of them come before the output.
         drafted: (B, N) int32, tokens that are assumed to follow. Of logits (B, L, V) position i
-            follows all but the last L - 1 - i of them.
+            follows the contexts and the first N - (L - 1 - i) drafted tokens.
     """
 
     contexts: Sequence[Sequence[int]]

@@ -19,8 +19,8 @@ MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
 class Sampler:
     """What target and draft share: a transform, if any, then temperature, then top-k, then top-p.
 
-    Temperature 0 is greedy decoding, as a one-hot distribution on the argmax: verification sees
-    probabilities only and needs no second, greedy path.
+    Temperature 0 is greedy decoding: `probs` is then one-hot on the argmax. Verification need not
+    make such rows: it counts the ids that agree, as both rules would (`verify.num_agreed`).
 
     Args:
         temperature: Divides the logits; 0 is greedy, and the filters then change nothing.

@@ -36,8 +36,8 @@ class Acceptance:
         total: (B, K) float32.
         ratios: w_0 to w_K, (B, K + 1) float32: after i accepted tokens the next one is sampled from
             norm(max(w_i * p - q, 0)).
-        in_order: Whether the first position to fail ends the draft; otherwise the last one to pass
-            does, whatever fails before it.
+        in_order: True keeps the draft up to the first position that fails; False up to the last
+            one that passes, whatever fails before it.
     """
 
     chance: mx.array
@@ -100,7 +100,7 @@ class Verifier:
         if logits is not None and not groups.greedy:
             verdict = self.verdict(draft, logits, groups, keys)
             parts.append(mx.stack([verdict.num_accepted, verdict.next_token], axis=1))
-        # The round's only wait: one array holds all that the host has to know.
+        # A single wait: this array holds all that the host has to know.
         rows = read(self.broadcast(mx.concatenate(parts, axis=1)))
         width, found = draft.tokens.shape[1], []
         for row, length, is_greedy in zip(rows, draft.lengths, groups.greedy_rows, strict=True):
@@ -117,11 +117,17 @@ class Verifier:
     def logits(
         self, session: Session, tokens: mx.array, history: TokenHistory, groups: Groups
     ) -> mx.array | None:
-        """Feed the target's session `tokens` (B, K + 1) int32: each row's last one and its draft.
+        """Run the target over `tokens` (B, K + 1) int32, if logits of what follows are needed.
+
+        Args:
+            session: The target's.
+            tokens: Each row's last one and its draft.
+            history: The rows' contexts, and the draft's tokens.
+            groups: The rows' samplers.
 
         Returns:
-            Logits (B, K + 1, V), transformed; None if the session's own argmax is all that is
-            wanted, and nothing was fed.
+            Logits (B, K + 1, V), transformed; None, without running the target, if only the argmax
+            is needed: the caller then uses `Session.step_argmax`.
         """
         if groups.greedy and self.delta == 0 and not groups.transforms:
             return None

@@ -5,7 +5,7 @@ prompts and holds some out. **Label**: the target generates outputs for them (`l
 a draft that shares the target's encoder, embedding and head learns them (`training`). **Judge**:
 the draft's agreement with the target and its speed on the held-out prompts are measured and written
 beside its weights (`judgement`). `folder` keeps all that a run needs to resume, and its time.
-Imports `bench` and the rooms below it.
+Imports `bench` and the packages below it.
 """
 
 from .data import Data, Example, Label, read_data, reasons

@@ -2,7 +2,7 @@
 
 `CHECKS` is the table of them; `environment`, `arithmetic`, `outputs` and `speed` have them by kind.
 A check takes a `Subject` and returns a `Finding` (`checks`), in a process of its own. Imports
-`bench` and the rooms below it.
+`bench` and the packages below it.
 """
 
 from collections.abc import Sequence

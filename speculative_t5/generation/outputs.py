@@ -219,8 +219,8 @@ def as_generation(done: Round, detokenizer: Detokenizer | None) -> Generation:
 class Several:
     """Asks for several outputs of each prompt, and puts them together with their scores.
 
-    Output j of index i is asked for, and samples, under the index `count` * i + j. `score` takes a
-    prompt's ids and those of an output.
+    Output j of prompt i gets the index `count` * i + j, which its samples depend on. `score` takes
+    a prompt's ids and those of an output.
     """
 
     def __init__(

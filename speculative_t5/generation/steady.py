@@ -22,8 +22,8 @@ def steady_width(model: LanguageModel, length: int) -> int:
     A kernel may compute some rows of a product differently from others, such as those left over
     after blocks of eight, so that the bits of a position depend on its row in the pass. Which
     widths are free of that depends on the device, the type and the model's shapes, and is found by
-    trying: `length` itself, then the next multiples of `BLOCKS`, then fewer rows, which make
-    several passes of one. A pass over a single row is always possible.
+    trying. First come `length` and the next multiples of 4, 8 and 16, from the narrowest on; then
+    16, 8, 4 and 1, if less than `length`, for which a pass is divided. A width of 1 always serves.
     """
     wider = {-(-length // block) * block for block in BLOCKS}
     narrower = [block for block in reversed(BLOCKS) if block < length]
@@ -39,8 +39,8 @@ def steady_width(model: LanguageModel, length: int) -> int:
 def rows_are_alike(model: LanguageModel, width: int, start: int = 0) -> bool:
     """Whether a position's logits have the same bits in every row of a pass of `width` positions.
 
-    It is one of the first after `start` whose neighbours have the same capacity of the cache. The
-    ids are random, and the same in every run. Passes wider than `MAX_WIDTH` are not tried.
+    All passes tried begin at `start` or later, where the cache keeps one capacity throughout. The
+    ids are random, and the same in every run. Widths above `MAX_WIDTH` are not tried.
     """
     if width > MAX_WIDTH:
         return False

@@ -1,7 +1,8 @@
 """Forward passes of T5 and decoder-only models, and their key/value caches.
 
 `t5` is T5 in plain MLX; `decoder_only` runs mlx-lm's models, and `opt`, with the caches of `cache`.
-Imports `decoding`, for the protocols that a model implements, `device`, `processes` and `errors`.
+Imports `decoding`, for the protocols that a model implements, `distributed`, `device` and
+`errors`.
 """
 
 from .cache import KeysValues, additive, capacity_for

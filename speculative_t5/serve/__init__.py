@@ -2,8 +2,8 @@
 
 `service` has the thread that owns the device and what its callers hold. `app` has the routes and
 metrics, `requests` and `responses` the protocol, `server` who may ask and how it starts and stops,
-`page` the page at /. The room needs the extra `serve`. Imports `generation`, `tokenizers`,
-`decoding` and `errors`.
+`page` the page at /. The package needs the extra `serve`. Imports `generation`,
+`tokenizers`, `decoding` and `errors`.
 """
 
 from .app import Settings, make_app
