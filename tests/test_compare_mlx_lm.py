@@ -158,7 +158,9 @@ def test_exact_variants_pass_and_delta_one_does_not() -> None:
 
 def test_a_trained_pair_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = {name: tmp_path / "pair" / name for name in ("target", "draft")}
-    with pytest.raises(SystemExit, match=r"no model in .*: run python scripts/.*/train_causal.py"):
+    with pytest.raises(
+        SystemExit, match=r"no model in .*: run python weights/training/train_causal.py"
+    ):
         compare_acceptance.main(**folders)
     texts = documents.read_documents([REPOSITORY / "docs" / "design.md"])
     train_causal.train_pair(texts * 3, tmp_path / "pair", 2, seed=0)

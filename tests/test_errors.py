@@ -25,8 +25,7 @@ MOST = 300  # characters of a message's own
 
 # What need not say what to do: by a part of its file's path, or by its text.
 COMPLETED_IN = {
-    "unpickle": "read_bin adds the file before it and what to do after it",
-    "torch_bin": "read_bin does, for the functions that it calls",
+    "torch_bin": "read_bin adds the file before it and what to do after it",
 }
 COMPLETED = {
     "it has no <s> and </s>": "_read_bpe adds the file and what to do",

@@ -17,6 +17,7 @@ import io
 import math
 import pickletools
 import struct
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -259,12 +260,15 @@ class Machine:
     def load(self) -> Any:
         """Return the value of the pickle, and leave the file positioned after it."""
         # This takes no more than the file has, whatever length an argument announces.
-        for opcode, argument, _ in islice(pickletools.genops(self._file), MAX_OPCODES):
-            if opcode.name not in _ALLOWED:
-                raise Refused(f"it uses the opcode {opcode.name}, which plain weights do not need")
-            if opcode.name == "STOP":
-                return self._last(1)[0]
-            self._follow(opcode.name, argument)
+        with warnings.catch_warnings(action="ignore"):  # Python's, of escapes that it does not know
+            for opcode, argument, _ in islice(pickletools.genops(self._file), MAX_OPCODES):
+                if opcode.name not in _ALLOWED:
+                    raise Refused(
+                        f"it uses the opcode {opcode.name}, which plain weights do not need"
+                    )
+                if opcode.name == "STOP":
+                    return self._last(1)[0]
+                self._follow(opcode.name, argument)
         raise Refused(f"it has more than {MAX_OPCODES} opcodes")
 
     def _follow(self, name: str, argument: Any) -> None:

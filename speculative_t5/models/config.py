@@ -200,8 +200,8 @@ class T5Config:
                 f"expected one of {', '.join(ACTIVATIONS)}"
             )
         tied = read_flag(raw, "tie_word_embeddings", True)
-        # transformers 5 writes the second for T5 alone, and the first as true for all; mt5 is never
-        # scaled.
+        # transformers 5 writes the first as true for all, and the second for T5, from 5.24 on for
+        # umt5, too; mt5 is never scaled.
         scaled = read_flag(raw, "scale_decoder_outputs", tied and raw["model_type"] != "mt5")
         optional = _optional(raw, sizes["vocab_size"])
         epsilon = raw.get("layer_norm_epsilon", 1e-6)

@@ -316,10 +316,10 @@ def _read_bpe(folder: Path, settings: Mapping[str, Any]) -> Any:
     backend.add_special_tokens([name for name in control if backend.token_to_id(name) is not None])
     # Each gets the next free id, so they are added in the order of their ids.
     added = sorted(_read_added_tokens(folder, settings)[0].items(), key=lambda item: item[1])
-    for text, token in added:
-        backend.add_tokens([AddedToken(text, normalized=True)])
-        if backend.token_to_id(text) != token:
-            raise ValueError(f"{text} is to be {token}, which is not the next free id")
+    for name, token in added:
+        backend.add_tokens([AddedToken(name, normalized=True)])
+        if backend.token_to_id(name) != token:
+            raise ValueError(f"{name} is to be {token}, which is not the next free id")
     start, end = backend.token_to_id("<s>"), backend.token_to_id("</s>")
     if start is None or end is None:
         raise ValueError("it has no <s> and </s>")
