@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -121,9 +122,9 @@ def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[byt
 
 def in_a_shell(folder: Path, command: str) -> subprocess.CompletedProcess[bytes]:
     """Run a line of bash in which $P stands for this program and $C for convert.py."""
-    python = sys.executable
-    named = {"P": f"{python} -m speculative_t5", "C": f"{python} {REPOSITORY / 'convert.py'}"}
+    for name, program in (("$P", ["-m", "speculative_t5"]), ("$C", [f"{REPOSITORY}/convert.py"])):
+        command = command.replace(name, shlex.join([sys.executable, *program]))
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, capture_output=True, check=False, timeout=120,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FORCE_COLOR": "1"} | named,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FORCE_COLOR": "1"},
     )  # fmt: skip
