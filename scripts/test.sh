@@ -9,6 +9,6 @@ extra=test
 "$python" -m mypy
 .venv/bin/lint-imports
 # One process for each processor, each with one thread: more would wait for each other. One that
-# crashes ends the run: once another has taken its place, pytest-xdist may wait for ever (#1323).
+# crashes ends the run: once another has taken its place, pytest-xdist may hang (#1323).
 OMP_NUM_THREADS=1 exec "$python" -m pytest --numprocesses auto --dist loadfile \
     --max-worker-restart 0 "$@"

@@ -72,7 +72,7 @@ def option(
 def check_options(options: Any) -> None:
     """Refuse numbers out of the ranges that their fields give, see `option`.
 
-    An option that is None is not given, and has no range.
+    An option whose value is None was not given, and is not checked.
 
     Raises:
         ValueError: If there is one, or if it is no number.

@@ -115,7 +115,7 @@ class Streams:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        if error:  # streams may go on for ever
+        if error:  # a stream may have no end
             self._server.process.kill()
         self._pool.shutdown()
         self._client.close()

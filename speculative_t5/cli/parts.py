@@ -1,8 +1,8 @@
 """How `batch` divides a job among processes, if there are several: its lines, or the model.
 
 Each process that has some of the lines writes a part of the records, and the first one joins the
-parts. Part 2 of 3 of `out.jsonl` is the file `out.jsonl.2-of-3`: the records of `--shard 2/3`. A
-process that dies costs its own lines alone; the same command with --resume goes on with all parts.
+parts. Part 2 of 3 of `out.jsonl` is the file `out.jsonl.2-of-3`: the records of `--shard 2/3`. If
+a process dies, only its own lines are missing; the same command with --resume adds them.
 """
 
 from __future__ import annotations

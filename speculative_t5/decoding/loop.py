@@ -25,7 +25,7 @@ PREFETCH_TOKENS = 512  # of prompts to encode before there are rows for them
 
 Indexed = tuple[int, Sequence[int]]  # index of a prompt, and its ids
 StopReasons = Mapping[int, FinishReason]  # ids that end an output, and why it has ended then
-# Takes the tokens that an output goes on with; returns how many of them stand if it ends there.
+# Is called with the next tokens of an output; returns how many to keep if it ends among them.
 StopChecker = Callable[[Sequence[int]], int | None]
 
 

@@ -142,7 +142,7 @@ class Connection(H11Protocol):
     """Closes itself when it has nothing to answer for too long, and comes only if there are files.
 
     uvicorn closes a connection by a timer only after a response, and any byte stops that timer: one
-    that is silent, or sends a head byte by byte, would stay open for ever. Once the process has no
+    that is silent, or sends a head byte by byte, would never be closed. Once the process has no
     file left, asyncio fills the log with errors of accept; uvicorn's `limit_concurrency` does not
     count connections before their first request. What is overridden and read here is in part
     private to uvicorn; a test of it fails when uvicorn changes that.
