@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+PARTIAL = ".partial-"  # how the names of new files begin; processes have names of their own
+
 
 def lock(file: int, busy: str) -> None:
     """Take the lock of an open file; the system releases it when the process ends, even if killed.
@@ -37,7 +39,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     name `path`.
     """
     target = Path(path).resolve()  # a link may lead to another disk
-    new = target.with_name(f".partial-{target.name}")
+    new = target.with_name(f"{PARTIAL}{os.getpid()}-{target.name}")
     try:
         yield new
         with new.open("rb") as file:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from speculative_t5.cli.document import PartialFile
-from speculative_t5.files import write_whole
+from speculative_t5.files import replacing, write_whole
 
 import pytest
+from conftest import REPOSITORY
 from messages import check_message
 
 HEADER = {"text": "a1", "model": "b2"}
@@ -28,6 +31,19 @@ def leave(path: Path, pieces: Any = PIECES) -> Path:
             partial.append(piece)
         raise KeyboardInterrupt
     return partial.path  # type: ignore[no-any-return]
+
+
+def test_processes_that_write_a_file_at_once_do_not_mix(tmp_path: Path) -> None:
+    """Calibrations of processes that start together do, for example."""
+    path = tmp_path / "out"
+    with replacing(path) as ours:
+        ours.write_bytes(b"ours")
+        other = (
+            f"from speculative_t5.files import write_whole; write_whole({str(path)!r}, b'theirs')"
+        )
+        subprocess.run([sys.executable, "-c", other], check=True, cwd=REPOSITORY)
+        assert path.read_bytes() == b"theirs" and ours.read_bytes() == b"ours"
+    assert path.read_bytes() == b"ours" and list(tmp_path.iterdir()) == [path]
 
 
 def test_pieces_are_kept_until_the_run_is_done(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from typing import Any
 
 from ..checkpoints import read_json
 from ..errors import shown
-from ..files import lock, write_whole
+from ..files import PARTIAL, lock, write_whole
 
 SUFFIX = ".distill"
 SETTINGS, STEPS, SPENT = "settings.json", "steps.json", "spent.json"
 JUDGEMENT = "judgement.json"
 AGAIN = "delete the file, and run the same command again"
-FIRST = ("lock", f".partial-{SETTINGS}")  # what a run killed at its very start leaves
 INPUTS = {"data": "other data", "target": "another target"}  # settings that are digests
 
 
@@ -54,7 +53,9 @@ class RunFolder:
             yield
 
     def _refuse_foreign(self) -> None:
-        if any(path.name not in FIRST for path in self.path.iterdir()):
+        # A run killed at its very start leaves these.
+        first = ("lock", PARTIAL)
+        if any(not path.name.startswith(first) for path in self.path.iterdir()):
             raise ValueError(
                 f"{self.path} exists and is not the working folder of a run: "
                 "choose another --output"
