@@ -55,7 +55,7 @@ def option(
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """Return the field of a dataclass for an option, which is described nowhere else.
+    """Return the field of a dataclass for an option, with its range and the words of --help.
 
     Args:
         default: Its default.
