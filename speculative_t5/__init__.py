@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.5.0"
 
-_ROOMS = {
+_PACKAGES = {
     "Chunk": "generation",
     "Generation": "generation",
     "SpeculativeDecoder": "generation",
@@ -29,9 +29,9 @@ __all__ = ["Chunk", "Generation", "SpeculativeDecoder", "Stats", "T5Config", "__
 
 def __getattr__(name: str) -> Any:
     """Import a public name's package when the name is first used."""
-    if name not in _ROOMS:
+    if name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_ROOMS[name]}", __name__), name)
+    return getattr(import_module(f".{_PACKAGES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:
