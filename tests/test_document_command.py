@@ -70,7 +70,7 @@ def test_pieces_that_are_kept_are_listed(call: Call, here: Path, lacking: Path) 
     assert (here / "out.txt").read_bytes() == TEXT.encode()
     *_, kept, _, _, summary = done.err
     assert kept == "line 4 kept, the model's vocabulary lacks \u2603: \u2603 She have gone."
-    assert re.match(r"\[0 of 4 pieces changed, 4 kept as they were, \d+ tokens in ", summary)
+    assert re.match(r"\[0 of 4 pieces changed, 4 kept unchanged, \d+ tokens in ", summary)
 
 
 def test_a_kept_piece_shows_what_it_would_have_become(call: Call, here: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_kept_piece_shows_what_it_would_have_become(call: Call, here: Path) ->
         f"...r is red, and he {say} and go home." for say in ("say it[^1]", "says it[\ufffd1]")
     )
     assert lines[12] == f"line 13 {reason}: {before} -> {after}.."
-    assert len(lines) == 14 and "13 kept as they were" in lines[13]
+    assert len(lines) == 14 and "13 kept unchanged" in lines[13]
     shown = on_a_terminal(here, "-m", "speculative_t5", *DOCUMENT)
     assert len(re.findall(reason, shown)) == 10
     assert "3 more kept; use --json to list all of them" in shown

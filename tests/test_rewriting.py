@@ -120,7 +120,7 @@ def test_an_output_that_did_not_end_is_not_used() -> None:
     done = fixed("He go to school. He go home.", decoder)
     assert done.text == "He go to school. He goes home."
     assert done.kept[0].reason == "its output did not end within 2 tokens"
-    assert done.summary() == "1 of 2 pieces changed, 1 kept as they were"
+    assert done.summary() == "1 of 2 pieces changed, 1 kept unchanged"
 
 
 @pytest.mark.cpu  # probabilities of a batch are compared with those of single prompts

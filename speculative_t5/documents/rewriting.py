@@ -126,7 +126,7 @@ class Rewritten:
         changed = sum(piece.status == "changed" for piece in self.pieces)
         parts = [f"{changed:,} of {count(len(self.pieces), 'piece')} changed"]
         if self.kept:
-            parts.append(f"{len(self.kept):,} kept as they were")
+            parts.append(f"{len(self.kept):,} kept unchanged")
         return ", ".join(parts)
 
     def to_html(self, title: str = "Changes") -> str:
