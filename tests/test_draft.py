@@ -77,9 +77,9 @@ def test_ragged_rows_are_padded_with_zero_rows_of_q() -> None:
     assert probs[0].tolist() == [[i == t for i in range(10)] for t in (4, 5, EOS)]
     assert mx.sum(probs[1]).item() == 1
     drafter.select([2, 0])
-    assert drafter.find([[0, 3]] * 2, 5) == [[], [4, 5, EOS]]
+    assert drafter.find([[0, 3]] * 2, 5, [[], []]) == [[], [4, 5, EOS]]
     drafter.start([[3, 4, 7, 5, EOS], [3, 0, 4, EOS]])
-    assert drafter.find([[0, 3]] * 2, 5) == [[4], []], "no special token is drafted except EOS"
+    assert drafter.find([[0, 3]] * 2, 5, [[], []]) == [[4], []], "no special token but EOS"
     drafter.start([[EOS]])
     assert drafter.propose([[0, 3]], 5, GREEDY, None).tokens.shape == (1, 0)
 
@@ -123,7 +123,7 @@ def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
     assert [row[:3] for row in draft.tokens.tolist()] == own
     look = lookup()
     look.start(prompts)
-    after = look.find([[0, *row] for row in own], 3)
+    after = look.find([[0], [0]], 3, own)
     assert max(map(len, after)) > 0
     assert draft.lengths == [
         3 + (0 if EOS in row else len(more)) for row, more in zip(own, after, strict=True)

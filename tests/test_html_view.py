@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, fromstring
 
 from speculative_t5.decoding.results import Round, Stats
 from speculative_t5.generation import Generation
-from speculative_t5.generation.outputs import ChunkMaker, as_generation
+from speculative_t5.generation.outputs import as_chunk, as_generation
 from speculative_t5.tokenizers import ByteTokenizer, Detokenizer
 
 DONE = Generation(
@@ -27,8 +27,8 @@ def test_texts_of_streams_and_outputs_are_the_same() -> None:
     rounds.append(Round(7, ids[-1:], 0, stats, "length", ids))
     done = as_generation(rounds[-1], Detokenizer(tokenizer))
     assert done.text == "".join(done.pieces) == "aé\ufffd"
-    maker = ChunkMaker(Detokenizer(tokenizer))
-    assert "".join(maker.chunk(each).text for each in rounds) == done.text
+    detokenizer = Detokenizer(tokenizer)
+    assert "".join(as_chunk(each, detokenizer).text for each in rounds) == done.text
 
 
 def read(done: Generation) -> Element:

@@ -13,7 +13,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding import Batch
 from speculative_t5.decoding.logits import NOTHING_LEFT
-from speculative_t5.generation import GenerationOptions
+from speculative_t5.generation import GenerationOptions, as_chunk
 from speculative_t5.serve import Busy, Call, Event, Service, Unavailable, service
 
 import pytest
@@ -391,18 +391,17 @@ async def test_a_text_that_cannot_be_made_ends_its_output_alone(
 ) -> None:
     decoder = make_lettered("t5")
     expected = by_decoder(decoder, prompts(2), {"max_tokens": 9})
-    chunk = service.ChunkMaker.chunk
-    makers: list[Any] = []
+    detokenizers: list[Any] = []
 
-    def fails_for_the_second(self: Any, done: Any) -> Any:
-        if self not in makers:
-            makers.append(self)
-        if makers.index(self) == 1:
+    def fails_for_the_second(done: Any, detokenizer: Any) -> Any:
+        if detokenizer not in detokenizers:
+            detokenizers.append(detokenizer)
+        if detokenizers.index(detokenizer) == 1:
             raise RuntimeError("no text")
-        return chunk(self, done)
+        return as_chunk(done, detokenizer)
 
     async with serving(lambda: decoder) as served:
-        monkeypatch.setattr(service.ChunkMaker, "chunk", fails_for_the_second)
+        monkeypatch.setattr(service, "as_chunk", fails_for_the_second)
         found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
         assert found == [expected[0], ([], service.FAILED, "")]
         monkeypatch.undo()

@@ -7,13 +7,7 @@ through the protocols in `protocols`, drafters through `Drafter`. `beams` has be
 drafts nothing. Imports `errors`, `files`, `device` and `cpu.libraries` only.
 """
 
-from .beams import (
-    BeamOptions,
-    BeamResult,
-    EarlyStopping,
-    Hypothesis,
-    beam_search,
-)
+from .beams import BeamOptions, BeamResult, EarlyStopping, Hypothesis, beam_search
 from .draft_length import (
     AdaptiveSchedule,
     FixedSchedule,
@@ -22,16 +16,9 @@ from .draft_length import (
     cache_folder,
     calibrate,
 )
-from .drafters import (
-    CombinedDrafter,
-    Draft,
-    Drafter,
-    EmptyDrafter,
-    LookupDrafter,
-    ModelDrafter,
-)
+from .drafters import CombinedDrafter, Draft, Drafter, EmptyDrafter, LookupDrafter, ModelDrafter
 from .logits import NOTHING_LEFT, LogitsProcessor, LogitsTransform, TokenHistory
-from .lookup import check_ngrams
+from .lookup import MAX_NGRAM
 from .loop import (
     PREFETCH_TOKENS,
     WINDOW,
@@ -39,9 +26,7 @@ from .loop import (
     Indexed,
     Plan,
     Request,
-    Row,
     RowOptions,
-    StopChecker,
     decode,
     in_order_of_length,
 )
@@ -61,4 +46,4 @@ from .results import (
 )
 from .sampling import Groups, Sampler, argmax
 from .scoring import log_probability, pair_probabilities
-from .verify import Acceptance, Verifier, block_acceptance, residual, token_acceptance
+from .verify import Verifier

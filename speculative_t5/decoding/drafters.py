@@ -11,7 +11,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from .logits import TokenHistory, nothing_allowed
-from .lookup import Lookup, check_ngrams
+from .lookup import Lookup
 from .protocols import LanguageModel, ModelInfo, Session
 from .results import Broadcast, identity, read
 from .sampling import Groups, argmax, one_hot, position_keys, sample
@@ -48,10 +48,6 @@ class Draft:
         probs, mask = one_hot(self.tokens, vocab_size), self.mask
         return probs if mask is None else probs * mask[..., None]
 
-    def without(self, positions: mx.array, vocab_size: int) -> Draft:
-        """Let nothing be drafted at some positions, (B, K) bool: q becomes a zero row there."""
-        return replace(self, probs=mx.where(positions[..., None], 0, self.dense(vocab_size)))
-
     def limited(self, limits: Sequence[int]) -> Draft:
         """Keep the first `limits[row]` tokens of each row, as if no more had been drafted."""
         width = self.tokens.shape[1]
@@ -87,6 +83,7 @@ class Drafter(Protocol):
 
         A draft model that shares its target's encoder has begun with them, in `session`.
         """
+        return
 
     def propose(
         self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
@@ -104,25 +101,18 @@ class Drafter(Protocol):
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         """Give these rows to new prompts."""
+        return
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order.
 
         To add rows, the caller repeats one, and then gives the copies to new prompts by `replace`.
         """
+        return
 
 
-class EmptyDrafter:
+class EmptyDrafter(Drafter):
     """Drafts nothing: the loop then decodes with the target alone."""
-
-    def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
-        pass
-
-    def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
-        pass
-
-    def select(self, rows: Sequence[int]) -> None:
-        pass
 
     def propose(
         self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
@@ -134,18 +124,12 @@ class LookupDrafter:
     """Prompt lookup: drafts what followed the output's last tokens in the prompt or the output.
 
     It needs no model. Where outputs copy from their sources, as in correcting or summarising, the
-    text at hand is a good draft. See `Lookup` for the rule.
-
-    Args:
-        info: Of the target. Its EOS is proposed, as the last token, where the end of the source is
-            reached, and no other special token.
-        min_ngram: Shortest match to trust, in tokens, see `check_ngrams`.
-        max_ngram: Matches longer than this count as this long.
+    text at hand is a good draft. See `Lookup` for the rule and the sizes of n-grams. EOS is
+    proposed, as the last token, where the end of the source is reached, and no other special token.
     """
 
     def __init__(self, info: ModelInfo, min_ngram: int = 1, max_ngram: int = 8) -> None:
-        check_ngrams(min_ngram, max_ngram)
-        self.info = info
+        self.info = info  # of the target
         self._sizes = (min_ngram, max_ngram)
         self._lookups: list[Lookup] = []
 
@@ -155,7 +139,7 @@ class LookupDrafter:
     def propose(
         self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
     ) -> Draft:
-        return self.as_draft(self.find(contexts, num_draft))
+        return self.as_draft(self.find(contexts, num_draft, [()] * len(contexts)))
 
     def as_draft(self, found: list[list[int]]) -> Draft:
         """Return each row's tokens, if it has any, as a draft with one-hot q."""
@@ -165,16 +149,13 @@ class LookupDrafter:
         return Draft(tokens.reshape(len(found), width), lengths)
 
     def find(
-        self,
-        contexts: list[list[int]],
-        num_draft: int,
-        assumed: Sequence[Sequence[int]] | None = None,
+        self, contexts: list[list[int]], num_draft: int, assumed: Sequence[Sequence[int]]
     ) -> list[list[int]]:
         """Return up to `num_draft` tokens to follow each row's context and assumed tokens."""
-        more = [()] * len(contexts) if assumed is None else assumed
+        rows = zip(self._lookups, contexts, assumed, strict=True)
         return [
             self._without_special(lookup.propose(tokens, num_draft, after))
-            for lookup, tokens, after in zip(self._lookups, contexts, more, strict=True)
+            for lookup, tokens, after in rows
         ]
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
@@ -200,21 +181,11 @@ class CombinedDrafter:
     """A model's draft, and after it, at no cost, what a prompt lookup finds to follow it.
 
     The lookup treats the model's tokens as output, and adds up to `num_draft` more. Where it finds
-    nothing, or the model's draft has ended with EOS, the draft is the model's alone.
-
-    Args:
-        model: Drafts first.
-        lookup: Drafts what follows; nothing does after EOS.
-        shared: Keep both together to `num_draft` tokens: the model drafts half of them, rounded up.
+    nothing, or the model's draft has ended with EOS, the draft is the model's alone. If `shared`,
+    both together draft up to `num_draft` tokens: the model half of them, rounded up.
     """
 
-    def __init__(
-        self,
-        model: ModelDrafter,
-        lookup: LookupDrafter,
-        *,
-        shared: bool = False,
-    ) -> None:
+    def __init__(self, model: ModelDrafter, lookup: LookupDrafter, *, shared: bool = False) -> None:
         self._model = model
         self._lookup = lookup
         self._shared = shared
@@ -232,12 +203,10 @@ class CombinedDrafter:
         if by_lookup == 0:
             return first
         # The round's second wait: the lookup continues from the tokens that the model drafted.
-        rows = zip(read(first.tokens), first.lengths, strict=True)
-        drafted = [tokens[:n] for tokens, n in rows]
-        found = self._lookup.find(contexts, by_lookup, drafted)
-        pairs = zip(drafted, found, strict=True)
+        drafted = [row[:n] for row, n in zip(read(first.tokens), first.lengths, strict=True)]
+        found = zip(drafted, self._lookup.find(contexts, by_lookup, drafted), strict=True)
         ends = self._lookup.info.eos_token_ids
-        both = self._lookup.as_draft([d + more if ends.isdisjoint(d) else d for d, more in pairs])
+        both = self._lookup.as_draft([d + more if ends.isdisjoint(d) else d for d, more in found])
         if first.probs is None:
             return both
         # After each row's own tokens from the model, q is one-hot.
@@ -260,8 +229,8 @@ class ModelDrafter:
 
     Args:
         model: The draft model.
-        vocab_size: The target's vocabulary size. Models of one family differ in padding: the
-            draft's logits beyond it are dropped, and missing ones have probability 0.
+        vocab_size: The target's. Models of one family differ in padding: the draft's logits beyond
+            it are dropped, and missing ones have probability 0.
         first_ids: Propose only ids below this; None is all.
         broadcast: Applied to what is drafted.
     """
@@ -334,11 +303,10 @@ class ModelDrafter:
         for position in range(num_draft):
             if position:
                 # A transform may have forced a token that the draft lacks.
-                last = tokens[:, -1:]
-                if groups.transforms:
-                    last = mx.minimum(last, self._model.info.vocab_size - 1)
-                logits = step(last)
-            own = self._transformed(logits, contexts, tokens, groups)
+                logits = step(mx.minimum(tokens[:, -1:], self._model.info.vocab_size - 1))
+            if groups.transforms:
+                logits = self._transformed(logits, contexts, tokens, groups)
+            own = logits[:, 0]
             if all_keys is None:
                 chosen = argmax(own)
             else:
@@ -353,15 +321,13 @@ class ModelDrafter:
     def _transformed(
         self, logits: mx.array, contexts: list[list[int]], drafted: mx.array, groups: Groups
     ) -> mx.array:
-        """Transform logits (B, 1, V) that follow contexts and drafted tokens; return (B, V)."""
-        if not groups.transforms:
-            return logits[:, 0]
+        """Transform logits (B, 1, V) that follow contexts and drafted tokens."""
         # A transform is about the target's ids.
         logits = padded(logits, self._vocab_size, -mx.inf)
         starts = [len(p) if self._model.info.is_decoder_only else 1 for p in self._prompts]
         found = groups.transformed(logits, TokenHistory(contexts, starts, drafted))
         # Where the draft can propose nothing that is allowed, whatever it proposes is rejected.
-        return mx.where(nothing_allowed(found)[..., None], logits, found)[:, 0]
+        return mx.where(nothing_allowed(found)[..., None], logits, found)
 
     def _encoded(self) -> Session:
         """Return the session with all prompts encoded.
@@ -379,14 +345,11 @@ class ModelDrafter:
     def _catch_up(
         self, session: Session, contexts: list[list[int]], step: Callable[[mx.array], mx.array]
     ) -> mx.array:
-        """Feed the tokens that the session lacks, and return `step`'s result for the last ones.
+        """Feed the tokens that the session lacks; return `step`'s result for the last, (B, 1, ...).
 
         It lacks at least the token that the target put after the draft and, where all drafts were
         accepted, the last drafted one, which was never fed. Rows that lack fewer tokens than
         others are padded at the end, and the padding is cut off again.
-
-        Returns:
-            (B, 1) or (B, 1, V), as `step` returns (B, L) or (B, L, V).
         """
         confirmed = self._confirmed(session, contexts)
         missing = [len(c) - n for c, n in zip(contexts, confirmed, strict=True)]
@@ -406,8 +369,7 @@ class ModelDrafter:
     def _confirmed(self, session: Session, contexts: list[list[int]]) -> list[int]:
         """Return how many cached tokens of each row its context has confirmed.
 
-        A round adds the accepted drafts and one more token, so all cached tokens but rejected
-        drafts are the context's first ones.
+        All cached tokens but rejected drafts are the context's first ones.
         """
         return [min(n, len(c) - 1) for c, n in zip(contexts, session.lengths, strict=True)]
 

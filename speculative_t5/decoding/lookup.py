@@ -5,15 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from ..errors import check_integer
-
 MAX_NGRAM = 16  # longer n-grams would only make the index larger
-
-
-def check_ngrams(min_ngram: int, max_ngram: int) -> None:
-    """Refuse n-gram sizes that are out of range."""
-    check_integer("min_ngram", min_ngram, 1, MAX_NGRAM)
-    check_integer("max_ngram", max_ngram, min_ngram, MAX_NGRAM)
 
 
 class Lookup:
@@ -71,10 +63,9 @@ class Lookup:
         end = len(self._text) - 1
         position = self._position(end)
         if position is None and end > self._num_source:
-            position = self._position(end - 1)
-            position = (
-                position + 1 if position is not None and position + 1 < self._num_source else None
-            )
+            before = self._position(end - 1)
+            if before is not None and before + 1 < self._num_source:
+                position = before + 1
         return end if position is None else position
 
     def _index(self, end: int) -> None:

@@ -13,26 +13,9 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from .. import __version__
+from .. import __version__, decoding
 from ..checkpoints import ModelFolder, as_dtype, dtype_name, load, locate, named_draft
-from ..decoding import (
-    WINDOW,
-    AdaptiveSchedule,
-    EmptyDrafter,
-    FixedSchedule,
-    Indexed,
-    LanguageModel,
-    Plan,
-    Request,
-    Round,
-    RowOptions,
-    Verifier,
-    beam_search,
-    decode,
-    in_order_of_length,
-    log_probability,
-    pair_probabilities,
-)
+from ..decoding import FixedSchedule, Indexed, LanguageModel, Plan, Request, Round, RowOptions
 from ..device import default_dtype
 from ..distributed import check_same
 from ..documents import rewrite
@@ -51,7 +34,7 @@ from .options import (
     takes,
     with_hints,
 )
-from .outputs import Chunk, ChunkMaker, Generation, Several, as_generation, best_beam, with_bar
+from .outputs import Chunk, Generation, Several, as_chunk, as_generation, best_beam, with_bar
 from .steady import steady_width
 
 NO_DRAFT = FixedSchedule(0)
@@ -150,8 +133,8 @@ class SpeculativeDecoder:
         self._draft_is_implied = False  # and so left out where none may be
         number = DraftingOptions.num_draft if num_draft == "auto" else num_draft
         self._schedule = FixedSchedule(int(number))
-        self._verifier = Verifier(delta, self._drafting.by_block, agreement(model))
-        self._schedules: dict[tuple[object, ...], AdaptiveSchedule] = {}  # by options
+        self._verifier = decoding.Verifier(delta, self._drafting.by_block, agreement(model))
+        self._schedules: dict[tuple[object, ...], decoding.AdaptiveSchedule] = {}  # by options
         self._width: int | None = None  # of steady passes, once it is known
 
     @classmethod
@@ -188,20 +171,8 @@ class SpeculativeDecoder:
         Raises:
             StartError: In all processes, if their versions, weights or options differ.
         """
-        options: dict[str, Any] = {
-            "num_draft": num_draft,
-            "delta": delta,
-            "verify": verify,
-            "lookup": lookup,
-            "min_ngram": min_ngram,
-            "max_ngram": max_ngram,
-            "draft_vocab": draft_vocab,
-            "steady": steady,
-            "chat": chat,
-            "prefix": prefix,
-            "max_source_length": max_source_length,
-            "truncate": truncate,
-        }
+        given, apart = locals(), ("cls", "model", "draft", "dtype", "group")
+        options: dict[str, Any] = {name: given[name] for name in given if name not in apart}
         if implied := draft is ...:
             draft = named_draft(locate(model))
         if group is not None:
@@ -244,7 +215,9 @@ class SpeculativeDecoder:
 
         def explained(done: Generation) -> Generation:
             vocab, tokens = self._drafting.draft_vocab, done.tokens
-            found = pair_probabilities(self.model, self.draft, source, tokens, sampler, vocab)
+            found = decoding.pair_probabilities(
+                self.model, self.draft, source, tokens, sampler, vocab
+            )
             return replace(done, probabilities=found)
 
         others = tuple(map(explained, done.alternatives))
@@ -263,7 +236,7 @@ class SpeculativeDecoder:
         sources = [self._fit(i, each, options.max_tokens) for i, each in enumerate(prompts)]
         # Rows of similar length pad less, and those that end last are short.
         window = max(len(sources), 1) if options.by_length else 1
-        requests = in_order_of_length(enumerate(sources), window)
+        requests = decoding.in_order_of_length(enumerate(sources), window)
         done = dict(self.generations(requests, options, batch_size))
         return [done[index] for index in range(len(sources))]
 
@@ -294,7 +267,7 @@ class SpeculativeDecoder:
             for index, prompt in map(as_pair, prompts)
         )
         if options.by_length and batch_size > 1:
-            requests = in_order_of_length(requests, WINDOW * batch_size)
+            requests = decoding.in_order_of_length(requests, decoding.WINDOW * batch_size)
         return self.generations(requests, options, batch_size)
 
     @takes(GenerationOptions)
@@ -305,8 +278,8 @@ class SpeculativeDecoder:
         """
         options.check_stream()
         source = self.fit(prompt, options.max_tokens).ids
-        rounds = self.rounds([(0, source)], options)
-        return map(ChunkMaker(options.detokenizer(self.tokenizer)).chunk, rounds)
+        detokenizer = options.detokenizer(self.tokenizer)
+        return (as_chunk(done, detokenizer) for done in self.rounds([(0, source)], options))
 
     rewrite = with_hints(rewrite)  # texts of any length, piece by piece
 
@@ -376,7 +349,7 @@ class SpeculativeDecoder:
         if beams := options.beams:
             self._check_beams(options)
             requests = self.requests(prompts, options)
-            results = beam_search(
+            results = decoding.beam_search(
                 self.model,
                 requests,
                 beams,
@@ -386,7 +359,7 @@ class SpeculativeDecoder:
             return ((done.index, best_beam(done, self.tokenizer)) for done in results)
         several = None
         if options.scores or count > 1:
-            score = partial(log_probability, self.model) if options.scores else None
+            score = partial(decoding.log_probability, self.model) if options.scores else None
             several = Several(count, score)
             prompts = several.repeated(prompts)
         rounds = self.rounds(prompts, options, batch_size)
@@ -420,12 +393,7 @@ class SpeculativeDecoder:
             )
 
     def bind(self, options: GenerationOptions) -> RowOptions:
-        """Return what the options mean for the target and its tokenizer.
-
-        Raises:
-            ValueError: If an option names an id that the model lacks, or is text and there is no
-                tokenizer, or text that the vocabulary lacks.
-        """
+        """Return what the options mean for the target and its tokenizer."""
         return bind(options, self.model, self.tokenizer)
 
     def requests(self, prompts: Iterable[Indexed], options: GenerationOptions) -> Iterator[Request]:
@@ -440,7 +408,7 @@ class SpeculativeDecoder:
         requests = self.requests(prompts, options)
         first = list(islice(requests, batch_size)) if self._drafting.num_draft == "auto" else []
         plan = self.plan(first, speculative=options.speculative)
-        return decode(self.model, chain(first, requests), plan, batch_size=batch_size)
+        return decoding.decode(self.model, chain(first, requests), plan, batch_size=batch_size)
 
     def _steady_width(self) -> int | None:
         """Return the width of all passes of the target; None if they need not be steady."""
@@ -460,7 +428,7 @@ class SpeculativeDecoder:
         """
         drafter = make_drafter(self.model, self.draft, self._drafting) if speculative else None
         if drafter is None:
-            return Plan(EmptyDrafter(), NO_DRAFT, self._verifier, self._steady_width())
+            return Plan(decoding.EmptyDrafter(), NO_DRAFT, self._verifier, self._steady_width())
         sharing = self.draft if isinstance(self.draft, SharingDraft) else None
         plan = Plan(drafter, self._schedule, self._verifier, self._steady_width(), sharing)
         if self._drafting.num_draft != "auto" or not requests:

@@ -8,25 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from .. import device
+from .. import decoding, device
 from ..checkpoints import dtype_name
-from ..decoding import (
-    AdaptiveSchedule,
-    Broadcast,
-    CombinedDrafter,
-    Drafter,
-    LanguageModel,
-    LookupDrafter,
-    ModelDrafter,
-    Plan,
-    Request,
-    Round,
-    RowOptions,
-    Schedule,
-    calibrate,
-    decode,
-    identity,
-)
+from ..decoding import AdaptiveSchedule, LanguageModel, Plan, Request, Round, RowOptions, Schedule
 from ..errors import check_utf8
 from ..models import T5, SharingDraft
 from ..tokenizers import Tokenizer, unknown_characters
@@ -103,25 +87,25 @@ def _spelled(
 
 
 def make_drafter(
-    model: LanguageModel,
-    draft: LanguageModel | None,
-    options: DraftingOptions,
-) -> Drafter | None:
+    model: LanguageModel, draft: LanguageModel | None, options: DraftingOptions
+) -> decoding.Drafter | None:
     """Return the drafter for a target, or None where nothing drafts."""
     by_model = None
     if draft:
-        by_model = ModelDrafter(draft, model.info.vocab_size, options.draft_vocab, agreement(model))
+        by_model = decoding.ModelDrafter(
+            draft, model.info.vocab_size, options.draft_vocab, agreement(model)
+        )
     if not options.lookup:
         return by_model
-    lookup = LookupDrafter(model.info, options.min_ngram, options.max_ngram)
+    lookup = decoding.LookupDrafter(model.info, options.min_ngram, options.max_ngram)
     if by_model is None:
         return lookup
-    return CombinedDrafter(by_model, lookup, shared=options.steady)
+    return decoding.CombinedDrafter(by_model, lookup, shared=options.steady)
 
 
-def agreement(model: LanguageModel) -> Broadcast:
+def agreement(model: LanguageModel) -> decoding.Broadcast:
     """Return what makes choices the same in all processes that share a target."""
-    return model.broadcast if isinstance(model, T5) else identity
+    return model.broadcast if isinstance(model, T5) else decoding.identity
 
 
 def pair_up(
@@ -131,9 +115,7 @@ def pair_up(
 ) -> tuple[LanguageModel | None, DraftingOptions]:
     """Return the draft model, if there is one, and the options with what the draft implies.
 
-    Raises:
-        ValueError: If the draft does not go with the target, the draft vocabulary leaves out the
-            EOS of a T5, or processes that share the target might run different passes.
+    Refuse a draft that does not go with the target.
     """
     is_shared = isinstance(model, T5) and model.num_processes > 1
     if is_shared and options.num_draft == "auto":
@@ -223,12 +205,12 @@ def adaptive_schedule(
         brief = replace(own, max_tokens=WARM_UP_TOKENS, seed=sampled)
         timed = replace(plan, schedule=schedule, timed=True)
         bound = [replace(request, options=brief) for request in requests]
-        return decode(model, bound, timed, batch_size=len(bound))
+        return decoding.decode(model, bound, timed, batch_size=len(bound))
 
     with _calibrating:
         if settings not in known:
             models = [each.fingerprint if each else None for each in (model, draft)]
-            found = calibrate(warm_up, len(requests), *models, *settings)
+            found = decoding.calibrate(warm_up, len(requests), *models, *settings)
             known[settings] = AdaptiveSchedule(found)
         schedule = known[settings]
     greedy_and_exact = sampler.temperature == 0 and verifier.delta == 0

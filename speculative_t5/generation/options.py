@@ -15,12 +15,12 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 from ..checkpoints import RENAMED
 from ..decoding import (
+    MAX_NGRAM,
     BeamOptions,
     EarlyStopping,
     LogitsProcessor,
     LogitsTransform,
     Sampler,
-    check_ngrams,
 )
 from ..errors import check_integer, check_options, check_utf8, option
 from ..tokenizers import Detokenizer, Prompt, PromptEncoder, Tokenizer
@@ -375,7 +375,8 @@ class DraftingOptions:
                 f"verify 'block' is exact and takes no delta above 0, got {self.delta}: "
                 "use verify 'token' or delta 0"
             )
-        check_ngrams(self.min_ngram, self.max_ngram)
+        check_integer("min_ngram", self.min_ngram, 1, MAX_NGRAM)
+        check_integer("max_ngram", self.max_ngram, self.min_ngram, MAX_NGRAM)
         number = self.num_draft
         if number != "auto" and (not isinstance(number, int) or number < 1):
             raise ValueError(

@@ -29,24 +29,18 @@ MEANINGS: dict[Origin, str] = {
 class Token:
     """One emitted token.
 
-    Attributes:
-        id: Its id.
-        text: The text that it adds to the output; empty where a character is not complete yet, and
-            without a tokenizer.
-        origin: Where it came from, see `MEANINGS`.
-        round: The number of its round, from 1.
-        p: Its probability by the target, given all tokens before it, after temperature, top-k and
-            top-p; at temperature 0, that at temperature 1. None unless `probabilities` was set.
-        q: Its probability by the draft model, computed in the same way even where a lookup proposed
-            the token; None also without a draft model.
+    Its probabilities, by the target and by the draft model, are those after all tokens before it,
+    after temperature, top-k and top-p; at temperature 0, those at temperature 1. They are None
+    unless `probabilities` was set, and q also without a draft model; it is computed in the same way
+    even where a lookup proposed the token.
     """
 
     id: int
-    text: str
-    origin: Origin
-    round: int
-    p: float | None = None
-    q: float | None = None
+    text: str  # that it adds to the output; empty where a character is not complete yet
+    origin: Origin  # see `MEANINGS`
+    round: int  # from 1
+    p: float | None = None  # by the target
+    q: float | None = None  # by the draft model
 
 
 @dataclass(frozen=True)
@@ -131,21 +125,14 @@ class StoppedText(Detokenizer):
     """Makes text of the ids of one output, up to the first of some strings.
 
     The string that ends first counts, as if the text came character by character. Text that may be
-    the beginning of one is held back until it is known not to be.
-
-    Args:
-        tokenizer: Decodes the ids.
-        strings: None of them is empty.
-        min_tokens: A string that ends with an earlier token is text like any other.
-
-    Attributes:
-        stopped: Whether one of the strings has come.
+    the beginning of one is held back until it is known not to be. A string that ends before the
+    output has `min_tokens` is text like any other.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], min_tokens: int = 0) -> None:
         super().__init__(tokenizer)
-        self.stopped = False
-        self._strings = strings
+        self.stopped = False  # whether one of the strings has come
+        self._strings = strings  # none is empty
         self._early = min_tokens  # above 0 as long as no string counts
         self._held = ""
 
@@ -193,20 +180,14 @@ class StoppedText(Detokenizer):
         return text[: len(text) - keep]
 
 
-class ChunkMaker:
-    """Turns the rounds of one output into chunks with the text that each adds."""
-
-    def __init__(self, detokenizer: Detokenizer | None) -> None:
-        self._detokenizer = detokenizer
-
-    def chunk(self, done: Round) -> Chunk:
-        """Return the next round as a chunk."""
-        ends = done.finish_reason is not None
-        parts = pieces(done.tokens, self._detokenizer, end=ends) if self._detokenizer else ()
-        return Chunk(
-            "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts,
-            done.end_id,
-        )  # fmt: skip
+def as_chunk(done: Round, detokenizer: Detokenizer | None) -> Chunk:
+    """Return a round as a chunk; the detokenizer has seen the rounds before."""
+    ends = done.finish_reason is not None
+    parts = pieces(done.tokens, detokenizer, end=ends) if detokenizer else ()
+    return Chunk(
+        "".join(parts), done.tokens, done.num_accepted, done.stats, done.finish_reason, parts,
+        done.end_id,
+    )  # fmt: skip
 
 
 def as_generation(done: Round, detokenizer: Detokenizer | None) -> Generation:

@@ -18,8 +18,8 @@ from typing import Literal
 
 from ..decoding import PREFETCH_TOKENS, Batch, Request, Round, RowOptions, Sampler
 from ..errors import check_integer, first_line
-from ..generation import Chunk, ChunkMaker, GenerationOptions, SpeculativeDecoder
-from ..tokenizers import Prompt, PromptTooLong, check_prompts
+from ..generation import Chunk, GenerationOptions, SpeculativeDecoder, as_chunk
+from ..tokenizers import Detokenizer, Prompt, PromptTooLong, check_prompts
 
 LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
 MOST_SECONDS = 60  # to wait for room in the queue, at most
@@ -103,14 +103,14 @@ class Output:
     call: Call
     number: int
     request: Request
-    maker: ChunkMaker
+    detokenizer: Detokenizer | None
 
     def event(self, done: Round) -> Event:
         """Return the event of a round; a text that cannot be made is a failure of this output."""
         if done.error is not None:
             return Event(self.number, error=done.error, refused=True)
         try:
-            return Event(self.number, self.maker.chunk(done))
+            return Event(self.number, as_chunk(done, self.detokenizer))
         except Exception:  # it must not end the outputs of other calls
             log.exception("the text of an output cannot be made")
             return Event(self.number, error=FAILED)
@@ -254,8 +254,8 @@ class Service:
         for number in range(wanted):
             source = sources[number // samples]
             request = Request(next(self._numbers), source, own, number)
-            maker = ChunkMaker(options.detokenizer(decoder.tokenizer))
-            call.waiting.append(Output(call, number, request, maker))
+            detokenizer = options.detokenizer(decoder.tokenizer)
+            call.waiting.append(Output(call, number, request, detokenizer))
         with self._changed:
             if self.state != "ready":
                 raise self._unavailable()
