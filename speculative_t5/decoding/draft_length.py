@@ -31,6 +31,7 @@ from ..files import write_whole
 from .results import Round
 
 MAX_DRAFT = 16  # the most that an adaptive schedule asks for
+LENGTHS = np.arange(1, 2 * MAX_DRAFT + 2)  # of verifying passes: a lookup may add as many tokens
 
 TYPICAL_RATE = 0.8  # acceptance rate of a draft that is worth having
 PRIOR_TOKENS = 24.0  # weight, in tokens, of the expected rate against a text's own tokens
@@ -68,10 +69,11 @@ class Schedule(Protocol):
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from the round that the last `next` was for."""
+        return
 
 
 @dataclass(frozen=True)
-class FixedSchedule:
+class FixedSchedule(Schedule):
     """Always drafts the same number of tokens, fewer only where the output is about to end."""
 
     num_draft: int
@@ -79,17 +81,14 @@ class FixedSchedule:
     def next(self, remaining: int) -> int:
         return min(self.num_draft, remaining - 1)
 
-    def observe(self, outcome: Outcome) -> None:
-        pass
-
 
 @dataclass(frozen=True)
 class Calibration:
     """Measurements of a target and a drafter on this machine."""
 
-    draft_seconds: tuple[float, ...]  # to draft K tokens, for K = 0 to MAX_DRAFT
-    verify_seconds: tuple[float, ...]  # of a pass over L tokens and its verdict, for L = 1, 2, ...
-    counts: tuple[tuple[float, ...], ...]  # `Counts.values` of the measured rounds
+    draft_seconds: Sequence[float]  # to draft K tokens, for K = 0 to MAX_DRAFT
+    verify_seconds: Sequence[float]  # of a pass over L tokens and its verdict, from L = 1 on
+    counts: Sequence[Sequence[float]]  # `Counts.values` of the measured rounds
     num_prompts: int  # that the rounds came from
 
 
@@ -160,13 +159,11 @@ class Counts:
 def rate_of_others(calibration: Calibration) -> float:
     """Return the acceptance rate to expect on other prompts than the calibration's.
 
-    Prompts differ, so one prompt says little about a pair except whether its draft is any good. On
-    the scale of log-odds, the rate of n prompts is shrunk towards that of a typical draft by one
+    On the scale of log-odds, the rate of n prompts is shrunk towards that of a typical draft by one
     part in n + 1 (the random-effects estimate where prompts vary as much as pairs do).
     """
-    here, typical = (
-        math.log(rate / (1 - rate)) for rate in (Counts(calibration.counts).pooled(), TYPICAL_RATE)
-    )
+    rates = (Counts(calibration.counts).pooled(), TYPICAL_RATE)
+    here, typical = (math.log(rate / (1 - rate)) for rate in rates)
     weight = 1 / (calibration.num_prompts + 1)
     return 1 / (1 + math.exp(-((1 - weight) * here + weight * typical)))
 
@@ -191,7 +188,7 @@ class AdaptiveSchedule:
 
     A round that drafts K tokens is expected to emit 1 + the tokens accepted (2211.17192, equation
     1, with a rate for each position), and takes as long as calibrated. Rates begin with the
-    calibration's and follow the observed outcomes. Threads may share one schedule.
+    calibration's and follow the outcomes. Threads may share one schedule.
     """
 
     def __init__(self, calibration: Calibration) -> None:
@@ -199,6 +196,7 @@ class AdaptiveSchedule:
         self._learning = threading.Lock()
         self._rate = rate_of_others(calibration)
         self._counts = counts_for_others(calibration)
+        self._draft_seconds = np.array(calibration.draft_seconds)
         draft, verify = calibration.draft_seconds, calibration.verify_seconds
         extra = (draft[1] + verify[1]) / (draft[0] + verify[0]) - 1
         self._idle = 0  # rounds without a draft
@@ -231,17 +229,9 @@ class AdaptiveSchedule:
             self._best = self._best_length()
 
     def _best_length(self) -> int:
-        accepts, drafts = self._counts.expected(self._rate)
-        costs = zip(self._calibration.draft_seconds, accepts, drafts, strict=True)
-        speeds = [(1 + a) / (seconds + self._verifying(1 + d)) for seconds, a, d in costs]
-        return speeds.index(max(speeds))
-
-    def _verifying(self, tokens: float) -> float:
-        """Return the seconds of a pass over `tokens`, interpolated between whole numbers."""
-        verify = self._calibration.verify_seconds
-        below = min(int(tokens), len(verify) - 1)
-        share = min(tokens - below, 1.0)
-        return verify[below - 1] + share * (verify[below] - verify[below - 1])
+        accepts, drafts = map(np.array, self._counts.expected(self._rate))
+        verifying = np.interp(1 + drafts, LENGTHS, self._calibration.verify_seconds)
+        return int(np.argmax((1 + accepts) / (self._draft_seconds + verifying)))
 
 
 GRID = (*range(13), MAX_DRAFT)  # draft lengths to time: costs rise in steps
@@ -260,31 +250,24 @@ def calibrate(warm_up: WarmUp, num_prompts: int, *settings: object) -> Calibrati
 
     Where the cache cannot be written, every process measures for itself. `warm_up` decodes
     `num_prompts` prompts with the given schedule and seed. The measurements depend on models and
-    options, the `settings`, whose `repr` is in the key.
+    options, the `settings`, whose `repr` is in the key, and on the machine's hardware: its name
+    would not do, since a laptop's changes with its network.
     """
+    device = mx.default_device()
+    names = [mx.device_info(each).get("device_name") for each in (mx.cpu, device)]
+    hardware = (platform.machine(), *names, device, libraries.num_threads())
     code = (__version__, version("mlx"), libraries.parts())
-    digest = hashlib.sha256(repr((code, hardware(), settings)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((code, hardware, settings)).encode()).hexdigest()
     path = cache_folder() / f"{digest[:32]}.json"
-    found = _read(path)
-    if found is None:
-        measured = measure(warm_up, num_prompts)
-        found = _read(path)  # another process may have been faster: all should use the same one
-        if found is None:
-            found = measured
-            with contextlib.suppress(OSError):  # the next process measures again
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, json.dumps(asdict(found)).encode())
-    return found
-
-
-def hardware() -> tuple[object, ...]:
-    """Identify this machine by its hardware.
-
-    Its name would not do: a laptop's changes with its network, and every container has its own.
-    """
-    used = mx.default_device()
-    names = [mx.device_info(each).get("device_name") for each in (mx.cpu, used)]
-    return (platform.machine(), *names, used, libraries.num_threads())
+    if found := _read(path):
+        return found
+    measured = measure(warm_up, num_prompts)
+    if found := _read(path):  # another process was faster: all should use the same one
+        return found
+    with contextlib.suppress(OSError):  # the next process measures again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(measured)).encode())
+    return measured
 
 
 def cache_folder() -> Path:
@@ -302,8 +285,7 @@ def cache_folder() -> Path:
 def measure(warm_up: WarmUp, num_prompts: int) -> Calibration:
     """Time rounds of all draft lengths in `GRID`, repeatedly on the same prompts.
 
-    The shortest times count, since disturbances only make a round longer. It takes about `BUDGET`
-    seconds, or one round of each length where those take longer.
+    The shortest times count, since disturbances only make a round longer.
     """
     settling, rotation = _Rotation(), _Rotation()
     started = time.perf_counter()
@@ -314,9 +296,8 @@ def measure(warm_up: WarmUp, num_prompts: int) -> Calibration:
     # The first rounds are slower, and do not count.
     _run(warm_up, settling, lambda: settling.rounds >= (2 if after(SETTLING) else len(GRID)))
     _run(warm_up, rotation, lambda: rotation.samples >= (1 if after(BUDGET) else SAMPLES))
-    counts = tuple(map(tuple, rotation.counts.values))
     draft, verify = _line(rotation.draft_seconds), _steps(rotation.verify_seconds)
-    return Calibration(draft, verify, counts, num_prompts)
+    return Calibration(draft, verify, rotation.counts.values, num_prompts)
 
 
 def _run(warm_up: WarmUp, rotation: _Rotation, enough: Callable[[], bool]) -> None:
@@ -368,16 +349,15 @@ class _Rotation:
         self.verify_seconds[length].append(outcome.verify_seconds)
 
 
-def _line(samples: dict[int, list[float]]) -> tuple[float, ...]:
+def _line(samples: dict[int, list[float]]) -> list[float]:
     """Return seconds to draft 0 to MAX_DRAFT tokens, fitted by a line: tokens cost the same."""
     known = sorted(num_draft for num_draft in samples if num_draft)
     step, base = np.polyfit(known, [min(samples[num_draft]) for num_draft in known], 1)
-    line = np.maximum(base + step * np.arange(MAX_DRAFT + 1), 0)
-    line[0] = min(samples[0])
-    return tuple(line.tolist())
+    line: list[float] = np.maximum(base + step * np.arange(MAX_DRAFT + 1), 0).tolist()
+    return [min(samples[0]), *line[1:]]
 
 
-def _steps(samples: dict[int, list[float]]) -> tuple[float, ...]:
+def _steps(samples: dict[int, list[float]]) -> list[float]:
     """Return seconds to verify 1 to 2 MAX_DRAFT + 1 tokens, interpolated between measurements.
 
     Times never fall with length: a shorter pass can always be padded to a longer one.
@@ -385,25 +365,23 @@ def _steps(samples: dict[int, list[float]]) -> tuple[float, ...]:
     known = sorted(samples)
     measured = [min(samples[length]) for length in known]
     values = np.minimum.accumulate(measured[::-1])[::-1].tolist()
-    end = 2 * MAX_DRAFT + 1
+    end = int(LENGTHS[-1])
     if known[-1] < end:
         slope = (values[-1] - values[0]) / max(known[-1] - known[0], 1)
-        values.append(values[-1] + max(slope, 0) * (end - known[-1]))
+        values.append(values[-1] + slope * (end - known[-1]))
         known.append(end)
-    return tuple(np.interp(range(1, end + 1), known, values).tolist())
+    found: list[float] = np.interp(LENGTHS, known, values).tolist()
+    return found
 
 
 def _read(path: Path) -> Calibration | None:
     """Return the calibration in a file; None if it is missing or damaged."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        tables = [np.array(raw[field.name], dtype=float) for field in fields(Calibration)]
+        tables = [np.array(raw[each.name], dtype=float) for each in fields(Calibration)]
+        found = Calibration(**raw)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if [table.shape for table in tables] != SHAPES:
+    if [table.shape for table in tables] != SHAPES or not min(found.verify_seconds):
         return None
-    draft, verify, counts, num_prompts = tables
-    if not all(np.isfinite(t).all() and t.min() >= 0 for t in tables) or verify.min() == 0:
-        return None
-    rows = tuple(map(tuple, counts.tolist()))
-    return Calibration(tuple(draft.tolist()), tuple(verify.tolist()), rows, int(num_prompts))
+    return found if all(np.isfinite(t).all() and t.min() >= 0 for t in tables) else None
