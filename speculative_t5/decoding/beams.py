@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -19,8 +19,8 @@ import numpy as np
 from .. import device
 from ..errors import check_integer, check_number
 from .logits import TokenHistory
-from .loop import Request, StopReasons, stop_reasons, token_budget
-from .protocols import LanguageModel
+from .loop import Request, stop_reasons, token_budget
+from .protocols import LanguageModel, Session
 from .results import Broadcast, FinishReason, Stats, identity, read
 from .sampling import Groups
 
@@ -31,25 +31,17 @@ BLOCK = 64  # ids whose largest score is found first: sorting all of them would 
 
 @dataclass(frozen=True)
 class BeamOptions:
-    """The options of a beam search, as transformers has them.
+    """The options of a beam search, as transformers has them; each is checked."""
 
-    Args:
-        num_beams: Sequences that are extended side by side.
-        length_penalty: A finished sequence has the score sum / n**length_penalty, of its n tokens'
-            log-probabilities, EOS included. Above 0 it favors long outputs, below 0 short ones.
-        early_stopping: When to stop, once `num_beams` sequences are finished. True: at once. False:
-            when the best beam, if it ended now, would score no better than the worst of them.
-            "never": when it would not even at the length that favors it most.
-        num_return_sequences: Finished sequences to return, at most `num_beams`.
-
-    Raises:
-        ValueError: If one is not in its range.
-    """
-
-    num_beams: int
+    num_beams: int  # sequences that are extended side by side
+    # A finished sequence has the score sum / n**length_penalty, of its n tokens' log-probabilities,
+    # EOS included. Above 0 it favors long outputs, below 0 short ones.
     length_penalty: float = 1.0
+    # When to stop, once `num_beams` sequences are finished. True: at once. False: when the best
+    # beam, if it ended now, would score no better than the worst of them. "never": when it would
+    # not even at the length that favors it most.
     early_stopping: EarlyStopping = False
-    num_return_sequences: int = 1
+    num_return_sequences: int = 1  # finished sequences to return
 
     def __post_init__(self) -> None:
         check_integer("num_beams", self.num_beams, 1)
@@ -88,16 +80,13 @@ class Hypothesis:
 class BeamResult:
     """What a search found for one prompt.
 
-    Attributes:
-        index: Of the prompt.
-        hypotheses: `num_return_sequences` of them, the best first; fewer only if there are no more
-            sequences that the vocabulary, `max_tokens` and the transform allow.
-        stats: Passes of the target as rounds, and the best hypothesis' tokens, EOS included.
+    There are fewer than `num_return_sequences` hypotheses only if the vocabulary, `max_tokens` and
+    the transform allow no more.
     """
 
-    index: int
-    hypotheses: list[Hypothesis]
-    stats: Stats
+    index: int  # of the prompt
+    hypotheses: list[Hypothesis]  # the best first
+    stats: Stats  # passes of the target as rounds, and the best hypothesis' tokens, EOS included
 
 
 def beam_search(
@@ -118,68 +107,52 @@ def beam_search(
     """
     waiting = iter(requests)
     while group := list(islice(waiting, batch_size)):
-        batch = _Batch(model, group, options, broadcast)
-        while batch.searches:
-            yield from batch.step()
+        yield from _search(model, group, options, broadcast)
 
 
-class _Batch:
-    """Searches side by side; rows i * num_beams and on of the session are those of search i."""
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        requests: Sequence[Request],
-        options: BeamOptions,
-        broadcast: Broadcast,
-    ) -> None:
-        began = time.perf_counter()
-        self._broadcast = broadcast
-        self._width = width = options.num_beams
-        with device.turn():
-            self._session, contexts = model.start([request.source for request in requests])
-            self._session.select([row for row in range(len(requests)) for _ in range(width)])
-        self.searches = []
-        for request, context in zip(requests, contexts, strict=True):
-            ends = stop_reasons(model, request.options.stop_ids)
-            budget = token_budget(model, context, request.options.max_tokens)
-            self.searches.append(_Search(request, context, ends, budget, options))
-        self._seconds = time.perf_counter() - began  # without the caller's time
-
-    def step(self) -> list[BeamResult]:
-        """Run one pass, extend all beams, and return the results of searches that have ended."""
-        began, width = time.perf_counter(), self._width
+def _search(
+    model: LanguageModel, requests: Sequence[Request], options: BeamOptions, broadcast: Broadcast
+) -> Iterator[BeamResult]:
+    """Search side by side; rows i * num_beams and on of the session are those of search i."""
+    began, width = time.perf_counter(), options.num_beams
+    with device.turn():
+        session, contexts = model.start([request.source for request in requests])
+        session.select([row for row in range(len(requests)) for _ in range(width)])
+    pairs = zip(requests, contexts, strict=True)
+    searches = [_Search(model, request, context, options) for request, context in pairs]
+    seconds = 0.0  # without the caller's time
+    while searches:
         with device.turn():  # a stream may have begun in another thread
-            found = self._continuations()
+            found = read_candidates(broadcast(_continuations(session, searches, width)))
             rows: list[int] = []
-            for i, (search, candidates) in enumerate(zip(self.searches, found, strict=True)):
+            for i, (search, candidates) in enumerate(zip(searches, found, strict=True)):
                 parents = search.extend(candidates)
                 rows += [] if search.done else [i * width + parent for parent in parents]
-            if rows and rows != list(range(len(self.searches) * width)):
-                self._session.select(rows)
-        self._seconds += time.perf_counter() - began
-        ended = [search.result(self._seconds) for search in self.searches if search.done]
-        self.searches = [search for search in self.searches if not search.done]
-        return ended
+            if rows and rows != list(range(len(searches) * width)):
+                session.select(rows)
+        seconds += time.perf_counter() - began
+        yield from [search.result(seconds) for search in searches if search.done]
+        searches = [search for search in searches if not search.done]
+        began = time.perf_counter()
 
-    def _continuations(self) -> list[list[Candidate]]:
-        """Run the target over each beam's last token; return each search's best continuations."""
-        searches = self.searches
-        rows = [(search, beam) for search in searches for beam in search.beams]
-        last = [(beam.tokens or search.context)[-1:] for search, beam in rows]
-        scores = mx.array([beam.score for _, beam in rows], dtype=mx.float32)
-        logits = self._session.step(mx.array(last, dtype=mx.int32)).astype(mx.float32)
-        log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        groups = Groups([search.request.options.sampler for search, _ in rows])
-        if groups.transforms:
-            contexts = [[*search.context, *beam.tokens] for search, beam in rows]
-            starts = [len(search.context) for search, _ in rows]
-            nothing = mx.zeros((len(rows), 0), dtype=mx.int32)
-            log_probs = groups.transformed(log_probs, TokenHistory(contexts, starts, nothing))
-        # Of n beams at most n continuations end by each id: this leaves n that do not end.
-        count = max(2, *(1 + len(search.ends) for search in searches)) * self._width
-        totals = (scores[:, None] + log_probs[:, 0]).reshape(len(searches), -1, log_probs.shape[2])
-        return read_candidates(self._broadcast(best_continuations(totals, count)))
+
+def _continuations(session: Session, searches: Sequence[_Search], width: int) -> mx.array:
+    """Run the target over each beam's last token; return `best_continuations` of each search."""
+    rows = [(search, beam) for search in searches for beam in search.beams]
+    last = [(beam.tokens or search.context)[-1:] for search, beam in rows]
+    scores = mx.array([beam.score for _, beam in rows], dtype=mx.float32)
+    logits = session.step(mx.array(last, dtype=mx.int32)).astype(mx.float32)
+    log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    groups = Groups([search.request.options.sampler for search, _ in rows])
+    if groups.transforms:
+        contexts = [[*search.context, *beam.tokens] for search, beam in rows]
+        starts = [len(search.context) for search, _ in rows]
+        nothing = mx.zeros((len(rows), 0), dtype=mx.int32)
+        log_probs = groups.transformed(log_probs, TokenHistory(contexts, starts, nothing))
+    # Of n beams at most n continuations end by each id: this leaves n that do not end.
+    count = max(2, *(1 + len(search.ends) for search in searches)) * width
+    totals = (scores[:, None] + log_probs[:, 0]).reshape(len(searches), -1, log_probs.shape[2])
+    return best_continuations(totals, count)
 
 
 Candidate = tuple[float, int, int]  # a continuation's score, its beam and its last token
@@ -221,31 +194,28 @@ def read_candidates(found: mx.array) -> list[list[Candidate]]:
     ]
 
 
-@dataclass
-class _Beam:
+class _Beam(NamedTuple):
     """A sequence that is being extended; one with the score -inf only fills a row."""
 
     tokens: list[int]
     score: float = -math.inf  # sum of its tokens' log-probabilities
 
 
-@dataclass
 class _Search:
     """One prompt: its beams, by row, and the best sequences that have ended."""
 
-    request: Request
-    context: list[int]  # that the session started with
-    ends: StopReasons
-    budget: int  # tokens of an output
-    options: BeamOptions
-    num_tokens: int = 0  # of each beam
-    done: bool = False
-    beams: list[_Beam] = field(init=False)
-    finished: list[Hypothesis] = field(default_factory=list)  # at most num_beams, the best first
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, model: LanguageModel, request: Request, context: list[int], options: BeamOptions
+    ) -> None:
+        self.request, self.options = request, options
+        self.context = context  # that the session started with
+        self.ends = stop_reasons(model, request.options.stop_ids)
+        self.budget = token_budget(model, context, request.options.max_tokens)
+        self.num_tokens = 0  # of each beam
+        self.done = False
         # All would have the same continuations: only the first one's count.
-        self.beams = [_Beam([], 0.0), *(_Beam([]) for _ in range(self.options.num_beams - 1))]
+        self.beams = [_Beam([], 0.0), *(_Beam([]) for _ in range(options.num_beams - 1))]
+        self.finished: list[Hypothesis] = []  # at most num_beams, the best first
 
     def extend(self, candidates: Sequence[Candidate]) -> list[int]:
         """Replace the beams by their best continuations, and return each row's former row.
@@ -288,11 +258,7 @@ class _Search:
         return self._score(best, length) <= self.finished[-1].score
 
     def _assign(self, going_on: Sequence[tuple[int, _Beam]]) -> list[int]:
-        """Give beams rows, their parent's if it is free: the fewest rows move.
-
-        Returns:
-            The row that each row continues.
-        """
+        """Give beams rows, their parent's if it is free; return the row that each row continues."""
         parents = list(range(len(self.beams)))
         free = [row for row in parents if all(row != parent for parent, _ in going_on)]
         # What fills a row has to have as many tokens as the others.
