@@ -21,7 +21,6 @@ from .results import read
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 MAX_BAD_WORDS, MAX_NO_REPEAT = 10_000, 1_000
 MAX_BAD_IDS = 2**20  # of bad words, each as long as the longest
-SHORT = 32  # tokens of n-grams that are compared one by one
 MAX_BIAS, MAX_PENALTY = 1e9, 1e4  # float32 can hold what they make of logits
 NOTHING_LEFT = (
     "the options forbid every token that could come next: leave out some that forbid tokens"
@@ -33,17 +32,13 @@ NOTHING = -1  # instead of a token, where a row has fewer than others
 class TokenHistory:
     """The tokens that logits follow, row by row.
 
-    Attributes:
-        contexts: The tokens so far: a decoder-only model's prompt or a T5's start token, then the
-            output.
-        starts: How many of them come before the output.
-        drafted: (B, N) int32, tokens that are assumed to follow. Of logits (B, L, V) position i
-            follows the contexts and the first N - (L - 1 - i) drafted tokens.
+    Of logits (B, L, V) position i follows the contexts and the first N - (L - 1 - i) of the drafted
+    tokens.
     """
 
-    contexts: Sequence[Sequence[int]]
-    starts: Sequence[int]
-    drafted: mx.array
+    contexts: Sequence[Sequence[int]]  # a decoder-only model's prompt or a start token, the output
+    starts: Sequence[int]  # how many of these tokens come before the output
+    drafted: mx.array  # (B, N) int32, tokens that are assumed to follow
 
     def tokens(self) -> mx.array:
         """Return contexts and drafted tokens, (B, T + N) int32, `NOTHING` before short rows."""
@@ -71,21 +66,9 @@ class TokenHistory:
 class LogitsTransform:
     """Changes logits before temperature, top-k and top-p; the steps run in this order.
 
-    The meaning of each option, and the order, are those of transformers' `generate`.
-
-    Attributes:
-        logit_bias: Ids with what to add to their logits; -inf forbids one.
-        repetition_penalty: Divides positive logits of the tokens so far, and multiplies negative
-            ones (1909.05858, section 4.1): above 1 repetitions become less probable.
-        no_repeat_ngram_size: No sequence of this many tokens occurs twice; 0 is off.
-        bad_words: Sequences of ids that never occur.
-        min_tokens: `end_ids` are forbidden before the output has this many tokens.
-        end_ids: The ids that end an output. After a drafted one, processors are not called.
-        suppress_tokens: Ids that never occur.
-        forced_tokens: The first tokens of every output.
-        processors: Called last, one after another, for each row and position: with the tokens so
-            far, (T,) int32, and the logits, (1, V) float32; return logits (1, V). mlx-lm's
-            `logits_processors` have the same form.
+    The meaning of each option, and the order, are those of transformers' `generate`; see
+    `GenerationOptions` (1909.05858, section 4.1, for `repetition_penalty`). `min_tokens` forbids
+    `end_ids`, which end an output; after a drafted one, processors are not called.
 
     Raises:
         ValueError: If an option is out of its range, or a forced token is forbidden.
@@ -216,7 +199,7 @@ class LogitsTransform:
         return {}  # of `_added`, made once for all rounds
 
     def _added(self, name: str, size: int) -> mx.array:
-        """Return what an option adds to logits, (V,) float32; -inf at ids without a value."""
+        """Return what an option adds to logits, (V,) float32: -inf at ids without a value."""
         if (name, size) not in self._rows:
             row = np.zeros(size, np.float32)
             for each in getattr(self, name):
@@ -285,36 +268,13 @@ def _repeating(tokens: mx.array, ngram: int, logits: mx.array) -> mx.array:
     count = total - ngram + 1
     ends = mx.arange(total - length + 1, total + 1)  # tokens before each position, (L,)
     same = mx.broadcast_to(mx.arange(count) + ngram - 1 < ends[:, None], (batch, length, count))
-    if 1 < ngram <= SHORT:
+    if ngram > 1:
         last = _before(tokens, length, ngram - 1)[:, :, None]
         occurred = mx.as_strided(tokens, (batch, 1, count, ngram - 1), (total, 0, 1, 1))
         # A window that begins before a row's first token occurs nowhere else.
         same = same & mx.all(occurred == last, axis=-1)
-    elif ngram > SHORT:
-        names = mx.where(tokens[:, : count + 1] == NOTHING, NOTHING, _names(tokens, ngram - 1))
-        lacking = max(0, length - count - 1)
-        last = mx.pad(names, [(0, 0), (lacking, 0)], constant_values=NOTHING)[:, -length:, None]
-        same = same & (names[:, None, :count] == last) & (last != NOTHING)
     followed = mx.where(same, tokens[:, None, ngram - 1 :], NOTHING)
     return _marked(followed, size)
-
-
-def _names(tokens: mx.array, size: int) -> mx.array:
-    """Return a number for the `size` tokens from each one on, (B, T - size + 1) int32.
-
-    Two numbers of a row are equal if their tokens are. Each step numbers pairs of numbers in their
-    order, and so doubles how many tokens a number stands for.
-    """
-    names, width = tokens, 1
-    while width < size:
-        step = min(width, size - width)
-        pairs = names[:, :-step].astype(mx.int64) * 2**32 + names[:, step:]
-        order = mx.argsort(pairs, axis=-1)
-        ordered = mx.take_along_axis(pairs, order, axis=-1)
-        changes = mx.pad(ordered[:, 1:] != ordered[:, :-1], [(0, 0), (1, 0)])
-        ranks = mx.cumsum(changes.astype(mx.int32), axis=-1)
-        names, width = mx.put_along_axis(ranks, order, ranks, axis=-1), width + step
-    return names
 
 
 def _uncompleted(

@@ -16,7 +16,7 @@ from .draft_length import Outcome, Schedule
 from .drafters import Drafter, EmptyDrafter
 from .logits import NOTHING_LEFT, TokenHistory
 from .protocols import Encoded, LanguageModel, Session, SharingModel
-from .results import FinishReason, Round, Tally, read
+from .results import FinishReason, Round, Stats, read
 from .sampling import Groups, Sampler, final_keys, round_keys, sample
 from .verify import Verifier
 
@@ -31,41 +31,26 @@ StopChecker = Callable[[Sequence[int]], int | None]
 
 @dataclass(frozen=True)
 class RowOptions:
-    """The options of a row, which may differ from those of its neighbours.
-
-    Attributes:
-        sampler: Chooses the row's tokens, and those drafted for it.
-        max_tokens: Upper bound on the row's tokens, EOS included.
-        seed: Samples depend on it, on the request's number and the row's round, and on nothing
-            else; None where nothing is sampled.
-        stop_ids: Ids that end the output, besides those of EOS.
-        stop_checker: Makes a `StopChecker` for the output.
-        drafts: Whether tokens are drafted for the row.
-    """
+    """The options of a row, which may differ from those of its neighbours."""
 
     sampler: Sampler = field(default_factory=Sampler)
-    max_tokens: int = 256
+    max_tokens: int = 256  # EOS included
+    # Samples depend on it, on the request's number and the row's round, and on nothing else; None
+    # where nothing is sampled.
     seed: int | None = None
-    stop_ids: frozenset[int] = frozenset()
-    stop_checker: Callable[[], StopChecker] | None = None
-    drafts: bool = True
+    stop_ids: frozenset[int] = frozenset()  # that end the output, besides those of EOS
+    stop_checker: Callable[[], StopChecker] | None = None  # makes one for the output
+    drafts: bool = True  # whether tokens are drafted for the row
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to decode.
+    """A prompt to decode."""
 
-    Attributes:
-        index: Of the prompt, in the rounds of its output.
-        source: Its ids.
-        options: Of its row.
-        number: The number that the row samples under; None is the index.
-    """
-
-    index: int
-    source: Sequence[int]
+    index: int  # of the prompt, in the rounds of its output
+    source: Sequence[int]  # its ids
     options: RowOptions
-    number: int | None = None
+    number: int | None = None  # that the row samples under; None is the index
 
 
 @dataclass(frozen=True)
@@ -110,29 +95,23 @@ def token_budget(model: LanguageModel, context: Sequence[int], max_tokens: int) 
     return max_tokens if limit is None else min(max_tokens, limit - len(context) + 1)
 
 
-@dataclass
 class Row:
     """One output: its tokens so far, and what they cost."""
 
-    request: Request
-    context: list[int]
-    ends: StopReasons
-    remaining: int  # tokens that may be emitted
-    began: float
-    start: int = field(init=False)  # length of the context that the output follows
-    stop_checker: StopChecker | None = field(init=False)
-    tally: Tally = field(default_factory=Tally)
-    finish_reason: FinishReason | None = None
-    stopped: bool = False  # ended from outside, or because no token can follow
-
-    def __post_init__(self) -> None:
-        self.start = len(self.context)
-        make = self.request.options.stop_checker
-        self.stop_checker = make() if make else None
-
-    @property
-    def index(self) -> int:
-        return self.request.index
+    def __init__(
+        self, model: LanguageModel, request: Request, context: list[int], began: float
+    ) -> None:
+        options = request.options
+        self.request, self.index = request, request.index
+        self.context = context
+        self.start = len(context)  # of the output, behind what the session started with
+        self.ends = stop_reasons(model, options.stop_ids)
+        self.remaining = token_budget(model, context, options.max_tokens)  # that may be emitted
+        self.began = began
+        self.stop_checker = options.stop_checker() if options.stop_checker else None
+        self.stats = Stats()
+        self.finish_reason: FinishReason | None = None
+        self.stopped = False  # ended from outside, or because no token can follow
 
     @property
     def ended(self) -> bool:
@@ -148,7 +127,7 @@ class Row:
         seed, number = self.request.options.seed, self.request.number
         if seed is None:
             return None
-        return round_keys(seed, self.index if number is None else number, self.tally.rounds + later)
+        return round_keys(seed, self.index if number is None else number, self.stats.rounds + later)
 
     def emit(
         self, tokens: list[int], num_accepted: int, num_drafted: int, num_draft: int, now: float
@@ -160,7 +139,7 @@ class Row:
         """
         if not tokens:
             self.stopped = True
-            return Round(self.index, [], 0, self.tally.stats(now - self.began), error=NOTHING_LEFT)
+            return Round(self.index, [], 0, self.stats, error=NOTHING_LEFT)
         asked = min(num_draft, self.limit)
         emitted, self.finish_reason = cut(tokens, self.ends, self.remaining)
         end_id = None if self.finish_reason in (None, "length") else emitted[-1]
@@ -171,13 +150,12 @@ class Row:
         self.context += emitted
         self.remaining -= len(emitted)
         num_accepted = min(num_accepted, len(emitted))
-        self.tally.add(asked, num_drafted, num_accepted, len(emitted))
-        final = self.finish_reason is not None
-        stats = self.tally.stats(now - self.began, final=final)
-        output = self.context[self.start :] if final else []
+        seconds = now - self.began
+        self.stats = self.stats.after(asked, num_drafted, num_accepted, len(emitted), seconds)
+        output = self.context[self.start :] if self.finish_reason else []
         if end_id is not None:
             output, emitted = output[:-1], emitted[:-1]
-        reason = self.finish_reason
+        reason, stats = self.finish_reason, self.stats
         return Round(self.index, emitted, num_accepted, stats, reason, output, end_id)
 
 
@@ -268,11 +246,6 @@ class Batch:
             self.rows = [self.rows[i] for i in kept]
             self._changed()
 
-    def round(self) -> list[Round]:
-        """Draft, run the target once, verify, and return what each row emits."""
-        with device.turn():  # a stream may have begun in another thread, or before a fork
-            return self._round()
-
     def refill(self, waiting: Iterator[Request], batch_size: int) -> None:
         """Give rows that have ended to waiting prompts; drop those that are left over."""
         with device.turn():
@@ -286,32 +259,35 @@ class Batch:
         """Return the seconds since the batch was made."""
         return time.perf_counter() - self.started
 
-    def _round(self) -> list[Round]:
+    def round(self) -> list[Round]:
+        """Draft, run the target once, verify, and return what each row emits."""
         plan, rows, session = self._plan, self.rows, self._session
         assert session is not None
-        num_draft = plan.schedule.next(1 + max(row.limit for row in rows))
+        limits = [row.limit for row in rows]
+        num_draft = plan.schedule.next(1 + max(limits))
         lengths: Sequence[int] = [0] * len(rows)
         began = drafted = time.perf_counter()
-        if self._async:
-            found = self._plain(session)
-        else:
-            draft_keys, verify_keys = self._keys()
-            contexts = [row.context for row in rows]
-            draft = plan.drafter.propose(contexts, num_draft, self._groups, draft_keys)
-            # Each row by its own limit: its draft is the same whatever its neighbours are.
-            draft = draft.limited([row.limit for row in rows])
-            if plan.timed:  # a pass must not take longer the more a lookup happens to find
-                draft = draft.padded(num_draft)
-                read(draft.tokens)
-            drafted, lengths = time.perf_counter(), draft.lengths
-            history = TokenHistory(contexts, [row.start for row in rows], draft.tokens)
-            found = plan.verifier.verify(session, history, draft, self._groups, verify_keys)
+        with device.turn():  # a stream may have begun in another thread, or before a fork
+            if self._async:
+                found = self._plain(session)
+            else:
+                draft_keys, verify_keys = self._keys()
+                contexts = [row.context for row in rows]
+                draft = plan.drafter.propose(contexts, num_draft, self._groups, draft_keys)
+                # Each row by its own limit: its draft is the same whatever its neighbours are.
+                draft = draft.limited(limits)
+                if plan.timed:  # a pass must not take longer the more a lookup happens to find
+                    draft = draft.padded(num_draft)
+                    read(draft.tokens)
+                drafted, lengths = time.perf_counter(), draft.lengths
+                history = TokenHistory(contexts, [row.start for row in rows], draft.tokens)
+                found = plan.verifier.verify(session, history, draft, self._groups, verify_keys)
         ended, now = time.perf_counter(), self._now()
-        whole = [i for i, row in enumerate(rows) if row.limit >= num_draft]  # may use all of it
         done = [
             row.emit(tokens, num_accepted, length, num_draft, now)
             for row, (tokens, num_accepted), length in zip(rows, found, lengths, strict=True)
         ]
+        whole = [i for i, limit in enumerate(limits) if limit >= num_draft]  # may use all of it
         counts = [lengths[i] for i in whole], [done[i].num_accepted for i in whole]
         plan.schedule.observe(Outcome(num_draft, *counts, drafted - began, ended - drafted))
         return done
@@ -403,12 +379,8 @@ class Batch:
     def _new_rows(
         self, requests: Sequence[Request], contexts: Sequence[list[int]], began: float
     ) -> list[Row]:
-        rows = []
-        for request, context in zip(requests, contexts, strict=True):
-            ends = stop_reasons(self._model, request.options.stop_ids)
-            budget = token_budget(self._model, context, request.options.max_tokens)
-            rows.append(Row(request, context, ends, budget, began))
-        return rows
+        pairs = zip(requests, contexts, strict=True)
+        return [Row(self._model, request, context, began) for request, context in pairs]
 
     def _keys(self, later: int = 0) -> tuple[mx.array | None, mx.array | None]:
         """Return keys for drafting and for verdicts, (B, 2) uint32 each, `later` rounds on."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import mlx.core as mx
 
@@ -61,8 +60,6 @@ class Stats:
     In a batch, `seconds` runs from the row's first round to its last, for all rows together. It
     includes encoding for the rows that begin the batch; later prompts are encoded ahead of time.
 
-    The three tuples are `PerRound` views until the generation has finished.
-
     Attributes:
         num_draft: K of each round: how many tokens the drafter was asked for.
         num_drafted: Tokens it proposed in each round; a lookup may find fewer.
@@ -72,9 +69,9 @@ class Stats:
         seconds: Wall-clock time from the prompt's ids to the last token, encoding included.
     """
 
-    num_draft: Sequence[int] = ()
-    num_drafted: Sequence[int] = ()
-    num_accepted: Sequence[int] = ()
+    num_draft: tuple[int, ...] = ()
+    num_drafted: tuple[int, ...] = ()
+    num_accepted: tuple[int, ...] = ()
     emitted: int = 0
     seconds: float = 0.0
 
@@ -82,6 +79,18 @@ class Stats:
         return (
             f"Stats(rounds={self.rounds}, drafted={self.drafted}, accepted={self.accepted}, "
             f"emitted={self.emitted}, seconds={self.seconds:.3f})"
+        )
+
+    def after(
+        self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int, seconds: float
+    ) -> Stats:
+        """Return the statistics after one more round, `seconds` after the prompt's ids."""
+        return Stats(
+            (*self.num_draft, num_draft),
+            (*self.num_drafted, num_drafted),
+            (*self.num_accepted, num_accepted),
+            self.emitted + emitted,
+            seconds,
         )
 
     @property
@@ -156,68 +165,12 @@ class Stats:
 def total(done: Sequence[Stats]) -> Stats:
     """Return the statistics of several outputs as if they were one."""
     return Stats(
-        tuple(chain.from_iterable(stats.num_draft for stats in done)),
-        tuple(chain.from_iterable(stats.num_drafted for stats in done)),
-        tuple(chain.from_iterable(stats.num_accepted for stats in done)),
+        tuple(count for stats in done for count in stats.num_draft),
+        tuple(count for stats in done for count in stats.num_drafted),
+        tuple(count for stats in done for count in stats.num_accepted),
         sum(stats.emitted for stats in done),
         sum(stats.seconds for stats in done),
     )
-
-
-class PerRound(Sequence[int]):
-    """A count for each round so far, equal to the tuple of them.
-
-    It shares a list, which only grows, with the loop and with other views. So a view takes as long
-    to make after the last round as after the first. Copies are tuples.
-    """
-
-    def __init__(self, counts: list[int]) -> None:
-        self._counts = counts
-        self._length = len(counts)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(self._counts, self._length)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple(self)[index]
-        return self._counts[range(self._length)[index]]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, tuple | PerRound) and tuple(self) == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
-    def __reduce__(self) -> tuple[type, tuple[tuple[int, ...]]]:
-        return tuple, (tuple(self),)
-
-
-class Tally:
-    """Counts one output's rounds."""
-
-    def __init__(self) -> None:
-        self._counts: tuple[list[int], ...] = ([], [], [])  # of the tuples of Stats
-        self.rounds = self.emitted = 0
-
-    def add(self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int) -> None:
-        """Count one more round."""
-        for counts, count in zip(self._counts, (num_draft, num_drafted, num_accepted), strict=True):
-            counts.append(count)
-        self.rounds += 1
-        self.emitted += emitted
-
-    def stats(self, seconds: float, *, final: bool = False) -> Stats:
-        """Return the statistics of the rounds so far."""
-        views = (tuple(counts) if final else PerRound(counts) for counts in self._counts)
-        num_draft, num_drafted, num_accepted = views
-        return Stats(num_draft, num_drafted, num_accepted, self.emitted, seconds)
 
 
 @dataclass(frozen=True)

@@ -30,19 +30,15 @@ class Acceptance:
 
     Position i passes if u_i * total_i < chance_i, for u_i uniform in [0, 1). There is no division,
     so that 0 / 0 never arises.
-
-    Attributes:
-        chance: (B, K) float32.
-        total: (B, K) float32.
-        ratios: w_0 to w_K, (B, K + 1) float32: after i accepted tokens the next one is sampled from
-            norm(max(w_i * p - q, 0)).
-        in_order: True keeps the draft up to the first position that fails; False up to the last
-            one that passes, whatever fails before it.
     """
 
-    chance: mx.array
-    total: mx.array
+    chance: mx.array  # (B, K) float32
+    total: mx.array  # (B, K) float32
+    # w_0 to w_K, (B, K + 1) float32: after i accepted tokens the next one is sampled from
+    # norm(max(w_i * p - q, 0)).
     ratios: mx.array
+    # True keeps the draft up to the first position that fails; False up to the last one that
+    # passes, whatever fails before it.
     in_order: bool
 
     def count_accepted(self, uniforms: mx.array) -> mx.array:
@@ -75,12 +71,7 @@ class Verifier:
     ) -> list[tuple[list[int], int]]:
         """Run the target over each row's last token and its draft, and read the verdicts.
 
-        Args:
-            session: The target's.
-            history: The rows' contexts, and the draft's tokens.
-            draft: See `Drafter.propose`.
-            groups: The rows' samplers.
-            keys: (B, 2) uint32; None where nothing is sampled.
+        Keys are (B, 2) uint32, None where nothing is sampled; see `Drafter.propose` for the others.
 
         Returns:
             For each row the accepted tokens with the next one, which is missing where no token can
@@ -117,13 +108,7 @@ class Verifier:
     def logits(
         self, session: Session, tokens: mx.array, history: TokenHistory, groups: Groups
     ) -> mx.array | None:
-        """Run the target over `tokens` (B, K + 1) int32, if logits of what follows are needed.
-
-        Args:
-            session: The target's.
-            tokens: Each row's last one and its draft.
-            history: The rows' contexts, and the draft's tokens.
-            groups: The rows' samplers.
+        """Run the target over `tokens` (B, K + 1) int32: each row's last one and its draft.
 
         Returns:
             Logits (B, K + 1, V), transformed; None, without running the target, if only the argmax
@@ -162,7 +147,8 @@ class Verifier:
         if groups.transforms:
             # A draft ends where no token is allowed, and what p is there does not matter.
             nothing = nothing_allowed(logits)
-            draft = draft.without(nothing[:, :-1], logits.shape[-1])
+            dense = draft.dense(logits.shape[-1])
+            draft = replace(draft, probs=mx.where(nothing[:, :-1, None], 0, dense))
             allowed = _at(logits[:, : draft.tokens.shape[1]], draft.tokens) > -mx.inf
             logits = mx.where(nothing[..., None], 0, logits)
         probs = groups.probs(logits)
@@ -190,14 +176,8 @@ def token_acceptance(
 
     A drafted x is accepted with probability min(1, p(x) / q(x) + delta), if all before it are.
     After the first rejection the next token comes from the residual norm(max(p - q, 0)). With
-    delta 0, the tokens are distributed as if the target had sampled them.
-
-    Args:
-        draft: K drafted tokens per row, and the distributions q they were sampled from.
-        target_probs: p, (B, K + 1, V) float32.
-        delta: 0 keeps the target's distribution exactly; 1 accepts every drafted token.
-        allowed: (B, K) bool, False at drafted tokens that leniency must not accept; None is all
-            True.
+    delta 0, the tokens are distributed as if the target had sampled them; delta 1 accepts every
+    drafted token, except where `allowed` (B, K) bool is False. p is (B, K + 1, V) float32.
     """
     p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
     q_x = _at(draft.dense(target_probs.shape[-1]), draft.tokens)
