@@ -16,6 +16,7 @@ from speculative_t5.distill import (
     DistillOptions,
     Example,
     Judgement,
+    Progress,
     Task,
     distill,
     judge,
@@ -45,31 +46,27 @@ def examples(count: int, seed: int) -> list[Example]:
 DATA = Data(examples(60, 1), examples(8, 2), 70, {"empty": 2}, "0123456789abcdef" * 4)
 
 
+STAGES = {
+    "labelling held-out prompts": "valid", "labelling prompts": "train", "training": "trained",
+    "judging": "judging",
+}  # fmt: skip
+
+
 class Watch:
     """Keeps all that a run reports, and calls `act` at each report."""
 
     def __init__(self, act: Callable[[str, Any], None] = lambda kind, at: None) -> None:
-        self.seen: list[tuple[Any, ...]] = []
+        self.seen: list[Progress] = []
         self._act = act
 
-    def labelled(self, split: str, done: int, total: int, tokens: int) -> None:
-        self._report(split, done, total, tokens)
+    def __call__(self, now: Progress) -> None:
+        self.seen.append(now)
+        self._act(STAGES[now.stage], now.done)
+        if now.tokens_per_pass is not None:
+            self._act("checked", now.done)
 
-    def trained(self, step: int, steps: int, loss: float) -> None:
-        self._report("trained", step, steps, loss)
-
-    def checked(self, step: int, tokens_per_pass: float, agreement: float) -> None:
-        self._report("checked", step, tokens_per_pass, agreement)
-
-    def judging(self, done: int, total: int) -> None:
-        self._report("judging", done, total)
-
-    def _report(self, kind: str, *values: Any) -> None:
-        self.seen.append((kind, *values))
-        self._act(kind, values[0])
-
-    def of(self, kind: str) -> list[tuple[Any, ...]]:
-        return [values for found, *values in self.seen if found == kind]  # type: ignore[misc]
+    def of(self, kind: str) -> list[Progress]:
+        return [now for now in self.seen if STAGES[now.stage] == kind]
 
 
 def go(
@@ -79,12 +76,12 @@ def go(
     data: Data = DATA,
     model: T5 | None = None,
     start: SharingDraft | None = None,
-    **more: Any,
+    **read_by: Any,
 ) -> Judgement:
     task = Task(model or target(), None, "tiny", start=start)
     short = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
     with mock.patch.multiple(stages, judge=partial(judge, turns=1, max_prompts=2), **short):
-        return distill(task, data, output, options, watch or Watch(), **more)
+        return distill(task, data, output, options, watch or Watch(), read_by=read_by)
 
 
 class Stop(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import takewhile
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.distill import Agreement, training
@@ -78,12 +79,12 @@ def test_places_that_no_draft_came_to_are_left_out(
 
 @pytest.mark.parametrize("bug", ["next token right", "one more"])
 def test_planted_bugs_show(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = training._runs
-    if bug == "one more":
-        monkeypatch.setattr(training, "_runs", lambda row: [run + 1 for run in runs(row)])
-    else:  # the target's own token need not be one that the draft has right
-        monkeypatch.setattr(
-            training, "_runs", lambda row: [run or int(any(row)) for run in runs(row)]
-        )
+    def wrong(right: type[bool], row: list[bool]) -> list[bool]:
+        found = [*takewhile(right, row)]
+        if bug == "one more":
+            return [*found, True]
+        return found or [True] * any(row)  # the target's own token need not be right
+
+    monkeypatch.setattr(training, "takewhile", wrong)
     with pytest.raises(AssertionError):
         test_decoding_takes_as_many_passes_and_accepts_as_often(3)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.cli import distill as command
-from speculative_t5.distill import Judgement, judge
+from speculative_t5.distill import Judgement, Progress, judge
 from speculative_t5.distill import run as stages_of_run
 
 import mlx.core as mx
@@ -271,13 +271,13 @@ def test_a_stopped_run_goes_on_by_the_same_command(
 ) -> None:
     assert distill(call, prompts, *SHORT, "--output", "whole").code == 0
 
-    def interrupt(self: object, step: int, *_: object) -> None:
-        if step == 3:
+    def interrupt(self: object, now: Progress) -> None:
+        if (now.stage, now.done) == ("training", 3):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(stages_of_run, "SAVE_EVERY", 2)
-        patch.setattr(command.Stages, "trained", interrupt)
+        patch.setattr(command.Stages, "show", interrupt)
         stopped = distill(call, prompts, *SHORT, "--output", "out")
     assert stopped.code == 130 and stopped.err[-2:] == [
         "progress is kept in out.distill; run the same command again to resume",

@@ -30,18 +30,18 @@ def run(seconds: float, *emitted: int, tokens: tuple[int, ...] = (7, 8)) -> Run:
     return Run(seconds=seconds, emitted=list(emitted), tokens=list(tokens))
 
 
-def speeds(*ratios: float, same: int = 8) -> tuple[Speed, ...]:
+def speeds(*ratios: float, same: int = 8) -> list[Speed]:
     """Return speeds for K = 1, 2, ... and, by the last ratio, for "auto"."""
     numbers: list[Any] = [*range(1, len(ratios)), "auto"]
-    return tuple(Speed(k, 100 * r, r, 2.0, same) for k, r in zip(numbers, ratios, strict=True))
+    return [Speed(k, 100 * r, r, 2.0, same) for k, r in zip(numbers, ratios, strict=True)]
 
 
 def judgement(*ratios: float, **changes: Any) -> Judgement:
     made: Any = {
         "target": "big", "draft": "small", "held_out": 10, "held_out_tokens": 1200,
-        "agreement": 0.9, "by_place": (0.9, 0.8), "tokens_per_pass": (1.9, 2.6, 2.6),
+        "agreement": 0.9, "by_place": [0.9, 0.8], "tokens_per_pass": [1.9, 2.6, 2.6],
         "unmeasured": None, "prompts": 8, "turns": 3, "max_tokens": 64, "plain": 100.0,
-        "speeds": speeds(*ratios) if ratios else (), "previous": None, "previous_speeds": (),
+        "speeds": speeds(*ratios), "previous": None, "previous_speeds": [],
         "machine": "CPU", "dtype": "float32", "made_by": {"steps": 2000},
     }  # fmt: skip
     return Judgement(**made | changes)
@@ -107,20 +107,23 @@ def test_everything_is_measured(target: T5, quick: None, before: Any, kind: str)
         assert best.num_draft in range(1, MOST + 1) and auto.num_draft == "auto"
         assert "The draft in use before, old, gives" in found.as_markdown()
     else:
-        assert (found.previous, found.previous_speeds) == (None, ())
+        assert (found.previous, found.previous_speeds) == (None, [])
 
 
 def test_agreement_is_reported_for_each_number(target: T5) -> None:
-    found = judge(Task(target, None, "big"), tiny_draft(target), "small", [], KNOWN, max_tokens=10)
+    found = judge(
+        Task(target, None, "big"), tiny_draft(target), "small", [], KNOWN, max_tokens=10, made_by={}
+    )  # fmt: skip
     assert (found.held_out, found.held_out_tokens, found.agreement) == (10, 50, 0.8)
-    assert found.tokens_per_pass == tuple(KNOWN.tokens_per_pass(k) for k in range(1, 9))
-    assert found.by_place == (1.0, 1.0, 1.0, 0.0)  # no draft comes further
+    assert found.tokens_per_pass == [KNOWN.tokens_per_pass(k) for k in range(1, 9)]
+    assert found.by_place == [1.0, 1.0, 1.0, 0.0]  # no draft comes further
 
 
 def test_without_prompts_it_says_so(target: T5) -> None:
     found = judge(
-        Task(target, None, "big"), tiny_draft(target), "small", [], Agreement([]), max_tokens=10
-    )
+        Task(target, None, "big"), tiny_draft(target), "small", [], Agreement([]), max_tokens=10,
+        made_by={},
+    )  # fmt: skip
     assert not found.pays and found.best is None
     assert "no held-out prompts; give more prompts" in found.verdict
     lines = found.summary()
@@ -130,8 +133,9 @@ def test_without_prompts_it_says_so(target: T5) -> None:
 
 def test_outputs_of_one_token_leave_nothing_to_measure(target: T5) -> None:
     draft, known = tiny_draft(target), Agreement([[True]] * 3)
-    found = judge(Task(target, None, "big"), draft, "small", PROMPTS, known, max_tokens=1)
-    assert not found.pays and (found.prompts, found.speeds) == (0, ())
+    task = Task(target, None, "big")
+    found = judge(task, draft, "small", PROMPTS, known, max_tokens=1, made_by={})
+    assert not found.pays and (found.prompts, found.speeds) == (0, [])
     assert "ends with its first token" in found.verdict
     assert "they come from 3 held-out outputs" in found.as_markdown()
 
@@ -160,7 +164,7 @@ def test_a_draft_that_does_not_pay_is_called_so() -> None:
     [(1.5, 1.8, "which is faster: keep it"), (1.5, 1.5, "about as fast"), (1.5, 1.2, "1.25 times")],
 )
 def test_the_draft_in_use_before_is_compared(own: float, other: float, said: str) -> None:
-    before = (Speed(4, 100 * other, other, 2.0, 8), Speed("auto", 100.0, 1.0, 2.0, 8))
+    before = [Speed(4, 100 * other, other, 2.0, 8), Speed("auto", 100.0, 1.0, 2.0, 8)]
     found = judgement(own, own, previous="old", previous_speeds=before)
     assert f"old, gives {other:.2f} times with --num-draft 4" in found.notes[0]
     assert said in found.notes[0]
@@ -197,8 +201,6 @@ def test_a_judgement_is_stored_whole() -> None:
     stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert stored["best"] == 1 and stored["pays"] is True
     assert Judgement.from_json(stored) == found
-    with pytest.raises(ValueError, match="not the judgement of a draft .*: distill"):
-        Judgement.from_json({"target": "big"})
 
 
 def test_a_history_is_plotted(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
-from speculative_t5.distill import Judgement, Task, distill, folder, judge
+from speculative_t5.distill import Judgement, Task, distill, judge
 from speculative_t5.distill import run as stages
 from speculative_t5.distill.training import Training
 
@@ -25,8 +25,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.max_seconds = 0.0
-        for module in (folder, stages):
-            monkeypatch.setattr(module, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(stages, "perf_counter", lambda: self.now)
         for name, method in (("step", "step"), ("save", "save")):
             self._slow(monkeypatch, Training, method, self.COSTS[name])
         self._slow(monkeypatch, stages, "agreement", self.COSTS["check"])
@@ -68,12 +67,12 @@ def test_a_run_takes_the_minutes_it_was_given(
         task = Task(target(), None, "tiny")
         if stop is not None:
             with pytest.raises(Stop):
-                distill(task, data, output, options, Watch(act))
+                distill(task, data, output, options, Watch(act), read_by={})
         watch = Watch(clock.label)
-        distill(task, data, output, options, watch)
+        distill(task, data, output, options, watch, read_by={})
     assert 0.8 * 600 < clock.now < 1.1 * 600
     assert 40 < clock.max_seconds < 90
     done = {split: watch.of(split)[-1] for split in ("valid", "train")}
-    assert done["valid"][0] < 300 and done["train"][0] < 900
-    totals = {total for _, total, _ in watch.of("trained")}
+    assert done["valid"].done < 300 and done["train"].done < 900
+    totals = {now.total for now in watch.of("trained")}
     assert len(totals) == 1 and totals.pop() > 50

@@ -99,7 +99,7 @@ def test_a_killed_run_gives_the_same_bytes(
     assert Judgement.from_json(stored) == judgement
     labelled = [judgement.made_by[name] for name in ("held_out", "labels")]
     assert labelled == [len(DATA.valid), len(DATA.train)]
-    steps = [step for step, *_ in watch.of("trained")]
+    steps = [now.done for now in watch.of("trained")]
     assert steps == ([] if first is None else list(range(first, STEPS + 1))), "it went on"
     for name in ("weights.npz", "history.json", "config.json"):
         assert (output / name).read_bytes() == (whole / name).read_bytes(), name
@@ -121,7 +121,7 @@ def test_a_killed_run_gives_the_same_bytes(
         ({"data": replace(DATA, digest="f" * 64)}, "started with other data"),
         ({"model": target(seed=19)}, "started with another target"),
         (
-            {"read_by": {"prefix": "correct: "}},
+            {"prefix": "correct: "},
             "no --prefix, and this one has --prefix 'correct: '",
         ),
     ],

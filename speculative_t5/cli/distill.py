@@ -27,6 +27,7 @@ from ..distill import (
     Data,
     DistillOptions,
     Judgement,
+    Progress,
     RunFolder,
     Task,
     check_options,
@@ -58,13 +59,14 @@ from .terminal import is_terminal, note, visible
 
 EVERY = 30  # seconds between lines where there is no terminal
 RECENT = 20  # steps whose mean loss is shown
-# The types of options, as a file of options has them.
-KINDS = {
-    str: "a string",
-    Path: "a string",
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
+UNITS = {"training": " steps", "judging": " outputs"}  # of bars, otherwise prompts
+# The types of options and of their values in a file, and the words for these.
+KINDS: dict[Any, tuple[Any, str]] = {
+    str: (str, "a string"),
+    Path: (str, "a string"),
+    bool: (bool, "true or false"),
+    int: (int, "an integer"),
+    float: (int | float, "a number"),
 }
 
 
@@ -174,16 +176,20 @@ def distill(
     if dry_run:
         print("\n".join(_plan(target, options, prompts, output, previous_name)))
         return
-    draft = _load_previous(previous, target)
+    draft: LanguageModel | Literal["lookup"] | None = "lookup" if previous == "lookup" else None
+    if previous and draft is None:
+        draft = load(previous, dtype=target.dtype, target=target)[0]
     SpeculativeDecoder(target, draft, tokenizer)  # which refuses drafts that do not fit
-    start = _load_start(start_from, target)
+    start = load(start_from, dtype=target.dtype, target=target)[0] if start_from else None
+    if not isinstance(start, SharingDraft | None):
+        raise ValueError(f"{start_from} is a whole model, expected a draft that `distill` has made")
     task = Task(target, tokenizer, name, draft, previous_name, start)
     read_by = {
         "prefix": encoder.prefix, "field": field, "format": format,
         "max_source_length": max_source_length,
     }  # fmt: skip
     with closing(Stages()) as stages, _kept(output):
-        judgement = run_stages(task, prompts, output, options, stages, read_by=read_by)
+        judgement = run_stages(task, prompts, output, options, stages.show, read_by=read_by)
     program = ctx.find_root().info_name or "speculative-t5"
     print(_account(prompts, judgement))
     print("\n".join(map(visible, judgement.summary())))
@@ -202,23 +208,6 @@ def _options(ctx: typer.Context, training: dict[str, Any]) -> DistillOptions:
     return DistillOptions(**values)
 
 
-def _load_previous(name: str | None, target: T5) -> LanguageModel | Literal["lookup"] | None:
-    """Load the draft to compare with."""
-    if name is None:
-        return None
-    return "lookup" if name == "lookup" else load(name, dtype=target.dtype, target=target)[0]
-
-
-def _load_start(name: str | None, target: T5) -> SharingDraft | None:
-    """Load the draft to train further."""
-    if name is None:
-        return None
-    draft = load(name, dtype=target.dtype, target=target)[0]
-    if not isinstance(draft, SharingDraft):
-        raise ValueError(f"{name} is a whole model, expected a draft that `distill` has made")
-    return draft
-
-
 @contextmanager
 def _kept(folder: Path) -> Iterator[None]:
     """Say how to resume when a run is stopped."""
@@ -232,56 +221,45 @@ def _kept(folder: Path) -> Iterator[None]:
 
 
 class Stages:
-    """Watches a run of `distill`: a bar for each stage on a terminal, otherwise a line at times."""
+    """Shows a run of `distill`: a bar for each stage on a terminal, otherwise a line at times."""
 
     def __init__(self) -> None:
         self._bars = is_terminal(sys.stderr)
         self._bar: tqdm[None] | None = None
-        self._stage = ""
+        self._first: Progress | None = None  # of the stage
         self._began = self._last_line = 0.0
-        self._first_tokens = 0
         self._losses: deque[float] = deque(maxlen=RECENT)
-        self._agreement = ""
+        self._tokens_per_pass = ""
 
-    def labelled(self, split: str, done: int, total: int, tokens: int) -> None:
-        stage = "labelling held-out prompts" if split == "valid" else "labelling prompts"
-        if stage != self._stage:
-            self._began, self._first_tokens = time.perf_counter(), tokens
-        seconds = time.perf_counter() - self._began
-        rate = (tokens - self._first_tokens) / seconds if seconds else 0.0
-        self._show(stage, "prompt", done, total, f"{rate:,.0f} tokens/s" if rate else "")
-
-    def trained(self, step: int, steps: int, loss: float) -> None:
-        self._losses.append(loss)
-        self._show("training", "step", step, steps, self._training())
-
-    def checked(self, step: int, tokens_per_pass: float, agreement: float) -> None:
-        self._agreement = f", {tokens_per_pass:.2f} tokens per pass"
-        if not self._bars:
-            note(f"training: step {step:,}, {self._training()}")
-            self._last_line = time.perf_counter()
-
-    def judging(self, done: int, total: int) -> None:
-        self._show("judging", "output", done, total)
-
-    def _training(self) -> str:
-        mean = sum(self._losses) / max(1, len(self._losses))
-        return f"loss {mean:.3f}{self._agreement}"
-
-    def _show(self, stage: str, unit: str, done: int, total: int, more: str = "") -> None:
-        if stage != self._stage:
+    def show(self, now: Progress) -> None:
+        """Show how far the run is now."""
+        if self._first is None or now.stage != self._first.stage:
             self.close()
-            self._stage, self._last_line = stage, -math.inf
+            self._first, self._began, self._last_line = now, time.perf_counter(), -math.inf
             if self._bars:
+                unit = UNITS.get(now.stage, " prompts")
                 # What an earlier run has done does not count for the rate.
-                self._bar = tqdm(total=total, initial=done, desc=stage, unit=f" {unit}s")
+                self._bar = tqdm(total=now.total, initial=now.done, desc=now.stage, unit=unit)
+        more, seconds = "", time.perf_counter() - self._began
+        if now.stage == "training":
+            self._losses.append(now.loss)
+            if now.tokens_per_pass is not None:
+                self._tokens_per_pass = f", {now.tokens_per_pass:.2f} tokens per pass"
+            more = f"loss {sum(self._losses) / len(self._losses):.3f}{self._tokens_per_pass}"
+        elif now.tokens > self._first.tokens:
+            more = f"{(now.tokens - self._first.tokens) / seconds:,.0f} tokens/s"
         if self._bar is not None:
-            self._bar.total = total
+            self._bar.total = now.total
             self._bar.set_postfix_str(more, refresh=False)
-            self._bar.update(done - self._bar.n)
-        elif not self._bars and time.perf_counter() - self._last_line > EVERY:
-            note(f"{stage}: {done:,} of {total:,}{', ' if more else ''}{more}")
-            self._last_line = time.perf_counter()
+            self._bar.update(now.done - self._bar.n)
+            return
+        line = f"{now.stage}: {now.done:,} of {now.total:,}{', ' if more else ''}{more}"
+        if now.tokens_per_pass is not None:
+            line = f"training: step {now.done:,}, {more}"
+        elif time.perf_counter() - self._last_line <= EVERY:
+            return
+        note(line)
+        self._last_line = time.perf_counter()
 
     def close(self) -> None:
         """End the bar of the last stage."""
@@ -313,7 +291,9 @@ def _result(folder: Path, judgement: Judgement, command: list[str]) -> str:
     best = fastest(judgement.speeds)
     if best is None or not judgement.pays:
         return line
-    command = [*command, "--draft-model", _short_name(folder), *best.option.split()]
+    found = find_folder(folder.name)  # a name is shorter than a path
+    draft = folder.name if found and found.samefile(folder) else str(folder)
+    command = [*command, "--draft-model", draft, *best.option.split()]
     return f"{line}; to use it:\n  {shlex.join(command)}"
 
 
@@ -351,12 +331,6 @@ def _target_name(model: str) -> str:
     return name_of_folder(Path(os.path.abspath(folder))) if folder else model
 
 
-def _short_name(folder: Path) -> str:
-    """Return the name by which a model folder is found, or else its path."""
-    found = find_folder(folder.name)
-    return folder.name if found and found.samefile(folder) else str(folder)
-
-
 def read_options(path: Path) -> dict[str, Any]:
     """Read options of this command, with - or _ in their names, from a TOML, JSON or YAML file.
 
@@ -372,13 +346,16 @@ def read_options(path: Path) -> dict[str, Any]:
     }
     options: dict[str, Any] = {}
     for key, value in _parsed(path).items():
-        name = key.replace("-", "_") if isinstance(key, str) else None
+        name = str(key).replace("-", "_")
         if name not in kinds:
-            raise ValueError(_unknown(path, key, kinds))
+            near = difflib.get_close_matches(name, kinds, 1)
+            advice = f"write {near[0]} if you meant that" if near else "leave it out"
+            raise ValueError(f"{path}: {shown(key)} is not an option: {advice}")
         if name in options:
             raise ValueError(f"{path}: {name} is there twice: leave one of them out")
-        if not _fits(value, kinds[name]):
-            raise ValueError(f"{path}: {key} is {shown(value)}, expected {kinds[name]}")
+        kind, words = kinds[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{path}: {key} is {shown(value)}, expected {words}")
         options[name] = value
     return options
 
@@ -415,26 +392,7 @@ def _parse_yaml(text: str) -> Any:
     try:
         found = yaml.load(text, loader)  # a safe one
     except yaml.YAMLError as error:
-        raise ValueError(_yaml_fault(error)) from error
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{problem or first_line(error)}{where}") from error
     return {} if found is None else found
-
-
-def _yaml_fault(error: Exception) -> str:
-    """Return what is wrong with a YAML file, and where in it."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    return f"{problem or first_line(error)}{where}"
-
-
-def _fits(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == KINDS[bool]
-    types = {KINDS[str]: (str,), KINDS[int]: (int,), KINDS[float]: (int, float)}
-    return isinstance(value, types.get(kind, ()))
-
-
-def _unknown(path: Path, key: Any, names: Mapping[str, str]) -> str:
-    """Say that a key is none of the names, and which of them may have been meant."""
-    wrong = f"{path}: {shown(key)} is not an option"
-    near = difflib.get_close_matches(str(key).replace("-", "_"), names, 1)
-    return f"{wrong}: write {near[0]} if you meant that" if near else f"{wrong}: leave it out"

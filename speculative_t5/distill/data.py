@@ -1,21 +1,17 @@
-"""The prompts of a run: read, some of them held out, and, once they have labels, in batches."""
+"""The prompts of a run: read, encoded, and some of them held out."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 
 from ..errors import check_integer, count
-from ..models import T5Config
 from ..tokenizers import (
     JSON_SUFFIXES,
     PROMPT_FIELD,
@@ -29,62 +25,26 @@ from ..tokenizers import (
 HELD_OUT, MOST_HELD_OUT = 20, 200  # one prompt in 20, and no more than 200
 TABLES = (".csv", ".tsv")
 COMPLETION = "completion"  # the field of a JSON object that has the output
-POOL = 2048  # labels that are sorted by length together
 
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt, perhaps with the output to learn.
+    """A prompt, perhaps with the output to learn."""
 
-    Attributes:
-        line: The number of its line in its file, from 1.
-        prompt: Source ids, EOS included.
-        completion: Target ids, EOS included; None if the target is to generate them.
-    """
-
-    line: int
-    prompt: list[int]
-    completion: list[int] | None
-
-
-@dataclass(frozen=True)
-class Label:
-    """An output to learn.
-
-    Attributes:
-        line: The number of the prompt's line in its file, from 1.
-        prompt: Source ids, EOS included.
-        tokens: Target ids; EOS is the last unless `max_tokens` cut the output.
-    """
-
-    line: int
-    prompt: list[int]
-    tokens: list[int]
-
-    def to_json(self) -> bytes:
-        """Return one line of JSON, newline included."""
-        return json.dumps(vars(self), separators=(",", ":")).encode() + b"\n"
+    line: int  # the number of its line in its file, from 1
+    prompt: list[int]  # source ids, EOS included
+    completion: list[int] | None  # target ids, EOS included; None: the target generates them
 
 
 @dataclass(frozen=True)
 class Data:
-    """The usable prompts of a file or a folder, and an account of its lines.
+    """The usable prompts of a file or a folder, and an account of its lines."""
 
-    Attributes:
-        train: Examples to train on, shuffled.
-        valid: Held-out examples, in an order that is random but follows from their prompts alone;
-            none has a prompt of `train`.
-        read: The number of lines read: all of `train`, `valid` and `skipped`.
-        skipped: Lines that are not used, counted by reason: "empty", "too long", "repeated",
-            "completion too long", "completion out of vocabulary" and "held out beyond 200".
-        digest: Hexadecimal SHA-256 that depends on every byte of the files.
-    """
-
-    train: list[Example]
-    valid: list[Example]
-    read: int
-    skipped: Mapping[str, int]
-    digest: str
+    train: list[Example]  # shuffled
+    valid: list[Example]  # in a random order that follows from their prompts; none is in `train`
+    read: int  # lines: all of `train`, `valid` and `skipped`
+    skipped: Mapping[str, int]  # lines that are not used, by reason
+    digest: str  # hexadecimal SHA-256 that depends on every byte of the files
 
 
 def read_data(
@@ -104,15 +64,9 @@ def read_data(
     200 prompts are used; without those, one usable prompt in 20 is held out, at least 1 and at most
     200. Those whose ids have the smallest digests are chosen, whatever their order.
 
-    Args:
-        path: The file or folder.
-        encoder: Encodes the prompts, with their prefix.
-        tokenizer: Encodes the completions.
-        field: The field of a JSON object that has the prompt; its `completion`, if any, is the
-            output to learn.
-        form: "text" or "jsonl", whatever the names of the files say; None to go by the names.
-        seed: For the order of `Data.train`.
-        max_tokens: The longest completion in tokens, EOS included.
+    The `field` of a JSON object has the prompt, and its `completion`, if any, is the output to
+    learn, of at most `max_tokens` tokens, EOS included. `form` is "text" or "jsonl", whatever the
+    names of the files say. The seed is for the order of `Data.train`.
 
     Raises:
         ValueError: If a line cannot be read, or there are too few usable prompts.
@@ -124,13 +78,13 @@ def read_data(
             f"field is {field!r}, which has the outputs: give the name of the prompts' field"
         )
     train_path, valid_path = _find_files(Path(path))
-    forms = [form or _form_of(each) for each in (train_path, valid_path) if each]
-    if field != PROMPT_FIELD and "jsonl" not in forms:
+    forms = {each: form or _form_of(each) for each in (train_path, valid_path) if each}
+    if field != PROMPT_FIELD and "jsonl" not in forms.values():
         raise ValueError(
             f"field is {field!r}, and {train_path} is text, whose lines have no fields: leave out "
             "field, or give format jsonl"
         )
-    reader = _Reader(encoder, tokenizer, field, form, max_tokens, encoder.vocab_size)
+    reader = _Reader(encoder, tokenizer, field, forms, max_tokens)
     # The valid file comes first, so that its prompts are the ones kept.
     valid = reader.read(valid_path, 1) if valid_path else []
     train = reader.read(train_path, 1 if valid_path else 2)
@@ -154,23 +108,22 @@ def _find_files(path: Path) -> tuple[Path, Path | None]:
     path.stat()  # raises an error if there is nothing
     if not path.is_dir():
         raise ValueError(f"{path} is a device or a pipe, expected a file or a folder")
-    train, valid = _find(path, "train"), _find(path, "valid")
+    found: list[Path | None] = []
+    for name in ("train", "valid"):
+        files = [file for end in ("jsonl", "txt") if (file := path / f"{name}.{end}").is_file()]
+        if len(files) > 1:
+            raise ValueError(
+                f"the folder {path} has both {files[0].name} and {files[1].name}: delete one of "
+                "them"
+            )
+        found.append(files[0] if files else None)
+    train, valid = found
     if train is None:
         raise ValueError(
             f"the folder {path} has neither train.jsonl nor train.txt: give one that has, or a "
             "file of prompts"
         )
     return train, valid
-
-
-def _find(folder: Path, name: str) -> Path | None:
-    """Return the one file of that name with either suffix; None if there is none."""
-    found = [path for end in (".jsonl", ".txt") if (path := folder / f"{name}{end}").is_file()]
-    if len(found) > 1:
-        raise ValueError(
-            f"the folder {folder} has both {found[0].name} and {found[1].name}: delete one of them"
-        )
-    return found[0] if found else None
 
 
 @dataclass
@@ -180,9 +133,8 @@ class _Reader:
     encoder: PromptEncoder
     tokenizer: Tokenizer
     prompt_field: str
-    form: Format | None
+    forms: Mapping[Path, Format]
     max_tokens: int
-    vocab_size: int
     lines: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     seen: set[bytes] = field(default_factory=set)
@@ -195,8 +147,9 @@ class _Reader:
         with path.open("rb") as stream:
             self.digests.append(hashlib.file_digest(stream, "sha256").digest())
             stream.seek(0)
-            form = self.form or _form_of(path)
-            found = read_lines(stream, form, self.prompt_field, Shard(), completion=COMPLETION)
+            found = read_lines(
+                stream, self.forms[path], self.prompt_field, Shard(), completion=COMPLETION
+            )
             for line in found:
                 lines += 1
                 if line.is_empty:
@@ -235,7 +188,7 @@ class _Reader:
             target = target[: target.index(target[-1]) + 1]
             if len(target) > self.max_tokens:
                 return "completion too long"
-            if max(target) >= self.vocab_size:
+            if max(target) >= self.encoder.vocab_size:
                 return "completion out of vocabulary"
         self.seen.add(key)
         return Example(line, ids, target)
@@ -262,72 +215,3 @@ def reasons(skipped: Mapping[str, int]) -> str:
     """Return counts by reason in brackets, a space before them; nothing if there are none."""
     listed = ", ".join(f"{number:,} {reason}" for reason, number in skipped.items())
     return f" ({listed})" if listed else ""
-
-
-@dataclass(frozen=True)
-class LabelBatch:
-    """Labelled prompts, padded.
-
-    Attributes:
-        sources: (B, S) int32.
-        source_mask: (B, S) bool, True at real tokens.
-        fed: What the decoder reads, the start token and then all labels but the last, (B, L) int32.
-        positions: Where `fed` is real, as indices of the flattened (B * L,) array, (P,) int32.
-        labels: The token after each of these, (P,) int32.
-    """
-
-    sources: mx.array
-    source_mask: mx.array
-    fed: mx.array
-    positions: mx.array
-    labels: mx.array
-
-
-def make_batch(examples: Sequence[Label], config: T5Config) -> LabelBatch:
-    """Pad examples to one batch for a target of that configuration."""
-    start, pad = config.decoder_start_token_id, config.pad_token_id
-    sources = [example.prompt for example in examples]
-    fed = [[start, *example.tokens[:-1]] for example in examples]
-    width, length = max(map(len, sources)), max(map(len, fed))
-    positions = [row * length + i for row, ids in enumerate(fed) for i in range(len(ids))]
-    return LabelBatch(
-        mx.array([ids + [pad] * (width - len(ids)) for ids in sources], dtype=mx.int32),
-        mx.array([[True] * len(ids) + [False] * (width - len(ids)) for ids in sources]),
-        mx.array([ids + [pad] * (length - len(ids)) for ids in fed], dtype=mx.int32),
-        mx.array(positions, dtype=mx.int32),
-        mx.array([token for example in examples for token in example.tokens], dtype=mx.int32),
-    )
-
-
-def group(examples: Sequence[Label], batch_tokens: int) -> list[list[Label]]:
-    """Group examples of similar length, at most `batch_tokens` tokens a group, padding included.
-
-    An example that has more makes a group of its own.
-    """
-    ordered = sorted(examples, key=lambda each: (len(each.prompt), len(each.tokens), each.line))
-    groups: list[list[Label]] = []
-    width = length = 0
-    for example in ordered:
-        width, length = max(width, len(example.prompt)), max(length, len(example.tokens))
-        if not groups or (len(groups[-1]) + 1) * (width + length) > batch_tokens:
-            groups.append([])
-            width, length = len(example.prompt), len(example.tokens)
-        groups[-1].append(example)
-    return groups
-
-
-def batches(
-    examples: Sequence[Label], batch_tokens: int, seed: int, first: int = 0
-) -> Iterator[list[Label]]:
-    """Yield groups of examples without end, epoch by epoch, from the group number `first` on.
-
-    An epoch's order depends on its number and the seed only, so that a run can be resumed anywhere.
-    """
-    for epoch in itertools.count():
-        rng = random.Random(f"{seed} {epoch}")
-        shuffled = rng.sample(examples, len(examples))
-        pools = (shuffled[start : start + POOL] for start in range(0, len(shuffled), POOL))
-        groups = [each for pool in pools for each in group(pool, batch_tokens)]
-        rng.shuffle(groups)
-        yield from groups[first:]
-        first = max(0, first - len(groups))

@@ -1,14 +1,10 @@
-"""What a draft gives on the machine that measures it, in numbers and in words.
-
-`judge` decodes whole outputs with and without the draft, interleaved in one process, and returns a
-`Judgement`. How often the draft is right, its `Agreement`, is known from training.
-"""
+"""What a draft gives on the machine that measures it, in numbers and in words."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -37,43 +33,25 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Task:
-    """A target to distill a draft for, and the draft in use so far.
-
-    Attributes:
-        target: The model that the draft is for.
-        tokenizer: Its tokenizer; None if there is none.
-        name: The target's, which is written into the draft's folder.
-        previous: The draft in use so far, to compare with: a model or "lookup"; None if there is
-            none.
-        previous_name: Its name.
-        start: A draft to train further; None to begin with copies of the target's layers.
-    """
+    """A target to distill a draft for, and the draft in use so far."""
 
     target: T5
     tokenizer: Tokenizer | None
-    name: str
-    previous: LanguageModel | Literal["lookup"] | None = None
+    name: str  # the target's, which is written into the draft's folder
+    previous: LanguageModel | Literal["lookup"] | None = None  # to compare with
     previous_name: str = ""
-    start: SharingDraft | None = None
+    start: SharingDraft | None = None  # to train further, instead of copies of the target's layers
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One way to draft over all measured prompts; medians over the turns.
-
-    Attributes:
-        num_draft: K, or "auto".
-        tokens_per_second: Over the whole time that a user waits, encoding included.
-        speedup: Its tokens per second over those of the same turn without a draft.
-        tokens_per_pass: Emitted tokens, EOS included, over passes of the target.
-        same: Outputs that equal those without a draft.
-    """
+    """One way to draft over all measured prompts; medians over the turns."""
 
     num_draft: NumDraft
-    tokens_per_second: float
-    speedup: float
-    tokens_per_pass: float
-    same: int
+    tokens_per_second: float  # over the whole time that a user waits, encoding included
+    speedup: float  # its tokens per second over those of the same turn without a draft
+    tokens_per_pass: float  # emitted tokens, EOS included, over passes of the target
+    same: int  # outputs that equal those without a draft
 
     @property
     def option(self) -> str:
@@ -83,54 +61,33 @@ class Speed:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a draft gives: agreement on held-out prompts, and speeds on this machine.
-
-    Attributes:
-        target: The target's name.
-        draft: The draft's name.
-        held_out: Held-out outputs of which the agreement is known.
-        held_out_tokens: Their tokens, EOS included.
-        agreement: The share of them that the draft has right.
-        by_place: Chances that the first, the second and further drafted tokens are right, given
-            that those before them are; up to the last place that a draft came to.
-        tokens_per_pass: Of the target, if 1, 2 and more tokens are drafted in each round.
-        unmeasured: Why speeds could not be measured; None if they were.
-        prompts: Prompts that speeds were measured on.
-        turns: How often each was decoded in each way.
-        max_tokens: Upper bound on tokens of each output.
-        plain: Tokens per second without a draft; 0.0 if not measured.
-        speeds: Of this draft, for each K and for "auto".
-        previous: The name of the draft in use before; None if there is none.
-        previous_speeds: Of that one, at its best K and at "auto".
-        machine: The device and the processor that speeds are of.
-        dtype: The target's.
-        made_by: Options that the draft was made with, by name.
-    """
+    """What a draft gives: agreement on held-out prompts, and speeds on this machine."""
 
     target: str
     draft: str
-    held_out: int
-    held_out_tokens: int
-    agreement: float
-    by_place: tuple[float, ...]
-    tokens_per_pass: tuple[float, ...]
-    unmeasured: str | None
-    prompts: int
-    turns: int
-    max_tokens: int
-    plain: float
-    speeds: tuple[Speed, ...]
-    previous: str | None
-    previous_speeds: tuple[Speed, ...]
-    machine: str
-    dtype: str
-    made_by: Mapping[str, Any] = field(default_factory=dict)
+    held_out: int  # outputs of which the agreement is known
+    held_out_tokens: int  # in these, EOS included
+    agreement: float  # the share of them that the draft has right
+    # Chances that the first, the second and further drafted tokens are right, given that those
+    # before them are; up to the last place that a draft came to.
+    by_place: list[float]
+    tokens_per_pass: list[float]  # of the target, if 1, 2 and more tokens are drafted
+    unmeasured: str | None  # why there are no speeds
+    prompts: int  # that speeds were measured on
+    turns: int  # how often each was decoded in each way
+    max_tokens: int  # upper bound on tokens of each output
+    plain: float  # tokens per second without a draft; 0.0 if not measured
+    speeds: list[Speed]  # of this draft, for each K and for "auto"
+    previous: str | None  # the draft in use before
+    previous_speeds: list[Speed]  # of that one, at its best K and at "auto"
+    machine: str  # the device and the processor
+    dtype: str  # the target's
+    made_by: Mapping[str, Any]  # options that the draft was made with, by name
 
     @property
     def best(self) -> Speed | None:
         """The K with the most tokens per second; None if speeds were not measured."""
-        numbers = [speed for speed in self.speeds if speed.num_draft != "auto"]
-        return fastest(numbers)
+        return fastest([speed for speed in self.speeds if speed.num_draft != "auto"])
 
     @property
     def auto(self) -> Speed | None:
@@ -192,10 +149,11 @@ class Judgement:
             figures.append(("tokens per pass", self.tokens_per_pass))
         if self.speeds:
             lines.append(f"measured here: {self._conditions()}")
-            fixed = tuple(s.speedup for s in self.speeds if s.num_draft != "auto")
+            fixed = [s.speedup for s in self.speeds if s.num_draft != "auto"]
             figures.append(("speed-up", fixed))
         if figures:
-            lines.append(f"{'K':15}" + "".join(f"{k:6}" for k in self._numbers()))
+            numbers = range(1, len(self.tokens_per_pass) + 1)
+            lines.append(f"{'K':15}" + "".join(f"{k:6}" for k in numbers))
         for name, values in figures:
             lines.append(f"{name:15}" + "".join(f"{value:6.2f}" for value in values))
         return [*lines, self.verdict, *self.notes]
@@ -218,9 +176,8 @@ class Judgement:
                 f"Speeds are of one machine, and other machines give others: {self._conditions()}. "
                 "`python -m speculative_t5 bench` measures yours."
             )
-        if self.made_by:
-            made = [(f"`{name}`", str(value)) for name, value in self.made_by.items()]
-            parts += ["## How it was made", _table([("option", "value"), *made])]
+        made = [(f"`{name}`", str(value)) for name, value in self.made_by.items()]
+        parts += ["## How it was made", _table([("option", "value"), *made])]
         return "\n\n".join(parts) + "\n"
 
     def to_json(self) -> dict[str, Any]:
@@ -230,22 +187,10 @@ class Judgement:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Judgement:
-        """Return the judgement that `to_json` stored.
-
-        Raises:
-            ValueError: If it is not one.
-        """
-        try:
-            given = {each.name: stored[each.name] for each in fields(cls)}
-            for name in ("speeds", "previous_speeds"):
-                given[name] = tuple(Speed(**speed) for speed in given[name])
-            for name in ("by_place", "tokens_per_pass"):
-                given[name] = tuple(given[name])
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"this is not the judgement of a draft ({type(error).__name__}: {error}): "
-                "distill the draft again"
-            ) from error
+        """Return the judgement that `to_json` stored."""
+        given = {each.name: stored[each.name] for each in fields(cls)}
+        for name in ("speeds", "previous_speeds"):
+            given[name] = [Speed(**speed) for speed in given[name]]
         return cls(**given)
 
     def _against_previous(self) -> str:
@@ -276,30 +221,26 @@ class Judgement:
             f"at most {count(self.max_tokens, 'token')} each"
         )
 
-    def _numbers(self) -> range:
-        return range(1, len(self.tokens_per_pass) + 1)
-
     def _rows(self) -> list[Sequence[str]]:
         """Return rows for the table: without a draft, each K, "auto", the draft before."""
-        by_number = {speed.num_draft: speed for speed in self.speeds}
+
+        def measured(speed: Speed) -> tuple[str, str, str]:
+            same = f"{speed.same}/{self.prompts}"
+            return f"{speed.tokens_per_second:.0f}", f"{speed.speedup:.2f}", same
+
+        by_number = {speed.num_draft: measured(speed) for speed in self.speeds}
         rows: list[Sequence[str]] = []
         if self.speeds:
             rows.append(("no draft", "1.00", "", f"{self.plain:.0f}", "1.00", ""))
-        for k, tokens in zip(self._numbers(), self.tokens_per_pass, strict=True):
+        for k, tokens in enumerate(self.tokens_per_pass, 1):
             known = f"{tokens:.2f}" if self.held_out_tokens else ""
             place = f"{100 * self.by_place[k - 1]:.1f} %" if k <= len(self.by_place) else ""
-            rows.append((str(k), known, place, *self._measured(by_number.get(k))))
+            rows.append((str(k), known, place, *by_number.get(k, ("", "", ""))))
         others = [("auto", self.auto)] if self.auto else []
         others += [(f"{self.previous}, {speed.num_draft}", speed) for speed in self.previous_speeds]
         for name, speed in others:
-            rows.append((name, f"{speed.tokens_per_pass:.2f}", "", *self._measured(speed)))
+            rows.append((name, f"{speed.tokens_per_pass:.2f}", "", *measured(speed)))
         return rows
-
-    def _measured(self, speed: Speed | None) -> tuple[str, str, str]:
-        if speed is None:
-            return "", "", ""
-        same = f"{speed.same}/{self.prompts}"
-        return f"{speed.tokens_per_second:.0f}", f"{speed.speedup:.2f}", same
 
 
 def fastest(speeds: Sequence[Speed]) -> Speed | None:
@@ -324,26 +265,17 @@ def judge(
     turns: int = 3,
     max_prompts: int = 24,
     max_seconds: float = 900.0,
-    made_by: Mapping[str, Any] | None = None,
+    made_by: Mapping[str, Any],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Judgement:
     """Measure greedy decoding of held-out prompts with 1 to `MOST` drafted tokens and with "auto".
 
     Everything runs one prompt at a time and interleaved (`bench.sweep`). Where there is nothing to
-    measure, the judgement says so.
+    measure, the judgement says so. The draft in use before is measured at its best K and at "auto".
 
-    Args:
-        task: The target, and the draft in use before, measured at its best K and at "auto".
-        draft: The draft to judge.
-        name: Its name.
-        prompts: Source ids of held-out prompts in a random order; the first `max_prompts` are used.
-        agreement: Of the draft with the target on all held-out prompts.
-        max_tokens: Upper bound on tokens of each output, EOS included.
-        turns: How often everything is measured, at least 1; medians are reported.
-        max_prompts: The most prompts to measure on.
-        max_seconds: Take fewer of them, at least one, where all would need more than about that.
-        made_by: Options that the draft was made with, to report.
-        progress: Receives how many outputs are done, and how many there are in all at most.
+    `prompts` are source ids in a random order; of the first `max_prompts` fewer are taken, but at
+    least one, where all would need more than about `max_seconds`. `progress` receives how many
+    outputs are done, and how many there are in all at most.
     """
     measured = _measure(
         task, draft, prompts[:max_prompts], max_tokens, turns, max_seconds, progress
@@ -362,8 +294,8 @@ def judge(
         held_out=agreement.num_outputs,
         held_out_tokens=agreement.num_tokens,
         agreement=agreement.rate,
-        by_place=tuple(agreement.by_place(MOST)),
-        tokens_per_pass=tuple(agreement.tokens_per_pass(k) for k in range(1, MOST + 1)),
+        by_place=agreement.by_place(MOST),
+        tokens_per_pass=[agreement.tokens_per_pass(k) for k in range(1, MOST + 1)],
         unmeasured=reason,
         prompts=len(measured[0][bench.PLAIN]) if measured else 0,
         turns=turns,
@@ -374,7 +306,7 @@ def judge(
         previous_speeds=speeds_of(measured, BEFORE),
         machine=f"{kind}, {device.chip()}, {count(libraries.num_threads(), 'thread')}",
         dtype=dtype_name(task.target.dtype),
-        made_by=dict(made_by or {}),
+        made_by=made_by,
     )
 
 
@@ -435,10 +367,10 @@ def affordable(seconds: Sequence[float], most: float) -> int:
     return max(1, sum(total <= most for total in accumulate(seconds)))
 
 
-def speeds_of(turns: Sequence[bench.Turn], drafter: str) -> tuple[Speed, ...]:
+def speeds_of(turns: Sequence[bench.Turn], drafter: str) -> list[Speed]:
     """Return the speeds of one drafter, in the order of its variants."""
     names = [name for turn in turns[:1] for name in turn if name.startswith(f"{drafter} ")]
-    return tuple(speed_of(turns, name) for name in names)
+    return [speed_of(turns, name) for name in names]
 
 
 def speed_of(turns: Sequence[bench.Turn], name: str) -> Speed:

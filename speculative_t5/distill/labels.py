@@ -1,76 +1,36 @@
-"""Has the target label prompts, chunk by chunk, as long as the time of a run allows."""
+"""Has the target label prompts, chunk by chunk, and groups labels into batches."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import mlx.core as mx
+
 from ..decoding import LanguageModel, in_order_of_length
-from ..errors import check_integer
 from ..files import LineFile
 from ..generation import SpeculativeDecoder
-from .data import Example, Label
-from .folder import TimeBudget
+from ..models import T5Config
+from .data import Example
 
-MAX_LINE = 2**27  # bytes; no label is longer
+POOL = 2048  # labels that are sorted by length together
 
 
-class LabelFile(LineFile):
-    """A file of labels, one line of JSON for each example in order, appended a chunk at a time.
+@dataclass(frozen=True)
+class Label:
+    """An output to learn."""
 
-    To enter it (`with`) creates and locks the file, reads the labels in it into `labels`, and cuts
-    off the part of a chunk that a killed run may have left at the end. Chunks end after every
-    `chunk` examples and after the last.
+    line: int  # the number of the prompt's line in its file, from 1
+    prompt: list[int]  # source ids, EOS included
+    tokens: list[int]  # target ids; EOS is the last unless `max_tokens` cut the output
 
-    Args:
-        path: The file.
-        examples: What its labels are about.
-        chunk: The number of examples of a chunk.
-
-    Raises:
-        ValueError: When it is entered, if the file holds anything but labels of these examples, or
-            another process is writing to it.
-    """
-
-    def __init__(self, path: Path, examples: Sequence[Example], chunk: int) -> None:
-        super().__init__(path, f"another process is writing to {path}: wait for it to end")
-        self._path = path
-        self._examples = examples
-        self._chunk = chunk
-        self.labels: list[Label] = []
-
-    def opened(self) -> None:
-        """Read the labels of whole chunks, and cut off the rest."""
-        labels: list[Label] = []
-        size = kept = end = 0
-        for raw in self.lines(MAX_LINE):
-            if len(labels) == len(self._examples):
-                raise self._foreign(len(labels), "is more than there are examples")
-            example = self._examples[len(labels)]
-            label = _parse(raw, example)
-            if label is None:
-                if _is_torn(raw, example):
-                    break
-                about = f"is not a label of line {example.line} of the data"
-                raise self._foreign(len(labels), about)
-            labels.append(label)
-            size += len(raw)
-            if len(labels) % self._chunk == 0 or len(labels) == len(self._examples):
-                kept, end = len(labels), size
-        self.labels = labels[:kept]
-        self.cut(end)
-
-    def append(self, labels: Sequence[Label]) -> None:
-        """Write a chunk, and wait until it is on the disk; write nothing if the disk is full."""
-        self.append_bytes(b"".join(label.to_json() for label in labels), sync=True)
-        self.labels += labels
-
-    def _foreign(self, before: int, what: str) -> ValueError:
-        return ValueError(
-            f"{self._path}, line {before + 1}, {what}: delete the file to label again, or move it"
-        )
+    def to_json(self) -> bytes:
+        """Return one line of JSON, newline included."""
+        return json.dumps(vars(self), separators=(",", ":")).encode() + b"\n"
 
 
 def label(
@@ -88,28 +48,21 @@ def label(
 ) -> list[Label]:
     """Label examples, in their order, and return the labels.
 
-    The label of an example with a completion is that; all others are the target's own outputs.
-    Each chunk is decoded by itself, so that a run that was killed is resumed to the same bytes. The
-    file does not record the options: give a resumed run the same ones.
+    The label of an example with a completion is that; all others are the target's own outputs. A
+    sampled one depends on its place among the examples and the seed. Each chunk is decoded by
+    itself and synced with the disk, so that a killed run that is resumed, with the same options,
+    gives the same bytes.
 
-    Args:
-        target: The model that labels.
-        examples: The examples; a sampled output depends on its place among them and the seed.
-        path: A file for the labels. Those in it are kept, and labelling goes on after them.
-        max_tokens: Upper bound on an output's tokens, EOS included.
-        temperature: 0 for the greedy outputs, above 0 to sample them.
-        seed: For sampling.
-        batch_size: Prompts to decode side by side.
-        chunk: The number of examples to label at a time.
-        enough: Takes all labels so far, after each chunk; True ends the labelling.
-        progress: Takes the numbers of examples labelled so far and of tokens in their labels; is
-            called at the start, for labels that were there, and as each output ends.
+    The file at `path` gets one line of JSON for each label; whole chunks in it are kept. `enough`
+    takes all labels so far, after each chunk, and True ends the labelling. `progress` takes the
+    numbers of examples labelled so far and of tokens in their labels, at the start and as each
+    output ends.
 
     Raises:
-        ValueError: If an option is out of its range, or the file is not about these examples.
+        ValueError: If an option is out of its range, a line of the file is not the label of its
+            example, or another process is writing to it.
         OSError: If the file cannot be written.
     """
-    check_integer("chunk", chunk, 1)
     # What was allowed in the data may be longer than the target was made for.
     longest = max((len(example.prompt) for example in examples), default=0)
     decoder = SpeculativeDecoder(target, max_source_length=max(longest, 2))
@@ -130,85 +83,112 @@ def label(
             yield index, done.tokens + [target.info.eos_token_id] * (done.finish_reason == "eos")
 
     list(outputs({}))  # checks the options before the file is made
-    with LabelFile(path, examples, chunk) as file:
-        tokens = sum(len(known.tokens) for known in file.labels)
-        progress(len(file.labels), tokens)
-        while len(file.labels) < len(examples) and not (file.labels and enough(file.labels)):
-            first = len(file.labels)
+    with LineFile(path, f"another process is writing to {path}: wait for it to end") as file:
+        labels = _whole_chunks(file, path, examples, chunk)
+        tokens = sum(len(known.tokens) for known in labels)
+        progress(len(labels), tokens)
+        while len(labels) < len(examples) and not (labels and enough(labels)):
+            first = len(labels)
             part = dict(enumerate(examples[first : first + chunk], first))
             found: dict[int, list[int]] = {}
             for index, output in outputs(part):
                 found[index] = output
                 tokens += len(output)
                 progress(first + len(found), tokens)
-            file.append([Label(e.line, e.prompt, found[i]) for i, e in part.items()])
-        return file.labels
+            new = [Label(e.line, e.prompt, found[i]) for i, e in part.items()]
+            file.append_bytes(b"".join(each.to_json() for each in new), sync=True)
+            labels += new
+        return labels
 
 
-def _parse(raw: bytes, example: Example) -> Label | None:
-    """Parse the label of an example; return None if this is anything else."""
+def _whole_chunks(
+    file: LineFile, path: Path, examples: Sequence[Example], chunk: int
+) -> list[Label]:
+    """Read the labels of whole chunks, and cut off the rest, which a killed run may have left."""
+    labels: list[Label] = []
+    size = kept = end = 0
+    for raw, example in zip(file.lines(), examples, strict=False):
+        if not raw.endswith(b"\n"):
+            break
+        label = _parse(raw)
+        if label is None or (label.line, label.prompt) != (example.line, example.prompt):
+            raise ValueError(
+                f"{path}, line {len(labels) + 1}, is not a label of line {example.line} of the "
+                "data: delete the file to label again, or move it"
+            )
+        labels.append(label)
+        size += len(raw)
+        if len(labels) % chunk == 0 or len(labels) == len(examples):
+            kept, end = len(labels), size
+    file.cut(end)
+    return labels[:kept]
+
+
+def _parse(raw: bytes) -> Label | None:
     try:
-        tokens = json.loads(raw)["tokens"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return Label(**json.loads(raw))
+    except (ValueError, TypeError):
         return None
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        return None
-    if example.completion not in (None, tokens):
-        return None
-    label = Label(example.line, example.prompt, tokens)
-    return label if label.to_json() == raw else None
 
 
-def _is_torn(raw: bytes, example: Example) -> bool:
-    """Whether this is the beginning of the example's label, perhaps followed by zeros."""
-    if raw.endswith(b"\n"):
-        return False
-    written = raw.rstrip(b"\x00")
-    head = Label(example.line, example.prompt, []).to_json().removesuffix(b"]}\n")
-    return written.startswith(head) or head.startswith(written)
+@dataclass(frozen=True)
+class LabelBatch:
+    """Labelled prompts, padded."""
+
+    sources: mx.array  # (B, S) int32
+    source_mask: mx.array  # (B, S) bool, True at real tokens
+    # What the decoder reads, the start token and then all labels but the last, (B, L) int32.
+    fed: mx.array
+    # Where `fed` is real, as indices of the flattened (B * L,) array, (P,) int32.
+    positions: mx.array
+    labels: mx.array  # the token after each of these, (P,) int32
 
 
-@dataclass
-class LabelBudget:
-    """Says when labelling ends: with enough tokens, or when its share of the time is spent.
+def make_batch(examples: Sequence[Label], config: T5Config) -> LabelBatch:
+    """Pad examples to one batch for a target of that configuration."""
+    start, pad = config.decoder_start_token_id, config.pad_token_id
+    sources = [example.prompt for example in examples]
+    fed = [[start, *example.tokens[:-1]] for example in examples]
+    width, length = max(map(len, sources)), max(map(len, fed))
+    positions = [row * length + i for row, ids in enumerate(fed) for i in range(len(ids))]
+    return LabelBatch(
+        mx.array([ids + [pad] * (width - len(ids)) for ids in sources], dtype=mx.int32),
+        mx.array([len(ids) for ids in sources])[:, None] > mx.arange(width),
+        mx.array([ids + [pad] * (length - len(ids)) for ids in fed], dtype=mx.int32),
+        mx.array(positions, dtype=mx.int32),
+        mx.array([token for example in examples for token in example.tokens], dtype=mx.int32),
+    )
 
-    Args:
-        examples: What is labelled.
-        chunk: The number of examples that are labelled at a time.
-        tokens: Of prompts and labels; None for all examples. A limit on time goes first.
-        time: The time of the run.
-        share: Of that time, counted from the run's beginning.
+
+def group(examples: Sequence[Label], batch_tokens: int) -> list[list[Label]]:
+    """Group examples of similar length, at most `batch_tokens` tokens a group, padding included.
+
+    An example that has more makes a group of its own.
     """
+    ordered = sorted(examples, key=lambda each: (len(each.prompt), len(each.tokens), each.line))
+    groups: list[list[Label]] = []
+    width = length = 0
+    for example in ordered:
+        width, length = max(width, len(example.prompt)), max(length, len(example.tokens))
+        if not groups or (len(groups[-1]) + 1) * (width + length) > batch_tokens:
+            groups.append([])
+            width, length = len(example.prompt), len(example.tokens)
+        groups[-1].append(example)
+    return groups
 
-    examples: Sequence[Example]
-    chunk: int
-    tokens: int | None
-    time: TimeBudget
-    share: float
-    _first: tuple[int, float] | None = None  # labels and time at the first report
 
-    def is_spent(self, labels: Sequence[Label]) -> bool:
-        """Whether these labels are enough."""
-        self.time.save()
-        if self.time.limit is not None:
-            return self.time.spent > self.share * self.time.limit
-        if self.tokens is None:
-            return False
-        return sum(len(each.prompt) + len(each.tokens) for each in labels) >= self.tokens
+def batches(
+    examples: Sequence[Label], batch_tokens: int, seed: int, first: int = 0
+) -> Iterator[list[Label]]:
+    """Yield groups of examples without end, epoch by epoch, from the group number `first` on.
 
-    def total(self, done: int, tokens: int) -> int:
-        """Estimate the number of labels at the end, given those done and the tokens in them."""
-        spent, most = self.time.spent, len(self.examples)
-        first, began = self._first = self._first or (done, spent)
-        if done == first:
-            return most
-        if self.time.limit is not None:
-            left = max(0.0, self.share * self.time.limit - spent)
-            whole = done + (done - first) * left / max(spent - began, 1e-9)
-        elif self.tokens is not None:
-            sources = sum(len(each.prompt) for each in self.examples) / most
-            whole = self.tokens / (sources + tokens / done)
-        else:
-            return most
-        chunks = -(-max(whole, done) // self.chunk)
-        return min(most, round(chunks * self.chunk))
+    An epoch's order depends on its number and the seed only, so that a run can be resumed anywhere.
+    """
+    for epoch in itertools.count():
+        rng = random.Random(f"{seed} {epoch}")
+        shuffled = rng.sample(examples, len(examples))
+        pools = (shuffled[start : start + POOL] for start in range(0, len(shuffled), POOL))
+        groups = [each for pool in pools for each in group(pool, batch_tokens)]
+        rng.shuffle(groups)
+        yield from groups[first:]
+        first = max(0, first - len(groups))

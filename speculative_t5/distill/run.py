@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from ..checkpoints import dtype_name, load_draft, save_draft
+from ..checkpoints import dtype_name, load_draft, read_json, save_draft
+from ..errors import shown
+from ..files import PARTIAL, lock, write_whole
 from ..models import T5, SharingConfig, SharingDraft, copy_layers, sample_weights
-from .data import Data, Example, Label
-from .folder import JUDGEMENT, SETTINGS, STEPS, RunFolder, TimeBudget
+from .data import Data, Example
 from .judgement import Judgement, Task, judge
-from .labels import LabelBudget, label
-from .training import Agreement, DistillOptions, Training, agreement
+from .labels import Label, label
+from .training import AGAIN, Agreement, DistillOptions, Training, agreement
 
+SUFFIX = ".distill"
+SETTINGS, STEPS, SPENT = "settings.json", "steps.json", "spent.json"
+LABELLED = "labelled.json"  # how many prompts have labels, by split
+JUDGEMENT = "judgement.json"
+INPUTS = {"data": "other data", "target": "another target"}  # settings that are digests
 LABEL_CHUNK = 256  # prompts that are labelled between two syncs with the disk, at most
 HELD_OUT_SHARE, LABEL_SHARE = 0.15, 0.4  # of the minutes, after which labels are enough
 JUDGE_SHARE = 0.1  # of the minutes, left for judging
@@ -27,26 +36,23 @@ MAX_JUDGING = 900.0  # seconds
 SAVE_EVERY, SAVE_SECONDS = 100, 60.0  # steps or seconds between saved states
 CHECKS = 20  # times that tokens per pass are measured, at most
 CHECK_DRAFT = 5  # the number of drafted tokens they are measured at
-LABELLED = "labelled.json"  # how many prompts have labels, by split
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 DIGITS = 12  # of digests
 TRIAL = 4  # steps that are timed, after one that is not, to turn minutes into steps
 
 
-class Observer(Protocol):
-    """Watches a run."""
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is in one of its stages."""
 
-    def labelled(self, split: str, done: int, total: int, tokens: int) -> None:
-        """`done` prompts to train on or hold out have labels; in the end about `total` will."""
+    stage: str  # "labelling held-out prompts", "labelling prompts", "training" or "judging"
+    done: int  # prompts, steps or outputs
+    total: int  # in the end, as far as is known
+    tokens: int = 0  # in the labels
+    loss: float = 0.0  # of the step, per token
+    tokens_per_pass: float | None = None  # on held-out prompts, if measured after this step
 
-    def trained(self, step: int, steps: int, loss: float) -> None:
-        """A step was done; `loss` is its loss per token."""
 
-    def checked(self, step: int, tokens_per_pass: float, agreement: float) -> None:
-        """The draft was compared with the target on the held-out prompts."""
-
-    def judging(self, done: int, total: int) -> None:
-        """`done` of at most `total` outputs are decoded; the total may become smaller."""
+Report = Callable[[Progress], None]
 
 
 def distill(
@@ -54,23 +60,18 @@ def distill(
     data: Data,
     output: Path,
     options: DistillOptions,
-    observer: Observer,
+    report: Report,
     *,
-    read_by: Mapping[str, Any] = NOTHING,
+    read_by: Mapping[str, Any],
 ) -> Judgement:
     """Train a draft for a target, and write its folder.
 
     A run that was stopped resumes when it is called again; with `steps` rather than `minutes`, the
     weights are then the same, byte for byte, as without the stop, on the same machine.
 
-    Args:
-        task: What the draft is for.
-        data: The prompts.
-        output: The folder to write. Meanwhile the run works in OUTPUT.distill beside it.
-        options: How to train.
-        observer: Watches.
-        read_by: Options that the data were read by, as values of JSON. A run resumes only with the
-            same options.
+    Meanwhile the run works in OUTPUT.distill beside the output. `report` is called after each
+    prompt, step and output. `read_by` are the options that the data were read by; a run resumes
+    with the same ones only.
 
     Raises:
         ValueError: If the output exists, the options do not fit the target, the run that was
@@ -93,7 +94,7 @@ def distill(
             judgement = Judgement.from_json(folder.read(JUDGEMENT) or {})
             folder.remove()
             return judgement
-        run = _Run(task, data, folder, options, observer)
+        run = _Run(task, data, folder, options, report)
         valid, train = run.label()
         draft, history = run.train(train, valid)
         return run.judge(draft, train, valid, history, output)
@@ -107,14 +108,14 @@ def check_output(output: Path) -> None:
 
 def check_options(target: T5, options: DistillOptions, start: SharingDraft | None = None) -> None:
     """Refuse options that do not fit the target, or the draft to train further."""
-    depth, size = target.config.num_decoder_layers, target.info.vocab_size
-    if options.layers > depth:
+    config, size = target.config, target.info.vocab_size
+    if options.layers > (depth := config.num_decoder_layers):
         raise ValueError(
             f"layers must be at most {depth}, the target's own decoder layers, got {options.layers}"
         )
-    if options.d_ff is not None and options.d_ff > target.config.d_ff:
+    if options.d_ff is not None and options.d_ff > config.d_ff:
         raise ValueError(
-            f"d_ff must be at most {target.config.d_ff}, the target's own, got {options.d_ff}"
+            f"d_ff must be at most {config.d_ff}, the target's own, got {options.d_ff}"
         )
     vocab, least = options.draft_vocab, target.info.eos_token_id + 1
     if vocab is not None and not least <= vocab <= size:
@@ -140,6 +141,109 @@ def new_draft(
     return draft
 
 
+class RunFolder:
+    """OUTPUT.distill, beside the output; removed when the output is complete."""
+
+    def __init__(self, output: Path) -> None:
+        self.path = output.with_name(output.name + SUFFIX)
+
+    @contextmanager
+    def begun(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """Make the folder, or resume its run if the settings are the same; lock it meanwhile.
+
+        Raises:
+            ValueError: If its run has other settings, another process is at work in it, or it is
+                not the folder of a run.
+        """
+        if self.path.exists() and self.read(SETTINGS) is None:
+            # A run killed at its very start leaves these.
+            first = ("lock", PARTIAL)
+            if any(not path.name.startswith(first) for path in self.path.iterdir()):
+                raise ValueError(
+                    f"{self.path} exists and is not the working folder of a run: "
+                    "choose another --output"
+                )
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("a") as file:
+            lock(file.fileno(), f"another process is at work in {self.path}: wait for it to end")
+            known = self.read(SETTINGS)
+            if known is None:
+                self.write(SETTINGS, settings)
+            else:
+                self._refuse_others(known, settings)
+            yield
+
+    def _refuse_others(self, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        for name, value in settings.items():
+            if known.get(name) != value:
+                before = INPUTS.get(name) or _as_option(name, known.get(name))
+                now = "" if name in INPUTS else f", and this one has {_as_option(name, value)}"
+                raise ValueError(
+                    f"the run in {self.path} was started with {before}{now}: "
+                    "use the same to resume it, or delete the folder to start over"
+                )
+
+    def is_done(self, output: Path) -> bool:
+        """Whether the run has written its output, and was killed before it could end."""
+        judgements = [folder / JUDGEMENT for folder in (self.path, output)]
+        if not all(path.is_file() for path in judgements):
+            return False
+        return judgements[0].read_bytes() == judgements[1].read_bytes()
+
+    def read(self, name: str, **kinds: Any) -> dict[str, Any] | None:
+        """Return the object in a JSON file; None if there is no file.
+
+        Raises:
+            ValueError: If it is damaged, or an entry is not of the type that `kinds` has for it.
+        """
+        path = self.path / name
+        if not path.exists():
+            return None
+        again = "delete the folder to start over" if name in (SETTINGS, STEPS) else AGAIN
+        found = read_json(path, again=again)
+        for entry, kind in kinds.items():
+            if not isinstance(value := found.get(entry), kind):
+                raise ValueError(f"{path} has {shown(value)} as {entry}: {again}")
+        return found
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a JSON file, whole or not at all."""
+        write_whole(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _as_option(name: str, value: Any) -> str:
+    """Return an option as it is typed."""
+    option = f"--{name.replace('_', '-')}"
+    return f"no {option}" if value is None else f"{option} {shlex.quote(str(value))}"
+
+
+class _Time:
+    """The seconds that a run has taken, in all its processes, and those it may take."""
+
+    def __init__(self, folder: RunFolder, minutes: float | None) -> None:
+        self.limit = None if minutes is None else 60 * minutes
+        self._folder = folder
+        self._before = float((folder.read(SPENT, seconds=float) or {"seconds": 0.0})["seconds"])
+        self._began = perf_counter()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the run began, those between its processes left out."""
+        return self._before + perf_counter() - self._began
+
+    def save(self) -> None:
+        """Keep the seconds for a process that resumes the run."""
+        self._folder.write(SPENT, {"seconds": self.spent})
+
+    def left(self, share: float = 1.0) -> float:
+        """Return the seconds until a share of the limit is spent."""
+        assert self.limit is not None
+        return max(0.0, self.limit * share - self.spent)
+
+
 @dataclass
 class _Run:
     """The stages of a run, in its folder."""
@@ -148,49 +252,63 @@ class _Run:
     data: Data
     folder: RunFolder
     options: DistillOptions
-    observer: Observer
+    report: Report
 
     def __post_init__(self) -> None:
-        self.time = TimeBudget(self.folder, self.options.minutes)
+        self.time = _Time(self.folder, self.options.minutes)
 
     def label(self) -> tuple[list[Label], list[Label]]:
         """Label the prompts, those held out first; return held-out labels and others."""
-        options = self.options
         # How many prompts have labels, of the splits that are done.
         known = self.folder.read(LABELLED, valid=int | None, train=int | None) or {}
         # The draft will be judged by what the target says, whatever the file gives.
         held_out = [replace(example, completion=None) for example in self.data.valid]
-        tokens = None if options.num_steps is None else options.num_steps * options.batch_tokens
         found = []
-        for split, examples, most, share in (
-            ("valid", held_out, None, HELD_OUT_SHARE),
-            ("train", self.data.train, tokens, LABEL_SHARE),
-        ):
-            found.append(self._label(split, examples[: known.get(split)], most, share))
+        for split, examples in (("valid", held_out), ("train", self.data.train)):
+            found.append(self._label(split, examples[: known.get(split)]))
             if split not in known:
                 known[split] = len(found[-1])
                 self.folder.write(LABELLED, known)
         return found[0], found[1]
 
-    def _label(
-        self, split: str, examples: Sequence[Example], most: int | None, share: float
-    ) -> list[Label]:
-        options, chunk = self.options, LABEL_CHUNK
-        if options.minutes is not None:  # the time is looked at after each chunk
+    def _label(self, split: str, examples: Sequence[Example]) -> list[Label]:
+        """Label prompts while they are wanted, for the steps or in their share of the minutes."""
+        options, time, chunk = self.options, self.time, LABEL_CHUNK
+        stage, share = "labelling held-out prompts", HELD_OUT_SHARE
+        temperature, wanted = 0.0, math.inf
+        if split == "train":
+            stage, share, temperature = "labelling prompts", LABEL_SHARE, options.temperature
+            wanted = (options.num_steps or math.inf) * options.batch_tokens
+        if time.limit is not None:  # which is looked at after each chunk
             chunk = min(chunk, 8 * options.label_batch)
-        budget = LabelBudget(examples, chunk, most, self.time, share)
+        first: tuple[int, float] | None = None  # labels and time at the first report
+        sources = sum(len(each.prompt) for each in examples) / len(examples)
+
+        def enough(labels: Sequence[Label]) -> bool:
+            time.save()
+            if time.limit is not None:
+                return not time.left(share)
+            return sum(len(each.prompt) + len(each.tokens) for each in labels) >= wanted
 
         def progress(done: int, tokens: int) -> None:
-            self.observer.labelled(split, done, budget.total(done, tokens), tokens)
+            nonlocal first
+            first = first or (done, time.spent)
+            new, total = done - first[0], math.inf
+            if new and time.limit is not None:
+                seconds = max(time.spent - first[1], 1e-9)
+                total = done + new * time.left(share) / seconds
+            elif new:
+                total = max(done, wanted / (sources + tokens / done))
+            total = min(total, len(examples))
+            self.report(Progress(stage, done, round(total), tokens))
 
         labels = label(
             self.task.target, examples, self.folder.path / f"{split}.jsonl",
             max_tokens=options.max_tokens, seed=options.seed, batch_size=options.label_batch,
-            temperature=0.0 if split == "valid" else options.temperature,
-            chunk=chunk, enough=budget.is_spent, progress=progress,
+            temperature=temperature, chunk=chunk, enough=enough, progress=progress,
         )  # fmt: skip
         tokens = sum(len(each.tokens) for each in labels)
-        self.observer.labelled(split, len(labels), len(labels), tokens)
+        self.report(Progress(stage, len(labels), len(labels), tokens))
         return labels
 
     def train(
@@ -215,10 +333,16 @@ class _Run:
                     f"the loss is {losses[-1]} at step {step}: delete {folder.path} and use a "
                     "smaller --learning-rate"
                 )
-            self.observer.trained(step, steps, losses[-1])
+            tokens = None
             if step % every == 0 or step == steps:
+                found = self._agreement(training, valid)
+                tokens = found.tokens_per_pass(CHECK_DRAFT)
                 since = losses[history[-1]["step"] if history else 0 :]
-                history.append(self._check(training, valid, step, since))
+                history.append({
+                    "step": step, "loss": sum(since) / len(since), "tokens_per_pass": tokens,
+                    "agreement": found.rate,
+                })  # fmt: skip
+            self.report(Progress("training", step, steps, loss=losses[-1], tokens_per_pass=tokens))
             late = perf_counter() - saved > SAVE_SECONDS
             if step % SAVE_EVERY == 0 or step == steps or late:
                 folder.write("progress.json", {"losses": losses, "history": history})
@@ -226,16 +350,6 @@ class _Run:
                 self.time.save()
                 saved = perf_counter()
         return training.draft, history
-
-    def _check(
-        self, training: Training, valid: Sequence[Label], step: int, losses: Sequence[float]
-    ) -> dict[str, Any]:
-        """Compare the draft with held-out labels; return a record of the history."""
-        found = self._agreement(training, valid)
-        tokens = found.tokens_per_pass(CHECK_DRAFT)
-        self.observer.checked(step, tokens, found.rate)
-        loss = sum(losses) / len(losses)
-        return {"step": step, "loss": loss, "tokens_per_pass": tokens, "agreement": found.rate}
 
     def _agreement(self, training: Training, valid: Sequence[Label]) -> Agreement:
         return agreement(training.draft, valid, self.options.batch_tokens, training.output_weight)
@@ -262,7 +376,7 @@ class _Run:
         state.unlink()
         step += save * max(1 / SAVE_EVERY, step / SAVE_SECONDS)
         # The draft is compared once more before it is judged.
-        left = self.time.left(JUDGE_SHARE) - check
+        left = self.time.left(1 - JUDGE_SHARE) - check
         checks = max(1, min(CHECKS, int(0.2 * left / max(check, 1e-9))))
         steps = max(1, int((left - checks * check) / step))
         folder.write(STEPS, {"steps": steps, "checks": checks})
@@ -278,10 +392,9 @@ class _Run:
     ) -> Judgement:
         """Judge the draft as it will be loaded, and write its folder."""
         task, options, folder = self.task, self.options, self.folder
-        target = task.target
         draft_folder = folder.path / "draft"
         save_draft(draft_folder, trained, task.name)
-        draft = load_draft(draft_folder, target)
+        draft = load_draft(draft_folder, task.target)
         found = agreement(draft, valid, options.batch_tokens)
         made = {"steps": history[-1]["step"], "labels": len(labels), "held_out": len(valid)}
         made_by = {k: v for k, v in ((folder.read(SETTINGS) or {}) | made).items() if v is not None}
@@ -289,7 +402,7 @@ class _Run:
             task, draft, output.name, [each.prompt for each in valid], found,
             made_by=made_by, max_tokens=options.max_tokens,
             max_seconds=MAX_JUDGING if options.minutes is None else self.time.left(),
-            progress=self.observer.judging,
+            progress=lambda done, total: self.report(Progress("judging", done, total)),
         )  # fmt: skip
         folder.write(JUDGEMENT, judgement.to_json())
         folder.write("history.json", history)

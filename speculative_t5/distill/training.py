@@ -1,14 +1,11 @@
-"""Training a sharing draft: batches in, weights out, resumable at every saved step.
-
-How long and how is in `DistillOptions`, and how much memory it will take says `training_memory`.
-"""
+"""Training a sharing draft: batches in, weights out, resumable at every saved step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -22,12 +19,12 @@ from ..decoding import Sampler, argmax
 from ..errors import check_integer, check_number, check_options, option
 from ..files import replacing
 from ..models import T5, SharingDraft, additive
-from .data import Label, LabelBatch, batches, group, make_batch
-from .folder import AGAIN
+from .labels import Label, LabelBatch, batches, group, make_batch
 
 LossName = Literal["ce", "kl", "ce+kl", "tv", "lk"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 LOGITS = 2**22  # that exist at a time, of draft and target each
+AGAIN = "delete the file, and run the same command again"
 DEFAULT_STEPS = 2000
 WARM_UP, CLIP = 50, 1.0  # steps; norm of the gradient
 # Numbers of 4 bytes that exist at the peak. Counted by `mx.get_peak_memory` on the CPU for one and
@@ -87,21 +84,16 @@ class DistillOptions:
 
 
 class Training:
-    """A draft being trained on labels: `step` takes a step, `save` and `restore` its state.
+    """A draft being trained on labels.
 
     The target's encoder and, where the loss needs the target's distributions, its decoder run once
     a batch, without gradients. The draft's weights are float32 whatever the target's type.
-
-    Attributes:
-        draft: The draft.
-        output_weight: The target's output matrix for the draft's ids, (V, d_model) float32.
-        step_number: How many steps were taken.
     """
 
     def __init__(
         self, draft: SharingDraft, labels: Sequence[Label], options: DistillOptions, steps: int
     ) -> None:
-        self.step_number = 0
+        self.step_number = 0  # how many steps were taken
         self.draft = draft
         self._labels = labels
         self._options = options
@@ -113,14 +105,10 @@ class Training:
         self._optimizer.init(draft.decoder.trainable_parameters())
         self._batches = batches(labels, options.batch_tokens, options.seed)
 
-    def step(self, done: float | None = None) -> float:
-        """Train on the next batch, and return its loss per token.
-
-        The learning rate follows from the share of the training that is done, by default of steps.
-        """
+    def step(self) -> float:
+        """Train on the next batch, and return its loss per token."""
         batch = make_batch(next(self._batches), self.draft.target.config)
-        done = self.step_number / self._steps if done is None else done
-        self._optimizer.learning_rate = mx.array(self._rate(done))
+        self._optimizer.learning_rate = mx.array(self._rate())
         loss, weight = self._options.loss, self.output_weight
         read = Reading(self.draft.target, batch, with_target=loss != "ce")
         widest = weight.shape[0] if loss == "ce" else self.draft.target.info.vocab_size
@@ -142,8 +130,9 @@ class Training:
         self.step_number += 1
         return float(value)
 
-    def _rate(self, done: float) -> float:
+    def _rate(self) -> float:
         warm = min(1.0, (self.step_number + 1) / min(WARM_UP, self._steps))
+        done = self.step_number / self._steps
         return self._options.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))
 
     def save(self, path: Path) -> None:
@@ -182,16 +171,12 @@ def head_loss(
 
     Args:
         loss: Which.
-        hidden: What the output matrix multiplies, (P, d_model) float32.
+        hidden: What the output matrix multiplies, (P, d_model) float32, as the gradient.
         weight: The output matrix, (V, d_model), of the ids that the draft may propose.
-        labels: The target's tokens, (P,) int32; positions with ids of V and above count for the
-            losses with distributions only.
-        target_logits: Called with the ends of a range of positions; returns the target's logits
-            there, (range, all its ids). None for "ce", which needs none.
+        labels: The target's tokens, (P,) int32; ids of V and above do not count for "ce".
+        target_logits: Given the ends of a range of positions, returns the target's logits there,
+            (range, all its ids). None for "ce", which needs none.
         widest: The most logits of a position, of `weight` or `target_logits`.
-
-    Returns:
-        The sum of the losses, and its gradient, (P, d_model) float32.
     """
     rows = max(1, LOGITS // widest)
     total, gradients = 0.0, []
@@ -244,22 +229,15 @@ def loss_sum(
 
 
 class Reading:
-    """Holds the target's encoding of a batch and, on request, its logits; without gradients.
-
-    Attributes:
-        embedded: The decoder's input, (B, L, d_model) float32.
-        memory: The encoder's output, (B, S, d_model) float32.
-        mask: Additive padding mask of the sources, (B, 1, 1, S) float32.
-        target_logits: Given the ends of a range of `batch.positions`, returns the target's logits
-            there; None without `with_target`.
-    """
+    """Holds the target's encoding of a batch and, on request, its logits; without gradients."""
 
     def __init__(self, target: T5, batch: LabelBatch, *, with_target: bool) -> None:
         mask = additive(batch.source_mask, target.dtype)
         memory = target.encoder(target.shared(batch.sources), mask)
-        self.memory = memory.astype(mx.float32)
-        self.mask = mask.astype(mx.float32)
-        self.embedded = target.shared(batch.fed).astype(mx.float32)
+        self.memory = memory.astype(mx.float32)  # (B, S, d_model)
+        self.mask = mask.astype(mx.float32)  # (B, 1, 1, S), additive
+        self.embedded = target.shared(batch.fed).astype(mx.float32)  # (B, L, d_model)
+        # See `head_loss`; positions are those of the batch.
         self.target_logits: Callable[[int, int], mx.array] | None = None
         if with_target:
             hidden = at_positions(target.decode(memory, batch.fed, mask), batch)
@@ -304,33 +282,23 @@ class Agreement:
     Args:
         rows: For each output, whether the draft has each token right, given the true tokens before
             it; EOS included.
-
-    Attributes:
-        num_outputs: Outputs, those of no tokens left out.
-        num_tokens: Tokens of all outputs.
-        rate: The share of them that the draft has right; 0.0 if there are none.
     """
 
     def __init__(self, rows: Sequence[Sequence[bool]]) -> None:
-        self._runs = [_runs(row) for row in rows]
-        self.num_outputs = sum(len(row) > 0 for row in rows)
+        self._rows = rows
+        self.num_outputs = sum(len(row) > 0 for row in rows)  # those of no tokens left out
         self.num_tokens = sum(len(row) for row in rows)
-        right = sum(run > 0 for runs in self._runs for run in runs)
-        self.rate = right / self.num_tokens if self.num_tokens else 0.0
+        self.rate = sum(map(sum, rows)) / self.num_tokens if self.num_tokens else 0.0
 
     def tokens_per_pass(self, num_draft: int) -> float:
-        """Return the tokens per pass of the target if `num_draft` are drafted in each round.
-
-        It is 0.0 if there are no tokens.
-        """
+        """Return the tokens per pass of the target; 0.0 if there are none."""
         rounds = sum(1 for _ in self._rounds(num_draft))
         return self.num_tokens / rounds if rounds else 0.0
 
     def by_place(self, num_draft: int) -> list[float]:
         """Return the chance that each token of a draft is right, given that those before it are.
 
-        The list has an item for each place from 1 to `num_draft`, and ends where no draft came so
-        far. Places after the end of an output do not count.
+        The list ends where no draft came so far; places after the end of an output do not count.
         """
         reached, passed = [0] * num_draft, [0] * num_draft
         for run, left in self._rounds(num_draft):
@@ -341,23 +309,12 @@ class Agreement:
 
     def _rounds(self, num_draft: int) -> Iterator[tuple[int, int]]:
         """Yield, for each round, the drafted tokens that are right and the tokens still to come."""
-        for runs in self._runs:
+        for row in self._rows:
             pos = 0
-            while pos < len(runs):
-                run = min(runs[pos], num_draft)
-                yield run, len(runs) - pos
-                pos += run + 1
-
-
-def _runs(row: Sequence[bool]) -> list[int]:
-    """Return how many tokens in a row are right from each place on.
-
-    For example, right, right, wrong, right gives 2, 1, 0, 1.
-    """
-    runs: list[int] = []
-    for right in reversed(row):
-        runs.append(runs[-1] + 1 if right and runs else int(right))
-    return runs[::-1]
+            while pos < len(row):
+                right = len([*takewhile(bool, row[pos : pos + num_draft])])
+                yield right, len(row) - pos
+                pos += right + 1
 
 
 def agreement(
@@ -366,10 +323,7 @@ def agreement(
     batch_tokens: int,
     weight: mx.array | None = None,
 ) -> Agreement:
-    """Compare the draft's greedy choices with labels, which are the target's greedy outputs.
-
-    `weight` is its `output_weight`, if that is there already.
-    """
+    """Compare the draft's greedy choices with labels, which are the target's greedy outputs."""
     rows: list[list[bool]] = []
     weight = output_weight(draft) if weight is None else weight
     for examples in group(labels, batch_tokens):
@@ -387,10 +341,7 @@ def agreement(
 def training_memory(draft: SharingDraft, options: DistillOptions, length: float) -> int:
     """Estimate the bytes that training takes at its peak, the target's weights included.
 
-    Args:
-        draft: The draft to train.
-        options: How.
-        length: Tokens of a typical prompt; outputs are taken to be as long.
+    `length` is that of a typical prompt in tokens; outputs are taken to be as long.
     """
     config = draft.config
     inner = config.d_ff * (2 if config.gated else 1)
