@@ -242,7 +242,7 @@ def test_best_ids_are_those_of_the_logits(level: int, num_ids: int) -> None:
     logits = fast.logits(x, num_ids)
     assert logits.shape == (5, 10, num_ids)
     assert difference(logits, plain.logits(x, num_ids)) < 1e-5
-    assert (fast.argmax(x, num_ids) == mx.argmax(logits, axis=-1)).all()
+    assert (fast.score("argmax", x, num_ids) == mx.argmax(logits, axis=-1)).all()
 
 
 def test_the_first_of_equal_logits_is_the_best(level: int) -> None:
@@ -252,10 +252,10 @@ def test_the_first_of_equal_logits_is_the_best(level: int) -> None:
     weight[200] = weight[37] = 100 * weight[37]
     model.shared.weight = mx.array(weight)
     x = model.shared.weight[37:38][None] / 100
-    assert model.argmax(x).tolist() == [[37]]
+    assert model.score("argmax", x, None).tolist() == [[37]]
     weight[:37] = weight[38:200] = np.nan
     model.shared.weight = mx.array(weight)
-    assert model.argmax(x).tolist() == [[37]]
+    assert model.score("argmax", x, None).tolist() == [[37]]
 
 
 @needs_layers

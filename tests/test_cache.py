@@ -12,12 +12,11 @@ from speculative_t5.models.cache import (
     KVCache,
     LayerShape,
     SourceCache,
-    fitting,
-    replace_rows,
     write,
 )
 
 import mlx.core as mx
+import pytest
 
 
 def written(batch: int, length: int, first: float) -> mx.array:
@@ -103,12 +102,23 @@ def test_memory_of_a_long_row_is_given_back() -> None:
     assert keys[0][:2] == [50, 51] and keys[1] == [100, 101, 102, 150, 151]
 
 
-def test_capacities_change_when_too_small_or_twice_too_large() -> None:
-    assert [fitting(n, 64) for n in (1, 32, 64, 65, 129)] == [64, 64, 64, 128, 256]
-    assert [fitting(n, 256) for n in (256, 65, 64, 1)] == [256, 256, 64, 32]
-    assert [fitting(n, 256) for n in (257, 600)] == [512, 768]
-    assert [fitting(n, 768) for n in (512, 257, 256)] == [768, 768, 256]
-    assert fitting(30, 35) == 35, "that of a first batch is as it comes"
+@pytest.mark.parametrize(
+    ("capacity", "needed", "expected"),
+    [
+        *((64, n, 64) for n in (1, 32, 64)),
+        *((64, n, expected) for n, expected in ((65, 128), (129, 256))),
+        *((256, n, expected) for n, expected in ((256, 256), (65, 256), (64, 64), (1, 32))),
+        *((256, n, expected) for n, expected in ((257, 512), (600, 768))),
+        *((768, n, expected) for n, expected in ((512, 768), (257, 768), (256, 256))),
+    ],
+)
+def test_capacities_change_when_too_small_or_twice_too_large(
+    capacity: int, needed: int, expected: int
+) -> None:
+    cache = make_cache(1)
+    cache.resize(capacity)
+    cache.fit(needed)
+    assert cache.capacity == expected
 
 
 def sources(*rows: tuple[int, int]) -> SourceCache:
@@ -154,9 +164,9 @@ def test_rows_are_given_to_prompts_that_were_encoded_apart() -> None:
     cache, together = sources((3, 1), (1, 2), (2, 3), (5, 4)), sources((3, 5), (1, 6), (2, 7))
     items = [EncodedPrompt(together, row, []) for row in range(3)]
     items.append(EncodedPrompt(sources((40, 8)), 0, []))
-    replace_rows(cache, [3, 0, 1], [items[2], items[3], items[0]])
+    cache.give([3, 0, 1], [items[2], items[3], items[0]])
     assert seen(cache) == [[8] * 40, [5] * 3, [3] * 2, [7] * 2]
     empty = SourceCache.empty_like(cache, 2, 4)
-    replace_rows(empty, [1, 0], items[1:3])
+    empty.give([1, 0], items[1:3])
     assert seen(empty) == [[7] * 2, [6]]
     assert sources((SOURCE_STEP, 1), (SOURCE_STEP, 2)).mask is None

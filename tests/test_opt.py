@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from speculative_t5.models.opt import FIRST_POSITION, Model, ModelArgs, position_ids
+from speculative_t5.models.opt import Model, ModelArgs
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -84,17 +84,6 @@ def test_whole_sequences_match_transformers(pair: tuple[Any, Model]) -> None:
     reference, model = pair
     assert_close(model(mx.array(TOKENS)), reference_logits(reference, TOKENS))
     assert_close(model(mx.array(TOKENS[:, :1])), reference_logits(reference, TOKENS[:, :1]))
-
-
-def test_positions_stay_within_the_table() -> None:
-    assert position_ids(0, 3, 8).tolist() == [0, 1, 2]
-    assert position_ids(7, 2, 8).tolist() == [7, 7]
-    ids = position_ids(mx.array([-2, 4, 100]), 3, 8)
-    assert ids.tolist() == [[0, 0, 0], [4, 5, 6], [7, 7, 7]] and ids.dtype == mx.int32
-    compiled = mx.compile(lambda offsets: position_ids(offsets, 2, 8))
-    assert compiled(mx.array([3, 7])).tolist() == [[3, 4], [7, 7]]
-    table = Model(args("pre_norm")).model.decoder.embed_positions.weight
-    assert len(table) == 16 + FIRST_POSITION
 
 
 def args(kind: str) -> ModelArgs:

@@ -177,11 +177,11 @@ def test_a_dropped_shape_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(t5_session, "MAX_SHAPES", 2)
     model, size = tiny_model(), 2**18
 
-    def logits(self: T5, x: mx.array, vocab_size: int | None) -> mx.array:
+    def score(self: T5, kind: str, x: mx.array, vocab_size: int | None) -> mx.array:
         constant = mx.array(np.ones(size, np.float32))
         return x[..., :5] + constant[0]
 
-    monkeypatch.setattr(T5, "logits", logits)
+    monkeypatch.setattr(T5, "score", score)
     used = []
     gc.collect()  # what other tests left would be freed in between
     for n in range(1, 13):

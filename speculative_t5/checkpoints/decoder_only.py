@@ -18,7 +18,7 @@ import mlx.nn as nn
 from ..decoding import Vocabulary
 from ..device import default_dtype
 from ..errors import first_line, shown
-from ..models import MAX_LAYERS, MAX_SIZE, DecoderOnlyModel, build
+from ..models import MAX_LAYERS, MAX_SIZE, DecoderOnlyModel, build, wrong
 from ..tokenizers import DecoderOnlyTokenizer
 from .model_folder import GENERATION_CONFIG, ModelFolder, read_json
 from .tensors import StoredTensor, as_mlx, check_shapes, dtype_name, module_shapes, parameters_of
@@ -120,10 +120,6 @@ def _about(folder: Path) -> Iterator[None]:
         raise ValueError(f"{folder}: {error}") from error
 
 
-def _wrong(name: str, value: Any, expected: str) -> ValueError:
-    return ValueError(f"{name} in config.json is {shown(value)}, expected {expected}")
-
-
 def read_config(folder: ModelFolder) -> dict[str, Any]:
     """Check config.json; generation_config.json's `eos_token_id`, if any, replaces its own."""
     config = dict(folder.config)
@@ -138,7 +134,7 @@ def read_config(folder: ModelFolder) -> dict[str, Any]:
             for name, expected in GPT2.items():
                 if config.get(name, expected) != expected:
                     wanted = f"{expected!r}, as all published GPT-2 have"
-                    raise _wrong(name, config[name], wanted)
+                    raise wrong(name, config[name], wanted)
     # Checked here, as a tokenizer would raise an obscure error for them.
     ends: list[int] = []
     generation = folder.path / GENERATION_CONFIG
@@ -194,7 +190,7 @@ def _check_quantization(folder: Path, config: Mapping[str, Any]) -> None:
     if ours:
         sizes = [ours.get(n) for n in ("bits", "group_size")] if isinstance(ours, dict) else [None]
         if not all(type(size) is int and size > 0 for size in sizes):
-            error = _wrong("quantization", ours, "an object with bits and group_size")
+            error = wrong("quantization", ours, "an object with bits and group_size")
             raise ValueError(f"{folder}: {error}")
     elif other:  # mlx-lm writes its own under both names
         method = other.get("quant_method") if isinstance(other, dict) else None
@@ -212,11 +208,11 @@ def _check_sizes(part: Mapping[str, Any]) -> None:
         if size is None or isinstance(size, list):
             continue
         if type(size) is not int or not 0 < size <= limit:
-            raise _wrong(name, size, f"an integer from 1 to {limit}")
+            raise wrong(name, size, f"an integer from 1 to {limit}")
     for name, divisor in MULTIPLES:
         whole, parts = part.get(name), part.get(divisor)
         if isinstance(whole, int) and isinstance(parts, int) and whole % parts:
-            raise _wrong(name, whole, f"a multiple of {divisor}, {parts}")
+            raise wrong(name, whole, f"a multiple of {divisor}, {parts}")
 
 
 def _check_numbers(group: Mapping[str, Any]) -> None:
@@ -226,9 +222,9 @@ def _check_numbers(group: Mapping[str, Any]) -> None:
             if limits and number is not None:
                 known = type(number) in (int, float)
                 if not known or not 0 < number <= limits[0]:
-                    raise _wrong(name, value, f"a number above 0 and at most {limits[0]:g}")
+                    raise wrong(name, value, f"a number above 0 and at most {limits[0]:g}")
             if isinstance(number, float) and not math.isfinite(number):
-                raise _wrong(name, value, "a finite number")
+                raise wrong(name, value, "a finite number")
 
 
 def _open(folder: ModelFolder) -> dict[str, Any]:

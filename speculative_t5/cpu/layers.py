@@ -29,6 +29,7 @@ from ..models import (
     SelfAttention,
     position_biases,
 )
+from ..models.t5_session import Output
 from .libraries import load_layers
 
 library, _ = load_layers()  # native/blocks.cpp
@@ -125,17 +126,14 @@ class FusedDecoder(Decoder):
 class FusedHead(Head):
     """The last normalization and the output's product in one operation."""
 
-    def logits(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
+    def __call__(
+        self, kind: Output, x: mx.array, norm: nn.Module, output: nn.Module, size: int
+    ) -> mx.array:
         if not (_is_plain(norm) and _is_plain(output) and _usable(x)):
-            return super().logits(x, norm, output, size)
-        logits: mx.array = library.logits(x, norm.weight, output.weight, self.scale, norm.eps, size)
-        return logits
-
-    def argmax(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
-        if not (_is_plain(norm) and _is_plain(output) and _usable(x)):
-            return super().argmax(x, norm, output, size)
-        ids: mx.array = library.best(x, norm.weight, output.weight, self.scale, norm.eps, size)
-        return ids
+            return super().__call__(kind, x, norm, output, size)
+        run = library.logits if kind == "logits" else library.best
+        scores: mx.array = run(x, norm.weight, output.weight, self.scale, norm.eps, size)
+        return scores
 
 
 def _decoder_layer(

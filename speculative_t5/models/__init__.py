@@ -14,6 +14,7 @@ from .config import (
     T5Config,
     is_decoder_only,
     read_size,
+    wrong,
 )
 from .decoder_only import DecoderOnlyModel, build
 from .t5 import (

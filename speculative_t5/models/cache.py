@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Generic, TypeVar
 
 import mlx.core as mx
 
@@ -27,24 +26,81 @@ class LayerShape:
     value_size: int
     dtype: mx.Dtype
 
-    def zeros(self, batch: int, capacity: int) -> KeysValues:
-        """Make empty buffers, (B, H, C, D) each."""
-        k, v = (
-            mx.zeros((batch, self.num_heads, capacity, size), self.dtype)
-            for size in (self.key_size, self.value_size)
-        )
-        return k, v
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """One row of a cache that several prompts were encoded into, and the context it begins with."""
+
+    cache: Buffers
+    row: int
+    context: list[int]
 
 
-class KVCache:
-    """Self-attention keys and values of all layers, for a batch of rows of different lengths.
-
-    Only positions below a row's length count: rewinding moves the length and leaves the buffers
-    alone, and the next step overwrites what lies beyond.
+class Buffers:
+    """Keys and values of all layers, for a batch of rows of different lengths.
 
     Attributes:
         layers: Keys and values of each layer, (B, H, C, D), C being the capacity.
         lengths: Positions of each row that count.
+    """
+
+    def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
+        self.layers = list(layers)
+        self.lengths = list(lengths)
+
+    @property
+    def capacity(self) -> int:
+        return int(self.layers[0][0].shape[2])
+
+    def resize(self, capacity: int) -> None:
+        if capacity != self.capacity:
+            self.layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self.layers]
+
+    def fit(self, needed: int) -> None:
+        """Resize if the capacity is too small for `needed` positions, or twice too large.
+
+        All rows are as large as the longest needs; that room is given back when its text has ended.
+        """
+        least = capacity_for(needed)
+        if not needed <= self.capacity <= 2 * least:
+            self.resize(least)
+
+    def give(self, rows: Sequence[int], encoded: Sequence[EncodedPrompt]) -> None:
+        """Overwrite `rows[i]` with `encoded[i]`; those of one cache are written together."""
+        together: dict[int, list[int]] = {}
+        for i, item in enumerate(encoded):
+            together.setdefault(id(item.cache), []).append(i)
+        for group in together.values():
+            new = encoded[group[0]].cache
+            self.replace([rows[i] for i in group], new, [encoded[i].row for i in group])
+
+    def replace(self, rows: Sequence[int], new: Buffers, new_rows: Sequence[int]) -> None:
+        """Overwrite `rows[i]` with row `new_rows[i]` of another cache, in place."""
+        lengths = [new.lengths[row] for row in new_rows]
+        for row, length in zip(rows, lengths, strict=True):
+            self.lengths[row] = length
+        self.fit(max(self.lengths))
+        longest = max(lengths)
+        if longest == 0:  # prompts of one token leave nothing to write, which MLX cannot do
+            return
+        to, taken = mx.array(list(rows), dtype=mx.int32), mx.array(list(new_rows), dtype=mx.int32)
+        for pair, new_pair in zip(self.layers, new.layers, strict=True):
+            for buffer, new_buffer in zip(pair, new_pair, strict=True):
+                buffer[to, :, :longest] = new_buffer[taken, :, :longest]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows only, in this order; a row may be kept several times."""
+        if list(rows) != list(range(len(self.lengths))):
+            index = mx.array(list(rows), dtype=mx.int32)
+            self.layers = [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in self.layers]
+            self.lengths = [self.lengths[row] for row in rows]
+
+
+class KVCache(Buffers):
+    """Self-attention's keys and values.
+
+    Rewinding moves a row's length and leaves the buffers alone: the next step overwrites what lies
+    beyond.
 
     Args:
         shapes: One for each layer.
@@ -53,13 +109,18 @@ class KVCache:
     """
 
     def __init__(self, shapes: Sequence[LayerShape], batch: int, width: int | None = None) -> None:
-        self.layers: list[KeysValues] = [shape.zeros(batch, SMALLEST) for shape in shapes]
-        self.lengths = [0] * batch
+        def zeros(shape: LayerShape, size: int) -> mx.array:
+            return mx.zeros((batch, shape.num_heads, SMALLEST, size), shape.dtype)
+
+        layers = [(zeros(s, s.key_size), zeros(s, s.value_size)) for s in shapes]
+        super().__init__(layers, [0] * batch)
         self._width = width
 
-    @property
-    def capacity(self) -> int:
-        return int(self.layers[0][0].shape[2])
+    def fit(self, needed: int) -> None:
+        if self._width is None:
+            super().fit(needed)
+        else:
+            self.resize(capacity_for(needed))
 
     def reserve(self, num_tokens: int) -> mx.array:
         """Make room for `num_tokens` more positions in every row, and give back unused room.
@@ -69,10 +130,7 @@ class KVCache:
         Returns:
             Offsets to `write` to: each row's length, (B,) int32, or (1,) if all are the same.
         """
-        needed = max(self.lengths) + num_tokens
-        capacity = fitting(needed, self.capacity) if self._width is None else capacity_for(needed)
-        if capacity != self.capacity:
-            self.layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self.layers]
+        self.fit(max(self.lengths) + num_tokens)
         same = min(self.lengths) == max(self.lengths)
         return mx.array(self.lengths[:1] if same else self.lengths, dtype=mx.int32)
 
@@ -111,51 +169,32 @@ class KVCache:
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[row]` positions of each row."""
-        assert len(lengths) == len(self.lengths)
         assert all(0 <= n <= old for n, old in zip(lengths, self.lengths, strict=True)), lengths
         self.lengths = list(lengths)
-
-    def replace(self, rows: Sequence[int], new: KVCache, new_rows: Sequence[int]) -> None:
-        """Overwrite `rows[i]` with row `new_rows[i]` of another cache."""
-        lengths = [new.lengths[row] for row in new_rows]
-        for row, length in zip(rows, lengths, strict=True):
-            self.lengths[row] = length
-        self.reserve(0)
-        if max(lengths):  # prompts of one token leave nothing to write, which MLX cannot do
-            overwrite(self.layers, rows, new.layers, new_rows, max(lengths))
 
     def clear(self, rows: Sequence[int]) -> None:
         """Make these rows empty."""
         for row in rows:
             self.lengths[row] = 0
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, in this order; a row may be kept several times."""
-        if list(rows) != list(range(len(self.lengths))):
-            self.layers = taken(self.layers, rows)
-            self.lengths = [self.lengths[row] for row in rows]
 
+class SourceCache(Buffers):
+    """Cross-attention's keys and values, for sources of different lengths.
 
-class SourceCache:
-    """Cross-attention's keys and values of all layers, for sources of different lengths.
-
-    A new source is written over a row's old one, in place. Rows that lie side by side and have the
-    same source, as the beams of a prompt, share one copy of it if each source has as many.
+    Rows that lie side by side and have the same source, as the beams of a prompt, share one copy of
+    it if each source has as many: `layers` and `lengths` are those of P sources.
 
     Attributes:
-        layers: Keys and values of each layer, the whole buffers, (P, H, C, D).
-        lengths: Positions of each source, at most T.
         mask: Additive, (P, 1, 1, T), T being the width: -inf beyond a source's length. None if none
             is shorter than T.
         repeats: Number of rows that share a source, B / P.
     """
 
     def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)
+        super().__init__(layers, lengths)
         self.repeats = 1
-        self._dtype = layers[0][0].dtype
-        self.layers = [(resized(k, self.width), resized(v, self.width)) for k, v in layers]
-        self.mask = padding_mask(self.lengths, self.width, self._dtype)
+        self.resize(self.width)
+        self._make_mask()
 
     @classmethod
     def empty_like(cls, other: SourceCache, batch: int, length: int) -> SourceCache:
@@ -168,13 +207,12 @@ class SourceCache:
         return cls([(zeros(k), zeros(v)) for k, v in other.layers], [length] * batch)
 
     @property
-    def capacity(self) -> int:
-        return int(self.layers[0][0].shape[2])
-
-    @property
     def width(self) -> int:
         """T, the length of the longest row, rounded up."""
         return source_width(self.lengths)
+
+    def _make_mask(self) -> None:
+        self.mask = padding_mask(self.lengths, self.width, self.layers[0][0].dtype)
 
     def view(self, part: slice) -> list[KeysValues]:
         """Keys and values of each layer of a part, (P, H, T, D)."""
@@ -183,78 +221,22 @@ class SourceCache:
             return self.layers[part]
         return [(k[:, :, :width], v[:, :, :width]) for k, v in self.layers[part]]
 
-    def replace(self, rows: Sequence[int], new: SourceCache, new_rows: Sequence[int]) -> None:
-        """Overwrite `rows[i]` with row `new_rows[i]` of another cache."""
+    def replace(self, rows: Sequence[int], new: Buffers, new_rows: Sequence[int]) -> None:
         if self.repeats > 1:  # a source would be overwritten for other rows, too
-            self._take([row // self.repeats for row in range(len(self.lengths) * self.repeats)])
-            self.repeats = 1
-        lengths = [new.lengths[row] for row in new_rows]
-        for row, length in zip(rows, lengths, strict=True):
-            self.lengths[row] = length
-        capacity = fitting(self.width, self.capacity)
-        if capacity != self.capacity:
-            self.layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self.layers]
-        overwrite(self.layers, rows, new.layers, new_rows, max(lengths))
-        self.mask = padding_mask(self.lengths, self.width, self._dtype)
+            repeats, self.repeats = self.repeats, 1
+            super().select([row // repeats for row in range(len(self.lengths) * repeats)])
+        super().replace(rows, new, new_rows)
+        self._make_mask()
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, in this order; a row may be kept several times."""
         sources = [row // self.repeats for row in rows]
         kept = [source for source, _ in groupby(sources)]
         self.repeats, left = divmod(len(sources), len(kept))
         if left or sources != [source for source in kept for _ in range(self.repeats)]:
             kept, self.repeats = sources, 1
         if kept != list(range(len(self.lengths))):
-            self._take(kept)
-
-    def _take(self, sources: Sequence[int]) -> None:
-        self.layers = taken(self.layers, sources)
-        self.lengths = [self.lengths[source] for source in sources]
-        self.mask = padding_mask(self.lengths, self.width, self._dtype)
-
-
-Cache = TypeVar("Cache", KVCache, SourceCache)
-
-
-@dataclass(frozen=True)
-class EncodedPrompt(Generic[Cache]):
-    """One row of a cache that several prompts were encoded into, and the context it begins with."""
-
-    cache: Cache
-    row: int
-    context: list[int]
-
-
-def replace_rows(
-    cache: Cache, rows: Sequence[int], encoded: Sequence[EncodedPrompt[Cache]]
-) -> None:
-    """Overwrite `rows[i]` of a cache with `encoded[i]`; those of one cache are written together."""
-    together: dict[int, list[int]] = {}
-    for i, (_, item) in enumerate(zip(rows, encoded, strict=True)):
-        together.setdefault(id(item.cache), []).append(i)
-    for group in together.values():
-        new = encoded[group[0]].cache
-        cache.replace([rows[i] for i in group], new, [encoded[i].row for i in group])
-
-
-def overwrite(
-    layers: Sequence[KeysValues],
-    rows: Sequence[int],
-    new: Sequence[KeysValues],
-    new_rows: Sequence[int],
-    length: int,
-) -> None:
-    """Write the first `length` positions of some rows of `new` over rows of `layers`, in place."""
-    to, taken = mx.array(list(rows), dtype=mx.int32), mx.array(list(new_rows), dtype=mx.int32)
-    for pair, new_pair in zip(layers, new, strict=True):
-        for buffer, new_buffer in zip(pair, new_pair, strict=True):
-            buffer[to, :, :length] = new_buffer[taken, :, :length]
-
-
-def taken(layers: Sequence[KeysValues], rows: Sequence[int]) -> list[KeysValues]:
-    """Return these rows of buffers (B, H, C, D), in this order."""
-    index = mx.array(list(rows), dtype=mx.int32)
-    return [(mx.take(k, index, 0), mx.take(v, index, 0)) for k, v in layers]
+            super().select(kept)
+            self._make_mask()
 
 
 def source_width(lengths: Sequence[int]) -> int:
@@ -272,15 +254,6 @@ def padding_mask(lengths: Sequence[int], width: int, dtype: mx.Dtype) -> mx.arra
 def additive(real: mx.array, dtype: mx.Dtype) -> mx.array:
     """(B, T) bool, True at tokens -> additive mask of attention's scores, (B, 1, 1, T)."""
     return mx.where(real, 0.0, -mx.inf).astype(dtype)[:, None, None]
-
-
-def fitting(needed: int, capacity: int) -> int:
-    """Return the capacity to have: the present one unless it is too small or twice too large.
-
-    All rows are as large as the longest needs; that room is given back when the long row has ended.
-    """
-    least = capacity_for(needed)
-    return least if needed > capacity or capacity > 2 * least else capacity
 
 
 def capacity_for(needed: int) -> int:

@@ -58,11 +58,16 @@ def model_type(config: Mapping[str, Any]) -> str:
     return printable(kind) if kind and isinstance(kind, str) else "model of unknown type"
 
 
+def wrong(name: str, value: object, expected: str) -> ValueError:
+    """Return the error about a value in a config.json."""
+    return ValueError(f"{name} in config.json is {shown(value)}, expected {expected}")
+
+
 def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
     """Read a config.json's `name`, true or false; `default` if it is missing or null."""
     value = raw.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{name} in config.json is {shown(value)}, expected true or false")
+        raise wrong(name, value, "true or false")
     return default if value is None else value
 
 
@@ -70,7 +75,7 @@ def read_depth(raw: Mapping[str, Any], name: str) -> int:
     """Read a config.json's `name`, a number of layers."""
     value = read_size(raw, name)
     if value > MAX_LAYERS:
-        raise ValueError(f"{name} in config.json is {value}, expected at most {MAX_LAYERS}")
+        raise wrong(name, value, f"at most {MAX_LAYERS}")
     return value
 
 
@@ -80,9 +85,7 @@ def read_size(raw: Mapping[str, Any], name: str) -> int:
     if value is None:
         raise ValueError(f"{name} in config.json is missing, expected a positive integer")
     if type(value) is not int or not 0 < value <= MAX_SIZE:
-        raise ValueError(
-            f"{name} in config.json is {shown(value)}, expected a positive integer up to {MAX_SIZE}"
-        )
+        raise wrong(name, value, f"a positive integer up to {MAX_SIZE}")
     return value
 
 
@@ -110,18 +113,12 @@ class Quantization:
     """MLX's affine quantization of a model's matrices.
 
     Norms, biases and matrices whose rows are not a multiple of the group are left alone.
-
-    Attributes:
-        bits: 4 or 8 for each weight.
-        group_size: Weights that share a scale and a bias: 32, 64 or 128.
-        keep_wo: Whether the feed-forward's second matrix is left alone.
-        embeddings: Whether the embedding and an output head of its own are quantized too.
     """
 
-    bits: int
-    group_size: int = 64
-    keep_wo: bool = False
-    embeddings: bool = True
+    bits: int  # of each weight, 4 or 8
+    group_size: int = 64  # weights that share a scale and a bias: 32, 64 or 128
+    keep_wo: bool = False  # whether the feed-forward's second matrix is left alone
+    embeddings: bool = True  # whether the embedding and a head of its own are quantized, too
 
     def __post_init__(self) -> None:
         if type(self.bits) is not int or self.bits not in (4, 8):
@@ -142,42 +139,27 @@ class Quantization:
 
 @dataclass(frozen=True)
 class T5Config:
-    """A T5 model's shape, in the names of Hugging Face's config.json.
-
-    Attributes:
-        d_kv: Size of one head; num_heads * d_kv may differ from d_model.
-        num_layers: Depth of the encoder.
-        num_decoder_layers: Depth of the decoder.
-        vocab_size: Rows of the embedding, padding included.
-        gated: Whether the feed-forward has a gate (v1.1, flan) or not (v1.0).
-        own_head: Whether the output head is a matrix of its own, or the shared embedding.
-        scale_decoder_outputs: Whether the decoder's output is multiplied by d_model ** -0.5.
-        bias_per_layer: Whether each layer has a position bias of its own (umt5), or layer 0's
-            serves all of its stack.
-        n_positions: Source tokens it was made for. Positions are relative: a longer source is no
-            error, but more than the model has seen.
-        quantization: How matrices are stored, None if as they are.
-    """
+    """A T5 model's shape, in the names of Hugging Face's config.json."""
 
     d_model: int
-    d_kv: int
+    d_kv: int  # size of one head; num_heads * d_kv may differ from d_model
     d_ff: int
     num_heads: int
-    num_layers: int
+    num_layers: int  # of the encoder
     num_decoder_layers: int
-    vocab_size: int
+    vocab_size: int  # rows of the embedding, padding included
     activation: Activation = "relu"
-    gated: bool = False
-    own_head: bool = False
-    scale_decoder_outputs: bool = True
+    gated: bool = False  # whether the feed-forward has a gate (v1.1, flan)
+    own_head: bool = False  # whether the output is a matrix of its own, not the embedding
+    scale_decoder_outputs: bool = True  # by d_model ** -0.5
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6
     decoder_start_token_id: int = 0
     pad_token_id: int = 0
     eos_token_id: int = 1
-    bias_per_layer: bool = False
-    n_positions: int = 512
+    bias_per_layer: bool = False  # as in umt5; otherwise layer 0's serves all of its stack
+    n_positions: int = 512  # source tokens that it was made for; more are no error
     quantization: Quantization | None = None
 
     @classmethod
@@ -195,21 +177,14 @@ class T5Config:
         projection = str(raw.get("feed_forward_proj", "relu"))
         activation = ACTIVATIONS.get(projection)
         if activation is None:
-            raise ValueError(
-                f"feed_forward_proj in config.json is {shown(projection)}, "
-                f"expected one of {', '.join(ACTIVATIONS)}"
-            )
+            raise wrong("feed_forward_proj", projection, f"one of {', '.join(ACTIVATIONS)}")
         tied = read_flag(raw, "tie_word_embeddings", True)
         # transformers 5 writes the first as true for all, and the second for T5, from 5.24 on for
         # umt5, too; mt5 is never scaled.
         scaled = read_flag(raw, "scale_decoder_outputs", tied and raw["model_type"] != "mt5")
-        optional = _optional(raw, sizes["vocab_size"])
         epsilon = raw.get("layer_norm_epsilon", 1e-6)
         if not isinstance(epsilon, float) or not 0 < epsilon < 1:
-            raise ValueError(
-                f"layer_norm_epsilon in config.json is {shown(epsilon)}, "
-                "expected a float from 0 to 1"
-            )
+            raise wrong("layer_norm_epsilon", epsilon, "a float from 0 to 1")
         return cls(
             **sizes,
             num_layers=read_depth(raw, "num_layers"),
@@ -221,7 +196,7 @@ class T5Config:
             layer_norm_epsilon=epsilon,
             bias_per_layer=read_flag(raw, "bias_per_layer", raw["model_type"] == "umt5"),
             quantization=_quantization(raw),
-            **optional,
+            **_optional(raw, sizes["vocab_size"]),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -235,16 +210,20 @@ class T5Config:
         return {"model_type": "t5", **raw}
 
 
-_OPTIONAL = ("relative_attention_num_buckets", "relative_attention_max_distance",
-             "decoder_start_token_id", "pad_token_id", "eos_token_id", "n_positions")  # fmt: skip
+_OPTIONAL = ("relative_attention_num_buckets", "relative_attention_max_distance", "n_positions")
+_TOKENS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 
 def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
-    found = {
-        name: _token(raw, name, vocab_size) if name.endswith("_token_id") else read_size(raw, name)
-        for name in _OPTIONAL
-        if raw.get(name) is not None
-    }
+    """Read the sizes and ids that have defaults, as far as they are given."""
+    found = {name: read_size(raw, name) for name in _OPTIONAL if raw.get(name) is not None}
+    for name in _TOKENS:
+        value = raw.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or not 0 <= value < vocab_size:
+            raise wrong(name, value, f"an id from 0 to {vocab_size - 1}")
+        found[name] = value
     buckets = found.get("relative_attention_num_buckets", 32)
     distance = found.get("relative_attention_max_distance", 128)
     # Half of the buckets are for one distance each, the others go by the logarithm up to the last.
@@ -297,12 +276,3 @@ def _quantization(raw: Mapping[str, Any]) -> Quantization | None:
             f"quantization in config.json is {shown(stored)}: {first_line(error)}; "
             "convert the model again"
         ) from error
-
-
-def _token(raw: Mapping[str, Any], name: str, vocab_size: int) -> int:
-    value = raw.get(name)
-    if type(value) is not int or not 0 <= value < vocab_size:
-        raise ValueError(
-            f"{name} in config.json is {shown(value)}, expected an id from 0 to {vocab_size - 1}"
-        )
-    return value

@@ -20,7 +20,7 @@ from .. import device
 from ..decoding import ModelInfo, Vocabulary, argmax, fingerprint
 from ..errors import first_line
 from . import opt
-from .cache import EncodedPrompt, KeysValues, KVCache, LayerShape, replace_rows, write
+from .cache import EncodedPrompt, KeysValues, KVCache, LayerShape, write
 from .config import model_type
 
 MLX_LM = "mlx-lm>=0.32,<0.33"  # as in pyproject.toml
@@ -28,6 +28,7 @@ MLX_LM = "mlx-lm>=0.32,<0.33"  # as in pyproject.toml
 KNOWN = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral",
          "mixtral", "phi", "phi3", "qwen2", "qwen3", "starcoder2")  # fmt: skip
 PREFILL = 512  # tokens of prompts in a pass
+POSITION_TABLES = ("wpe", "embed_positions")  # names of learned positions: GPT-2's, OPT's
 
 
 class DecoderOnlyModel:
@@ -134,17 +135,15 @@ class DecoderOnlySession:
             mx.eval(self._cache.layers)  # one part at a time, to bound the memory of attention
         self.truncate(lengths)
 
-    def encode(self, prompts: Sequence[Sequence[int]]) -> list[EncodedPrompt[KVCache]]:
+    def encode(self, prompts: Sequence[Sequence[int]]) -> list[EncodedPrompt]:
         together = DecoderOnlySession(self._model, len(prompts))
         together.read(prompts)
         return [
             EncodedPrompt(together._cache, row, list(prompt)) for row, prompt in enumerate(prompts)
         ]
 
-    def replace(
-        self, rows: Sequence[int], encoded: Sequence[EncodedPrompt[KVCache]]
-    ) -> list[list[int]]:
-        replace_rows(self._cache, rows, encoded)
+    def replace(self, rows: Sequence[int], encoded: Sequence[EncodedPrompt]) -> list[list[int]]:
+        self._cache.give(rows, encoded)
         return [list(item.context) for item in encoded]
 
     def select(self, rows: Sequence[int]) -> None:
@@ -201,10 +200,6 @@ class _Layer:
         mask = positions <= own
         return mask if window_size is None else mask & (positions > own - window_size)
 
-    @property
-    def state(self) -> KeysValues:
-        return self.buffers
-
 
 def build(config: Mapping[str, Any]) -> nn.Module:
     """Make the model that a config.json describes, with random weights; all but OPT by mlx-lm.
@@ -212,12 +207,12 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     Refuses an unknown model_type, a setting that does not fit it, and all where mlx-lm is missing.
     """
     kind = model_type(config)
-    kind_of_model, settings = _classes(config)
+    if kind == "opt":
+        return opt.Model(opt.ModelArgs.from_dict(config))
+    kind_of_model, settings = _mlx_lm_classes(config)
     try:
         model: nn.Module = kind_of_model(settings.from_dict(dict(config)))
     except Exception as error:  # mlx-lm checks little, and bad sizes raise anything
-        if kind == "opt" and isinstance(error, ValueError):  # a whole message already
-            raise
         raise ValueError(
             f"config.json does not make a {kind} ({type(error).__name__}: {first_line(error)}): "
             "download the model again"
@@ -225,11 +220,9 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     return model
 
 
-def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
+def _mlx_lm_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Find the classes of a model and of its settings."""
     kind = model_type(config)
-    if kind == "opt":
-        return opt.Model, opt.ModelArgs
     try:
         from mlx_lm import utils
     except ImportError as error:
@@ -260,9 +253,8 @@ def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
 def _may_have(config: Mapping[str, Any]) -> bool:
     """Whether mlx-lm, which is not installed, probably has this model."""
     named = config.get("architectures")
-    names = named if isinstance(named, list) else []
     heads = ("ForCausalLM", "LMHeadModel")
-    generates = any(isinstance(name, str) and name.endswith(heads) for name in names)
+    generates = isinstance(named, list) and any(str(name).endswith(heads) for name in named)
     return generates or config.get("model_type") in KNOWN
 
 
@@ -282,7 +274,7 @@ def check_cache(model: nn.Module) -> None:
 
 
 class ClampedPositions(nn.Module):
-    """A table of learned positions, as GPT-2's, whose last row stands for all positions beyond it.
+    """A table of learned positions whose last row stands for all positions beyond it.
 
     Rows near their end are fed as many tokens as their neighbours. The results for tokens beyond
     the table are dropped, but MLX, which does not check, must not read outside of the table.
@@ -302,7 +294,7 @@ def _clamp_positions(model: nn.Module) -> None:
     clamped = [
         (path, ClampedPositions(module))
         for path, module in model.named_modules()
-        if path.split(".")[-1] == "wpe" and not isinstance(module, ClampedPositions)
+        if path.split(".")[-1] in POSITION_TABLES and not isinstance(module, ClampedPositions)
     ]
     model.update_modules(tree_unflatten(clamped))
 

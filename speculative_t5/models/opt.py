@@ -13,8 +13,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import shown
-from .config import check_architectures, model_type, read_depth, read_flag, read_size
+from .config import check_architectures, model_type, read_depth, read_flag, read_size, wrong
 
 Activation = Literal["relu", "gelu"]
 Mask = mx.array | str | None
@@ -28,30 +27,19 @@ NO_PARAMETERS = ("lm_head.weight", "model.decoder.version")
 
 @dataclass(frozen=True)
 class ModelArgs:
-    """An OPT's shape, in the names of Hugging Face's config.json.
-
-    Attributes:
-        ffn_dim: Width of the feed-forward.
-        max_position_embeddings: Tokens of prompt and output together, at most.
-        word_embed_proj_dim: Width of the embedding and head, projected to and from hidden_size if
-            that differs.
-        do_layer_norm_before: Whether layers normalize their inputs, or else their sums (350m).
-        remove_final_layer_norm: Whether there is no norm after the last layer even then.
-        enable_bias: Whether the matrices of layers have biases.
-        layer_norm_elementwise_affine: Whether norms have weights and biases.
-    """
+    """An OPT's shape, in the names of Hugging Face's config.json."""
 
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
     ffn_dim: int
     vocab_size: int
-    max_position_embeddings: int
-    word_embed_proj_dim: int
-    do_layer_norm_before: bool = True
-    remove_final_layer_norm: bool = False
-    enable_bias: bool = True
-    layer_norm_elementwise_affine: bool = True
+    max_position_embeddings: int  # tokens of prompt and output together, at most
+    word_embed_proj_dim: int  # of the embedding and head; projected if not the hidden size
+    do_layer_norm_before: bool = True  # whether layers normalize inputs, or else sums (350m)
+    remove_final_layer_norm: bool = False  # that comes after the last layer if the above is true
+    enable_bias: bool = True  # of the layers' matrices
+    layer_norm_elementwise_affine: bool = True  # whether norms have weights and biases
     activation_function: Activation = "relu"
 
     @classmethod
@@ -66,20 +54,14 @@ class ModelArgs:
         sizes = {name: read_size(config, name) for name in names}
         width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
         if width % heads:
-            raise ValueError(
-                f"hidden_size in config.json is {width}, "
-                f"expected a multiple of num_attention_heads, {heads}"
-            )
+            raise wrong("hidden_size", width, f"a multiple of num_attention_heads, {heads}")
         projected = config.get("word_embed_proj_dim") is not None
         name = "word_embed_proj_dim" if projected else "hidden_size"
         activation = config.get("activation_function", "relu")
         if activation not in ("relu", "gelu"):
-            raise ValueError(
-                f"activation_function in config.json is {shown(activation)}, "
-                f"expected one of {', '.join(ACTIVATIONS)}"
-            )
+            raise wrong("activation_function", activation, f"one of {', '.join(ACTIVATIONS)}")
         if not read_flag(config, "tie_word_embeddings", True):
-            raise ValueError("tie_word_embeddings in config.json is False, expected true")
+            raise wrong("tie_word_embeddings", False, "true")
         return cls(
             **sizes,
             num_hidden_layers=read_depth(config, "num_hidden_layers"),
@@ -148,9 +130,9 @@ class Decoder(nn.Module):
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
         size, embedded = args.hidden_size, args.word_embed_proj_dim
-        self.max_positions = args.max_position_embeddings
         self.embed_tokens = nn.Embedding(args.vocab_size, embedded)
-        self.embed_positions = nn.Embedding(self.max_positions + FIRST_POSITION, size)
+        count = args.max_position_embeddings + FIRST_POSITION
+        self.embed_positions = nn.Embedding(count, size)
         self.project_in: nn.Linear | None = None
         self.project_out: nn.Linear | None = None
         self.final_layer_norm: nn.LayerNorm | None = None
@@ -165,7 +147,8 @@ class Decoder(nn.Module):
         """(B, L, word_embed_proj_dim) of tokens (B, L)."""
         length, first = inputs.shape[1], cache[0]
         # Both come before the layers, which move the caches' offsets.
-        positions = position_ids(0 if first is None else first.offset, length, self.max_positions)
+        offset = mx.array(0 if first is None else first.offset)
+        positions = offset[..., None] + mx.arange(length)  # (L,), or (B, L)
         mask: Mask = "causal" if length > 1 else None
         if first is not None:
             mask = first.make_mask(length, return_array=False, window_size=None)
@@ -216,19 +199,6 @@ class Model(nn.Module):
             for name, weight in weights.items()
         }
         return {name: weight for name, weight in named.items() if name not in NO_PARAMETERS}
-
-
-def position_ids(offset: int | mx.array, length: int, limit: int) -> mx.array:
-    """Return positions of `length` new tokens from `offset` on, (L,), or (B, L) for offsets (B,).
-
-    They are clamped to 0 .. limit - 1: tokens outside are padding, whose results are dropped.
-
-    Example:
-        >>> position_ids(mx.array([-1, 6]), 3, 8).tolist()
-        [[0, 0, 1], [6, 7, 7]]
-    """
-    start = mx.array(offset, dtype=mx.int32)
-    return mx.clip(start[..., None] + mx.arange(length, dtype=mx.int32), 0, limit - 1)
 
 
 def _norm(args: ModelArgs) -> nn.LayerNorm:

@@ -19,7 +19,7 @@ from .. import device
 from ..decoding import Broadcast, ModelInfo, argmax, fingerprint, identity
 from .cache import KeysValues, additive, resized, write
 from .config import Activation, Quantization, T5Config
-from .t5_session import CompiledDecoder, T5Session, read_sources
+from .t5_session import CompiledDecoder, Output, T5Session, read_sources
 
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -54,9 +54,8 @@ class PositionBias(nn.Module):
     def tables(self) -> list[mx.array]:
         """Bias by relative position, from -max_distance to max_distance; it is flat beyond.
 
-        Returns:
-            (H, 2 * max_distance + 1) for each layer, or a single one that all layers share; -inf
-            for keys ahead of the query in a causal stack.
+        It is (H, 2 * max_distance + 1) for each layer, or a single one that all layers share; -inf
+        for keys ahead of the query in a causal stack.
         """
         tables = []
         for weight in self.weight.reshape(-1, self.num_buckets, self.weight.shape[1]):
@@ -86,14 +85,10 @@ def relative_position_bucket(
 ) -> np.ndarray:
     """Buckets of relative positions (T5, section 2.1): half exact, half growing by logarithm.
 
-    Args:
-        relative: Position of the key minus position of the query, integers of any shape.
-        bidirectional: Whether keys after the query have buckets of their own (the encoder).
-        num_buckets: Of both directions together.
-        max_distance: Where the last bucket begins to hold everything.
-
-    Returns:
-        int32 buckets of the same shape.
+    `relative` is the key's position minus the query's, integers of any shape; the buckets, int32,
+    have that shape. Keys after the query have buckets of their own if `bidirectional` (the
+    encoder); `num_buckets` is that of both directions together. The last bucket holds everything
+    from `max_distance` on.
 
     Example:
         With 32 buckets up to 128 and `bidirectional=False`, the key 3 places before the query
@@ -285,10 +280,9 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def read(self, memory: mx.array, width: int) -> list[KeysValues]:
-        """Project the encoder's memory (B, S, d_model) for cross-attention.
+        """Project the encoder's memory (B, S, d_model) to each layer's keys and values.
 
-        Returns:
-            Each layer's keys and values, (B, H, T, D), zeros from S on; T is `width`, at least S.
+        They are (B, H, T, D), zeros from S on; T is `width`, at least S.
         """
         pairs = [layer.cross_attention.keys_values(memory) for layer in self.layers]
         return [(resized(keys, width), resized(values, width)) for keys, values in pairs]
@@ -307,8 +301,7 @@ class Decoder(nn.Module):
         Args:
             x: Embedded tokens, (B, L, d_model).
             offsets: Position of each row's first token, (B,) int32, or (1,) if all are the same.
-            cache: Each layer's keys and values of earlier positions, (B, H, T, D), with room for L
-                more.
+            cache: Each layer's keys and values, (B, H, T, D), with room for L more.
             sources: What `read` returned, for the sources of B / P rows after each other each.
             mask: Additive padding mask of the sources, (P, 1, 1, T of the sources).
             tables: `PositionBias.tables()` of this decoder.
@@ -338,7 +331,7 @@ class Decoder(nn.Module):
 
 
 class Head(nn.Module):
-    """The step from the decoder's last hidden states to logits.
+    """The step from the decoder's last hidden states to logits, or to the best ids.
 
     It holds no weights, so that checkpoints keep theirs where they are: norm in the decoder, output
     matrix in the model, where it may be the embedding.
@@ -348,8 +341,10 @@ class Head(nn.Module):
         super().__init__()
         self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
-    def logits(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
-        """Score the first `size` ids: hidden states (B, L, d_model) -> logits (B, L, size).
+    def __call__(
+        self, kind: Output, x: mx.array, norm: nn.Module, output: nn.Module, size: int
+    ) -> mx.array:
+        """Score the first `size` ids: (B, L, d_model) -> logits (B, L, size), or best ids (B, L).
 
         `norm` is the decoder's last normalization; `output` the output matrix (`lm_head`), or the
         embedding where that is also the output.
@@ -360,11 +355,7 @@ class Head(nn.Module):
         else:
             project = output.as_linear if hasattr(output, "as_linear") else output
             logits = project(x)[..., :size]
-        return logits
-
-    def argmax(self, x: mx.array, norm: nn.Module, output: nn.Module, size: int) -> mx.array:
-        """Return the best of the first `size` ids, (B, L) int32; arguments as in `logits`."""
-        return argmax(self.logits(x, norm, output, size))
+        return logits if kind == "logits" else argmax(logits)
 
 
 class CompiledModel(nn.Module):
@@ -391,17 +382,13 @@ class CompiledModel(nn.Module):
 
     def logits(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
         """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
-        logits: mx.array = self.head.logits(x, *self._last_layers(vocab_size))
-        return logits
+        return self.score("logits", x, vocab_size)
 
-    def argmax(self, x: mx.array, vocab_size: int | None = None) -> mx.array:
-        """Return the best ids, (B, L) int32, where `logits` would return logits."""
-        ids: mx.array = self.head.argmax(x, *self._last_layers(vocab_size))
-        return ids
-
-    def _last_layers(self, vocab_size: int | None) -> tuple[nn.Module, nn.Module, int]:
+    def score(self, kind: Output, x: mx.array, vocab_size: int | None) -> mx.array:
+        """Return logits, as `logits` does, or the best ids, (B, L) int32."""
         size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
-        return self.decoder.norm, self.output, size
+        scores: mx.array = self.head(kind, x, self.decoder.norm, self.output, size)
+        return scores
 
     @property
     def compiled(self) -> CompiledDecoder:
@@ -415,6 +402,16 @@ class CompiledModel(nn.Module):
         """Compile the decoder anew at its next use; needed after weights or layers were changed."""
         with COMPILING:
             self._compiled = None
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
+    ) -> tuple[T5Session, list[list[int]]]:
+        """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
+        device.enter_thread()
+        decoder = self.compiled  # first, as it evaluates the weights
+        encode = partial(read_sources, self, [self.decoder])
+        session = T5Session(decoder, encode, encode(prompts), width)
+        return session, session.contexts
 
 
 class T5(CompiledModel):
@@ -480,15 +477,10 @@ class T5(CompiledModel):
         return self.logits(self.decode(memory, decoder_tokens, mask))
 
     def decode(self, memory: mx.array, tokens: mx.array, mask: mx.array | None) -> mx.array:
-        """Run the decoder over whole sequences.
+        """Run the decoder over whole sequences of tokens (B, L) int32, the start token first.
 
-        Args:
-            memory: The encoder's output, (B, S, d_model).
-            tokens: (B, L) int32, the start token first.
-            mask: Additive padding mask of the sources, (B, 1, 1, S).
-
-        Returns:
-            The last layer's output, (B, L, d_model), for `logits`.
+        The encoder's memory (B, S, d_model) and the additive mask (B, 1, 1, S) of its padding ->
+        the last layer's output, (B, L, d_model), for `logits`.
         """
         config, (batch, length) = self.config, tokens.shape
         # A cache with room for exactly these tokens: nothing comes before them.
@@ -498,16 +490,6 @@ class T5(CompiledModel):
         start, tables = mx.zeros(1, dtype=mx.int32), self.decoder.position_bias.tables()
         x, _ = self.decoder(self.shared(tokens), start, cache, sources, mask, tables)
         return x
-
-    def start(
-        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
-    ) -> tuple[T5Session, list[list[int]]]:
-        """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
-        device.enter_thread()
-        decoder = self.compiled  # first, as it evaluates the weights
-        encode = partial(read_sources, self, [self.decoder])
-        session = T5Session(decoder, encode, encode(prompts), width)
-        return session, session.contexts
 
 
 def quantize(model: T5, how: Quantization) -> None:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from .. import device
 from ..decoding import ModelInfo, fingerprint
-from .t5 import COMPILING, T5, CompiledModel, Decoder, Head
+from .t5 import COMPILING, T5, CompiledModel, Decoder, Encoder, Head
 from .t5_session import CompiledDecoder, SharingSession, T5Session, read_sources
 
 
@@ -68,6 +68,10 @@ class SharingDraft(CompiledModel):
         return embedding
 
     @property
+    def encoder(self) -> Encoder:
+        return self.target.encoder
+
+    @property
     def head(self) -> Head:
         return self.target.head
 
@@ -90,16 +94,6 @@ class SharingDraft(CompiledModel):
         own = fingerprint(repr(self.own), self.parameters())
         return f"{own} {self.dtype} {self.target.fingerprint}"
 
-    def start(
-        self, prompts: Sequence[Sequence[int]], *, width: int | None = None
-    ) -> tuple[T5Session, list[list[int]]]:
-        """Encode prompts and begin decoding them by the draft alone."""
-        device.enter_thread()
-        decoder = self.compiled
-        encode = partial(read_sources, self.target, [self.decoder])
-        session = T5Session(decoder, encode, encode(prompts), width)
-        return session, session.contexts
-
     def start_both(
         self, prompts: Sequence[Sequence[int]], *, width: int | None = None
     ) -> tuple[T5Session, SharingSession, list[list[int]]]:
@@ -111,10 +105,10 @@ class SharingDraft(CompiledModel):
         """
         device.enter_thread()
         target = self.target
-        decoders = target.compiled, self.compiled
+        decoder, own = target.compiled, self.compiled
         encode = partial(read_sources, target, [target.decoder, self.decoder])
-        session = T5Session(decoders[0], encode, encode(prompts), width)
-        return session, SharingSession(decoders[1], session), session.contexts
+        session = T5Session(decoder, encode, encode(prompts), width)
+        return session, SharingSession(own, session), session.contexts
 
     @property
     def compiled(self) -> CompiledDecoder:

@@ -21,12 +21,11 @@ from .cache import (
     LayerShape,
     SourceCache,
     padding_mask,
-    replace_rows,
     source_width,
 )
 
 if TYPE_CHECKING:
-    from .t5 import T5, CompiledModel, Decoder
+    from .t5 import CompiledModel, Decoder
 
 # Tokens in one pass of the encoder, padding included, unless one prompt has more. On a CPU larger
 # products gain nothing, and smaller groups have sources of more similar length, so less padding.
@@ -83,29 +82,21 @@ class T5Session:
         return self._run("argmax", tokens, vocab_size)
 
     def _run(self, output: Output, tokens: mx.array, vocab_size: int | None) -> mx.array:
-        sources = self._sources
-
-        def run(
-            tokens: mx.array, offsets: mx.array, layers: list[KeysValues]
-        ) -> tuple[mx.array, list[KeysValues]]:
-            return self._decoder.run(
-                output, vocab_size, tokens, offsets, layers, sources.view(self._layers),
-                sources.mask,
-            )  # fmt: skip
-
+        sources = self._sources.view(self._layers)
+        run = partial(
+            self._decoder.run, output, vocab_size, sources=sources, mask=self._sources.mask
+        )
         return self._cache.extend(tokens, run)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self._cache.truncate(lengths)
 
-    def encode(self, prompts: Prompts) -> list[EncodedPrompt[SourceCache]]:
+    def encode(self, prompts: Prompts) -> list[EncodedPrompt]:
         sources = self._encode(prompts)
         return [EncodedPrompt(sources, row, [self._start]) for row in range(len(prompts))]
 
-    def replace(
-        self, rows: Sequence[int], encoded: Sequence[EncodedPrompt[SourceCache]]
-    ) -> list[list[int]]:
-        replace_rows(self._sources, rows, encoded)
+    def replace(self, rows: Sequence[int], encoded: Sequence[EncodedPrompt]) -> list[list[int]]:
+        self._sources.give(rows, encoded)
         self._cache.clear(rows)
         return [list(item.context) for item in encoded]
 
@@ -125,9 +116,7 @@ class SharingSession(T5Session):
         super().__init__(decoder, lambda _: target._sources, target._sources, None)
         self._layers = slice(target._layers.stop, None)
 
-    def replace(
-        self, rows: Sequence[int], encoded: Sequence[EncodedPrompt[SourceCache]]
-    ) -> list[list[int]]:
+    def replace(self, rows: Sequence[int], encoded: Sequence[EncodedPrompt]) -> list[list[int]]:
         self._cache.clear(rows)
         return [list(item.context) for item in encoded]
 
@@ -135,7 +124,9 @@ class SharingSession(T5Session):
         self._cache.select(rows)
 
 
-def read_sources(model: T5, decoders: Sequence[Decoder], prompts: Prompts) -> SourceCache:
+def read_sources(
+    model: CompiledModel, decoders: Sequence[Decoder], prompts: Prompts
+) -> SourceCache:
     """Encode prompts for the cross-attention of decoders, those of similar length together.
 
     Past a few hundred tokens, on CPUs 128, a larger pass gains nothing, and loses by padding.
@@ -154,7 +145,9 @@ def read_sources(model: T5, decoders: Sequence[Decoder], prompts: Prompts) -> So
     return cache
 
 
-def _read_together(model: T5, decoders: Sequence[Decoder], prompts: Prompts) -> SourceCache:
+def _read_together(
+    model: CompiledModel, decoders: Sequence[Decoder], prompts: Prompts
+) -> SourceCache:
     lengths = [len(prompt) for prompt in prompts]
     longest, pad = max(lengths), model.config.pad_token_id
     tokens = mx.array([[*p, *[pad] * (longest - len(p))] for p in prompts], dtype=mx.int32)
@@ -244,5 +237,4 @@ class CompiledDecoder:
     ) -> tuple[mx.array, list[KeysValues]]:
         model, inputs = self.model, (*others, self._tables)
         x, cache = model.decoder(model.shared(tokens), *inputs)
-        head = model.logits if output == "logits" else model.argmax
-        return head(x, vocab_size), cache
+        return model.score(output, x, vocab_size), cache
