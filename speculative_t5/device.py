@@ -64,9 +64,8 @@ class _Process:
 class _Release:
     """Releases a thread's streams and compiled functions when the thread's locals are dropped.
 
-    At that time the thread may still run Python. MLX alone would release them later, when the
-    system ends the thread, and wait for the interpreter's lock: if the program ends meanwhile, the
-    process aborts ("terminate called without an active exception").
+    MLX alone would do so later, when the system ends the thread, and wait for the interpreter's
+    lock: if the program ends meanwhile, the process aborts.
     """
 
     def __init__(self) -> None:
@@ -106,10 +105,9 @@ _lock = threading.RLock()
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Enter the thread, and let one at a time use a GPU; on a CPU, threads compute side by side.
+    """Enter the thread, and let one at a time use a GPU, which gains nothing by more.
 
-    MLX's maintainers call Metal safe for threads since MLX 0.31.2, but a GPU has nothing to gain
-    from passes that are submitted side by side.
+    On a CPU, threads compute side by side.
     """
     enter_thread()  # before the lock, which a fork may leave locked
     if on_cpu():
@@ -122,10 +120,9 @@ def turn() -> Iterator[None]:
 def limit_memory() -> None:
     """Set MLX's memory limits on Metal, once and for the rest of the process.
 
-    Memory is wired up to the size that Metal recommends to use, as mlx-lm wires it, unless the user
-    has set a limit: macOS 15 and later then do not page weights out between passes. MLX keeps at
-    most an eighth of that size for reuse, or less if the user has set less; its own limit is one
-    and a half times the size.
+    Memory is wired up to the size that Metal recommends, as mlx-lm wires it, unless the user has
+    set a limit: macOS 15 and later then do not page weights out between passes. MLX keeps at most
+    an eighth of that size for reuse, or less if the user has set less.
     """
     if _Process.limited or on_cpu() or not mx.metal.is_available():
         return

@@ -36,10 +36,7 @@ class StartError(ValueError):
 
 
 def exchange(group: mx.distributed.Group, message: Message) -> list[Message]:
-    """Send a message to all processes, and return everyone's, in the order of ranks.
-
-    It waits until all have called it.
-    """
+    """Wait for all processes, and return everyone's message, in the order of ranks."""
     if group.size() == 1:
         return [message]
     own = json.dumps(dict(message)).encode()
@@ -50,38 +47,6 @@ def exchange(group: mx.distributed.Group, message: Message) -> list[Message]:
     gathered = mx.distributed.all_gather(padded[None], group=group)
     rows = cast(list[list[int]], gathered.tolist())
     return [json.loads(bytes(row[:n])) for row, n in zip(rows, sizes, strict=True)]
-
-
-def check_same(
-    group: mx.distributed.Group, facts: Mapping[str, str], own: Message | None = None
-) -> Message:
-    """Wait for all processes; refuse to go on if a fact is not the same in all of them.
-
-    Returns:
-        The first process's `own`.
-
-    Raises:
-        StartError: If so, or if one process has sent an error instead. It names the process.
-    """
-    found = exchange(group, {"facts": dict(facts), "own": own or {}})
-    for rank, message in enumerate(found):
-        if "error" in message:
-            raise StartError(f"{_name(rank, group)}: {message['error']}")
-    first = found[0]["facts"]
-    for rank, message in enumerate(found):
-        for name, value in message["facts"].items():
-            if value != first.get(name):
-                raise StartError(
-                    f"{_name(rank, group)} and process 1 differ in {name}: "
-                    f"{printable(value)}, not {printable(first.get(name, 'none'))}; "
-                    "use the same on all machines"
-                )
-    return cast(Message, found[0]["own"])
-
-
-def _name(rank: int, group: mx.distributed.Group) -> str:
-    """Return a process's name in messages; they are counted from 1."""
-    return f"process {rank + 1} of {group.size()}"
 
 
 def broadcast(array: mx.array, group: mx.distributed.Group) -> mx.array:
@@ -111,11 +76,32 @@ class ProcessGroup:
     @property
     def name(self) -> str:
         """This process's name in messages, such as "process 1 of 2"."""
-        return _name(self.group.rank(), self.group)
+        return self._name(self.group.rank())
+
+    def _name(self, rank: int) -> str:
+        return f"process {rank + 1} of {self.group.size()}"
 
     def compare(self, facts: Mapping[str, str], own: Message | None = None) -> Message:
-        """Wait for all processes, see `check_same`."""
-        return check_same(self.group, facts, own)
+        """Wait for all processes, and return the first one's `own`.
+
+        Raises:
+            StartError: If a fact is not the same in all of them, or if one has sent an error
+                instead. It names the process.
+        """
+        found = exchange(self.group, {"facts": dict(facts), "own": own or {}})
+        for rank, message in enumerate(found):
+            if "error" in message:
+                raise StartError(f"{self._name(rank)}: {message['error']}")
+        first = found[0]["facts"]
+        for rank, message in enumerate(found):
+            for name, value in message["facts"].items():
+                if value != first.get(name):
+                    raise StartError(
+                        f"{self._name(rank)} and process 1 differ in {name}: "
+                        f"{printable(value)}, not {printable(first.get(name, 'none'))}; "
+                        "use the same on all machines"
+                    )
+        return cast(Message, found[0]["own"])
 
     def start(self, facts: Mapping[str, str]) -> None:
         """Wait until all can begin; refuse to if they differ in a fact."""

@@ -17,11 +17,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return an option as an int, whichever integer type it has.
-
-    Raises:
-        ValueError: If it is not an integer, or out of its range.
-    """
+    """Return an option as an int, whichever integer type it has; refuse one out of range."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -33,11 +29,7 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
 
 
 def check_number(name: str, value: Any) -> float:
-    """Return an option as a float.
-
-    Raises:
-        ValueError: If it is not a real number, or an integer that is too large.
-    """
+    """Return an option as a float; refuse what is no real number, or an integer too large."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ValueError(f"{name} must be a number, got {value!r}")
     try:
@@ -59,7 +51,7 @@ def option(
 
     Args:
         default: Its default.
-        help: What it does, in the words of --help.
+        help: What it does.
         panel: The heading under which --help lists it.
         shown: What --help shows as its default, where that is not the value itself.
         least: Its least value, if it is a number; an integer if the option is one.
@@ -70,12 +62,9 @@ def option(
 
 
 def check_options(options: Any) -> None:
-    """Refuse numbers out of the ranges that their fields give, see `option`.
+    """Refuse values that are out of the ranges of their fields, or no numbers, see `option`.
 
     An option whose value is None was not given, and is not checked.
-
-    Raises:
-        ValueError: If there is one, or if it is no number.
     """
     for each in fields(options):
         value, least = getattr(options, each.name), each.metadata.get("least")
@@ -89,11 +78,7 @@ def check_options(options: Any) -> None:
 
 
 def check_utf8(name: str, text: str) -> None:
-    """Refuse a string with bytes that are not UTF-8, which Python passes on as surrogates.
-
-    Raises:
-        ValueError: If there is one; the message calls the string `name`.
-    """
+    """Refuse a string, called `name`, with bytes that are not UTF-8: Python's surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -104,11 +89,7 @@ def check_utf8(name: str, text: str) -> None:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Refuse a Git LFS pointer, which stands for a file that was not fetched.
-
-    Raises:
-        ValueError: If the file is one.
-    """
+    """Refuse a Git LFS pointer, which stands for a file that was not fetched."""
     with path.open("rb") as file:
         if file.read(len(_POINTER)) == _POINTER:
             raise ValueError(

@@ -19,11 +19,7 @@ PARTIAL = ".partial-"  # how the names of new files begin; processes have names 
 
 
 def lock(file: int, busy: str) -> None:
-    """Take the lock of an open file; the system releases it when the process ends, even if killed.
-
-    Raises:
-        ValueError: If another process holds it; `busy` is the message.
-    """
+    """Take the lock of an open file, until the process ends, or raise ValueError(busy)."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -65,10 +61,8 @@ def write_whole(path: str | Path, data: bytes) -> None:
 def replacing_folder(folder: Path, busy: str) -> Iterator[Path]:
     """Yield a new folder, which replaces `folder` if the body succeeds, and is removed otherwise.
 
-    What a killed process has left is cleared away. Folders above it are made.
-
-    Raises:
-        OSError: If it cannot be written, or another process holds its lock: `busy` says so.
+    What a killed process has left is cleared away. Folders above it are made. An OSError says that
+    it cannot be written, or, as `busy`, that another process holds its lock.
     """
     folder = folder.resolve()  # a link may lead to another disk
     workplace = folder.parent / f".{folder.name}.partial"
@@ -118,14 +112,8 @@ class LineFile:
     To enter it (`with`) creates, opens and locks the file, then calls `opened`. A process that was
     killed may have left a torn line at the end: `lines` yields it, and `cut` removes it.
 
-    Args:
-        name: The file.
-        busy: The message if another process is writing to it.
-        special: Whether it is a pipe, a device or, as "-", standard output, which are not created,
-            locked or cut.
-
-    Raises:
-        ValueError: When it is entered, if another process is writing to it.
+    `busy` is the message of the ValueError if another process is writing to it. A pipe, a device
+    or, as "-", standard output are `special`: they are not created, locked or cut.
     """
 
     def __init__(self, name: str | Path, busy: str, *, special: bool = False) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -32,19 +33,21 @@ CPU_CFS = Path("/sys/fs/cgroup/cpu")
 
 
 def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
-    """Load our products and OpenBLAS ahead of MLX, on Linux.
+    """Load our products, if they were built, and OpenBLAS ahead of MLX, on Linux.
 
-    Returns:
-        Our products, if they were built; and for each part what was loaded, or why it was not.
+    Returned are the products, and for each part what was loaded, or why it was not.
     """
     if not sys.platform.startswith("linux"):
         return None, {}
     if os.environ.get(SWITCH) == "0":
         return None, dict.fromkeys(PARTS, f"switched off by {SWITCH}=0")
     mode = ctypes.RTLD_LOCAL if "mlx.core" in sys.modules else ctypes.RTLD_GLOBAL
-    products, missing = load_products(mode)
-    if products is None:
-        return None, {"products": missing, "OpenBLAS": _load_plain_openblas(mode)}
+    products, missing = _load(FOLDER.glob(f"_products{EXTENSION_SUFFIXES[0]}"), mode)
+    if products is None:  # MLX calls a copy of OpenBLAS by BLAS's usual names
+        openblas, found = _load(FOLDER.glob("_openblas.so"), mode)
+        if openblas:
+            openblas.scipy_openblas_set_num_threads(num_threads())
+        return None, {"products": missing, "OpenBLAS": found}
     openblas, found = load_openblas()
     address, shared = None, False
     if openblas:
@@ -57,11 +60,6 @@ def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
     return products, {"products": f"loaded, {level}", "OpenBLAS": found}
 
 
-def load_products(mode: int) -> tuple[ctypes.CDLL | None, str]:
-    """Load the library built from cpu/native/*.c; return None and the reason if that fails."""
-    return _load(next(FOLDER.glob(f"_products{EXTENSION_SUFFIXES[0]}"), None), mode)
-
-
 def load_openblas() -> tuple[ctypes.CDLL | None, str]:
     """Load the OpenBLAS of scipy-openblas32, whose names have a prefix; None and why if not."""
     spec = find_spec("scipy_openblas32")
@@ -69,18 +67,11 @@ def load_openblas() -> tuple[ctypes.CDLL | None, str]:
     if not folders:
         return None, "not installed: pip install scipy-openblas32"
     libraries = Path(next(iter(folders)), "lib").glob("libscipy_openblas*.so*")
-    return _load(next(libraries, None), ctypes.RTLD_LOCAL)
+    return _load(libraries, ctypes.RTLD_LOCAL)
 
 
-def _load_plain_openblas(mode: int) -> str:
-    """Load the copy of OpenBLAS that MLX calls by BLAS's usual names; return its state."""
-    openblas, found = _load(next(FOLDER.glob("_openblas.so"), None), mode)
-    if openblas:
-        openblas.scipy_openblas_set_num_threads(num_threads())
-    return found
-
-
-def _load(path: Path | None, mode: int) -> tuple[ctypes.CDLL | None, str]:
+def _load(found: Iterator[Path], mode: int) -> tuple[ctypes.CDLL | None, str]:
+    path = next(found, None)
     if path is None:
         return None, "not built"
     try:
@@ -93,8 +84,7 @@ def num_threads() -> int:
     """Return the number of threads to compute with.
 
     It is the environment's, as OpenBLAS reads it, or else the number of processors that this
-    process may run on, but no more than its share of time: in a container limited to two processors
-    of many, threads for all would wait for each other.
+    process may run on, but no more than its share of time (of a container limited to a few).
     """
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         value = os.environ.get(name, "")
@@ -129,8 +119,7 @@ products, _blas = load_blas()
 def load_layers() -> tuple[Any, str]:
     """Load the layers as operations of MLX's graphs (native/blocks.cpp).
 
-    Returns:
-        The extension or None, and its state: "loaded", or why it was not.
+    Returned are the extension or None, and its state: "loaded", or why it was not.
     """
     if products is None:
         return None, _blas.get("layers", "not loaded: they need the products")

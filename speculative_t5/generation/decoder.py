@@ -17,7 +17,7 @@ from .. import __version__, decoding
 from ..checkpoints import ModelFolder, as_dtype, dtype_name, load, locate, named_draft
 from ..decoding import FixedSchedule, Indexed, LanguageModel, Plan, Request, Round, RowOptions
 from ..device import default_dtype
-from ..distributed import check_same
+from ..distributed import ProcessGroup
 from ..documents import rewrite
 from ..errors import check_integer
 from ..models import SharingDraft
@@ -176,7 +176,7 @@ class SpeculativeDecoder:
         if implied := draft is ...:
             draft = named_draft(locate(model))
         if group is not None:
-            check_same(group, process_facts(model, draft, dtype=dtype, **options))
+            ProcessGroup(group).compare(process_facts(model, draft, dtype=dtype, **options))
         target, tokenizer = load(model, dtype=dtype, group=group)
         small: LanguageModel | Literal["lookup"] | None = None
         if draft == "lookup":
@@ -446,7 +446,7 @@ def process_facts(
     dtype: mx.Dtype | str | None = None,
     **options: object,
 ) -> dict[str, str]:
-    """Return the facts that must be the same in all processes, see `check_same`."""
+    """Return the facts that must be the same in all processes, see `ProcessGroup.compare`."""
     facts = {"the version of speculative_t5": __version__, "the version of MLX": version("mlx")}
     facts["the type to compute in"] = dtype_name(as_dtype(dtype) or default_dtype())
     for role, name in (("the target", model), ("the draft", draft)):

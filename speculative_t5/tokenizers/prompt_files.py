@@ -8,7 +8,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -54,7 +54,7 @@ class Line:
 
     number: int  # counted from 1 in the whole file, also in a shard
     id: str | int  # the record's own id, or the number
-    prompt: str | None  # None if the line has none
+    prompt: str | None = None  # None if the line has none
     error: str | None = None  # why the line cannot be used
     completion: str | None = None  # an output that the record gives, where one was asked for
     columns: Mapping[str, Any] | None = None  # all fields but id and prompt; None if not JSON
@@ -111,57 +111,66 @@ def read_lines(
             if not whole:
                 break
         if number in shard:
-            yield replace(_read_line(number, raw, form, field, completion), size=len(raw))
+            found: dict[str, Any] = {"number": number, "id": number, "size": len(raw)}
+            try:
+                _read_line(raw, form, field, completion, found)
+            except ValueError as error:
+                found["error"] = str(error)
+            yield Line(**found)
 
 
-def _read_line(number: int, raw: bytes, form: Format, field: str, completion: str | None) -> Line:
+def _read_line(
+    raw: bytes, form: Format, field: str, completion: str | None, found: dict[str, Any]
+) -> None:
+    """Put what is in a line into the attributes of its `Line`."""
     if len(raw) > MAX_LINE:
-        return Line(
-            number, number, None, f"longer than {MAX_LINE // 2**20} MiB: split it into several"
-        )
+        raise ValueError(f"longer than {MAX_LINE // 2**20} MiB: split it into several")
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-    if number == 1:
+    if found["number"] == 1:
         raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        return Line(number, number, None, not_utf8(error))
+        raise ValueError(not_utf8(error)) from error
     if form == "text":
-        return Line(number, number, text, None if text.strip() else EMPTY)
-    return _read_json(number, text, field, completion)
-
-
-def _read_json(number: int, text: str, field: str, completion: str | None) -> Line:
+        found["prompt"] = text
     if not text.strip():
-        return Line(number, number, None, EMPTY)
+        raise ValueError(EMPTY)
+    if form == "jsonl":
+        _read_json(text, field, completion, found)
+
+
+def _read_json(text: str, field: str, completion: str | None, found: dict[str, Any]) -> None:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Line(number, number, None, f"not JSON: {_fault(error)}; {ONE_OBJECT}")
+        fault = first_line(error)
+        if isinstance(error, json.JSONDecodeError):
+            fault = f"{error.msg.rstrip(': ').removesuffix(' at')} at character {error.pos + 1}"
+        raise ValueError(f"not JSON: {fault}; {ONE_OBJECT}") from error
     if not isinstance(record, dict):
-        return Line(number, number, None, f"not a JSON object but {_kind(record)}; {ONE_OBJECT}")
+        raise ValueError(f"not a JSON object but {_kind(record)}; {ONE_OBJECT}")
     if _is_deeper(record, MAX_DEPTH):
-        wrong = f"nested more than {MAX_DEPTH} deep: leave out what is"
-        return Line(number, number, None, wrong)
-    columns = {name: value for name, value in record.items() if name not in ("id", field)}
-    line, own = Line(number, number, None, columns=columns), record.get("id")
+        raise ValueError(f"nested more than {MAX_DEPTH} deep: leave out what is")
+    found["columns"] = {key: value for key, value in record.items() if key not in ("id", field)}
+    own = record.get("id")
     if type(own) is int or (isinstance(own, str) and _encodable(own)):
-        line = replace(line, id=own)
+        found["id"] = own
     elif own is not None:
         kind = HALF if isinstance(own, str) else _kind(own)
-        return replace(line, error=f"'id' is {kind}, expected a string or an integer")
+        raise ValueError(f"'id' is {kind}, expected a string or an integer")
     if field not in record:
         names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
-        wrong = f"no field {field!r} (found: {names}): give the prompt's field with --field"
-        return replace(line, error=wrong)
-    prompt, output = record[field], record.get(completion)
-    odd = _not_text(field, prompt)
-    if odd is None and completion is not None and output is not None:
-        odd = _not_text(completion, output)
-    if odd is not None:
-        return replace(line, error=odd)
-    empty = None if prompt.strip() else f"{field!r} is empty, expected a prompt"
-    return replace(line, prompt=prompt, error=empty, completion=output)
+        raise ValueError(
+            f"no field {field!r} (found: {names}): give the prompt's field with --field"
+        )
+    _check_text(field, record[field])
+    output = record.get(completion)
+    if completion is not None and output is not None:
+        _check_text(completion, output)
+    found |= {"prompt": record[field], "completion": output}
+    if not record[field].strip():
+        raise ValueError(f"{field!r} is empty, expected a prompt")
 
 
 def _is_deeper(value: object, most: int) -> bool:
@@ -172,18 +181,11 @@ def _is_deeper(value: object, most: int) -> bool:
     return most == 0 or any(_is_deeper(each, most - 1) for each in inner)
 
 
-def _fault(error: ValueError | RecursionError) -> str:
-    """Return what is wrong with a line of JSON, and where in it."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg.rstrip(': ').removesuffix(' at')} at character {error.pos + 1}"
-    return first_line(error)
-
-
-def _not_text(field: str, value: object) -> str | None:
-    """Say how the value of a field is not text; None if it is."""
+def _check_text(field: str, value: object) -> None:
     if not isinstance(value, str):
-        return f"{field!r} is {_kind(value)}, expected a string"
-    return None if _encodable(value) else f"{field!r} holds {HALF}, expected text"
+        raise ValueError(f"{field!r} is {_kind(value)}, expected a string")
+    if not _encodable(value):
+        raise ValueError(f"{field!r} holds {HALF}, expected text")
 
 
 def _encodable(text: str) -> bool:

@@ -19,11 +19,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class PromptTooLong(ValueError):
-    """A prompt has more tokens than the model reads.
-
-    Attributes:
-        found: What is wrong, without what to do about it.
-    """
+    """A prompt has more tokens than the model reads; `found` says so without any advice."""
 
     def __init__(self, found: str, advice: str) -> None:
         super().__init__(f"{found}: {advice}")
@@ -201,13 +197,10 @@ def keep_end(ids: list[int], limit: int, special: Collection[int]) -> list[int]:
 
 
 def _parts(prompt: object) -> list[object]:
-    parts: list[object] | None = None
     if not isinstance(prompt, bytes | bytearray | Mapping):
         with contextlib.suppress(TypeError):  # raised for a number, which has no parts
-            parts = list(cast(Iterable[object], prompt))
-    if parts is None:
-        raise _no_prompt(_describe(prompt))
-    return parts
+            return list(cast(Iterable[object], prompt))
+    raise _no_prompt(_describe(prompt))
 
 
 def _as_ids(parts: list[object]) -> list[int]:

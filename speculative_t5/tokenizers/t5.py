@@ -6,29 +6,22 @@ are imported where a tokenizer of their kind is made.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..decoding import Vocabulary
 from ..errors import first_line
 from ..models import T5Config
-from .base import Tokenizer, as_vocabulary, refuse_pointers
+from .base import as_vocabulary, refuse_pointers
 
 AGAIN = "download or copy it again"  # ends the messages about damaged files
 REPLACE = "copy the tokenizer that belongs to the model there"
 SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,4})>")
 MAX_SENTINELS = 10_000  # more than any model has, and few enough to list
-
-
-class T5Tokenizer(Tokenizer, Protocol):
-    """A tokenizer of the T5 family."""
-
-    @property
-    def eos_token_id(self) -> int:
-        """The id at the end of every text."""
 
 
 def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
@@ -40,7 +33,19 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
     Raises:
         ValueError: If the folder has none of them, the file cannot be read, or it does not fit.
     """
-    tokenizer = _find_tokenizer(folder)
+    refuse_pointers(folder)
+    tokenizer: T5Tokenizer
+    if (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file():
+        tokenizer = SentencePieceTokenizer(folder)
+    elif (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
+        tokenizer = JSONTokenizer(folder)
+    elif has_tokenizer(folder):
+        tokenizer = ByteTokenizer(folder)
+    else:
+        raise ValueError(
+            f"no tokenizer in {folder}: expected spiece.model or tokenizer.json; "
+            "copy it there from the model that this one was tuned from"
+        )
     if config is None:
         return tokenizer
     vocabulary, end = tokenizer.vocabulary, tokenizer.eos_token_id
@@ -59,26 +64,23 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
     return tokenizer
 
 
-def _find_tokenizer(folder: Path) -> T5Tokenizer:
-    refuse_pointers(folder)
-    if (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file():
-        return SentencePieceTokenizer(folder)
-    if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
-        return JSONTokenizer(folder)
-    if has_tokenizer(folder):
-        return ByteTokenizer(folder)
-    raise ValueError(
-        f"no tokenizer in {folder}: expected spiece.model or tokenizer.json; "
-        "copy it there from the model that this one was tuned from"
-    )
-
-
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder seems to hold a T5's tokenizer; the files of pieces are not opened."""
     files = ("spiece.model", "tokenizer.json", "vocab.json")
     return any((folder / name).is_file() for name in files) or (
         read_settings(folder).get("tokenizer_class") == "ByT5Tokenizer"
     )
+
+
+@contextlib.contextmanager
+def _reading(path: Path, kind: str) -> Iterator[None]:
+    """Say of a file that cannot be read that it is not of its kind."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the libraries raise several types; panics are no Exception
+        raise ValueError(f"{path} is not {kind}: {first_line(error)}; {AGAIN}") from error
 
 
 class ByteTokenizer:
@@ -137,7 +139,7 @@ class SentencePieceTokenizer:
 
         path, settings = folder / "spiece.model", read_settings(folder)
         self._normalizer: Any = None
-        try:
+        with _reading(path, "a SentencePiece model"):
             stored = path.read_bytes()
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=stored)
             self._names = [self._pieces.id_to_piece(i) for i in range(len(self._pieces))]
@@ -148,12 +150,6 @@ class SentencePieceTokenizer:
                 self._normalizer = Precompiled(charsmap)
                 # The last of two such fields counts: an empty one.
                 self._pieces.load_from_serialized_proto(stored + b"\x1a\x02\x12\x00")
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # the libraries raise several types; panics are no Exception
-            raise ValueError(
-                f"{path} is not a SentencePiece model: {first_line(error)}; {AGAIN}"
-            ) from error
         self.eos_token_id = int(self._pieces.eos_id())
         self.unknown_id = int(self._pieces.unk_id())
         added, special = self._find_added(folder, settings)
@@ -247,15 +243,15 @@ class JSONTokenizer:
 
     def __init__(self, folder: Path) -> None:
         settings = read_settings(folder)
+        defaults = {"pad": "<pad>", "eos": "</s>", "bos": "<s>", "unk": "<unk>"}
         names = {
             role: _token_text(settings.get(f"{role}_token")) or default
-            for role, default in (("pad", "<pad>"), ("eos", "</s>"), ("bos", "<s>"))
+            for role, default in defaults.items()
         }
-        unknown = _token_text(settings.get("unk_token")) or "<unk>"
         path = folder / "tokenizer.json"
         if not path.exists():
             path = folder / "vocab.json"
-        try:
+        with _reading(path, "a tokenizer"):
             import tokenizers
 
             self._backend: Any = (
@@ -263,10 +259,6 @@ class JSONTokenizer:
                 if path.name == "vocab.json"
                 else tokenizers.Tokenizer.from_file(str(path))
             )
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # it raises no narrower type; panics are no Exception
-            raise ValueError(f"{path} is not a tokenizer: {first_line(error)}; {AGAIN}") from error
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
@@ -277,10 +269,10 @@ class JSONTokenizer:
                 "name the one it has as eos_token in tokenizer_config.json"
             )
         self.eos_token_id: int = found["eos"]
-        self.unknown_id: int | None = self._backend.token_to_id(unknown)
+        self.unknown_id: int | None = found.pop("unk")
         added = self._backend.get_added_tokens_decoder()
-        control = {token for token in found.values() if token is not None}
-        special = control | {i for i, token in added.items() if token.special}
+        special = {i for i, token in added.items() if token.special}
+        special |= {token for token in found.values() if token is not None}
         self._shown = {  # of the added tokens
             i for i, token in added.items() if i not in special or SENTINEL.fullmatch(token.content)
         }
@@ -300,6 +292,9 @@ class JSONTokenizer:
             if token not in self._hidden:
                 shown.append(token)
         return str(self._backend.decode(shown, skip_special_tokens=False))
+
+
+T5Tokenizer = ByteTokenizer | SentencePieceTokenizer | JSONTokenizer
 
 
 def _read_bpe(folder: Path, settings: Mapping[str, Any]) -> Any:
@@ -337,10 +332,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
+    with _reading(path, "JSON"):
         read = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {first_line(error)}; {AGAIN}") from error
     return read if isinstance(read, dict) else {}
 
 
