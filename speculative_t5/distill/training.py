@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..decoding import Sampler, argmax
 from ..errors import check_integer, check_number, check_options, option
 from ..files import replacing
-from ..models import T5, SharingDraft, additive
+from ..models import T5, SharingDraft, additive, plain_weight
 from .labels import Label, LabelBatch, batches, group, make_batch
 
 LossName = Literal["ce", "kl", "ce+kl", "tv", "lk"]
@@ -264,12 +264,8 @@ def at_positions(x: mx.array, batch: LabelBatch) -> mx.array:
 
 def output_weight(draft: SharingDraft) -> mx.array:
     """Return the target's output matrix for the ids that the draft may propose, (V, d) float32."""
-    output, size = draft.target.output, draft.draft_vocab or draft.info.vocab_size
-    if hasattr(output, "scales"):
-        parts = (output.weight[:size], output.scales[:size], output.biases[:size])
-        return mx.dequantize(*parts, output.group_size, output.bits).astype(mx.float32)
-    weight: mx.array = output.weight[:size].astype(mx.float32)
-    return weight
+    size = draft.draft_vocab or draft.info.vocab_size
+    return plain_weight(draft.target.output, slice(size)).astype(mx.float32)
 
 
 class Agreement:

@@ -29,6 +29,6 @@ from .t5 import (
     SelfAttention,
     position_biases,
 )
-from .t5_draft import SharingConfig, SharingDraft, copy_layers
+from .t5_draft import SharingConfig, SharingDraft, copy_layers, plain_weight
 from .t5_parallel import parts_of, shard, split_of
 from .weight_sample import is_sample, same_weights, sample_weights

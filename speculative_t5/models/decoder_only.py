@@ -158,7 +158,6 @@ class _Layer:
         buffers: Keys and values (B, H, C, D), those that this pass added among them.
 
     Args:
-        buffers: As before the pass.
         offsets: What `KVCache.reserve` returned.
         lengths: Positions of each row that count so far.
         count: Number of new tokens, L.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,17 +18,11 @@ from .t5_session import CompiledDecoder, SharingSession, T5Session, read_sources
 
 @dataclass(frozen=True)
 class SharingConfig:
-    """The sizes of a sharing draft's own part, and the ids that it may propose.
-
-    Attributes:
-        num_decoder_layers: Depth of its decoder.
-        d_ff: Width of its feed-forward layers; all other sizes are the target's.
-        draft_vocab: It proposes only ids below this; None for all.
-    """
+    """The sizes of a sharing draft's own part, and the ids that it may propose."""
 
     num_decoder_layers: int
-    d_ff: int
-    draft_vocab: int | None = None
+    d_ff: int  # all other sizes are the target's
+    draft_vocab: int | None = None  # it proposes only ids below this; None for all
 
 
 class SharingDraft(CompiledModel):
@@ -131,7 +126,8 @@ def copy_layers(draft: SharingDraft) -> None:
     last = len(target.layers) - 1
     chosen = [round(i * last / (depth - 1)) for i in range(depth)] if depth > 1 else [last]
     for layer, number in zip(draft.decoder.layers, chosen, strict=True):
-        weights = dict(_plain_weights(target.layers[number]))
+        modules = target.layers[number].named_modules()
+        weights = {f"{name}.weight": plain_weight(m) for name, m in modules if "weight" in m}
         layer.load_weights([*_narrowed(weights, config.d_ff, gated=config.gated).items()])
     draft.decoder.norm.weight = target.norm.weight
     bias = target.position_bias
@@ -154,15 +150,10 @@ def _narrowed(weights: dict[str, mx.array], d_ff: int, *, gated: bool) -> dict[s
     return weights | narrow
 
 
-def _plain_weights(layer: nn.Module) -> list[tuple[str, mx.array]]:
-    """Return a layer's weights by name, dequantized."""
-    weights = []
-    for name, module in layer.named_modules():
-        if isinstance(module, nn.QuantizedLinear):
-            plain = mx.dequantize(
-                module.weight, module.scales, module.biases, module.group_size, module.bits
-            )
-            weights.append((f"{name}.weight", plain))
-        elif "weight" in module:
-            weights.append((f"{name}.weight", module.weight))
-    return weights
+def plain_weight(module: nn.Module, rows: Any = slice(None)) -> mx.array:
+    """Return a module's weight, or some rows of it, dequantized."""
+    weight: mx.array = module.weight[rows]
+    if "scales" in module:
+        scales, biases = module.scales[rows], module.biases[rows]
+        weight = mx.dequantize(weight, scales, biases, module.group_size, module.bits)
+    return weight

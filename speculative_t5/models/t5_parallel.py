@@ -58,27 +58,21 @@ def parts_of(
 
 
 def check_divisible(config: T5Config, size: int) -> None:
-    """Refuse to split a model of this shape among `size` processes if something does not divide.
-
-    Raises:
-        ValueError: If so; it names the size that is in the way.
-    """
+    """Refuse to split a model of this shape among `size` processes if something does not divide."""
     for name in ("num_heads", "d_ff"):
         if getattr(config, name) % size:
             raise ValueError(
                 f"{name} is {getattr(config, name)}, which {size} processes cannot share evenly: "
                 "use a number of processes that divides it"
             )
-    how = config.quantization
-    if how is None:
+    if config.quantization is None:
         return
-    for name, width in (
-        ("d_ff", config.d_ff),
-        ("num_heads * d_kv", config.num_heads * config.d_kv),
-    ):
-        if width % how.group_size == 0 and width // size % how.group_size:
+    group = config.quantization.group_size
+    widths = {"d_ff": config.d_ff, "num_heads * d_kv": config.num_heads * config.d_kv}
+    for name, width in widths.items():
+        if width % group == 0 and width // size % group:
             raise ValueError(
-                f"{name} is {width}, quantized in groups of {how.group_size}, which {size} "
+                f"{name} is {width}, quantized in groups of {group}, which {size} "
                 "processes cannot share evenly: use fewer processes, or quantize in smaller groups"
             )
 
@@ -91,8 +85,7 @@ def shard(model: T5, group: mx.distributed.Group) -> None:
     machines only. Weights that are loaded later have to be parts, as `checkpoints.load` reads them.
 
     Raises:
-        ValueError: If the processes cannot share heads, units or groups of quantized weights
-            evenly.
+        ValueError: If the processes cannot share heads, units or groups of weights evenly.
     """
     if model.num_processes > 1:
         raise ValueError(

@@ -11,6 +11,7 @@ import mlx.nn as nn
 import numpy as np
 
 from .t5 import T5
+from .t5_draft import plain_weight
 from .t5_parallel import split_of
 
 PLACES = 4  # of each weight
@@ -62,25 +63,21 @@ def is_sample(text: object) -> bool:
 
 def _elements(name: str, module: nn.Module) -> tuple[tuple[int, ...], mx.array, mx.array]:
     """Return a weight's shape, `PLACES` of its elements, and their quantization's step, ()."""
-    weight = cast(mx.array, module.weight)
     scales = cast(mx.array | None, module.get("scales"))
-    shape = tuple(weight.shape)
+    shape: tuple[int, ...] = module.weight.shape
     if scales is not None:
         shape = len(scales), scales.shape[1] * module.group_size
     digest = hashlib.sha256(name.encode()).digest()
     places = [int.from_bytes(digest[4 * i : 4 * i + 4], "big") for i in range(PLACES)]
     columns = mx.array([place % shape[-1] for place in places])
     if len(shape) == 1:
-        return shape, weight[columns].astype(mx.float32), mx.zeros(())
+        return shape, module.weight[columns].astype(mx.float32), mx.zeros(())
     rows = mx.array([place // shape[1] % shape[0] for place in places])
-    if scales is None:
-        return shape, weight[rows, columns].astype(mx.float32), mx.zeros(())
-    whole = mx.dequantize(
-        weight[rows], scales[rows], module.biases[rows], module.group_size, module.bits
-    )
-    step = mx.max(mx.abs(scales[rows, columns // module.group_size]))
-    elements = mx.take_along_axis(whole, columns[:, None], axis=1)[:, 0]
-    return shape, elements.astype(mx.float32), step.astype(mx.float32)
+    elements = mx.take_along_axis(plain_weight(module, rows), columns[:, None], axis=1)[:, 0]
+    step = mx.zeros(())
+    if scales is not None:
+        step = mx.max(mx.abs(scales[rows, columns // module.group_size])).astype(mx.float32)
+    return shape, elements.astype(mx.float32), step
 
 
 def _parts(sample: str) -> tuple[str, np.ndarray]:
