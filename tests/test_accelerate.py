@@ -280,14 +280,6 @@ def test_half_precision_and_quantized_models_run_without_the_layers() -> None:
     assert "FeedForward" not in operations(fast(*SCORED))
 
 
-@needs_layers
-def test_one_mask_serves_all_rows() -> None:
-    _, model = pair("relu")
-    source, target = mx.array([SOURCES[1]] * 2), mx.array(TARGET[:2])
-    masked = model(source, target, encoder_mask=mx.arange(source.shape[1])[None] < 20)
-    assert difference(masked, model(source[:, :20], target)) < 2e-5
-
-
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_softmax_of_many_scores_matches_numpy(scale: float) -> None:
     scores = RNG.normal(size=(2, 8, 5, 300)).astype(np.float32) * scale

@@ -20,7 +20,7 @@ WITHOUT_A_MESSAGE = {  # of their own
     "AttributeError", "TypeError", "KeyboardInterrupt", "Exit", "Busy", "WrongPrompt",
     "PromptTooLong",
 }  # fmt: skip
-NOTES = {"note", "fail", "Line"}  # show or keep a line
+NOTES = {"note", "fail"}  # show a line
 MOST = 300  # characters of a message's own
 
 # What need not say what to do: by a part of its file's path, or by its text.
@@ -66,7 +66,7 @@ def messages(source: str) -> Iterator[tuple[int, str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             kind = name_of(node.func)
-            if kind in ERRORS | NOTES and (kind != "Line" or len(node.args) > 3):
+            if kind in ERRORS | NOTES:
                 yield node.lineno, kind, text_of(node.args[0 if kind == "fail" else -1], known)
         elif isinstance(node, ast.Raise) and node.exc is not None:
             raised = name_of(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
@@ -132,7 +132,6 @@ def test_most_messages_are_found_and_no_exception_is_left_over() -> None:
         (f"note('{'x' * 301}')", "more than 300 characters"),
         ("note('Done')", "starts with a capital"),
         ("fail('interrupted.', 130)", "without a full stop"),
-        ("Line(1, 2, None, 'Empty')", "starts with a capital"),
         ("raise LookupError('nothing')", "no command turns it into one line"),
     ],
 )

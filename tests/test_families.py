@@ -40,27 +40,33 @@ def reference_logits(model: Any) -> np.ndarray:
 
 def assert_parity(folder: Path, expected: np.ndarray) -> None:
     model, _ = load(folder, dtype=mx.float32)
-    mask = mx.ones((2, 8), dtype=mx.bool_)
-    assert_close(model(mx.array(SOURCE), mx.array(TARGET), encoder_mask=mask), expected)
+    assert_close(model(mx.array(SOURCE), mx.array(TARGET)), expected)
+
+
+GATED = "T5 v1.1 (as flan-t5, coedit)"
+SHOWN = {  # mt5's vocabulary is too small here to tell it by
+    "t5": "T5 v1.0", "t5_v1_1": GATED, "flan_t5": GATED, "flan_ul2": GATED, "coedit": GATED,
+    "mt5": GATED,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_checkpoints_match_transformers(name: str, form: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
-    expected = reference_logits(write_family(source, name, form))
+    reference = write_family(source, name, form)
+    expected = reference_logits(reference)
     assert len(list(source.glob("*-of-*"))) > 1 or "shards" not in form
+    found = inspect(str(source))
+    assert found.family == SHOWN.get(name, name)
+    assert found.num_parameters == sum(p.numel() for p in reference.parameters())
+    assert found.stored == ("float32",)
     assert_parity(source, expected)
-    assert_parity(convert(str(source), tmp_path / "out"), expected)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_speculation_gives_the_plain_output(name: str, tmp_path: Path) -> None:
-    write_family(tmp_path, name)
-    decoder = SpeculativeDecoder.from_pretrained(tmp_path, tmp_path, num_draft=3, dtype=mx.float32)
+    folder = convert(str(source), tmp_path / "out")
+    assert_parity(folder, expected)
+    decoder = SpeculativeDecoder.from_pretrained(folder, folder, num_draft=3, dtype=mx.float32)
     prompts = ["The old man sat on the bench.", "A dog."]
-    found = decoder.generate_batch(prompts, max_tokens=20)
-    for prompt, out in zip(prompts, found, strict=True):
-        alone = decoder.generate(prompt, max_tokens=20, speculative=False)
+    plain = decoder.generate_batch(prompts, max_tokens=20, speculative=False)
+    for out, alone in zip(decoder.generate_batch(prompts, max_tokens=20), plain, strict=True):
         assert out.tokens == alone.tokens and out.text == alone.text
 
 
@@ -81,14 +87,3 @@ def test_an_old_umt5_is_not_scaled(tmp_path: Path) -> None:
     path.write_text(json.dumps(raw | {"tie_word_embeddings": False}))
     expected = reference_logits(model) * (model.config.d_model**0.5 if scaled else 1)
     assert_parity(convert(str(tmp_path / "source"), tmp_path / "out"), expected)
-
-
-@pytest.mark.parametrize("name", ["t5", "flan_t5", "madlad400", "umt5", "byt5", "codet5"])
-def test_families_are_recognized(name: str, tmp_path: Path) -> None:
-    model = write_family(tmp_path, name)
-    found = inspect(str(tmp_path))
-    others = {"t5": "T5 v1.0", "flan_t5": "T5 v1.1 (as flan-t5, coedit)"}
-    assert found.family == others.get(name, name)
-    assert found.num_parameters == sum(p.numel() for p in model.parameters())
-    assert found.stored == ("float32",)
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] in ("t5", "umt5")

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 def accelerate(model: T5 | SharingDraft) -> None:
     """Swap a model's modules for faster ones where MLX computes on a CPU.
 
-    To be called before the first generation, or followed by `model.recompile()`. Every CPU gets
-    `layers.attend`; the fused stacks need the C parts. Parameters keep their names, and outputs
-    stay within float32 rounding. Layers that are quantized or wrapped, now or later, are run as
-    they are. MLX cannot differentiate the fused operations.
+    To be called before the first generation, or followed by `model.recompile()`. Parameters keep
+    their names, and outputs stay within float32 rounding. Layers that are quantized or wrapped, now
+    or later, are run as they are. MLX cannot differentiate the fused operations.
     """
     import mlx.nn as nn
 

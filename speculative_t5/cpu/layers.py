@@ -1,9 +1,8 @@
 """T5's stacks with each layer as two or three operations of MLX's graphs (native/blocks.cpp).
 
-A layer takes about forty of MLX's own operations, whose overhead of some microseconds each
-dominates in small models. The stacks adopt the modules of the plain ones, and run a layer's own
-code where it is not a plain float32 one. The biases for that cost nothing where no layer uses them,
-as MLX is lazy.
+A layer takes about forty of MLX's own operations, whose overhead dominates in small models. The
+stacks adopt the modules of the plain ones, and run a layer's own code where it is not a plain
+float32 one. The biases for that cost nothing where no layer uses them, as MLX is lazy.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from ..models import (
     EncoderLayer,
     FeedForward,
     Head,
+    HeadOutput,
     KeysValues,
     SelfAttention,
     position_biases,
 )
-from ..models.t5_session import Output
 from .libraries import load_layers
 
 library, _ = load_layers()  # native/blocks.cpp
@@ -127,7 +126,7 @@ class FusedHead(Head):
     """The last normalization and the output's product in one operation."""
 
     def __call__(
-        self, kind: Output, x: mx.array, norm: nn.Module, output: nn.Module, size: int
+        self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
     ) -> mx.array:
         if not (_is_plain(norm) and _is_plain(output) and _usable(x)):
             return super().__call__(kind, x, norm, output, size)
@@ -209,9 +208,9 @@ def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.a
 def softmax(scores: mx.array) -> mx.array:
     """Softmax of scores (B, H, L, T) over T.
 
-    MLX's own takes 15 ns per element on a CPU. For many elements several vectorized kernels are
-    faster: 2**t is composed of an exponent and a polynomial. The choice does not depend on L: a
-    pass over several tokens has to round as passes over single tokens do.
+    For many elements several vectorized kernels are faster than MLX's own on a CPU: 2**t is
+    composed of an exponent and a polynomial. The choice does not depend on L: a pass over several
+    tokens has to round as passes over single tokens do.
     """
     _, num_heads, _, num_keys = scores.shape
     if scores.dtype != mx.float32 or num_heads * num_keys < MANY_SCORES:

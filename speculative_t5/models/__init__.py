@@ -31,4 +31,5 @@ from .t5 import (
 )
 from .t5_draft import SharingConfig, SharingDraft, copy_layers, plain_weight
 from .t5_parallel import parts_of, shard, split_of
+from .t5_session import HeadOutput
 from .weight_sample import is_sample, same_weights, sample_weights

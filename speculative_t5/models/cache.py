@@ -97,15 +97,10 @@ class Buffers:
 
 
 class KVCache(Buffers):
-    """Self-attention's keys and values.
+    """Self-attention's keys and values, made with a shape for each layer and empty rows.
 
     Rewinding moves a row's length and leaves the buffers alone: the next step overwrites what lies
-    beyond.
-
-    Args:
-        shapes: One for each layer.
-        batch: Number of rows, all empty.
-        width: See `extend`; None for passes of any length.
+    beyond. `width` is that of passes, see `extend`; None for passes of any length.
     """
 
     def __init__(self, shapes: Sequence[LayerShape], batch: int, width: int | None = None) -> None:
@@ -125,10 +120,8 @@ class KVCache(Buffers):
     def reserve(self, num_tokens: int) -> mx.array:
         """Make room for `num_tokens` more positions in every row, and give back unused room.
 
-        MLX does not check the bounds of a slice update: every `write` needs this before it.
-
-        Returns:
-            Offsets to `write` to: each row's length, (B,) int32, or (1,) if all are the same.
+        Every `write` needs this before it, as MLX does not check the bounds. It returns offsets to
+        write to: each row's length, (B,) int32, or (1,) if all are the same.
         """
         self.fit(max(self.lengths) + num_tokens)
         same = min(self.lengths) == max(self.lengths)

@@ -91,7 +91,7 @@ def read_size(raw: Mapping[str, Any], name: str) -> int:
 
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 
-# `architectures` in config.json: all others lack a decoder, or have another head on it.
+# All others lack a decoder, or have another head on it.
 ARCHITECTURES = tuple(
     f"{prefix}{kind}"
     for kind in ("ForConditionalGeneration", "WithLMHeadModel", "Model")

@@ -38,12 +38,9 @@ class DecoderOnlyModel:
 
     Args:
         model: Called with tokens (B, L) and a cache for each layer; returns logits (B, L, V).
+            Refused if its own cache cannot be rewound, or it cannot read rows of different lengths.
         eos_token_id: The id that ends an output, as do `extra_eos_ids`.
         max_context: Largest number of tokens of prompt and output together; None for no limit.
-
-    Raises:
-        ValueError: If the model's own cache cannot be rewound, or it cannot read rows of different
-            lengths.
     """
 
     def __init__(
@@ -275,8 +272,8 @@ def check_cache(model: nn.Module) -> None:
 class ClampedPositions(nn.Module):
     """A table of learned positions whose last row stands for all positions beyond it.
 
-    Rows near their end are fed as many tokens as their neighbours. The results for tokens beyond
-    the table are dropped, but MLX, which does not check, must not read outside of the table.
+    Rows near their end are fed as many tokens as their neighbours, and the results for those beyond
+    the table are dropped; but MLX, which does not check, must not read outside of it.
     """
 
     def __init__(self, table: nn.Module) -> None:

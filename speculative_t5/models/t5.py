@@ -19,7 +19,7 @@ from .. import device
 from ..decoding import Broadcast, ModelInfo, argmax, fingerprint, identity
 from .cache import KeysValues, additive, resized, write
 from .config import Activation, Quantization, T5Config
-from .t5_session import CompiledDecoder, Output, T5Session, read_sources
+from .t5_session import CompiledDecoder, HeadOutput, T5Session, read_sources
 
 ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "relu": nn.relu,
@@ -150,8 +150,8 @@ class SelfAttention(nn.Module):
     ) -> tuple[mx.array, KeysValues]:
         """Attend from new positions to themselves and to those in the cache, if there is one.
 
-        Buffers of the cache are longer than what counts in them. Whatever lies beyond a row's
-        positions, rejected tokens among it, is hidden by the bias: -inf for keys after the query.
+        Whatever lies beyond a row's positions, rejected tokens among it, is hidden by the bias:
+        -inf for keys after the query.
         """
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)
         if cache is not None and offsets is not None:
@@ -179,8 +179,7 @@ class CrossAttention(nn.Module):
     def __call__(self, x: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
         """Attend from (B, L, d_model) to keys and values (P, H, T, D), without a position bias.
 
-        With fewer sources than rows, B / P rows after each other have the same one, and their
-        queries are those of one row.
+        With fewer sources than rows, B / P rows after each other read one as a single row.
         """
         grouped = x.reshape(len(source[0]), -1, x.shape[2])
         (q,) = split_heads(self.q(grouped), 1, self.num_heads)
@@ -320,8 +319,7 @@ class Decoder(nn.Module):
     def whole(self, x: mx.array, memory: mx.array, mask: mx.array | None) -> mx.array:
         """Run all layers over whole sequences, without caches, so that gradients can be taken.
 
-        Embedded tokens (B, L, d_model), the encoder's memory (B, S, d_model) and the additive mask
-        (B, 1, 1, S) of its padding -> the last layer's output, (B, L, d_model).
+        Embedded tokens (B, L, d_model); others and the result as in `T5.decode`.
         """
         length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
         biases = position_biases(self.position_bias.tables(), start, length, length)
@@ -333,8 +331,8 @@ class Decoder(nn.Module):
 class Head(nn.Module):
     """The step from the decoder's last hidden states to logits, or to the best ids.
 
-    It holds no weights, so that checkpoints keep theirs where they are: norm in the decoder, output
-    matrix in the model, where it may be the embedding.
+    Its weights stay where checkpoints have them: the norm in the decoder, the output matrix in the
+    model, where it may be the embedding.
     """
 
     def __init__(self, config: T5Config) -> None:
@@ -342,13 +340,9 @@ class Head(nn.Module):
         self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
     def __call__(
-        self, kind: Output, x: mx.array, norm: nn.Module, output: nn.Module, size: int
+        self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
     ) -> mx.array:
-        """Score the first `size` ids: (B, L, d_model) -> logits (B, L, size), or best ids (B, L).
-
-        `norm` is the decoder's last normalization; `output` the output matrix (`lm_head`), or the
-        embedding where that is also the output.
-        """
+        """Score the first `size` ids: (B, L, d_model) -> logits (B, L, size), or ids (B, L)."""
         x = norm(x) if self.scale == 1 else norm(x) * self.scale
         if isinstance(output, nn.Linear | nn.Embedding) and "bias" not in output:
             logits: mx.array = x @ output.weight[:size].T  # no others are computed
@@ -362,8 +356,7 @@ class CompiledModel(nn.Module):
     """A model whose decoder MLX compiles: a `T5`, or a draft that shares the encoder of one.
 
     The first generation compiles the decoder with the weights as they are then. Whoever changes
-    weights or layers later, in place or by assigning others, must call `recompile` for the change
-    to take effect; before the first generation anything may be changed freely.
+    weights or layers later must call `recompile` for the change to take effect.
     """
 
     config: T5Config
@@ -384,7 +377,7 @@ class CompiledModel(nn.Module):
         """Decoder's output (B, L, d_model) -> logits (B, L, V), of the first ids or all."""
         return self.score("logits", x, vocab_size)
 
-    def score(self, kind: Output, x: mx.array, vocab_size: int | None) -> mx.array:
+    def score(self, kind: HeadOutput, x: mx.array, vocab_size: int | None) -> mx.array:
         """Return logits, as `logits` does, or the best ids, (B, L) int32."""
         size = min(vocab_size or self.config.vocab_size, self.config.vocab_size)
         scores: mx.array = self.head(kind, x, self.decoder.norm, self.output, size)
@@ -451,28 +444,13 @@ class T5(CompiledModel):
         """The output matrix, which may be the embedding."""
         return self.lm_head if self.config.own_head else self.shared
 
-    def __call__(
-        self,
-        encoder_tokens: mx.array,
-        decoder_tokens: mx.array,
-        *,
-        encoder_mask: mx.array | None = None,
-    ) -> mx.array:
-        """Score whole sequences.
+    def __call__(self, encoder_tokens: mx.array, decoder_tokens: mx.array) -> mx.array:
+        """Return logits (B, L, V) of what follows each of `decoder_tokens`.
 
-        Args:
-            encoder_tokens: (B, S) int32, padded at the end.
-            decoder_tokens: (B, L) int32, the start token first.
-            encoder_mask: (B, S) bool, True at real tokens; by default, where no padding is.
-
-        Returns:
-            Logits (B, L, V) of the token after each of `decoder_tokens`.
+        Sources (B, S) int32 are padded at the end; targets (B, L) int32 begin with the start token.
         """
         device.enter_thread()
-        if encoder_mask is None:
-            encoder_mask = encoder_tokens != self.config.pad_token_id
-        encoder_mask = mx.broadcast_to(encoder_mask, encoder_tokens.shape)
-        mask = additive(encoder_mask, self.dtype)
+        mask = additive(encoder_tokens != self.config.pad_token_id, self.dtype)
         memory = self.encoder(self.shared(encoder_tokens), mask)
         return self.logits(self.decode(memory, decoder_tokens, mask))
 

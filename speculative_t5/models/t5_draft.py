@@ -11,8 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .. import device
-from ..decoding import ModelInfo, fingerprint
-from .t5 import COMPILING, T5, CompiledModel, Decoder, Encoder, Head
+from ..decoding import fingerprint
+from .t5 import COMPILING, T5, CompiledModel, Decoder
 from .t5_session import CompiledDecoder, SharingSession, T5Session, read_sources
 
 
@@ -25,15 +25,18 @@ class SharingConfig:
     draft_vocab: int | None = None  # it proposes only ids below this; None for all
 
 
+def _of_target(name: str) -> Any:
+    """Return a property: what the draft's target has by that name now."""
+    return property(lambda draft: getattr(draft.target, name))
+
+
 class SharingDraft(CompiledModel):
     """A draft model for one target, whose encoder, embedding and output head it shares.
 
-    Of its own it has decoder layers, their position bias and their last normalization. In the
-    decoding loop it reads the encoding that the target has made of each prompt (`start_both`);
-    alone (`start`), it has the target's encoder read the prompts. As distil-whisper's models do for
-    speech (arXiv 2311.00430).
-
-    Its weights are random until they are loaded or trained, or copied (`copy_layers`).
+    Of its own it has decoder layers, their position bias and their last normalization, as
+    distil-whisper's models for speech (arXiv 2311.00430); random until they are loaded, trained or
+    copied (`copy_layers`). In the decoding loop it reads the encoding that the target has made of
+    each prompt (`start_both`); alone (`start`), it has the target's encoder read the prompts.
     """
 
     def __init__(self, target: T5, config: SharingConfig) -> None:
@@ -56,32 +59,14 @@ class SharingDraft(CompiledModel):
         """The model that this draft belongs to."""
         return self._target[0]
 
-    @property
-    def shared(self) -> nn.Module:
-        """The target's embedding."""
-        embedding: nn.Module = self.target.shared
-        return embedding
-
-    @property
-    def encoder(self) -> Encoder:
-        return self.target.encoder
-
-    @property
-    def head(self) -> Head:
-        return self.target.head
-
-    @property
-    def output(self) -> nn.Module:
-        return self.target.output
+    shared, encoder, head, output, info = map(
+        _of_target, ("shared", "encoder", "head", "output", "info")
+    )
 
     @property
     def draft_vocab(self) -> int | None:
         """The draft proposes only ids below this; None for all."""
         return self.own.draft_vocab
-
-    @property
-    def info(self) -> ModelInfo:
-        return self.target.info
 
     @property
     def fingerprint(self) -> str:
@@ -92,12 +77,7 @@ class SharingDraft(CompiledModel):
     def start_both(
         self, prompts: Sequence[Sequence[int]], *, width: int | None = None
     ) -> tuple[T5Session, SharingSession, list[list[int]]]:
-        """Encode prompts once, and begin decoding them by the target and by this draft.
-
-        Returns:
-            The target's session, in which rows are replaced and selected first; the draft's; and
-            each row's initial context. `width` is that of the target's passes.
-        """
+        """Encode prompts once, and begin decoding them by the target and by this draft."""
         device.enter_thread()
         target = self.target
         decoder, own = target.compiled, self.compiled

@@ -1,9 +1,9 @@
 """Tensor parallelism: a T5 whose layers are split among the processes of a group.
 
-As Megatron-LM does it (Shoeybi et al. 2019, arXiv:1909.08053): every process has some heads of each
-attention, with their part of the position bias, and some units of each feed-forward; the output
-matrices add up what the processes have found. That is two sums of (B, L, d_model) for an encoder's
-layer and three for a decoder's. Embedding, norms and head are whole in each process.
+As in Megatron-LM (arXiv 1909.08053), every process has some heads of each attention, with their
+part of the position bias, and some units of each feed-forward; the output matrices add up what the
+processes have found: two sums of (B, L, d_model) for an encoder's layer, three for a decoder's.
+Embedding, norms and head are whole in each process.
 """
 
 from __future__ import annotations

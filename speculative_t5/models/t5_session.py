@@ -34,7 +34,7 @@ ENCODED_TOKENS, ENCODED_TOKENS_CPU = 512, 128
 MAX_SHAPES = 100  # that a thread keeps compiled for a model at a time
 
 Prompts = Sequence[Sequence[int]]  # source ids, EOS included
-Output = Literal["logits", "argmax"]
+HeadOutput = Literal["logits", "argmax"]
 Pass = Callable[..., tuple[mx.array, list[KeysValues]]]
 
 
@@ -44,8 +44,7 @@ class T5Session:
     Args:
         decoder: A model's decoder, compiled.
         encode: Encodes prompts as `sources` were.
-        sources: The keys and values of the decoder's layers, and then of those that read the same
-            sources in a session of their own.
+        sources: The keys and values of the decoder's layers, and then of those of a draft.
         width: See `KVCache.extend`.
     """
 
@@ -72,7 +71,6 @@ class T5Session:
 
     @property
     def contexts(self) -> list[list[int]]:
-        """What each row begins with."""
         return [[self._start] for _ in self.lengths]
 
     def step(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
@@ -81,7 +79,7 @@ class T5Session:
     def step_argmax(self, tokens: mx.array, vocab_size: int | None = None) -> mx.array:
         return self._run("argmax", tokens, vocab_size)
 
-    def _run(self, output: Output, tokens: mx.array, vocab_size: int | None) -> mx.array:
+    def _run(self, output: HeadOutput, tokens: mx.array, vocab_size: int | None) -> mx.array:
         sources = self._sources.view(self._layers)
         run = partial(
             self._decoder.run, output, vocab_size, sources=sources, mask=self._sources.mask
@@ -127,10 +125,7 @@ class SharingSession(T5Session):
 def read_sources(
     model: CompiledModel, decoders: Sequence[Decoder], prompts: Prompts
 ) -> SourceCache:
-    """Encode prompts for the cross-attention of decoders, those of similar length together.
-
-    Past a few hundred tokens, on CPUs 128, a larger pass gains nothing, and loses by padding.
-    """
+    """Encode prompts for the cross-attention of decoders, those of similar length together."""
     groups = _groups(prompts)
     if len(groups) == 1:
         return _read_together(model, decoders, prompts)
@@ -176,9 +171,8 @@ def _groups(prompts: Prompts) -> list[list[int]]:
 class _Functions(threading.local):
     """One thread's compiled functions by shape, the least recently used first.
 
-    MLX keeps a trace in each thread that called a function, but drops it in one thread only. A
-    function that threads shared would leave its trace, with the weights in it, in the others, and
-    MLX would run that trace, with the wrong model's weights, for a later function at its address.
+    MLX keeps a trace in each thread that called a function, but drops it in one thread only. In the
+    others it would run that trace, with the wrong weights, for a later function at its address.
     """
 
     def __init__(self) -> None:
@@ -186,10 +180,10 @@ class _Functions(threading.local):
 
 
 class CompiledDecoder:
-    """A model's decoder, compiled with its weights as constants.
+    """A model's decoder, compiled with its weights as constants: inputs are checked in each pass.
 
-    Passed as inputs, every weight would be checked in each pass. Each shape has a function of
-    its own, so that dropping the function frees its trace, a third of a megabyte for a small model.
+    Each shape has a function of its own, so that dropping the function frees its trace, a third of
+    a megabyte for a small model.
     """
 
     def __init__(self, model: CompiledModel) -> None:
@@ -205,7 +199,7 @@ class CompiledDecoder:
 
     def run(
         self,
-        output: Output,
+        output: HeadOutput,
         vocab_size: int | None,
         tokens: mx.array,
         offsets: mx.array,
@@ -233,7 +227,7 @@ class CompiledDecoder:
         return function(tokens, offsets, cache, sources, mask)
 
     def _pass(
-        self, output: Output, vocab_size: int | None, tokens: mx.array, *others: Any
+        self, output: HeadOutput, vocab_size: int | None, tokens: mx.array, *others: Any
     ) -> tuple[mx.array, list[KeysValues]]:
         model, inputs = self.model, (*others, self._tables)
         x, cache = model.decoder(model.shared(tokens), *inputs)

@@ -24,8 +24,8 @@ def sample_weights(model: T5) -> str:
     """Return a sample of a model's weights as text, which `same_weights` compares.
 
     After a digest of all names and shapes it has, for each weight, float16 numbers in hexadecimal:
-    some of its elements, and how far quantization may have moved them, 0 if it is not quantized.
-    Elements of a weight that is split among processes are unknown, NaN.
+    some of its elements (NaN if it is split among processes), and how far quantization may have
+    moved them.
     """
     shapes, numbers = [], []
     for name, module in sorted((n, m) for n, m in model.named_modules() if "weight" in m):

@@ -22,9 +22,8 @@ Message = Mapping[str, str]  # of a chat: "role" and "content"
 class Tokenizer(Protocol):
     """Turns text into ids, and ids into text.
 
-    A tokenizer whose vocabulary may lack characters has an attribute `unknown_id`, the id that
-    stands for them. `load` adds an attribute `prefix`, the text that goes before each
-    prompt.
+    One whose vocabulary may lack characters has an attribute `unknown_id`, the id that stands for
+    them. `load` adds an attribute `prefix`, the text that goes before each prompt.
     """
 
     @property
@@ -47,11 +46,7 @@ class ChatTokenizer(Tokenizer, Protocol):
         """Whether chats can be encoded."""
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a chat, up to where the model's answer begins.
-
-        Raises:
-            ValueError: If the template refuses the messages.
-        """
+        """Return the ids of a chat, up to where the answer begins, or raise ValueError."""
 
 
 def as_vocabulary(ids: Mapping[str, int], special: Iterable[int]) -> Vocabulary:

@@ -20,7 +20,7 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PROMPT_FIELD = "prompt"  # of a JSON object, unless another one is given
 EMPTY = "empty: write a prompt there, or delete the line"
 ONE_OBJECT = "write one JSON object on each line, or use --format text"
-HALF = "half of a surrogate pair"
+TEXT, HALF = "a string", "half of a surrogate pair"
 MAX_DEPTH = 100  # of objects and arrays in one another: more could be read, but not written
 MAX_LINE = 2**24  # bytes; no prompt is longer, but a binary file may be a single line
 
@@ -154,21 +154,24 @@ def _read_json(text: str, field: str, completion: str | None, found: dict[str, A
         raise ValueError(f"nested more than {MAX_DEPTH} deep: leave out what is")
     found["columns"] = {key: value for key, value in record.items() if key not in ("id", field)}
     own = record.get("id")
-    if type(own) is int or (isinstance(own, str) and _encodable(own)):
+    if own is not None:
+        if type(own) is not int and _kind(own) != TEXT:
+            raise ValueError(f"'id' is {_kind(own)}, expected a string or an integer")
         found["id"] = own
-    elif own is not None:
-        kind = HALF if isinstance(own, str) else _kind(own)
-        raise ValueError(f"'id' is {kind}, expected a string or an integer")
     if field not in record:
         names = ", ".join(repr(name[:40]) for name in list(record)[:8]) or "nothing"
         raise ValueError(
             f"no field {field!r} (found: {names}): give the prompt's field with --field"
         )
-    _check_text(field, record[field])
-    output = record.get(completion)
-    if completion is not None and output is not None:
-        _check_text(completion, output)
-    found |= {"prompt": record[field], "completion": output}
+    for name in (field, completion):
+        value = record.get(name)
+        if name == completion and value is None:
+            continue
+        if (kind := _kind(value)) == HALF:
+            raise ValueError(f"{name!r} holds {HALF}, expected text")
+        if kind != TEXT:
+            raise ValueError(f"{name!r} is {kind}, expected a string")
+    found |= {"prompt": record[field], "completion": record.get(completion)}
     if not record[field].strip():
         raise ValueError(f"{field!r} is empty, expected a prompt")
 
@@ -181,21 +184,11 @@ def _is_deeper(value: object, most: int) -> bool:
     return most == 0 or any(_is_deeper(each, most - 1) for each in inner)
 
 
-def _check_text(field: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise ValueError(f"{field!r} is {_kind(value)}, expected a string")
-    if not _encodable(value):
-        raise ValueError(f"{field!r} holds {HALF}, expected text")
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _kind(value: object) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return HALF
+    names = {dict: "an object", list: "an array", str: TEXT, bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")
