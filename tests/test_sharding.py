@@ -23,7 +23,6 @@ from conftest import REPOSITORY, V1_0, V1_1, tiny_model, tiny_sharing, write_che
 from messages import check_message
 from ranks import Pair, ended, started
 
-PROMPTS = 8
 EVEN = {"num_heads": 4, "d_ff": 64, "d_model": 64, "d_kv": 16}
 SHAPES: dict[str, dict[str, Any]] = {
     "v1_0": V1_0 | EVEN,
@@ -54,29 +53,17 @@ def test_processes_that_share_a_model_give_its_outputs(
         folder = convert(str(folder), tmp_path / "small", quantize=8, group_size=32)
     sharing = tiny_sharing(load(folder)[0], layers=1, noise=0.01)
     save_draft(tmp_path / "sharing", sharing, "target")
-    size, arguments = 2, ("--sharing", str(tmp_path / "sharing"), "--prompts", f"{PROMPTS}")
-    found = run_ranks(size, tmp_path, str(folder), str(draft), *arguments)
-    assert [one["rank"] for one in found] == [*range(size)]
-    for one in found:
-        assert one["size"] == size and one["differ"] == []
+    more = ["--round-differently"] if kind == "v1_0" else []
+    folders = map(str, (folder, draft, tmp_path / "sharing"))
+    first, second = run_ranks(2, tmp_path, *folders, *more)
+    assert [first["rank"], second["rank"]] == [0, 1]
+    assert second["outputs"] == first["outputs"] and first["same"] and second["same"]
+    if more:  # all processes follow the first where they round differently
+        assert second["disturbed"] == first["disturbed"]
+    for one in (first, second):
+        assert one["size"] == 2 and one["differ"] == []
         assert one["gap"] < 1e-5 * max(1.0, one["scale"])
-        assert one["share"] < 0.4 + 0.6 / size
-        assert one["outputs"] == found[0]["outputs"]
-        assert set(one["same"].values()) == {PROMPTS + 1}, one["same"]
-
-
-@pytest.mark.cpu
-def test_all_processes_follow_the_first_where_they_round_differently(
-    tmp_path: Path, spiece: bytes
-) -> None:
-    folder, draft = tmp_path / "target", tmp_path / "draft"
-    write_checkpoint(folder, SHAPES["v1_0"], spiece, seed=3)
-    write_checkpoint(draft, V1_0, spiece, seed=4)
-    first, second = run_ranks(
-        2, tmp_path, str(folder), str(draft), "--prompts", "6", "--round-differently"
-    )
-    assert second["outputs"] == first["outputs"]
-    assert set(first["same"].values()) == {6 + 1}, first["same"]
+        assert one["share"] < 0.7
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.cli.job import UNDONE
 from speculative_t5.distributed import Message, ProcessGroup
 
+import mlx.core as mx
 import pytest
 from commands import Call
 from conftest import V1_0, run, write_checkpoint
@@ -21,8 +23,8 @@ from ranks import Pair, ended, started
 pytestmark = pytest.mark.cpu
 PROGRAM = ("-m", "speculative_t5")
 PAIR = ("--model", "even", "--draft-model", "draft", "--max-tokens", "12")
-BATCH = ("batch", "in.txt", *PAIR, "--output")
-MANY = 400  # prompts: a process must not be done before it is ended
+BATCH = ("batch", "in.txt", *PAIR, "--temperature", "1", "--seed", "3", "--output")
+MANY = 240  # prompts: a process must not be done before it is ended
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +54,18 @@ def write_prompts(folder: Path, number: int) -> None:
     (folder / "in.txt").write_text("\n".join(prompts) + "\n")
 
 
-def alone(folder: Path, *options: str) -> bytes:
+def alone(folder: Path) -> bytes:
     """Return the records that one process writes."""
-    done = run(folder, *BATCH, "alone.jsonl", "--force", *options)
+    done = run(folder, *BATCH, "alone.jsonl", "--force")
     assert done.returncode == 3, done.stderr
     return (folder / "alone.jsonl").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def expected(models: Path) -> bytes:
+    """The records that one process writes for the 20 prompts."""
+    write_prompts(models, 20)
+    return alone(models)
 
 
 def together(folder: Path, size: int, *arguments: str) -> list[tuple[int, str, str]]:
@@ -64,26 +73,25 @@ def together(folder: Path, size: int, *arguments: str) -> list[tuple[int, str, s
         return ended(processes)
 
 
-@pytest.mark.parametrize("options", [(), ("--temperature", "1", "--seed", "3")])
-def test_each_process_has_some_of_the_lines(here: Path, options: tuple[str, ...]) -> None:
-    results = together(here, 3, *BATCH, "out.jsonl", *options)
+def test_each_process_has_some_of_the_lines(here: Path, expected: bytes) -> None:
+    results = together(here, 3, *BATCH, "out.jsonl")
     assert [code for code, _, _ in results] == [3, 0, 0]
     assert all(output == "" for _, output, _ in results)
     assert results[0][2].startswith("process 1 of 3: [7 prompts, ")
     assert "20 records of 3 processes in out.jsonl, 1 with errors" in results[0][2]
     assert [errors.count("line 12: empty") for _, _, errors in results] == [0, 0, 1]
     assert [len(errors.splitlines()) for _, _, errors in results][1:] == [0, 1]
-    assert (here / "out.jsonl").read_bytes() == alone(here, *options)
+    assert (here / "out.jsonl").read_bytes() == expected
     assert not list(here.glob("out.jsonl.*"))
 
 
-def test_a_process_with_a_shard_of_its_own_works_by_itself(here: Path) -> None:
+def test_a_process_with_a_shard_of_its_own_works_by_itself(here: Path, expected: bytes) -> None:
     command = [(*PROGRAM, *BATCH, f"{number}.jsonl", "--shard", f"{number}/2") for number in (1, 2)]
     with started(here, command) as processes:
         results = ended(processes)
     assert sorted(code for code, _, _ in results) == [0, 3]
     lines = [(here / f"{number}.jsonl").read_bytes().splitlines(True) for number in (1, 2)]
-    assert b"".join(a + b for a, b in zip(*lines, strict=True)) == alone(here)
+    assert b"".join(a + b for a, b in zip(*lines, strict=True)) == expected
 
 
 def test_a_process_that_dies_costs_its_own_lines(here: Path) -> None:
@@ -101,7 +109,7 @@ def test_a_process_that_dies_costs_its_own_lines(here: Path) -> None:
     assert last.startswith("process 1 of 3: error: failed while running: out.jsonl.2-of-3 has no ")
     check_message(last, "out.jsonl.2-of-3 has no record of line")
     kept = [(here / f"out.jsonl.{n}-of-3").read_bytes().count(b"\n") for n in (1, 2, 3)]
-    assert kept[0] == 134 and 5 <= kept[1] < 133 and kept[2] == 133
+    assert kept[0] == kept[2] == MANY / 3 and 5 <= kept[1] < MANY / 3
     results = together(here, 3, *BATCH, "out.jsonl", "--resume")
     assert [code for code, _, _ in results] == [3, 0, 0]
     expected = alone(here)
@@ -119,49 +127,48 @@ def wait_for_records(path: Path, number: int) -> None:
         time.sleep(0.005)
 
 
-def test_processes_share_the_model_and_the_first_one_writes(here: Path) -> None:
-    expected = alone(here)
+def test_processes_share_the_model_and_the_first_one_writes(here: Path, expected: bytes) -> None:
     sharing = (*BATCH, "out.jsonl", "--parallel", "tensor")
     results = together(here, 2, *sharing)
     assert [code for code, _, _ in results] == [3, 0] and results[1][1:] == ("", "")
     assert results[0][2].startswith("line 12: empty")
     assert (here / "out.jsonl").read_bytes() == expected
-    (here / "out.jsonl").write_bytes(expected[:900])  # torn in the middle of a record
-    together(here, 2, *sharing, "--resume")
-    assert (here / "out.jsonl").read_bytes() == expected
     records = expected.splitlines(keepends=True)[:9]
     undone = json.loads(records[4]) | {"error": f"line 5: {UNDONE}"}
     records[4] = json.dumps(undone).encode() + b"\n"
+    records[8] = records[8][:30]  # torn
     (here / "out.jsonl").write_bytes(b"".join(records))
     together(here, 2, *sharing, "--resume")
     assert (here / "out.jsonl").read_bytes() == expected
 
 
-def test_the_first_process_prints_the_text(here: Path) -> None:
+def test_the_first_process_prints_the_text(here: Path, call: Call) -> None:
     ask = (*PAIR, "--prompt", "The old man and the fish")
     (code, output, errors), *others = together(here, 2, *ask)
     assert code == 0 and others == [(0, "", "")]
-    assert output == run(here, *ask).stdout.decode()
+    assert output == call(*ask).out
     assert "tokens per round" in errors
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "named"),
+    ("command", "arguments", "environment", "named"),
     [
-        pytest.param(("--max-tokens", "5"), {}, "differ in the command line", id="options"),
-        pytest.param(
-            (), {"SPECULATIVE_T5_WEIGHTS": "new"}, "differ in the target: weights", id="weights"
-        ),
-        pytest.param(
+        ((), ("--max-tokens", "5"), {}, "differ in the command line"),
+        ((), (), {"SPECULATIVE_T5_WEIGHTS": "new"}, "differ in the target: weights"),
+        (
+            (),
             (),
             {"SPECULATIVE_T5_WEIGHTS": "none", "HOME": "none"},
             "process 2 of 2: no model on this machine",
-            id="no model",
+        ),
+        (
+            ("batch", "in.txt", "--output", "out.jsonl"),
+            (),
+            {"SPECULATIVE_T5_WEIGHTS": "new"},
+            "differ in the target: weights",
         ),
     ],
-)
-@pytest.mark.parametrize(
-    "command", [(), ("batch", "in.txt", "--output", "out.jsonl")], ids=["default", "batch"]
+    ids=["options", "weights", "no model", "batch"],
 )
 def test_a_process_that_would_do_something_else_is_named(
     here: Path, models: Path, command: tuple[str, ...], arguments: tuple[str, ...],
@@ -195,8 +202,9 @@ def test_a_run_that_is_refused_changes_nothing(here: Path, parallel: str) -> Non
     assert (here / "out.jsonl").read_text() == "of an earlier run\n"
     parts = list(here.glob("out.jsonl.*"))
     assert all(part.stat().st_size == 0 for part in parts)
-    again = together(here, 3, *BATCH, "out.jsonl", "--force")  # empty parts are in nobody's way
-    assert again[0][0] == 3 and not list(here.glob("out.jsonl.*"))
+    if parallel == "data":
+        again = together(here, 3, *BATCH, "out.jsonl", "--force")  # empty parts are no hindrance
+        assert again[0][0] == 3 and not list(here.glob("out.jsonl.*"))
 
 
 def test_a_launched_process_may_be_the_only_one(
@@ -218,15 +226,35 @@ def test_a_process_that_finds_no_others_is_refused(
     check_message(done.err[0].removeprefix("error: "), "MLX finds no others")
 
 
-def test_a_process_of_another_version_is_named(here: Path) -> None:
-    main = "from speculative_t5.cli import main; main()"
-    other = f"import speculative_t5; speculative_t5.__version__ = '0.1'; {main}"
-    ask = (*PAIR, "--prompt", "old man")
-    with started(here, [("-c", main, *ask), ("-c", other, *ask)]) as processes:
-        results = ended(processes)
-    (line,) = results[0][2].splitlines()
+def test_a_process_of_another_version_is_named(
+    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exchange(_: object, message: Message) -> list[Message]:
+        other = {"facts": {"the version of speculative_t5": "0.1"}, "own": {}}
+        return [message, other]
+
+    monkeypatch.setenv("MLX_RANK", "0")
+    monkeypatch.setattr(mx.distributed, "init", Pair)
+    monkeypatch.setattr(distributed, "exchange", exchange)
+    monkeypatch.setattr(distributed, "_current", None)
+    done = call(*PAIR, "--prompt", "old man")
+    (line,) = done.err
     check_message(line.removeprefix("error: "), "differ in the version of speculative_t5: 0.1, not")
-    assert [code for code, _, _ in results] == [2, 2]
+    assert done.code == 2
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the first of two processes tells the other one, which does not answer."""
+    found: list[str] = []
+
+    def exchange(_: object, message: Message) -> list[Message]:
+        found.extend(message.values())
+        return [message]
+
+    monkeypatch.setattr(distributed, "_current", ProcessGroup(Pair()))  # type: ignore[arg-type]
+    monkeypatch.setattr(distributed, "exchange", exchange)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -234,51 +262,37 @@ def test_a_process_of_another_version_is_named(here: Path) -> None:
     [
         (("models",), "models runs in one process"),
         (("--prompt", "-"), "one prompt on standard input"),
+        (("batch", "pipe", "--output", "out.jsonl"), "several processes cannot read one pipe"),
         (("batch", "in.txt"), "standard output is not a file"),
         (("batch", "in.txt", "--output", "out.jsonl", "--parallel", "both"), "--parallel must be"),
         (("batch", "in.txt", "--output", "out.jsonl", "--join"), "--join is for one process"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(
-    here: Path, call: Call, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
+    here: Path, call: Call, told: list[str], arguments: tuple[str, ...], named: str
 ) -> None:
-    told: list[str] = []
-
-    def exchange(_: object, message: Message) -> list[Message]:
-        told.extend(message.values())
-        return [message]
-
-    monkeypatch.setattr(distributed, "_current", ProcessGroup(Pair()))  # type: ignore[arg-type]
-    monkeypatch.setattr(distributed, "exchange", exchange)
-    done = call(*arguments)
+    os.mkfifo(here / "pipe")
+    with open(here / "pipe", "r+b", buffering=0):  # or to open it would wait for a writer
+        done = call(*arguments)
     assert done.code == 2 and done.err == [f"error: {told[0]}"]
     check_message(told[0], named)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("batch", "-", "--output", "out.jsonl"), "several processes cannot read one pipe"),
-        ((*PAIR, "--prompt", "x", "--num-draft", "auto"), "num_draft 'auto'"),
-        (("--nonsense",), "No such option"),
-    ],
-)
-def test_the_same_error_in_all_processes_is_one_line(
-    here: Path, arguments: tuple[str, ...], named: str
-) -> None:
-    results = together(here, 2, *arguments)
+def test_the_same_error_in_all_processes_is_one_line(here: Path) -> None:
+    results = together(here, 2, "--nonsense")
     assert [code for code, _, _ in results] == [2, 2]
     assert results[1][1:] == ("", ""), results[1]
     (line,) = results[0][2].splitlines()
-    assert named in line
+    assert "No such option" in line
 
 
-def test_parts_of_another_number_of_processes_are_not_resumed(here: Path) -> None:
-    (here / "out.jsonl.3-of-3").write_bytes(alone(here).splitlines(keepends=True)[2])
-    results = together(here, 2, *BATCH, "out.jsonl", "--resume")
-    assert [code for code, _, _ in results] == [2, 2]
-    check_message(results[0][2].strip().removeprefix("error: "), "by one of 3 processes")
+def test_parts_of_another_number_of_processes_are_not_resumed(
+    here: Path, call: Call, told: list[str], expected: bytes
+) -> None:
+    (here / "out.jsonl.3-of-3").write_bytes(expected.splitlines(keepends=True)[2])
+    assert call(*BATCH, "out.jsonl", "--resume").code == 2
+    check_message(told[0], "by one of 3 processes")
     results = together(here, 2, *BATCH, "out.jsonl", "--force")
     assert [code for code, _, _ in results] == [3, 0]
-    assert (here / "out.jsonl").read_bytes() == (here / "alone.jsonl").read_bytes()
+    assert (here / "out.jsonl").read_bytes() == expected
     assert not list(here.glob("out.jsonl.*"))
