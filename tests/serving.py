@@ -19,7 +19,7 @@ from typing import Any, cast
 from speculative_t5.decoding import FinishReason, Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
-from speculative_t5.serve import Busy, Event, Figures, State, Unavailable, WrongPrompt
+from speculative_t5.serve import Busy, DecodingFailed, Figures, State, Unavailable, WrongPrompt
 from speculative_t5.serve.app import Settings, make_app
 from speculative_t5.serve.server import Server, bind
 
@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 KEY = "a-key"
 PATIENCE = 60  # seconds, on a machine that does other things
 MODEL = "tiny"
-FAIL, STALL, VANISH, FORBIDDEN = "fail", "stall", "vanish", "forbidden"  # words of prompts
+FAIL, STALL, FORBIDDEN = "fail", "stall", "forbidden"  # words of prompts
 
 
 def rounds_of(prompt: Any, sample: int, options: GenerationOptions) -> list[Chunk]:
@@ -59,7 +59,7 @@ def rounds_of(prompt: Any, sample: int, options: GenerationOptions) -> list[Chun
 
 @dataclass(eq=False)
 class FakeCall:
-    """Events that are known from the start."""
+    """Chunks that are known from the start."""
 
     service: FakeService
     prompts: list[Any]
@@ -75,7 +75,9 @@ class FakeCall:
     def num_outputs(self) -> int:
         return len(self.prompts) * self.options.num_return_sequences
 
-    async def events(self, patience: float | None = None) -> AsyncIterator[Event | None]:
+    async def chunks(
+        self, patience: float | None = None
+    ) -> AsyncIterator[tuple[int, Chunk] | None]:
         count = self.options.num_return_sequences
         waiting = {
             i: rounds_of(self.prompts[i // count], i % count, self.options)
@@ -92,16 +94,11 @@ class FakeCall:
                             await asyncio.wait_for(self.service.held.wait(), patience)
                             break
                         yield None
-                if VANISH.upper() in chunk.text:
-                    return
                 if FORBIDDEN.upper() in chunk.text:
-                    yield Event(number, error=NOTHING_LEFT, refused=True)
-                    return
+                    raise ValueError(NOTHING_LEFT)
                 if FAIL.upper() in chunk.text:
-                    yield Event(number, error="decoding has failed: send the request again")
-                    del waiting[number]
-                    continue
-                yield Event(number, chunk)
+                    raise DecodingFailed("decoding has failed: send the request again")
+                yield number, chunk
                 if chunk.finish_reason:
                     del waiting[number]
 
@@ -161,7 +158,7 @@ class FakeService:
     def figures(self) -> Figures:
         return cast(Figures, SimpleNamespace(**vars(self.now) | {"state": self.state}))
 
-    async def stop(self, seconds: float) -> None:
+    async def stop(self, seconds: float, hurried: Callable[[], bool]) -> None:
         self.state = "stopping"
         self.stopped.append(seconds)
         await self.held.wait()

@@ -11,10 +11,10 @@ from functools import partial, wraps
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding import Batch
+from speculative_t5.decoding import Batch, Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
-from speculative_t5.generation import GenerationOptions, as_chunk
-from speculative_t5.serve import Busy, Call, Event, Service, Unavailable, service
+from speculative_t5.generation import Chunk, GenerationOptions, as_chunk
+from speculative_t5.serve import Busy, Call, DecodingFailed, Service, Unavailable, service
 
 import pytest
 from conftest import PAIRS, VARIED, tiny_pair
@@ -27,22 +27,27 @@ Outputs = list[tuple[list[int], str, str]]  # tokens, finish reason and text of 
 
 
 async def collect(call: Call) -> Outputs:
-    """Return the outputs of a call, whose events come in order."""
-    tokens: list[list[int]] = [[] for _ in range(call.num_outputs)]
-    texts = [""] * call.num_outputs
-    reasons = [""] * call.num_outputs
-    async for event in call.events():
-        assert not reasons[event.output], "no event follows the last one"
-        if event.chunk is None:
-            assert event.error
-            reasons[event.output] = event.error
-            continue
-        tokens[event.output] += event.chunk.tokens
-        texts[event.output] += event.chunk.text
-        reasons[event.output] = event.chunk.finish_reason or ""
-        assert event.chunk.stats.emitted >= len(tokens[event.output])
-    assert all(reasons)
-    return list(zip(tokens, reasons, texts, strict=True))
+    """Return the outputs of a call, whose chunks come in order."""
+    found: list[list[Chunk]] = [[] for _ in range(call.num_outputs)]
+    async for added in call.chunks():
+        assert added
+        number, chunk = added
+        assert not found[number] or found[number][-1].finish_reason is None
+        found[number].append(chunk)
+        assert chunk.stats.emitted >= sum(len(each.tokens) for each in found[number])
+    return [
+        ([token for chunk in chunks for token in chunk.tokens],
+         chunks[-1].finish_reason or "", "".join(chunk.text for chunk in chunks))
+        for chunks in found
+    ]  # fmt: skip
+
+
+async def check_failure(call: Call, error: type[Exception], message: str) -> None:
+    """Check that a call ends in an error."""
+    with pytest.raises(error) as raised:
+        await collect(call)
+    assert str(raised.value) == message
+    assert call.cancelled
 
 
 @asynccontextmanager
@@ -199,7 +204,7 @@ async def test_a_cancelled_call_frees_its_rows_and_others_go_on(kind: str, gate:
         await until(lambda: served.figures().rows == 2 and served.figures().queued == 0)
         gate.open()
         assert await collect(staying) == by_decoder(decoder, [prompts()[1]], {"max_tokens": 9})
-        assert [event async for event in leaving.events()] == []
+        assert [added async for added in leaving.chunks()] == []
         assert served.figures().failures == 0
         other.cancel()
 
@@ -208,13 +213,9 @@ async def test_a_cancelled_call_frees_its_rows_and_others_go_on(kind: str, gate:
 async def test_leaving_the_iteration_cancels_the_call() -> None:
     decoder, forever = endless()
 
-    async def reader(call: Call) -> None:
-        async for _ in call.events():
-            pass
-
     async with serving(lambda: decoder) as served:
         call = served.submit([prompts()[0]], forever)
-        task = asyncio.create_task(reader(call))
+        task = asyncio.create_task(collect(call))
         await until(lambda: served.figures().rows == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -260,10 +261,9 @@ async def test_calls_take_turns(gate: Gate) -> None:
     short = GenerationOptions(max_tokens=2, min_tokens=2)
     order: list[Call] = []  # of outputs that ended, when they are sent: they may be read later
 
-    def sent(outputs: Any, events: Any, send: Any) -> None:
-        pairs = zip(outputs, events, strict=True)
-        order.extend(output.call for output, event in pairs if event.is_last)
-        send(outputs, events)
+    def sent(results: Any, send: Any) -> None:
+        order.extend(output.call for output, chunk in results if chunk.finish_reason)
+        send(results)
 
     async with serving(lambda: decoder, batch_size=1) as served:
         served._send = partial(sent, send=served._send)  # type: ignore[method-assign]
@@ -312,7 +312,6 @@ async def test_long_prompts_join_a_few_at_a_time(gate: Gate) -> None:
     [
         ({"scores": True}, "scores"),
         ({"num_beams": 2}, "num_beams"),
-        ({"logits_processors": [lambda tokens, logits: logits]}, "logits_processors"),
         ({"suppress_tokens": [20]}, "the id 20"),
         ({"num_return_sequences": 9, "temperature": 1.0}, "9 outputs"),
         ({"bad_words": ["a"]}, "bad_words has the text"),
@@ -357,16 +356,15 @@ async def test_a_failure_ends_its_batch_and_the_service_goes_on(
     short = {"max_tokens": 9}
     expected = by_decoder(decoder, prompts(4), short)
 
-    async with serving(lambda: decoder, batch_size=3) as served:
+    async with serving(lambda: decoder, batch_size=1) as served:
         gate.close()
         times.append(True)
-        call = served.submit(prompts(4), GenerationOptions(**short))
+        call = served.submit(prompts(2), GenerationOptions(**short))
+        waiting = served.submit(prompts(4), GenerationOptions(**short))
         gate.open()
-        outputs = await collect(call)
-        failed = [reason for _, reason, _ in outputs if reason == service.FAILED]
-        assert len(failed) == served.figures().failures == 2
-        assert outputs[2:] == expected[2:], "those that waited are decoded all the same"
-        assert served.state == "ready"
+        await check_failure(call, DecodingFailed, service.FAILED)
+        assert await collect(waiting) == expected, "those that waited are decoded all the same"
+        assert served.figures().failures == 1 and served.state == "ready"
         assert await collect(served.submit(prompts(4), GenerationOptions(**short))) == expected
     check_message(service.FAILED)
     assert "secret" in caplog.text
@@ -380,7 +378,7 @@ async def test_an_output_that_nothing_can_follow_ends_alone() -> None:
     async with serving(lambda: decoder) as served:
         others = served.submit(prompts(4), GenerationOptions(max_tokens=9))
         hopeless = served.submit([[5, 1]], GenerationOptions(suppress_tokens=range(20)))
-        assert await collect(hopeless) == [([], NOTHING_LEFT, "")]
+        await check_failure(hopeless, ValueError, NOTHING_LEFT)
         assert await collect(others) == expected
         assert served.figures().failures == 0, "the request is wrong, and nothing has failed"
 
@@ -402,12 +400,9 @@ async def test_a_text_that_cannot_be_made_ends_its_output_alone(
 
     async with serving(lambda: decoder) as served:
         monkeypatch.setattr(service, "as_chunk", fails_for_the_second)
-        found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
-        assert found == [expected[0], ([], service.FAILED, "")]
-        monkeypatch.undo()
-        await until(lambda: served.figures().rows == 0)
-        found = await collect(served.submit(prompts(2), GenerationOptions(max_tokens=9)))
-        assert found == expected
+        calls = [served.submit([p], GenerationOptions(max_tokens=9)) for p in prompts(2)]
+        assert await collect(calls[0]) == expected[:1]
+        await check_failure(calls[1], DecodingFailed, service.FAILED)
 
 
 @in_a_loop
@@ -427,8 +422,9 @@ async def test_a_service_that_cannot_decode_any_more_says_so(
     gate.let(1)
     times.extend([True] * 1000)
     gate.open()
-    assert [reason for _, reason, _ in await collect(call)] == [service.FAILED] * 5
-    assert served.state == "failed" and served.failure == "device /dev/secret is lost"
+    await check_failure(call, DecodingFailed, service.FAILED)
+    await until(lambda: served.state == "failed")
+    assert served.failure == "device /dev/secret is lost"
     with pytest.raises(Unavailable) as refused:
         served.submit(prompts(1), forever)
     check_message(str(refused.value))
@@ -484,15 +480,14 @@ async def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> Non
 
     async with serving(lambda: decoder, batch_size=3) as served:
         gate.close()
-        call = served.submit(prompts(5), forever)
+        call, waiting = (served.submit(prompts(count), forever) for count in (2, 5))
         await until(lambda: served.figures().rows == 2)
         stopping = asyncio.create_task(served.stop(0))
         await until(lambda: served.state == "stopping")
         gate.let(1)
         await stopping
-        found = await asyncio.wait_for(collect(call), 10)  # nothing more will come
-        assert [reason for _, reason, _ in found] == [service.STOPPED] * 5
-        assert [bool(tokens) for tokens, _, _ in found] == [True] * 2 + [False] * 3
+        for each in (call, waiting):
+            await asyncio.wait_for(check_failure(each, DecodingFailed, service.STOPPED), 10)
         assert served.state == "stopped" and served.figures().failures == 0
         gate.open()
     check_message(service.STOPPED)
@@ -512,7 +507,7 @@ async def test_a_thread_that_hangs_leaves_nobody_waiting(
     call = served.submit(prompts(1), forever)
     await until(lambda: served.figures().rows == 1)
     await served.stop(0)
-    assert [reason for _, reason, _ in await collect(call)] == [service.STOPPED]
+    await check_failure(call, DecodingFailed, service.STOPPED)
     assert served.state == "stopped"
     gate.open()
     await asyncio.to_thread(served._thread.join, 60)
@@ -552,26 +547,22 @@ async def test_an_adaptive_decoder_drafts_a_fixed_number() -> None:
 
 
 @in_a_loop
-async def test_only_a_call_that_waits_has_events_of_silence() -> None:
+async def test_only_a_call_that_waits_has_silences() -> None:
     """By a clock that stands still until it is moved."""
 
     loop = asyncio.get_running_loop()
     now = loop.time()
     loop.time = lambda: now  # type: ignore[method-assign]
-    call = Call([1], 1, forget=lambda call: None)
-    events = call.events(patience=10)
+    call = Call([1], 1, threading.Condition())
+    chunk = Chunk("", [], 0, Stats())
+    chunks = call.chunks(patience=10)
     for seconds, moves in ((9, True), (9, True), (11, False), (11, False), (9, True)):
-        waiting = asyncio.ensure_future(anext(events))
+        waiting = asyncio.ensure_future(anext(chunks))
         await asyncio.sleep(0)
         now += seconds
         await asyncio.sleep(0)  # what is due now is run
         if moves:
-            call.queue.put_nowait(Event(0))
-        assert await waiting == (Event(0) if moves else None)
-    await events.aclose()
+            call.queue.put_nowait((0, chunk))
+        assert await waiting == ((0, chunk) if moves else None)
+    await chunks.aclose()
     assert call.cancelled
-
-
-def test_the_last_event_of_an_output_is_known() -> None:
-    assert Event(0, error="it failed").is_last
-    assert not Event(0).is_last

@@ -11,7 +11,7 @@ from .server import Server, bind, check_origins, is_loopback, read_keys
 from .service import (
     Busy,
     Call,
-    Event,
+    DecodingFailed,
     Figures,
     Service,
     State,

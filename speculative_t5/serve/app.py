@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,21 +31,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import shown
 from ..generation import Chunk, GenerationOptions
 from ..tokenizers import ChatTokenizer, Prompt
+from . import requests
 from .page import HEADERS, PAGE
-from .requests import (
-    Refused,
-    Wanted,
-    as_refusal,
-    check_model,
-    last_of_user,
-    parse_body,
-    parse_messages,
-    parse_prompts,
-    parse_wanted,
-)
+from .requests import Refused
 from .responses import DONE, PING, Answer, EventStream, as_event, unless_gone
 from .server import Guard, check_key, check_site, read_body
-from .service import Busy, Call, Event, Service, Unavailable, WrongPrompt
+from .service import Busy, Call, DecodingFailed, Service, Unavailable, WrongPrompt
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
 PATHS = {
@@ -76,29 +67,17 @@ STALLED = 120.0  # seconds without a round while a request waits
 
 @dataclass(frozen=True)
 class Settings:
-    """How the application answers.
+    """How the application answers."""
 
-    Attributes:
-        model: The name of the model in requests and responses.
-        defaults: The options of requests that do not give them.
-        api_keys: One of them must come with each request; without any, none is needed.
-        cors_origins: The sites whose pages may ask; "*" is all.
-        local: Whether only this machine reaches the server, so that Host headers are checked.
-        draw_seeds: Whether a request without a seed gets one by chance.
-        max_body: The longest body, in bytes.
-        body_seconds: How long a body may take.
-        ping_seconds: After how long without an event a stream gets a comment.
-    """
-
-    model: str
-    defaults: GenerationOptions
-    api_keys: Sequence[str] = ()
-    cors_origins: Sequence[str] = ()
-    local: bool = True
-    draw_seeds: bool = False
-    max_body: int = 2 * 2**20
-    body_seconds: float = 30.0
-    ping_seconds: float = 15.0
+    model: str  # its name in requests and responses
+    defaults: GenerationOptions  # of requests that do not give them
+    api_keys: Sequence[str] = ()  # one must come with each request; without any, none is needed
+    cors_origins: Sequence[str] = ()  # the sites whose pages may ask; "*" is all
+    local: bool = True  # whether only this machine reaches the server: Host headers are checked
+    draw_seeds: bool = False  # whether a request without a seed gets one by chance
+    max_body: int = 2 * 2**20  # bytes
+    body_seconds: float = 30.0  # that a body may take
+    ping_seconds: float = 15.0  # without an event, after which a stream gets a comment
 
 
 def make_app(service: Service, settings: Settings) -> Starlette:
@@ -115,17 +94,15 @@ def make_app(service: Service, settings: Settings) -> Starlette:
         Middleware(Guard, check=partial(check_site, local=settings.local, origins=origins)),
     ]
     if origins:  # before the keys, which browsers do not send when they ask whether they may
-        methods, exposed = ["GET", "POST"], ["Retry-After"]
         cors = Middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"],
-            expose_headers=exposed,
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"],
+            allow_headers=["*"], expose_headers=["Retry-After"],
         )  # fmt: skip
         middleware.append(cors)
     if settings.api_keys:
         middleware.append(Middleware(Guard, check=partial(check_key, keys=settings.api_keys)))
-    handlers: dict[Any, Any] = dict.fromkeys(
-        (Refused, Unavailable, HTTPException, Exception), answer_error
-    )
+    errors = (Refused, Unavailable, ClientDisconnect, HTTPException, Exception)
+    handlers: dict[Any, Any] = dict.fromkeys(errors, answer_error)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # paths are as they are
     return app
@@ -133,35 +110,46 @@ def make_app(service: Service, settings: Settings) -> Starlette:
 
 async def answer_error(request: Request, error: Exception) -> Response:
     """Answer a request that cannot be answered otherwise."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_GONE)
+    return refusal_of(request, error).response
+
+
+def refusal_of(request: Request, error: Exception) -> Refused:
+    """Return what a client is told of an error."""
     if isinstance(error, Refused):
-        return error.response
+        return error
     if isinstance(error, Unavailable):
         status, code = (429, "queue_full") if isinstance(error, Busy) else (503, None)
-        return Refused(status, f"{error}", code=code, retry_after=error.retry_after).response
+        after = error.retry_after
+        headers = None if after is None else {"Retry-After": str(after)}
+        return Refused(status, f"{error}", code=code, headers=headers)
     if not isinstance(error, HTTPException):  # the server writes it to its log
-        return Refused(500, "the server failed to answer: see its log").response
+        return Refused(500, "the server failed to answer: see its log")
     path, allowed = shown(request.url.path), (error.headers or {}).get("Allow")
-    if allowed:
-        message = f"{path} does not take {request.method}: use {allowed}"
-    else:
+    message = f"{path} does not take {request.method}: use {allowed}"
+    if not allowed:
         phrase = HTTPStatus(error.status_code).phrase.lower()
         message = (
             f"{request.method} {path} is not a route of this server ({phrase}): "
             f"use {', '.join(PATHS)}"
         )
-    return Refused(error.status_code, message, headers=error.headers).response
+    return Refused(error.status_code, message, headers=error.headers)
 
 
-class Endpoints:
-    """What each route does."""
+class Endpoints(Collector):
+    """What each route does; as a collector, it turns the service's figures into metrics."""
 
     def __init__(self, service: Service, settings: Settings) -> None:
         self._service = service
         self._settings = settings
-        self._created = int(time.time())
+        self._model = {
+            "id": settings.model, "object": "model", "created": int(time.time()),
+            "owned_by": "speculative_t5",
+        }  # fmt: skip
         self._began: dict[Call, float] = {}  # in the time of time.monotonic
         self.registry = CollectorRegistry()
-        self.registry.register(FromService(service))
+        self.registry.register(self)
         self._first_token, self._whole_request = (
             Histogram(f"{PREFIX}{name}_seconds", text, buckets=SECONDS, registry=self.registry)
             for name, text in (
@@ -184,7 +172,7 @@ class Endpoints:
 
     async def model(self, request: Request) -> Response:
         """Describe the model."""
-        check_model(request.path_params["model"], self._settings.model)
+        requests.check_model(request.path_params["model"], self._settings.model)
         return JSONResponse(self._model)
 
     async def health(self, _: Request) -> Response:
@@ -203,57 +191,55 @@ class Endpoints:
         text = generate_latest(self.registry)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics that are figures of the service."""
+        figures = self._service.figures()
+        ready = float(figures.state == "ready")
+        yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are decoded.", value=ready)
+        for name, text in HELP.items():
+            family = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
+            if (value := getattr(figures, name)) is not None:
+                yield family(PREFIX + name, text, value=value)
+
     async def page(self, _: Request) -> Response:
         """Show the page."""
         return HTMLResponse(PAGE, headers=HEADERS)
 
-    @property
-    def _model(self) -> dict[str, Any]:
-        return {
-            "id": self._settings.model, "object": "model", "created": self._created,
-            "owned_by": "speculative_t5",
-        }  # fmt: skip
-
     async def _generate(self, request: Request, *, chat: bool) -> Response:
         settings = self._settings
         body = await read_body(request, settings.max_body, settings.body_seconds)
-        if body is None:
-            return Response(status_code=CLIENT_GONE)
-        fields = parse_body(body)
-        wanted = parse_wanted(
+        fields = requests.parse_body(body)
+        wanted = requests.parse_wanted(
             fields, settings.model, settings.defaults, draw_seeds=settings.draw_seeds
         )
-        prompts = self._of_chat(fields) if chat else parse_prompts(fields)
-        call = self._submit(prompts, wanted.options, "messages" if chat else "prompt")
+        prompts = self._of_chat(fields) if chat else requests.parse_prompts(fields)
+        try:
+            call = self._service.submit(prompts, wanted.options)
+        except ValueError as error:
+            field = "messages" if chat else "prompt"
+            param = field if isinstance(error, WrongPrompt) else None
+            raise requests.as_refusal(error, param) from error
         answer = Answer(
             settings.model, chat=chat, traced=wanted.traced, num_outputs=call.num_outputs,
             prompt_tokens=sum(call.prompt_tokens),
         )  # fmt: skip
         if wanted.stream:
-            return EventStream(self._parts(call, answer, wanted), close=call.cancel)
+            return EventStream(self._parts(call, answer, usage=wanted.usage), close=call.cancel)
         try:
-            whole = await unless_gone(request.receive, self._whole(call, answer))
+            return JSONResponse(await unless_gone(request.receive, self._whole(call, answer)))
         finally:
             call.cancel()
-        return Response(status_code=CLIENT_GONE) if whole is None else JSONResponse(whole)
 
     def _of_chat(self, fields: dict[str, Any]) -> list[Prompt]:
         """Return the one prompt of a chat: the messages if the model has a template for them."""
-        messages = parse_messages(fields)
+        messages = requests.parse_messages(fields)
         decoder = self._service.decoder
         if not decoder.model.info.is_decoder_only:
-            return [last_of_user(messages)]
+            return [requests.last_of_user(messages)]
         tokenizer = decoder.tokenizer
         if not (isinstance(tokenizer, ChatTokenizer) and tokenizer.has_chat_template):
             raise Refused(400, "the model has no chat template: use /v1/completions")
         return [messages]
-
-    def _submit(self, prompts: list[Prompt], options: GenerationOptions, param: str) -> Call:
-        try:
-            return self._service.submit(prompts, options)
-        except ValueError as error:
-            wrong = param if isinstance(error, WrongPrompt) else None
-            raise as_refusal(error, wrong) from error
 
     async def _whole(self, call: Call, answer: Answer) -> dict[str, Any]:
         async for _ in self._rounds(call, answer):
@@ -261,7 +247,7 @@ class Endpoints:
         return answer.whole()
 
     async def _parts(
-        self, call: Call, answer: Answer, wanted: Wanted
+        self, call: Call, answer: Answer, *, usage: bool
     ) -> AsyncGenerator[tuple[str, bool], None]:
         """Yield the parts of a stream, and whether more will come.
 
@@ -276,7 +262,7 @@ class Endpoints:
                     text = answer.round(*added) if added else PING
                     if not answer.is_whole:
                         yield text, True
-            text += answer.usage() if wanted.usage else ""
+            text += answer.usage() if usage else ""
         except Refused as failure:
             text = as_event(failure.body)
         yield text + DONE, False
@@ -284,57 +270,29 @@ class Endpoints:
     async def _rounds(
         self, call: Call, answer: Answer, patience: float | None = None
     ) -> AsyncGenerator[tuple[int, Chunk] | None, None]:
-        """Add each round to the answer and yield it with the number of its output.
-
-        None comes whenever there has been no round for `patience` seconds.
+        """Add each round to the answer and yield it as `Call.chunks` does.
 
         Raises:
-            Refused: If an output fails, or has no end.
+            Refused: If an output cannot be decoded.
         """
         self._began[call] = began = time.monotonic()
         try:
-            async with aclosing(call.events(patience)) as events:
-                async for event in events:
-                    if event is None:
-                        yield None
-                        continue
-                    if event.chunk is None:
-                        raise self._failure(event)
-                    if answer.is_empty:
+            async with aclosing(call.chunks(patience)) as chunks:
+                async for added in chunks:
+                    if added and answer.is_empty:
                         self._first_token.observe(time.monotonic() - began)
-                    answer.add(event.output, event.chunk)
+                    if added:
+                        answer.add(*added)
                     if answer.is_whole:
                         self._whole_request.observe(time.monotonic() - began)
-                    yield event.output, event.chunk
-            if not answer.is_whole:
-                raise self._failure(None)
+                    yield added
+        except DecodingFailed as error:
+            stopping = self._service.state in ("stopping", "stopped")
+            raise Refused(503 if stopping else 500, f"{error}") from error
+        except ValueError as error:
+            raise Refused(400, f"{error}") from error
         finally:
             del self._began[call]
-
-    def _failure(self, event: Event | None) -> Refused:
-        """Return the refusal for outputs that ended by an error, or without an end."""
-        if event and event.refused:
-            return Refused(400, event.error or "")
-        stopping = self._service.state in ("stopping", "stopped")
-        text = event and event.error
-        text = text or "decoding ended before the output did: send the request again"
-        return Refused(503 if stopping else 500, text)
-
-
-class FromService(Collector):
-    """Turns the service's figures into metrics."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def collect(self) -> Iterator[Metric]:
-        figures = self._service.figures()
-        ready = float(figures.state == "ready")
-        yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are decoded.", value=ready)
-        for name, text in HELP.items():
-            family = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
-            if (value := getattr(figures, name)) is not None:
-                yield family(PREFIX + name, text, value=value)
 
 
 class Counted:
@@ -348,9 +306,6 @@ class Counted:
         )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         status = 500
 
         async def watched(message: Message) -> None:

@@ -34,43 +34,28 @@ MOST_TOKENS = 4096  # of an output, unless the server's default is more
 LARGEST = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
 LONGEST_NAME = 40  # characters of a field's name that may be misspelt
 UNREAD_BYTES, UNREAD_SECONDS = 16 * 2**20, 5.0  # of a body, to read after its refusal
-LOGPROBS = (
-    "logprobs would need one more pass over each output, which this server does not make: "
-    "leave logprobs out"
-)
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 SAMPLING = GenerationOptions(temperature=1.0)  # with which each other option goes
 # Fields that would change the output and cannot, with the values that switch them off.
 OFF: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (False,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "min_p": (0,),
-    "ignore_eos": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "use_beam_search": (False,),
+    **dict.fromkeys(
+        ("echo", "logprobs", "prompt_logprobs", "ignore_eos", "use_beam_search"), (False,)
+    ),
+    **dict.fromkeys(("top_logprobs", "presence_penalty", "frequency_penalty", "min_p"), (0,)),
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    **dict.fromkeys(("audio", "web_search_options"), ()),
     **{
         option: (getattr(SAMPLING, option),)
         for option in ("num_beams", "length_penalty", "early_stopping", "scores")
     },
+    "best_of": (1,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "modalities": (["text"],),
 }
 OTHERS = (
     "model", "models", "prompt", "messages", "stream", "stream_options", "speculative_t5", "user",
@@ -89,19 +74,20 @@ MOST_ENTRIES = {
     "stop_token_ids": 10_000, "forced_tokens": 10_000,
 }  # fmt: skip
 LONGEST = 500  # characters of a stop or a bad word, or ids of a bad word
+PROMPTS = "text, a list of texts, a list of ids or a list of lists of ids"
+TEXT = "text or a list of parts of text"
 
 
 class Refused(Exception):
-    """Raised for a request that is not answered; the client gets the message.
+    """Raised for a request that is not answered; the client gets the message, which is one line.
 
     Args:
         status: The status of the response.
-        message: One line: what was wrong, what was found, what to do.
+        message: What was wrong, what was found, what to do.
         param: The field of the request that is wrong.
         code: A word for programs, such as "model_not_found".
-        retry_after: After how many seconds the same request may succeed.
-        close: Whether the connection ends with the response, as when a body was not read.
         headers: More headers of the response.
+        close: Whether the connection ends with the response, as when a body was not read.
     """
 
     def __init__(
@@ -111,37 +97,17 @@ class Refused(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        retry_after: int | None = None,
-        close: bool = False,
         headers: Mapping[str, str] | None = None,
+        close: bool = False,
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.param = param
-        self.code = code
-        self.close = close
-        self.headers = dict(headers or {})
-        if retry_after is not None:
-            self.headers["Retry-After"] = str(retry_after)
-        if close:
-            self.headers["Connection"] = "close"
-        if status == 401:
-            self.headers["WWW-Authenticate"] = "Bearer"
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The error as OpenAI's clients read it."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        if self.status == 429:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        if status == 429:
             kind = "rate_limit_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
-
-    @property
-    def response(self) -> Response:
-        """The whole response."""
-        make = LastResponse if self.close else JSONResponse
-        return make(self.body, self.status, self.headers)
+        # As OpenAI's clients read it.
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        make = LastResponse if close else JSONResponse
+        self.response: Response = make(self.body, status, headers)
 
 
 class LastResponse(JSONResponse):
@@ -152,8 +118,9 @@ class LastResponse(JSONResponse):
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": self.status_code}
-        await send({**start, "headers": self.raw_headers})
+        headers = [*self.raw_headers, (b"connection", b"close")]
+        start = {"type": "http.response.start", "status": self.status_code, "headers": headers}
+        await send(start)
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNREAD_SECONDS):
@@ -196,6 +163,16 @@ def parse_body(body: bytes) -> dict[str, Any]:
     if len(found) > MOST_FIELDS:
         raise Refused(400, f"the body has {len(found)} fields: send at most {MOST_FIELDS}")
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_digits(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:  # Python's own limit has a message for programmers
+        raise Refused(400, f"the body has a number of {len(digits)} digits: send a shorter one")
+    return int(digits)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(text)  # NaN, say, which is no JSON
 
 
 def parse_wanted(
@@ -246,6 +223,27 @@ def check_model(found: object, model: str) -> None:
         )  # fmt: skip
 
 
+def check_name(name: str, value: Any) -> None:
+    """Refuse a field that would change the output and cannot, or whose name is misspelt."""
+    if name in OFF:
+        # In JSON, false is no 0.
+        if any(value == off and isinstance(value, bool) == isinstance(off, bool)
+               for off in OFF[name]):  # fmt: skip
+            return
+        wrong = f"{name} is {as_json(value)}, which this server does not do: leave it out"
+        if "logprobs" in name:
+            wrong = (
+                "logprobs would need one more pass over each output, which this server does not "
+                "make: leave logprobs out"
+            )
+        raise Refused(400, wrong, param=name)
+    known = (*OPTIONS, *OTHERS)
+    if name in known or len(name) > LONGEST_NAME:  # comparing takes time
+        return
+    if near := difflib.get_close_matches(name, known, 1, cutoff=0.85):
+        raise Refused(400, f"there is no field {shown(name)}: write {near[0]} if you meant that")
+
+
 def _options(defaults: GenerationOptions, changes: Mapping[str, Any]) -> GenerationOptions:
     count = changes.get("num_return_sequences", defaults.num_return_sequences)
     if count > 1 and changes.get("temperature", defaults.temperature) == 0:
@@ -267,7 +265,7 @@ def parse_option(name: str, found: Any, most_tokens: int) -> Any:
     most = {"max_tokens": most_tokens, "seed": 2**63 - 1}.get(option, LARGEST)
     if isinstance(found, int) and found > most:
         refuse(name, f"at most {most}", found)
-    if isinstance(getattr(SAMPLING, option), bool):
+    if option == "speculative":
         return boolean(name, found)
     if option in MOST_ENTRIES:
         _check_entries(name, found)
@@ -295,17 +293,16 @@ def as_refusal(error: ValueError, param: str | None = None) -> Refused:
 
 def _check_entries(name: str, found: Any) -> None:
     """Refuse too many entries, and texts or lists of ids among them that are too long."""
-    if isinstance(found, list | dict) and len(found) > MOST_ENTRIES[name]:
-        raise Refused(
-            400, f"{name} has {len(found)} entries: give at most {MOST_ENTRIES[name]}", param=name
-        )
-    if name in ("stop", "bad_words"):
+    most, wrong = MOST_ENTRIES[name], ""
+    if isinstance(found, list | dict) and len(found) > most:
+        wrong = f"{name} has {len(found)} entries: give at most {most}"
+    elif name in ("stop", "bad_words"):
         entries = found if isinstance(found, list) else [found]
         longest = max((len(each) for each in entries if isinstance(each, str | list)), default=0)
         if longest > LONGEST:
-            raise Refused(
-                400, f"{name} has an entry of length {longest}: give at most {LONGEST}", param=name
-            )
+            wrong = f"{name} has an entry of length {longest}: give at most {LONGEST}"
+    if wrong:
+        raise Refused(400, wrong, param=name)
 
 
 def _biases(name: str, found: Any) -> dict[int, Any]:
@@ -324,36 +321,23 @@ def boolean(name: str, found: Any) -> bool:
     return found
 
 
-def _of_digits(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:  # Python's own limit has a message for programmers
-        raise Refused(400, f"the body has a number of {len(digits)} digits: send a shorter one")
-    return int(digits)
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(text)  # NaN, say, which is no JSON
-
-
 def parse_prompts(fields: Mapping[str, Any]) -> list[Prompt]:
     """Return the prompts of a request for completions: a text, ids, or a list of them."""
-    expected = "text, a list of texts, a list of ids or a list of lists of ids"
     if "prompt" not in fields:
         raise Refused(400, "the request has no prompt: give one as text", param="prompt")
     found = fields["prompt"]
     if found == []:
         raise Refused(400, "prompt is an empty list: give text or ids", param="prompt")
-    prompts = [found] if isinstance(found, str) or _are_ids(found) else found
-    if not isinstance(prompts, list):
-        refuse("prompt", expected, found)
-    if not all(isinstance(each, str) or _are_ids(each) for each in prompts):
-        refuse("prompt", expected, found)
+    prompts = [found] if _is_prompt(found) else found
+    if not (isinstance(prompts, list) and all(map(_is_prompt, prompts))):
+        refuse("prompt", PROMPTS, found)
     return list(prompts)
 
 
-def _are_ids(found: object) -> bool:
-    return isinstance(found, list) and all(
-        isinstance(each, int) and not isinstance(each, bool) and abs(each) <= LARGEST
-        for each in found
+def _is_prompt(found: object) -> bool:
+    return isinstance(found, str) or (
+        isinstance(found, list)
+        and all(type(each) is int and abs(each) <= LARGEST for each in found)
     )
 
 
@@ -389,7 +373,7 @@ def _message(name: str, found: object) -> dict[str, str]:
     if content is None and role == "assistant":  # it called tools instead
         content = ""
     if not isinstance(content, str):
-        refuse(f"{name}.content", "text or a list of parts of text", content)
+        refuse(f"{name}.content", TEXT, content)
     # The templates of models know the older name.
     return {"role": "system" if role == "developer" else str(role), "content": content}
 
@@ -397,28 +381,8 @@ def _message(name: str, found: object) -> dict[str, str]:
 def _part(name: str, part: object) -> str:
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     if not isinstance(text, str):
-        refuse(name, "text or a list of parts of text", part)
+        refuse(name, TEXT, part)
     return text
-
-
-def check_name(name: str, value: Any) -> None:
-    """Refuse a field that would change the output and cannot, or whose name is misspelt."""
-    if name in OFF:
-        if any(value == off and isinstance(value, bool) == isinstance(off, bool)
-               for off in OFF[name]):  # fmt: skip
-            return
-        if "logprobs" in name:
-            raise Refused(400, LOGPROBS, param=name)
-        raise Refused(
-            400, f"{name} is {as_json(value)}, which this server does not do: leave it out",
-            param=name,
-        )  # fmt: skip
-    if name in OPTIONS or name in OTHERS:
-        return
-    if len(name) > LONGEST_NAME:  # comparing takes time, and it is no slip of the pen
-        return
-    if near := difflib.get_close_matches(name, [*OPTIONS, *OTHERS], 1, cutoff=0.85):
-        raise Refused(400, f"there is no field {shown(name)}: write {near[0]} if you meant that")
 
 
 def refuse(name: str, expected: str, found: object, *, param: str | None = None) -> NoReturn:

@@ -1,39 +1,40 @@
-"""From events of decoding to OpenAI's responses, whole or as server-sent events.
+"""From chunks of outputs to OpenAI's responses, whole or as server-sent events.
 
-`completion_tokens` counts what was emitted, EOS included, as `Stats.emitted` does. A request with
-`"speculative_t5": true` also gets, in each choice, the tokens with their origins and the statistics
-so far.
+`completion_tokens` counts what was emitted, EOS included, as `Stats.emitted` does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..decoding import FinishReason, Stats
+from ..decoding import FinishReason
 from ..generation import Chunk
 
 T = TypeVar("T")
-REASONS: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length"}
+REASONS: dict[FinishReason | None, str] = {"eos": "stop", "stop": "stop", "length": "length"}
+STATISTICS = ("rounds", "drafted", "accepted", "emitted", "seconds")
 DONE = "data: [DONE]\n\n"
 PING = ": ping\n\n"
 
 
 class Answer:
-    """Makes the responses to one request: whole, or the chunks of a stream.
+    """Makes the responses to one request: whole, or the events of a stream.
 
     Args:
         model: Its name.
         chat: Whether it answers a chat.
-        traced: Whether choices show tokens with their origins, and statistics.
+        traced: Whether choices show tokens with their origins, and the statistics so far.
         num_outputs: How many outputs it has.
         prompt_tokens: Ids of all prompts together.
     """
@@ -45,11 +46,8 @@ class Answer:
         self._traced = traced
         self._prompt_tokens = prompt_tokens
         self._left = num_outputs
-        self._texts: list[list[str]] = [[] for _ in range(num_outputs)]
-        self._tokens: list[list[dict[str, str]]] = [[] for _ in range(num_outputs)]
-        self._stats = [Stats()] * num_outputs
-        self._reasons: list[str | None] = [None] * num_outputs
-        self._object = {
+        self._chunks: list[list[Chunk]] = [[] for _ in range(num_outputs)]
+        self._about = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion" if chat else "text_completion",
             "created": int(time.time()),
@@ -64,82 +62,70 @@ class Answer:
     @property
     def is_empty(self) -> bool:
         """Whether no output has a round."""
-        return not any(self._texts)
+        return not any(self._chunks)
 
     def add(self, index: int, chunk: Chunk) -> None:
         """Add one round of one output."""
-        self._texts[index].append(chunk.text)
-        self._stats[index] = chunk.stats
-        if self._traced:
-            self._tokens[index] += tokens_of(chunk)
-        if chunk.finish_reason:
-            self._reasons[index] = REASONS[chunk.finish_reason]
-            self._left -= 1
+        self._chunks[index].append(chunk)
+        self._left -= chunk.finish_reason is not None
 
     def whole(self) -> dict[str, Any]:
         """Return the response with all outputs."""
         choices = []
-        for index, parts in enumerate(self._texts):
-            text = "".join(parts)
+        for index, chunks in enumerate(self._chunks):
+            text, reason = "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason
             message = {"role": "assistant", "content": text, "refusal": None}
-            choices.append({
-                "index": index, "logprobs": None, "finish_reason": self._reasons[index],
-                **({"message": message} if self._chat else {"text": text}),
-                **self._trace(self._tokens[index], self._stats[index]),
-            })  # fmt: skip
-        return self._object | {"choices": choices, "usage": self._usage()}
+            own = {"message": message} if self._chat else {"text": text}
+            more = {"finish_reason": REASONS[reason], **own, **self._trace(chunks)}
+            choices.append({"index": index, "logprobs": None, **more})
+        return self._about | {"choices": choices, "usage": self._usage()}
 
     def opening(self) -> str:
         """Return what a stream begins with: the roles of a chat's answers."""
         if not self._chat:
             return ""
         delta = {"role": "assistant", "content": ""}
-        return "".join(self._part(index, delta) for index in range(len(self._texts)))
+        return "".join(self._part(index, delta) for index in range(len(self._chunks)))
 
     def round(self, index: int, chunk: Chunk) -> str:
         """Return what a stream gets of one round of one output."""
-        more = self._trace(tokens_of(chunk), chunk.stats)
-        sent = self._part(index, {"content": chunk.text}, **more)
+        sent = self._part(index, {"content": chunk.text}, **self._trace([chunk]))
         if chunk.finish_reason:
             sent += self._part(index, {}, finish_reason=REASONS[chunk.finish_reason])
         return sent
 
     def usage(self) -> str:
-        """Return the chunk of a stream that has the numbers of tokens."""
+        """Return the event of a stream that has the numbers of tokens."""
         return self._event([], usage=self._usage())
 
     def _part(self, index: int, delta: dict[str, str], **more: Any) -> str:
-        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None, **more}
-        if self._chat:
-            choice["delta"] = delta
-        else:
-            choice["text"] = delta.get("content", "")
+        own = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        choice = {"index": index, "logprobs": None, "finish_reason": None} | more | own
         return self._event([choice])
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        kind = "chat.completion.chunk" if self._chat else self._object["object"]
-        return as_event(self._object | {"object": kind, "choices": choices, **more})
+        kind = "chat.completion.chunk" if self._chat else self._about["object"]
+        return as_event(self._about | {"object": kind, "choices": choices, **more})
 
-    def _trace(self, tokens: list[dict[str, str]], stats: Stats) -> dict[str, Any]:
+    def _trace(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        """Return the tokens of some rounds with their origins, if they are shown."""
         if not self._traced:
             return {}
-        names = ("rounds", "drafted", "accepted", "emitted", "seconds")
-        numbers = {name: getattr(stats, name) for name in names}
+        tokens = [
+            {"text": text, "origin": origin}
+            for chunk in chunks
+            for text, origin in zip(chunk.pieces, chunk.origins, strict=False)
+        ]
+        numbers = {name: getattr(chunks[-1].stats, name) for name in STATISTICS}
         return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
 
     def _usage(self) -> dict[str, int]:
-        emitted = sum(stats.emitted for stats in self._stats)
+        emitted = sum(chunks[-1].stats.emitted for chunks in self._chunks)
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": emitted,
             "total_tokens": self._prompt_tokens + emitted,
         }
-
-
-def tokens_of(chunk: Chunk) -> list[dict[str, str]]:
-    """Return each token of a round with its origin."""
-    pairs = zip(chunk.pieces, chunk.origins, strict=False)
-    return [{"text": text, "origin": origin} for text, origin in pairs]
 
 
 def as_event(value: dict[str, Any]) -> str:
@@ -148,12 +134,18 @@ def as_event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of work, which is cancelled, for None, once the client has gone."""
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of work.
+
+    Raises:
+        ClientDisconnect: Once the client has gone; the work has been cancelled then.
+    """
     working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
     finally:
         working.cancel()
         leaving.cancel()
@@ -186,7 +178,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
+            with contextlib.suppress(ClientDisconnect):
+                await unless_gone(receive, self._send(send))
         finally:
             self._close()
 
@@ -194,6 +187,5 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with aclosing(self._parts) as parts:
             async for text, more in parts:
-                await send({
-                    "type": "http.response.body", "body": text.encode(), "more_body": more,
-                })  # fmt: skip
+                body = {"type": "http.response.body", "body": text.encode(), "more_body": more}
+                await send(body)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import h11
 import uvicorn
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -99,13 +99,7 @@ class Server(uvicorn.Server):
         """Let running outputs end, answering everybody else by 503; then close."""
         # Loading may take long, as when a model is downloaded, and no output waits for it.
         seconds = 0.0 if self._service.state == "loading" else self._shutdown_seconds
-        stopping = asyncio.ensure_future(self._service.stop(seconds))
-        while not (await asyncio.wait((stopping,), timeout=0.1))[0]:
-            if self.force_exit:
-                stopping.cancel()
-                await asyncio.wait((stopping,))
-        if not stopping.cancelled():
-            stopping.result()
+        await self._service.stop(seconds, hurried=lambda: self.force_exit)
         await super().shutdown(sockets)
 
 
@@ -141,11 +135,9 @@ def bind(host: str, port: int) -> socket.socket:
 class Connection(H11Protocol):
     """Closes itself when it has nothing to answer for too long, and comes only if there are files.
 
-    uvicorn closes a connection by a timer only after a response, and any byte stops that timer: one
-    that is silent, or sends a head byte by byte, would never be closed. Once the process has no
-    file left, asyncio fills the log with errors of accept; uvicorn's `limit_concurrency` does not
-    count connections before their first request. What is overridden and read here is in part
-    private to uvicorn; a test of it fails when uvicorn changes that.
+    uvicorn would never close one that is silent, or sends a head byte by byte, and its
+    `limit_concurrency` does not count connections before their first request. Some of what is used
+    here is private to uvicorn; a test of it fails when uvicorn changes that.
     """
 
     _closing: asyncio.TimerHandle | None = None
@@ -178,7 +170,7 @@ class Connection(H11Protocol):
     def _close_never(self) -> None:
         if self._closing is not None:
             self._closing.cancel()
-            self._closing = None
+        self._closing = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, or only close the connection if there is an answer already."""
@@ -224,8 +216,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["type"] == "http":
-                self._check(scope, Headers(scope=scope))
+            self._check(scope, Headers(scope=scope))
         except Refused as refused:
             await refused.response(scope, receive, send)
         else:
@@ -240,12 +231,6 @@ def check_site(
     A page anywhere may let its own name point to 127.0.0.1, and then reads what the server here
     answers; the Host header still has that name. And it may send a request blindly, of which
     browsers say that it is cross-site.
-
-    Args:
-        scope: Of the request.
-        headers: Of the request.
-        local: Whether the server is reached from this machine only, where Host is checked.
-        origins: The sites that may ask; "*" is all.
     """
     if local and not is_local_name(headers.get("host", "localhost")):
         raise Refused(
@@ -272,6 +257,7 @@ def check_key(scope: Scope, headers: Headers, *, keys: Collection[str]) -> None:
         raise Refused(
             401, "the API key is missing or is not valid here: send a valid one as "
             "Authorization: Bearer KEY", code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
         )  # fmt: skip
 
 
@@ -321,33 +307,26 @@ def read_keys(path: Path) -> list[str]:
     return keys
 
 
-async def read_body(request: Request, most: int, seconds: float) -> bytes | None:
-    """Read the body of a request; return None if the client has gone.
-
-    Raises:
-        Refused: If the body has more than `most` bytes or does not arrive within `seconds`.
-    """
-    too_large = Refused(
-        413, f"the body has more than {most:,} bytes: split the request",
-        code="request_too_large", close=True,
-    )  # fmt: skip
+async def read_body(request: Request, most: int, seconds: float) -> bytes:
+    """Read the body of a request, of at most that many bytes, which arrives in that time."""
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > most:
-        raise too_large
-    parts, size = [], 0
+    too_large, parts, size = length.isdigit() and int(length) > most, [], 0
     try:
         async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                size += len(part)
-                if size > most:
-                    raise too_large
+            stream = request.stream()
+            while not too_large and (part := await anext(stream, b"")):
                 parts.append(part)
+                size += len(part)
+                too_large = size > most
     except TimeoutError as error:
         raise Refused(
             408, f"the body did not arrive in {seconds:g} seconds: send it again", close=True
         ) from error
-    except ClientDisconnect:
-        return None
+    if too_large:
+        raise Refused(
+            413, f"the body has more than {most:,} bytes: split the request",
+            code="request_too_large", close=True,
+        )  # fmt: skip
     return b"".join(parts)
 
 

@@ -1,7 +1,4 @@
-"""The service: one thread owns the device and decodes the calls of all others, side by side.
-
-Callers submit prompts, each call with options of its own, and read its events as the outputs grow.
-"""
+"""The service: one thread owns the device and decodes the calls of all others, side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from ..decoding import PREFETCH_TOKENS, Batch, Request, Round, RowOptions, Sampler
+from ..decoding import PREFETCH_TOKENS, Batch, Request, Round
 from ..errors import check_integer, first_line
 from ..generation import Chunk, GenerationOptions, SpeculativeDecoder, as_chunk
 from ..tokenizers import Detokenizer, Prompt, PromptTooLong, check_prompts
@@ -25,7 +22,6 @@ LOADING_SECONDS, STOPPING_SECONDS = 5, 10  # after which to ask again
 MOST_SECONDS = 60  # to wait for room in the queue, at most
 GRACE = 10.0  # seconds for the thread to end after the time for outputs is over
 LAST_ROUND = 2.0  # seconds for it if there is no time; Python may abort if it exits in a round
-WARM_UP_TOKENS = 4
 
 FAILED = "decoding failed in the server: see its log"
 STOPPED = "the server stopped before the output had ended: wait and send the request again"
@@ -55,29 +51,12 @@ class WrongPrompt(ValueError):
     """There is something wrong with a prompt."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """One round of one output, or its failure.
+class DecodingFailed(Exception):
+    """An output cannot be decoded; the message is one line fit for a client."""
 
-    Attributes:
-        output: Number of the output: n * (index of the prompt) + number of the sample, for n
-            samples of each prompt.
-        chunk: What the round added; the last one has a finish reason.
-        error: Why the output has failed, in one line fit for a client; no events of it follow.
-        refused: Whether what the request asks for is the reason of the failure.
-    """
 
-    output: int
-    chunk: Chunk | None = None
-    error: str | None = None
-    refused: bool = False
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no event of this output follows."""
-        return self.error is not None or (
-            self.chunk is not None and self.chunk.finish_reason is not None
-        )
+# What a round adds to an output, or why none follows: it failed, or its request is wrong.
+Result = Chunk | DecodingFailed | ValueError
 
 
 @dataclass(frozen=True)
@@ -105,16 +84,6 @@ class Output:
     request: Request
     detokenizer: Detokenizer | None
 
-    def event(self, done: Round) -> Event:
-        """Return the event of a round; a text that cannot be made is a failure of this output."""
-        if done.error is not None:
-            return Event(self.number, error=done.error, refused=True)
-        try:
-            return Event(self.number, as_chunk(done, self.detokenizer))
-        except Exception:  # it must not end the outputs of other calls
-            log.exception("the text of an output cannot be made")
-            return Event(self.number, error=FAILED)
-
 
 @dataclass(eq=False)
 class Call:
@@ -123,44 +92,54 @@ class Call:
     Attributes:
         prompt_tokens: Number of ids of each prompt.
         num_outputs: Samples of all prompts together.
-        forget: Takes it out of the service when it is cancelled.
-        cancelled: Whether `cancel` has been called.
-        waiting: The outputs that have no row yet; guarded by the service's lock.
-        queue: Events that have not been read.
+        changed: The service's lock, which guards the attributes below but the last.
+        waiting: The outputs that have no row yet.
+        queue: Results that have not been read, with the numbers of their outputs.
     """
 
     prompt_tokens: list[int]
     num_outputs: int
-    forget: Callable[[Call], None]
+    changed: threading.Condition
     cancelled: bool = False
     waiting: deque[Output] = field(default_factory=deque)
-    queue: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[tuple[int, Result]] = field(default_factory=asyncio.Queue)
 
-    async def events(self, patience: float | None = None) -> AsyncGenerator[Event | None, None]:
-        """Yield the events of all outputs until they have ended, or the call is cancelled.
+    async def chunks(
+        self, patience: float | None = None
+    ) -> AsyncGenerator[tuple[int, Chunk] | None, None]:
+        """Yield what rounds add to outputs until all have ended, or the call is cancelled.
 
-        None comes whenever there has been no event for `patience` seconds. Leaving early cancels
-        the call.
+        Each chunk comes with the number of its output: n * (index of the prompt) + number of the
+        sample, for n samples of each prompt. None comes whenever there has been no round for
+        `patience` seconds. Leaving early, as by an error, cancels the call.
+
+        Raises:
+            DecodingFailed: If an output cannot be decoded.
+            ValueError: If the options leave an output no token.
         """
         left = self.num_outputs  # that have not ended
         try:
             while left and not self.cancelled:
                 try:
                     async with asyncio.timeout(patience):
-                        event = await self.queue.get()
+                        number, result = await self.queue.get()
                 except TimeoutError:
                     yield None
                     continue
-                left -= event.is_last
-                yield event
+                if not isinstance(result, Chunk):
+                    raise result
+                left -= result.finish_reason is not None
+                yield number, result
         finally:
             if left:
                 self.cancel()
 
     def cancel(self) -> None:
         """End the call; its rows are free within a round."""
-        self.cancelled = True
-        self.forget(self)
+        with self.changed:
+            self.cancelled = True
+            self.waiting.clear()
+            self.changed.notify_all()
 
 
 class Service:
@@ -179,7 +158,6 @@ class Service:
         max_queue: The most outputs that wait for a row.
 
     Attributes:
-        state: What it does now.
         failure: Why nothing is decoded any more, in one line; None while all is well.
         load_error: The error of `load`, if that is why.
     """
@@ -236,7 +214,6 @@ class Service:
         """
         check_prompts(prompts)
         check_options(options)
-        prompts = list(prompts)
         samples = options.num_return_sequences
         wanted = len(prompts) * samples
         if not wanted:
@@ -250,7 +227,7 @@ class Service:
         decoder = self.decoder
         sources = [encoded(decoder, prompt, options.max_tokens) for prompt in prompts]
         own = decoder.bind(options)
-        call = Call([*map(len, sources)], wanted, self._forget)
+        call = Call([*map(len, sources)], wanted, self._changed)
         for number in range(wanted):
             source = sources[number // samples]
             request = Request(next(self._numbers), source, own, number)
@@ -276,34 +253,25 @@ class Service:
                 **self._totals,
             )
 
-    async def stop(self, seconds: float) -> None:
+    async def stop(self, seconds: float, hurried: Callable[[], bool] = lambda: False) -> None:
         """Refuse new calls, and end when the others have ended, or in an error after a time.
 
-        If it is cancelled, they end in that error after the round.
+        As soon as `hurried` returns True, they end in that error after the round. The thread is not
+        joined in another one, for which asyncio would wait to the end.
         """
+        until = time.monotonic() + seconds
         with self._changed:
             if self.state in ("loading", "ready"):
                 self.state = "stopping"
-            self._deadline = min(self._deadline, time.monotonic() + seconds)
+            self._deadline = until
             self._changed.notify_all()
-        try:
-            await self._wait_for_thread(seconds + GRACE)
-        except asyncio.CancelledError:
-            with self._changed:
-                self._deadline = time.monotonic()
-            await self._wait_for_thread(LAST_ROUND)
-            raise
-        finally:
-            self._end_all("stopped", STOPPED)  # nothing, unless the thread hangs or never began
-
-    async def _wait_for_thread(self, seconds: float) -> None:
-        """Wait until the thread has ended, at most for some seconds.
-
-        It is not joined in another thread, for which asyncio would wait to the end.
-        """
-        until = time.monotonic() + seconds
-        while self.is_running and time.monotonic() < until:
+        until += GRACE
+        while self.is_running and (now := time.monotonic()) < until:
+            if hurried():
+                self._deadline = min(self._deadline, now)
+                until = min(until, now + LAST_ROUND)
             await asyncio.sleep(0.05)
+        self._end(STOPPED, "stopped")  # nothing, unless the thread hangs or never began
 
     def _check_room(self, wanted: int) -> None:
         """Refuse a call of more outputs than the queue has room for."""
@@ -332,12 +300,6 @@ class Service:
             return Unavailable("the server cannot decode any more: see its log")
         return Unavailable("the server is stopping: use another one", STOPPING_SECONDS)
 
-    def _forget(self, call: Call) -> None:
-        """Take a cancelled call's outputs out of the queue; its rows end before the next round."""
-        with self._changed:
-            call.waiting.clear()
-            self._changed.notify_all()
-
     # In the thread that owns the device:
 
     def _run(self) -> None:
@@ -350,27 +312,22 @@ class Service:
                 if self.state == "loading":
                     self.state = "ready"
             self._serve()
-            self._end_all("stopped", STOPPED)
+            self._end(STOPPED, "stopped")
         except BaseException as error:
             if self._decoder is None:
                 self.load_error = error
             else:
                 log.exception("the decoding thread has ended")
             self.failure = first_line(error)
-            self._end_all("failed", FAILED)
+            self._end(FAILED, "failed")
 
     def _warm_up(self) -> None:
         """Decode a short prompt, greedily and by sampling."""
-        decoder = self.decoder
-        source = [decoder.model.info.vocab_size // 2, decoder.model.info.eos_token_id]
-        for sampler in (Sampler(), Sampler(1.0)):
-            own = RowOptions(sampler, WARM_UP_TOKENS, None if sampler.greedy else 0)
-            batch = self._new_batch()
-            batch.add([Request(0, source, own)])
-            while batch.rows:
-                batch.round()
-                batch.drop()
-                self._last_round = time.monotonic()
+        info = self.decoder.model.info
+        prompts = [[info.vocab_size // 2, info.eos_token_id]]
+        for temperature in (0.0, 1.0):
+            self.decoder.generate_batch(prompts, max_tokens=4, temperature=temperature)
+            self._last_round = time.monotonic()
 
     def _new_batch(self) -> Batch:
         return Batch(self.decoder.model, self.decoder.plan())
@@ -388,7 +345,7 @@ class Service:
                     self._emit(batch.round(), began)
             except Exception:  # the server goes on; the log has it, and callers get errors
                 log.exception("a round has failed")
-                self._fail_running()
+                self._end(FAILED)
                 batch = self._new_batch()
                 self._warm_up()
 
@@ -430,54 +387,59 @@ class Service:
     def _emit(self, rounds: Sequence[Round], began: float) -> None:
         """Send what a round, which began at that time, gave each row to its call."""
         outputs = [self._running[done.index] for done in rounds]
-        events = [output.event(done) for output, done in zip(outputs, rounds, strict=True)]
+        results = [*map(result_of, outputs, rounds)]
         with self._changed:
             self._last_round = time.monotonic()
             self._busy += self._last_round - began
             self._totals["rounds"] += 1
-            for done, output, event in zip(rounds, outputs, events, strict=True):
-                if event.is_last:
-                    del self._running[output.request.index]
+            for done, result in zip(rounds, results, strict=True):
+                if not isinstance(result, Chunk) or result.finish_reason:
+                    del self._running[done.index]
                     self._ended += 1
-                if event.chunk is None:
-                    self._totals["failures"] += not event.refused
-                    continue
-                _, drafted, accepted = done.stats.last_round
-                emitted = len(done.tokens) + (done.end_id is not None)
-                self._totals.update(drafted=drafted, accepted=accepted, emitted=emitted)
-        self._send(outputs, events)
+                if isinstance(result, Chunk):
+                    _, drafted, accepted = done.stats.last_round
+                    emitted = len(done.tokens) + (done.end_id is not None)
+                    self._totals.update(drafted=drafted, accepted=accepted, emitted=emitted)
+                else:
+                    self._totals["failures"] += isinstance(result, DecodingFailed)
+        self._send([*zip(outputs, results, strict=True)])
 
-    def _fail_running(self) -> None:
-        """End the outputs of a batch that has failed."""
+    def _end(self, error: str, state: State | None = None) -> None:
+        """End running outputs in an error; with a state all others as well, and take no more.
+
+        With a state it may be called in any thread.
+        """
         with self._changed:
             outputs, self._running = [*self._running.values()], {}
-            self._totals["failures"] += len(outputs)
-        self._send(outputs, [Event(output.number, error=FAILED) for output in outputs])
-
-    def _end_all(self, state: State, error: str) -> None:
-        """End all outputs, those that wait as well, and take no more; in any thread."""
-        with self._changed:
-            if self.state not in ("failed", "stopped"):
-                self.state = state
-            waiting = [output for call in self._calls for output in call.waiting]
-            outputs, self._running = [*self._running.values(), *waiting], {}
-            for call in self._calls:
-                call.waiting.clear()
-            self._calls.clear()
-            if state == "failed":
+            if state:
+                outputs += [output for call in self._calls for output in call.waiting]
+                self._calls.clear()
+                self.state = self.state if self.state in ("failed", "stopped") else state
+                self._changed.notify_all()
+            if error == FAILED:
                 self._totals["failures"] += len(outputs)
-            self._changed.notify_all()
-        self._send(outputs, [Event(output.number, error=error) for output in outputs])
+        self._send([(output, DecodingFailed(error)) for output in outputs])
 
-    def _send(self, outputs: Sequence[Output], events: Sequence[Event]) -> None:
-        """Send events to the calls of their outputs, all in one message to the event loop."""
+    def _send(self, results: Sequence[tuple[Output, Result]]) -> None:
+        """Send results to the calls of their outputs, all in one message to the event loop."""
 
         def put() -> None:
-            for output, event in zip(outputs, events, strict=True):
-                output.call.queue.put_nowait(event)
+            for output, result in results:
+                output.call.queue.put_nowait((output.number, result))
 
-        if outputs:
+        if results:
             self._loop.call_soon_threadsafe(put)
+
+
+def result_of(output: Output, done: Round) -> Result:
+    """Return what a round adds to an output; a text that cannot be made ends this output alone."""
+    if done.error is not None:
+        return ValueError(done.error)
+    try:
+        return as_chunk(done, output.detokenizer)
+    except Exception:
+        log.exception("the text of an output cannot be made")
+        return DecodingFailed(FAILED)
 
 
 def encoded(decoder: SpeculativeDecoder, prompt: Prompt, max_tokens: int) -> list[int]:
@@ -493,12 +455,10 @@ def encoded(decoder: SpeculativeDecoder, prompt: Prompt, max_tokens: int) -> lis
 
 
 def check_options(options: GenerationOptions) -> None:
-    """Refuse what outputs that are sent as they grow, or that come from outside, cannot have."""
+    """Refuse what outputs that are sent as they grow cannot have."""
     if options.num_beams != 1:
         raise ValueError(
             f"a server has no beam search, got num_beams {options.num_beams}: leave it out"
         )
     if options.scores:
         raise ValueError("a server gives no scores, which need finished outputs: leave scores out")
-    if options.logits_processors:
-        raise ValueError("a server takes no logits_processors: leave them out")
