@@ -7,7 +7,8 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,12 +16,13 @@ from typing import Annotated, Any
 import typer
 
 from ..checkpoints import as_dtype, find_cached, find_folder
-from ..doctor import CHECKS, Check, Finding, Subject, chosen, run
+from ..doctor import CHECKS, Finding, Subject, chosen, run
+from ..errors import count
 from .options import DEFAULT_MODEL, DraftModel, Dtype, Model, draft_of, in_output
 from .terminal import FAILED, columns, is_terminal, visible
 
 WIDTH = 80  # columns of the report, whatever the terminal has
-INDENT = 10  # of the lines below a finding
+INDENT = " " * 10  # of the lines below a finding
 
 
 def doctor(
@@ -59,23 +61,32 @@ def doctor(
         subject.check()
     # What was given: the folder of a model from the Hub is named after a commit.
     named = draft_model or Path(draft).name if draft else None
-    about = {"model": model, "draft": named, "dtype": dtype}
     if not as_json:
-        drafts = f"drafts by {about['draft']}" if about["draft"] else "drafts by lookup"
+        drafts = f"drafts by {named or 'lookup'}"
         print(without_home(f"speculative_t5 doctor: {model}, {drafts}\n"), flush=True)
     began, findings = time.perf_counter(), []
-    for finding in _found(checks, subject):
+    for number, check in enumerate(checks, start=1):
+        with _shown(f"{check.name} ({number} of {len(checks)}) ..."):
+            finding = run(check, subject)
         finding = Finding(**_without_home(asdict(finding)))
         findings.append(finding)
         if not as_json:
             print("\n".join(as_lines(finding)), flush=True)
-    seconds = round(time.perf_counter() - began, 1)
+    seconds = time.perf_counter() - began
     failed = [each.name for each in findings if each.status == "failed"]
     if as_json:
-        result = about | {"checks": list(map(asdict, findings)), "failed": failed}
-        print(json.dumps(_without_home(result) | {"seconds": seconds}))
+        result = {
+            "model": model, "draft": named, "dtype": dtype,
+            "checks": [*map(asdict, findings)], "failed": failed, "seconds": round(seconds, 1),
+        }  # fmt: skip
+        print(json.dumps(_without_home(result)))
+    elif failed:
+        print(
+            f"\n{len(failed)} of {count(len(checks), 'check')} failed in {seconds:.0f} s: "
+            f"{', '.join(failed)}; please open an issue with this text"
+        )
     else:
-        print("\n" + _verdict(len(findings), failed, seconds))
+        print(f"\n{count(len(checks), 'check')} in {seconds:.0f} s: nothing failed")
     if failed:
         raise typer.Exit(FAILED)
 
@@ -84,16 +95,13 @@ def as_lines(finding: Finding) -> Iterator[str]:
     """Yield the lines of a report about one check, of at most WIDTH columns."""
     width = max(len(check.name) for check in CHECKS)
     head = f"{finding.name.ljust(width)}  {finding.status.ljust(7)}  "
-    yield from _wrapped(finding.reason, head, " " * len(head))
-    for note in finding.notes:
-        yield from _wrapped(note, " " * INDENT, " " * INDENT)
-
-
-def _wrapped(text: str, first: str, others: str) -> list[str]:
-    return textwrap.wrap(
-        visible(text), WIDTH, initial_indent=first, subsequent_indent=others,
-        break_on_hyphens=False,
-    )  # fmt: skip
+    parts = [(head, " " * len(head), finding.reason)]
+    parts += [(INDENT, INDENT, note) for note in finding.notes]
+    for first, others, text in parts:
+        yield from textwrap.wrap(
+            visible(text), WIDTH, initial_indent=first, subsequent_indent=others,
+            break_on_hyphens=False,
+        )  # fmt: skip
 
 
 def without_home(text: str) -> str:
@@ -110,37 +118,20 @@ def without_home(text: str) -> str:
 
 def _without_home(value: Any) -> Any:
     """Apply `without_home` to every text in a value of JSON."""
-    if isinstance(value, str):
-        return without_home(value)
-    if isinstance(value, dict):
-        return {key: _without_home(item) for key, item in value.items()}
-    return [_without_home(item) for item in value] if isinstance(value, list | tuple) else value
+    return json.loads(without_home(json.dumps(value, ensure_ascii=False)))
 
 
-def _found(checks: Sequence[Check], subject: Subject) -> Iterator[Finding]:
-    """Run checks one after another, and say on a terminal which one is running."""
+@contextmanager
+def _shown(text: str) -> Iterator[None]:
+    """Show on a terminal what is going on, until it ends, by Ctrl-C included."""
     shown = is_terminal(sys.stderr)
-    for number, check in enumerate(checks, start=1):
+    if shown:
+        print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
         if shown:
-            print(
-                f"{check.name} ({number} of {len(checks)}) ...", end="", file=sys.stderr, flush=True
-            )
-        try:
-            finding = run(check, subject)
-        finally:  # Ctrl-C included
-            if shown:
-                print("\r\033[K", end="", file=sys.stderr, flush=True)
-        yield finding
-
-
-def _verdict(count: int, failed: Sequence[str], seconds: float) -> str:
-    checks = f"{count} check{'s' if count > 1 else ''}"
-    if failed:
-        return (
-            f"{len(failed)} of {checks} failed in {seconds:.0f} s: {', '.join(failed)}; "
-            "please open an issue with this text"
-        )
-    return f"{checks} in {seconds:.0f} s: nothing failed"
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _folder(model: str) -> str:

@@ -6,8 +6,7 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +14,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
 
-from ..checkpoints import DTYPES, dtype_name
+from ..checkpoints import DTYPES, dtype_name, load
 from ..decoding import LanguageModel
 from ..generation import rows_are_alike, steady_width
 from ..models import T5, DecoderOnlyModel
@@ -27,7 +26,7 @@ INNER, OUTER, HEADS, HEAD_SIZE = 512, 768, 8, 64  # of bare products and attenti
 # Errors here are 1e-7 to 3e-6 in float32, and 3e-4 to 8e-4 in TF32.
 LEAST_TF32 = 3e-5
 MOST_TF32 = 3e-3
-TF32 = "MLX_ENABLE_TF32"
+TF32 = "MLX_ENABLE_TF32"  # the package switches it off when it is imported
 
 # The largest error of a logit that counts as rounding, by the largest logit. A position that should
 # be hidden, or a product in the next smaller type, gives several times as much.
@@ -38,7 +37,7 @@ SIZES = (1, 5, 2, 9, 1, 1, 17, 6)  # tokens of passes
 REJECTED = 3  # more, that each pass is fed and that are rewound
 
 WIDTHS = range(2, 18)  # tokens of passes whose rows are compared
-TEXT = 48  # tokens that are fed in passes of any width
+TEXT = 48  # tokens that are fed in passes of any width: more than a cache's smallest capacity
 SHAPE: dict[str, Any] = {  # of the model for the types that the subject is not computed in
     "d_model": 256, "d_ff": 512, "num_heads": 4, "num_layers": 1, "num_decoder_layers": 1,
     "vocab_size": 256,
@@ -50,48 +49,37 @@ def float32(subject: Subject) -> Finding:
     errors = {f"product of {rows} rows": _product_error(rows) for rows in ROWS}
     errors |= {f"attention of {rows} queries": _attention_error(rows) for rows in ROWS}
     name, worst = max(errors.items(), key=lambda item: item[1])
-    state, fault, reason = f"{TF32} is {os.environ[TF32]}", None, ""
+    state = f"{TF32} is {os.environ[TF32]}"
     off = f"the {name} is off by {worst:.0e} of its largest value"
+    fault, reason = f"{off}, as in TF32; {state}", ""
     if worst < LEAST_TF32:
-        reason = f"errors of at most {worst:.0e}, so TF32 is not in use ({state})"
+        fault, reason = "", f"errors of at most {worst:.0e}, so TF32 is not in use ({state})"
     elif worst >= MOST_TF32:
         fault = f"{off}, more than TF32 explains; {state}"
-    elif _chose_tf32():
-        reason = f"{off}, as in TF32; {state}, as you chose"
-    else:
-        fault = f"{off}, as in TF32; {state}"
-    details = {"errors": errors, TF32: os.environ[TF32]}
-    return Finding.of("float32", fault, reason, details)
-
-
-def _chose_tf32() -> bool:
-    """Whether the user has switched TF32 on; the package switches it off when it is imported."""
-    return os.environ[TF32] != "0"
+    elif os.environ[TF32] != "0":
+        fault, reason = "", f"{fault}, as you chose"
+    return Finding.of("float32", fault, reason, {"errors": errors, TF32: os.environ[TF32]})
 
 
 def _product_error(rows: int) -> float:
-    rng = np.random.default_rng(rows)
-    x, w = (
-        rng.standard_normal(shape).astype(np.float32)
-        for shape in ((1, rows, INNER), (OUTER, INNER))
-    )
-    return _error(
-        mx.matmul(mx.array(x), mx.array(w).T), x.astype(np.float64) @ w.T.astype(np.float64)
-    )
+    x, w = _normal(rows, (1, rows, INNER), (OUTER, INNER))
+    found = mx.matmul(mx.array(x), mx.array(w).T)
+    return _error(found, x.astype(np.float64) @ w.T.astype(np.float64))
 
 
 def _attention_error(rows: int) -> float:
-    rng = np.random.default_rng(rows)
-    q, k, v = (
-        rng.standard_normal((1, HEADS, length, HEAD_SIZE)).astype(np.float32)
-        for length in (rows, 128, 128)
-    )
+    q, k, v = _normal(rows, *((1, HEADS, length, HEAD_SIZE) for length in (rows, 128, 128)))
     scale = 1 / math.sqrt(HEAD_SIZE)
     found = mx.fast.scaled_dot_product_attention(*map(mx.array, (q, k, v)), scale=scale)
     scores = scale * q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return _error(found, weights @ v.astype(np.float64))
+
+
+def _normal(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
 def _error(found: mx.array, exact: np.ndarray) -> float:
@@ -109,11 +97,11 @@ def logits(subject: Subject) -> Finding:
     """
     errors: dict[str, dict[str, float]] = {}
     failures = []
-    tolerances = TOLERANCES | ({mx.float32: IN_TF32} if _chose_tf32() else {})
+    tolerances = TOLERANCES | ({mx.float32: IN_TF32} if os.environ[TF32] != "0" else {})
     for dtype, tolerance in tolerances.items():
         found = errors[dtype_name(dtype)] = {}
-        for name in tiny.FAMILIES:
-            if dtype == mx.float16 and tiny.is_gated(name):
+        for name, family in tiny.FAMILIES.items():
+            if dtype == mx.float16 and family.get("gated"):  # which may overflow
                 continue
             for way, error in _errors(name, dtype).items():
                 found[f"{name}, {way}"] = error
@@ -121,12 +109,12 @@ def logits(subject: Subject) -> Finding:
                     failures.append(f"{name} in {dtype_name(dtype)} is off by {error:.0e} in {way}")
     used = {dtype_name(dtype): tolerance for dtype, tolerance in tolerances.items()}
     more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-    fault = failures[0] + more if failures else None
     worst = ", ".join(f"{max(of.values()):.0e} in {name}" for name, of in errors.items())
     reason = (
         f"{len(tiny.FAMILIES)} families agree with plain float32 on the CPU within rounding: "
         f"errors of at most {worst}"
     )
+    fault = failures[0] + more if failures else None
     return Finding.of("logits", fault, reason, {"errors": errors, "tolerances": used})
 
 
@@ -139,7 +127,7 @@ def _errors(name: str, dtype: mx.Dtype) -> dict[str, float]:
     module.set_dtype(dtype)
     # The same weights for both: only the arithmetic differs.
     plain.update(tree_map(lambda weight: weight.astype(mx.float32), module.parameters()))
-    exact = np.array(_on_plain_cpu(plain, prompts, outputs))
+    exact = _on_plain_cpu(plain, prompts, outputs)
     model = tiny.ready(module)
     return {
         "whole sequences": _error(_whole(model, prompts, outputs), exact),
@@ -150,21 +138,13 @@ def _errors(name: str, dtype: mx.Dtype) -> dict[str, float]:
 
 def _on_plain_cpu(
     module: nn.Module, prompts: Sequence[list[int]], outputs: Sequence[list[int]]
-) -> mx.array:
-    with _cpu():
-        model = module if isinstance(module, T5) else tiny.ready(module)
-        exact = _whole(model, prompts, outputs)
-        mx.eval(exact)
-    return exact
-
-
-@contextmanager
-def _cpu() -> Iterator[None]:
-    """Compute on the CPU, with nothing compiled."""
+) -> np.ndarray:
+    """Score outputs on the CPU, with nothing compiled."""
     mx.disable_compile()
     try:
         with mx.stream(mx.cpu):
-            yield
+            model = module if isinstance(module, T5) else tiny.ready(module)
+            return np.array(_whole(model, prompts, outputs))
     finally:
         mx.enable_compile()
 
@@ -235,7 +215,7 @@ def rows(subject: Subject) -> Finding:
     failures: list[str] = []
     notes: list[str] = []
     slow: list[str] = []
-    target = subject.target()
+    target = load(subject.model, dtype=subject.dtype)[0]
     own = dtype_of(target)
     for name, dtype in DTYPES.items():
         model = target if dtype == own else tiny.t5(dtype=dtype, **SHAPE)
@@ -255,7 +235,11 @@ def rows(subject: Subject) -> Finding:
             failures.append(
                 f"in {name} passes over {_listed(apart)} tokens differ from single ones"
             )
-        notes.append(f"{name}: {_rows_note(unlike)}, {_single_note(apart)}")
+        alike = f"rows alike except in passes over {_listed(unlike)}" if unlike else "rows alike"
+        bits = "with the bits of single tokens"
+        if apart:
+            bits = f"with other bits than single tokens at {_listed(apart)}"
+        notes.append(f"{name}: {alike}, {bits}")
         if width == 1:
             slow.append(name)
             notes.append(f"{name}: steady mode takes one token a pass, and gains nothing")
@@ -272,10 +256,7 @@ def unlike_single_rows(model: LanguageModel) -> list[int]:
 
 
 def fed_alike(model: LanguageModel, width: int) -> bool:
-    """Whether logits of steady passes have the same bits however the text before was fed.
-
-    It is longer than the smallest capacity of a cache.
-    """
+    """Whether logits of steady passes have the same bits however the text before was fed."""
     single, *others = (
         _fed(model, TEXT, sizes, width) for sizes in ([1], [width], [3, 1, width, 2])
     )
@@ -303,16 +284,6 @@ def product_is_alike(width: int, dtype: mx.Dtype) -> bool:
 
 def _same_bits(a: mx.array, b: mx.array) -> bool:
     return bool(mx.array_equal(a, b, equal_nan=True).item())
-
-
-def _rows_note(unlike: Sequence[int]) -> str:
-    return f"rows alike except in passes over {_listed(unlike)}" if unlike else "rows alike"
-
-
-def _single_note(apart: Sequence[int]) -> str:
-    if not apart:
-        return "with the bits of single tokens"
-    return f"with other bits than single tokens at {_listed(apart)}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

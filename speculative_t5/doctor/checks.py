@@ -19,12 +19,11 @@ from ..checkpoints import (
     ModelFolder,
     find_folder,
     inspect_decoder_only,
-    load,
     open_checkpoint,
     weights_folders,
 )
 from ..cpu import libraries
-from ..decoding import LanguageModel, Vocabulary
+from ..decoding import LanguageModel
 from ..generation import SpeculativeDecoder
 from ..models import T5
 
@@ -60,16 +59,15 @@ class Subject:
 
         Weights are read only where a draft shares its target's encoder: they tell its target.
         """
-        ours = _vocabulary(self.model)
+        target = _described(self.model)
         if self.draft is None:
             return
-        if ModelFolder(find_folder(self.draft) or Path(self.draft)).kind == "t5-draft":
+        if _folder(self.draft).kind == "t5-draft":
             self.decoder()
-        elif ours != (theirs := _vocabulary(self.draft)):
+        elif target != (draft := _described(self.draft)):
             raise ValueError(
                 f"the draft {self.draft} does not fit the target {self.model}: the target is "
-                f"{_described(*ours)}, the draft {_described(*theirs)}; choose another draft, "
-                "or 'lookup'"
+                f"{target}, the draft {draft}; choose another draft, or 'lookup'"
             )
 
     def decoder(self, dtype: mx.Dtype | None = None) -> SpeculativeDecoder:
@@ -78,43 +76,30 @@ class Subject:
             self.model, self.draft or "lookup", dtype=dtype or self.dtype, num_draft=NUM_DRAFT
         )
 
-    def target(self) -> LanguageModel:
-        """Load the target."""
-        return load(self.model, dtype=self.dtype)[0]
+
+def _folder(name: str) -> ModelFolder:
+    return ModelFolder(find_folder(name) or Path(name))
 
 
-def _vocabulary(name: str) -> tuple[bool, Vocabulary]:
-    """Return whether a folder's model is decoder-only, and its tokenizer's vocabulary."""
-    folder = ModelFolder(find_folder(name) or Path(name))
+def _described(name: str) -> str:
+    """Describe a model by what a draft must have, too: its kind, and its tokenizer's vocabulary."""
+    folder = _folder(name)
     if folder.kind == "decoder-only":
-        return True, inspect_decoder_only(folder)[-1]
+        return f"decoder-only with a tokenizer of {inspect_decoder_only(folder)[-1]}"
     open_checkpoint(folder)  # refused here, if it is
-    return False, folder.tokenizer().vocabulary
-
-
-def _described(is_decoder_only: bool, vocabulary: Vocabulary) -> str:
-    kind = "decoder-only" if is_decoder_only else "an encoder-decoder"
-    return f"{kind} with a tokenizer of {vocabulary}"
+    return f"an encoder-decoder with a tokenizer of {folder.tokenizer().vocabulary}"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        name: The check's.
-        reason: One line that says what was found.
-        notes: Further lines, for tables.
-        details: The numbers behind it, as JSON can hold them.
-        seconds: How long it took.
-    """
-
-    name: str
+    name: str  # the check's
     status: Status
-    reason: str
-    notes: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+    reason: str  # one line that says what was found
+    notes: Sequence[str] = ()  # further lines, for tables
+    details: Mapping[str, Any] = field(default_factory=dict)  # as JSON can hold them
+    seconds: float = 0.0  # that it took
 
     @classmethod
     def of(
@@ -126,24 +111,17 @@ class Finding:
         notes: Sequence[str] = (),
     ) -> Finding:
         """Return a failure that a fault is the reason for, or a success if there is none."""
-        status: Status = "failed" if fault else "ok"
-        return cls(name, status, fault or reason, tuple(notes), details)
+        return cls(name, "failed" if fault else "ok", fault or reason, notes, details)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check: a function from the subject to a finding.
-
-    Attributes:
-        proves: What it proves, in a line.
-        deadline: Seconds after which its process is ended.
-        loads: Whether it loads the subject's models.
-    """
+    """A check: a function from the subject to a finding."""
 
     find: Callable[[Subject], Finding]
-    proves: str
-    deadline: float = 300.0
-    loads: bool = False
+    proves: str  # in a line
+    deadline: float = 300.0  # seconds after which its process is ended
+    loads: bool = False  # whether it loads the subject's models
 
     @property
     def name(self) -> str:
@@ -163,21 +141,18 @@ def run(check: Check, subject: Subject) -> Finding:
             capture_output=True, check=False, encoding="utf-8", errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        stderr = (error.stderr or b"").decode("utf-8", "replace")
-        finding = _unfinished(check, f"it did not end within {check.deadline:g} s", stderr)
+        ending = f"it did not end within {check.deadline:g} s"
+        finding = _unfinished(check, ending, (error.stderr or b"").decode("utf-8", "replace"))
     else:
-        if done.returncode == 0 and done.stdout:
-            stored = json.loads(done.stdout)
-            finding = Finding(**stored | {"notes": tuple(stored["notes"])})
+        code = done.returncode
+        if code == 0 and done.stdout:
+            finding = Finding(**json.loads(done.stdout))
         else:
-            finding = _unfinished(check, _ending(done.returncode), done.stderr)
+            ending = f"exit code {code}"
+            if code < 0:
+                ending = f"signal {-code}, {signal.Signals(-code).name}"
+            finding = _unfinished(check, f"the process ended with {ending}", done.stderr)
     return replace(finding, seconds=round(time.perf_counter() - began, 1))
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"the process ended with exit code {code}"
-    return f"the process ended with signal {-code}, {signal.Signals(-code).name}"
 
 
 def _unfinished(check: Check, ending: str, stderr: str) -> Finding:

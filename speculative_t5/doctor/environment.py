@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -22,28 +23,29 @@ PUBLIC = ("device_name", "architecture", "memory_size", "total_memory", "resourc
           "max_buffer_length", "max_recommended_working_set_size", "compute_capability_major",
           "compute_capability_minor")  # fmt: skip
 GENERATIONS = {"g13": "M1", "g14": "M2", "g15": "M3", "g16": "M4", "g17": "M5"}
-
 SLOW_BFLOAT16 = ("M1", "M2")  # as users report (mlx-examples#186)
 
 
 def versions(subject: Subject) -> Finding:
     """Report versions, the system and the processor; MLX must be new enough."""
-    mlx, lm = version("mlx"), _version("mlx-lm")
+    mlx, lm, parts = version("mlx"), None, libraries.parts()
+    with contextlib.suppress(PackageNotFoundError):
+        lm = version("mlx-lm")
     details: dict[str, Any] = {
         "speculative_t5": __version__, "mlx": mlx, "mlx-lm": lm,
         "python": platform.python_version(), "system": system(), "chip": machine.chip(),
-        "machine": platform.machine(), "parts": libraries.parts(),
+        "machine": platform.machine(), "parts": parts,
     }  # fmt: skip
-    parts = [
-        f"speculative_t5 {__version__}", f"MLX {mlx}", f"mlx-lm {lm}" if lm else "no mlx-lm",
-        f"Python {details['python']}", details["system"], details["chip"],
-    ]  # fmt: skip
-    notes = tuple(f"{part}: {state}" for part, state in libraries.parts().items())
+    reason = (
+        f"speculative_t5 {__version__}, MLX {mlx}, {f'mlx-lm {lm}' if lm else 'no mlx-lm'}, "
+        f"Python {details['python']}, {details['system']}, {details['chip']}"
+    )
     fault = None
     if tuple(map(int, re.findall(r"\d+", mlx)[:3])) < LEAST_MLX:
         least = ".".join(map(str, LEAST_MLX))
         fault = f"MLX {mlx} may run functions of models that are gone: install {least} or newer"
-    return Finding.of("versions", fault, ", ".join(parts), details, notes)
+    notes = [f"{part}: {state}" for part, state in parts.items()]
+    return Finding.of("versions", fault, reason, details, notes)
 
 
 def system() -> str:
@@ -54,13 +56,6 @@ def system() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except OSError:  # not a Linux, or one without that file
         return f"{platform.system()} {platform.release()}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def device(subject: Subject) -> Finding:
@@ -88,16 +83,11 @@ def device(subject: Subject) -> Finding:
         + (f"; at most {buffers:,} buffers" if buffers else ""),
         f"{details['default_dtype']} by default{_about_dtype(chip)}",
     ]
-    return Finding("device", "ok", reason, tuple(notes), details)
+    return Finding("device", "ok", reason, notes, details)
 
 
 def generation(architecture: str) -> str | None:
-    """Return the generation of an Apple chip by its GPU's name in Metal, None if it is unknown.
-
-    Example:
-        >>> generation("applegpu_g13s")
-        'M1'
-    """
+    """Return the generation of an Apple chip by its GPU's name in Metal, such as applegpu_g13s."""
     found = re.fullmatch(r"applegpu_(g\d+)\w*", architecture)
     return GENERATIONS.get(found[1]) if found else None
 

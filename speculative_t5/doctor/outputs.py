@@ -1,8 +1,4 @@
-"""Checks of whole outputs.
-
-`greedy` outputs are the same with a draft and without, those of `sampling` follow the target's
-distribution, `threads` do not disturb each other, and the shipped pair's outputs are `known`.
-"""
+"""Checks of whole outputs: `greedy`, `sampling`, `threads` and `known`."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -20,7 +15,7 @@ import numpy as np
 from ..bench import random_prompts
 from ..checkpoints import dtype_name
 from ..decoding import Sampler
-from ..generation import SpeculativeDecoder
+from ..generation import SpeculativeDecoder, VerifyRule
 from ..models import T5
 from ..tokenizers import Prompt
 from . import tiny
@@ -30,17 +25,17 @@ MAX_TOKENS = 12
 TIES_TOKENS = 40  # more than the smallest capacity of a cache
 NUM_SENTENCES, NUM_TIES = 100, 20
 SECONDS = 30.0  # after which no further prompt is begun
-THREADS, SENTENCES_OF_EACH = 4, 6
+THREADS, NUM_THREADED = 4, 24
 
 COUNT = 4000  # outputs of each kind
 MAX_SAMPLED, VOCAB_SIZE = 3, 5
 LEAST_EXPECTED = 5.0  # outputs of a cell of the test; rarer ones are counted together
 LEAST_P = 1e-6
 PROMPT = [3, 4, 2, 3, 3, 2, 4, 1]  # it repeats itself, for a lookup to copy from
-KINDS: dict[str, dict[str, Any]] = {
-    "draft, token rule": {"draft_model": True, "verify": "token"},
-    "draft, block rule": {"draft_model": True, "verify": "block"},
-    "lookup, block rule": {"draft_model": False, "verify": "block"},
+KINDS: dict[str, tuple[bool, VerifyRule]] = {  # whether a model drafts, and the rule
+    "draft, token rule": (True, "token"),
+    "draft, block rule": (True, "block"),
+    "lookup, block rule": (False, "block"),
 }
 
 # Sentences to correct.
@@ -85,21 +80,13 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Compared:
-    """Prompts whose greedy outputs differ with a draft and without, by their indices.
+    """Prompts whose greedy outputs differ with a draft and without, by their indices."""
 
-    Attributes:
-        name: Of the model and the prompts.
-        count: Number of prompts.
-        plain: Where plain decoding and a draft differ.
-        steady: Where steady decoding differs without a draft, with one, and with lookup.
-        exact: Whether `plain` is promised to be empty.
-    """
-
-    name: str
+    name: str  # of the model and the prompts
     count: int
-    plain: list[int]
-    steady: list[int]
-    exact: bool
+    plain: list[int]  # where plain decoding and a draft differ
+    steady: list[int]  # where steady decoding differs without a draft, with one, and with lookup
+    exact: bool  # whether `plain` is promised to be empty
 
     @property
     def fault(self) -> str | None:
@@ -112,10 +99,6 @@ class Compared:
                 )
         return None
 
-    def row(self) -> str:
-        """Return a row of the report's table."""
-        return f"{f'{self.count} {self.name}'.ljust(34)}{len(self.plain):>12}{len(self.steady):>13}"
-
 
 def greedy(subject: Subject) -> Finding:
     """Compare greedy outputs with a draft and without, in plain and in steady mode.
@@ -126,29 +109,29 @@ def greedy(subject: Subject) -> Finding:
     """
     decoder = subject.decoder()
     own = dtype_of(decoder.model)
-    found = [compare(f"sentences, {dtype_name(own)}", decoder, SENTENCES[:NUM_SENTENCES])]
+    first = compare(f"sentences, {dtype_name(own)}", decoder, SENTENCES[:NUM_SENTENCES])
+    found = [first]
     for dtype in dict.fromkeys((own, mx.float32, mx.bfloat16)):
         model = tiny.tied_t5(dtype)
         tied = SpeculativeDecoder(model, model, num_draft=NUM_DRAFT)
         prompts = random_prompts(model, 9, NUM_TIES)
         found.append(compare(f"near-ties, {dtype_name(dtype)}", tied, prompts, TIES_TOKENS))
-    head = f"{'outputs that depend on the draft'.ljust(34)}{'plain mode':>12}{'steady mode':>13}"
-    notes = (head, *(each.row() for each in found))
+    table = [("outputs that depend on the draft", "plain mode", "steady mode")]
+    table += [(f"{c.count} {c.name}", f"{len(c.plain)}", f"{len(c.steady)}") for c in found]
+    notes = [f"{name:34}{plain:>12}{steady:>13}" for name, plain, steady in table]
     details = {"compared": [asdict(each) for each in found]}
     faults = "; ".join(each.fault for each in found if each.fault)
-    first = found[0]
-    modes = "plain and steady mode" if first.exact else "steady mode"
-    reason = f"outputs are the same with a draft and without in {modes}"
+    reason = "outputs are the same with a draft and without in plain and steady mode"
     if not first.exact:
-        reason += f"; in plain mode {first.count - len(first.plain)} of {first.count} are"
+        reason = (
+            "outputs are the same with a draft and without in steady mode; in plain mode "
+            f"{first.count - len(first.plain)} of {first.count} are"
+        )
     return Finding.of("greedy", faults, reason, details, notes)
 
 
 def compare(
-    name: str,
-    decoder: SpeculativeDecoder,
-    prompts: Sequence[Prompt],
-    max_tokens: int = MAX_TOKENS,
+    name: str, decoder: SpeculativeDecoder, prompts: Sequence[Prompt], max_tokens: int = MAX_TOKENS
 ) -> Compared:
     """Decode prompts greedily with and without a decoder's draft, in plain and steady mode."""
     model, tokenizer = decoder.model, decoder.tokenizer
@@ -171,8 +154,7 @@ def compare(
         count += 1
         if time.perf_counter() - began > SECONDS:
             break
-    exact = promises_equal_rows(model)
-    return Compared(name, count, plain_differs, steady_differs, exact)
+    return Compared(name, count, plain_differs, steady_differs, promises_equal_rows(model))
 
 
 def sampling(subject: Subject) -> Finding:
@@ -184,12 +166,17 @@ def sampling(subject: Subject) -> Finding:
         tiny.t5(seed=seed, d_model=16, d_kv=8, d_ff=16, num_heads=2, vocab_size=VOCAB_SIZE)
         for seed in (1, 2)
     )
-    expected = distribution(target)
-    values = {
-        kind: p_value(*chi_square(_sampled(target, draft, **options), expected))
-        for kind, options in KINDS.items()
-    }
-    details = {"outputs": COUNT, "p_values": values, "least_p": LEAST_P}
+    expected, values = distribution(target), {}
+    for kind, (by_model, rule) in KINDS.items():
+        decoder = SpeculativeDecoder(
+            target, draft if by_model else "lookup", num_draft=2, verify=rule
+        )
+        found = decoder.generate_batch(
+            [PROMPT] * COUNT, batch_size=COUNT, temperature=1.0, max_tokens=MAX_SAMPLED
+        )
+        ends = {"eos": (tiny.EOS,)}
+        seen = Counter((*out.tokens, *ends.get(out.finish_reason, ())) for out in found)
+        values[kind] = p_value(*chi_square(seen, expected))
     kind, worst = min(values.items(), key=lambda item: item[1])
     fault = (
         f"outputs are not distributed as the target's own ({kind}): chi-square of {COUNT} "
@@ -199,33 +186,20 @@ def sampling(subject: Subject) -> Finding:
         f"{COUNT} outputs each of {len(KINDS)} kinds follow the target's distribution "
         f"(chi-square, smallest p {worst:.2f})"
     )
+    details = {"outputs": COUNT, "p_values": values, "least_p": LEAST_P}
     return Finding.of("sampling", fault if worst < LEAST_P else None, reason, details)
-
-
-def _sampled(target: T5, draft: T5, *, draft_model: bool, verify: Any) -> Counter[tuple[int, ...]]:
-    decoder = SpeculativeDecoder(
-        target, draft if draft_model else "lookup", num_draft=2, verify=verify
-    )
-    outputs = decoder.generate_batch(
-        [PROMPT] * COUNT, batch_size=COUNT, temperature=1.0, max_tokens=MAX_SAMPLED
-    )
-    return Counter((*out.tokens, *[tiny.EOS] * (out.finish_reason == "eos")) for out in outputs)
 
 
 def distribution(model: T5) -> dict[tuple[int, ...], float]:
     """Return the probability of every output of at most MAX_SAMPLED tokens, EOS included."""
     masses: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(MAX_SAMPLED):
-        extended: dict[tuple[int, ...], float] = {}
-        for prefix, mass in masses.items():
-            if prefix[-1:] == (tiny.EOS,):
-                extended[prefix] = mass
-                continue
+        for prefix in [each for each in masses if each[-1:] != (tiny.EOS,)]:
+            mass = masses.pop(prefix)
             logits = model(mx.array([PROMPT]), mx.array([[0, *prefix]]))[0, -1]
             probs = np.array(Sampler(1.0).probs(logits), np.float64)
             for token, p in enumerate(probs / probs.sum()):
-                extended[*prefix, token] = mass * float(p)
-        masses = extended
+                masses[*prefix, token] = mass * float(p)
     return masses
 
 
@@ -238,19 +212,13 @@ def chi_square(
     smallest of the others if it is too small itself.
     """
     total = sum(seen.values())
-    cells: list[list[float]] = []
-    rare = [0.0, 0.0]
-    for output in expected.keys() | seen.keys():
-        mass, count = total * expected.get(output, 0.0), float(seen.get(output, 0))
-        if mass < LEAST_EXPECTED:
-            rare = [rare[0] + mass, rare[1] + count]
-        else:
-            cells.append([mass, count])
-    if cells and rare[0] < LEAST_EXPECTED:
-        smallest = min(cells)
-        smallest[:] = smallest[0] + rare[0], smallest[1] + rare[1]
-    elif rare[0]:
-        cells.append(rare)
+    outputs = expected.keys() | seen.keys()
+    cells = sorted((total * expected.get(each, 0.0), seen.get(each, 0)) for each in outputs)
+    rare = [cell for cell in cells if cell[0] < LEAST_EXPECTED]
+    del cells[: len(rare)]
+    if cells and sum(mass for mass, _ in rare) < LEAST_EXPECTED:
+        rare.append(cells.pop(0))
+    cells.append((sum(mass for mass, _ in rare), sum(count for _, count in rare)))
     return sum((count - mass) ** 2 / mass for mass, count in cells), len(cells) - 1
 
 
@@ -264,20 +232,14 @@ def p_value(statistic: float, freedom: int) -> float:
 def threads(subject: Subject) -> Finding:
     """Decode in several threads that share a decoder, and compare with a single thread."""
     decoder = subject.decoder()
-    sentences = SENTENCES[: THREADS * SENTENCES_OF_EACH]
+    sentences = SENTENCES[:NUM_THREADED]
 
-    def decoded(part: Sequence[str]) -> list[list[int]]:
-        return [decoder.generate(each, max_tokens=MAX_TOKENS).tokens for each in part]
+    def decoded(sentence: str) -> list[int]:
+        return decoder.generate(sentence, max_tokens=MAX_TOKENS).tokens
 
-    expected = decoded(sentences)
     with ThreadPoolExecutor(THREADS) as pool:
-        parts = [sentences[i::THREADS] for i in range(THREADS)]
-        found = list(pool.map(decoded, parts))
-    wrong = sum(
-        ours != theirs
-        for i, part in enumerate(found)
-        for ours, theirs in zip(part, expected[i::THREADS], strict=True)
-    )
+        found = [*pool.map(decoded, sentences)]
+    wrong = sum(ours != decoded(each) for ours, each in zip(found, sentences, strict=True))
     details = {"threads": THREADS, "outputs": len(sentences), "different": wrong}
     fault = f"{wrong} of {len(sentences)} outputs of {THREADS} threads differ from serial ones"
     reason = f"{THREADS} threads sharing a decoder give the {len(sentences)} outputs of one"
@@ -288,14 +250,13 @@ def known(subject: Subject) -> Finding:
     """Compare outputs of the shipped target in float32 with those where it was trained."""
     if not subject.is_shipped:
         return Finding("known", "skipped", "only the outputs of the shipped pair are known")
-    decoder = subject.decoder(mx.float32)
-    wrong = []
+    decoder, wrong = subject.decoder(mx.float32), []
     for sentence, text in KNOWN.items():
         for speculative in (False, True):
             found = decoder.generate(sentence, speculative=speculative).text
             if found != text:
                 wrong.append({"prompt": sentence, "expected": text, "found": found})
-    faults = [f"expected {each['expected']!r}, found {each['found']!r}" for each in wrong[:1]]
+    fault = f"expected {wrong[0]['expected']!r}, found {wrong[0]['found']!r}" if wrong else None
     reason = f"{len(KNOWN)} corrected sentences are those that are known, with a draft and without"
     details = {"sentences": len(KNOWN), "wrong": wrong}
-    return Finding.of("known", "".join(faults), reason, details)
+    return Finding.of("known", fault, reason, details)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -31,17 +30,11 @@ NEARLY = 0.98  # of the best speed-up, for which fewer tokens are enough
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of bare passes.
+    """Seconds of bare passes."""
 
-    Attributes:
-        passes: Of the target over 1 to 17 tokens, by their number.
-        step: Of the draft over one token.
-        steady: Of the target in steady mode, to verify NUM_DRAFT tokens.
-    """
-
-    passes: Mapping[int, float]
-    step: float
-    steady: float
+    passes: Mapping[int, float]  # of the target over 1 to 17 tokens, by their number
+    step: float  # of the draft over one token
+    steady: float  # of the target in steady mode, to verify NUM_DRAFT tokens
 
     def speedup(self, rate: float, num_draft: int) -> float:
         """Return the speed over plain decoding's with `num_draft` tokens drafted in each round."""
@@ -64,39 +57,52 @@ def speed(subject: Subject) -> Finding:
     """Time passes and a few sentences, and say how many tokens to draft; it never fails."""
     decoder = subject.decoder()
     costs = _costs(decoder)
-    turns = _swept(decoder)
+    variants = bench.variants_of({"drafted": decoder}, MAX_TOKENS)
+    prompts = [decoder.encode(sentence) for sentence in SENTENCES[::EVERY]]
+    order = random.Random(0)
+    bench.sweep(variants, prompts[:1], order)  # the first use is slower
+    turns = [bench.sweep(variants, prompts, order) for _ in range(TURNS)]
     seen = acceptance(turns[-1]["drafted"])
     measured = bench.gain(turns, "drafted", bench.tokens_per_second)
-    best = costs.best(seen)
-    expected = costs.speedup(seen, best)
+    rates = (*RATES, seen)
+    best = [costs.best(rate) for rate in rates]
+    gains = [costs.speedup(rate, k) for rate, k in zip(rates, best, strict=True)]
+    drafts = "this draft" if decoder.draft else "prompt lookup"
+    reason = f"{drafts} does not pay here: plain decoding is as fast"
+    if gains[-1] >= WORTH:
+        reason = (
+            f"{drafts} pays here: --num-draft {best[-1]} gives up to {gains[-1]:.1f} times the "
+            f"speed of plain decoding (ten sentences at {NUM_DRAFT}: {measured:.1f} times)"
+        )
+    notes = [
+        _line("tokens in a pass", SHOWN),
+        _line("milliseconds", [_ms(costs.passes[length]) for length in SHOWN]),
+        f"a step of the draft takes {_ms(costs.step)} ms",
+        f"verifying {NUM_DRAFT} tokens takes {_ms(costs.passes[NUM_DRAFT + 1])} ms, "
+        f"in steady mode {_ms(costs.steady)} ms",
+        _line("tokens accepted", [f"{100 * rate:.0f} %" for rate in rates]) + " (here)",
+        _line("best --num-draft", best),
+        _line("times plain speed", [f"{gain:.1f}" for gain in gains]),
+    ]
     details = {
         "pass_seconds": {str(length): s for length, s in costs.passes.items()},
         "draft_step_seconds": costs.step, "steady_seconds": costs.steady, "acceptance": seen,
         "plain_tokens_per_second": bench.typical(turns, bench.PLAIN, bench.tokens_per_second),
         "measured_speedup": measured,
         "best": {
-            f"{rate:.2f}": {"num_draft": k, "speedup": costs.speedup(rate, k)}
-            for rate in (*RATES, seen) for k in [costs.best(rate)]
+            f"{rate:.2f}": {"num_draft": k, "speedup": gain}
+            for rate, k, gain in zip(rates, best, gains, strict=True)
         },
     }  # fmt: skip
-    drafts = "this draft" if decoder.draft else "prompt lookup"
-    reason = f"{drafts} does not pay here: plain decoding is as fast"
-    if expected >= WORTH:
-        reason = (
-            f"{drafts} pays here: --num-draft {best} gives up to {expected:.1f} times the speed of "
-            f"plain decoding (ten sentences at {NUM_DRAFT}: {measured:.1f} times)"
-        )
-    return Finding("speed", "ok", reason, tuple(_notes(costs, seen)), details)
+    return Finding("speed", "ok", reason, notes, details)
 
 
 def _costs(decoder: SpeculativeDecoder) -> Costs:
     """Time everything interleaved, and keep the shortest times, as disturbances only add."""
     model, draft, prompt = decoder.model, decoder.draft, decoder.encode(SENTENCES[0])
     width = steady_width(model, NUM_DRAFT + 1)
-    target, steady = (
-        bench.Stepper(model, prompt, LENGTH),
-        bench.Stepper(model, prompt, LENGTH, width),
-    )
+    target = bench.Stepper(model, prompt, LENGTH)
+    steady = bench.Stepper(model, prompt, LENGTH, width)
     drafter = bench.Stepper(draft, prompt, LENGTH) if draft else None
     ids = bench.drafted_ids(decoder)
     measure = partial(bench.measure_costs, draft=None, vocab_size=ids, min_seconds=WINDOW)
@@ -122,15 +128,6 @@ def _step_seconds(drafter: bench.Stepper, ids: int) -> float:
     return (time.perf_counter() - began) / STEPS
 
 
-def _swept(decoder: SpeculativeDecoder) -> list[bench.Turn]:
-    """Decode some sentences without a draft and with it."""
-    variants = bench.variants_of({"drafted": decoder}, MAX_TOKENS)
-    prompts = [decoder.encode(sentence) for sentence in SENTENCES[::EVERY]]
-    order = random.Random(0)
-    bench.sweep(variants, prompts[:1], order)  # the first use is slower
-    return [bench.sweep(variants, prompts, order) for _ in range(TURNS)]
-
-
 def acceptance(runs: Iterable[bench.Run]) -> float:
     """Return the chance that a drafted token which all before it let through is accepted."""
     accepted = tested = 0
@@ -139,24 +136,6 @@ def acceptance(runs: Iterable[bench.Run]) -> float:
             accepted += kept
             tested += kept + (kept < drafted)
     return accepted / tested if tested else 0.0
-
-
-def _notes(costs: Costs, seen: float) -> list[str]:
-    """Return the tables of the report."""
-    passes = [_ms(costs.passes[length]) for length in SHOWN]
-    rates: list[Any] = [*RATES, seen]
-    best = [costs.best(rate) for rate in rates]
-    gains = [f"{costs.speedup(rate, k):.1f}" for rate, k in zip(rates, best, strict=True)]
-    return [
-        _line("tokens in a pass", SHOWN),
-        _line("milliseconds", passes),
-        f"a step of the draft takes {_ms(costs.step)} ms",
-        f"verifying {NUM_DRAFT} tokens takes {_ms(costs.passes[NUM_DRAFT + 1])} ms, "
-        f"in steady mode {_ms(costs.steady)} ms",
-        _line("tokens accepted", [f"{rate:.0%}".replace("%", " %") for rate in rates]) + " (here)",
-        _line("best --num-draft", best),
-        _line("times plain speed", gains),
-    ]
 
 
 def _ms(seconds: float) -> str:

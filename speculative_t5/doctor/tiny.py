@@ -37,13 +37,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def family(name: str) -> nn.Module:
     """Make a float32 model of a family with the same random weights every time."""
-    module = build(OPT) if name == "opt" else T5(T5Config(**SIZES | FAMILIES[name]))
-    return randomized(module)
-
-
-def is_gated(name: str) -> bool:
-    """Whether a family's feed-forward has a gate, which in float16 may overflow."""
-    return bool(FAMILIES[name].get("gated"))
+    return randomized(build(OPT) if name == "opt" else T5(T5Config(**SIZES | FAMILIES[name])))
 
 
 def ready(module: nn.Module) -> T5 | DecoderOnlyModel:
