@@ -205,14 +205,13 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(service: FakeService | None = None, **changes: Any) -> Iterator[Served]:
-    """Run a server for the block; `changes` are those of its settings."""
+def serving(service: Any = None, shutdown_seconds: float = 7, **changes: Any) -> Iterator[Served]:
+    """Run a server for the block, by default of a fake; `changes` are those of its settings."""
     service = service or FakeService()
     options: dict[str, Any] = {"model": MODEL, "defaults": GenerationOptions()}
-    settings = Settings(**options | changes)
-    app = make_app(cast(Any, service), settings)
+    app = make_app(service, Settings(**options | changes))
     with bind("127.0.0.1", 0) as listening:
-        server = Server(app, cast(Any, service), shutdown_seconds=7)
+        server = Server(app, service, shutdown_seconds=shutdown_seconds, ready=lambda: None)
         started = threading.Event()
         tick = server.on_tick
 
@@ -230,7 +229,8 @@ def serving(service: FakeService | None = None, **changes: Any) -> Iterator[Serv
                 yield Served(service, server, port, client)
         finally:
             server.should_exit = True
-            service.let_go()
+            if isinstance(service, FakeService):
+                service.let_go()
             thread.join(PATIENCE)
             assert not thread.is_alive()
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from ..bench import random_prompts
 from ..checkpoints import dtype_name
 from ..decoding import Sampler
-from ..generation import SpeculativeDecoder, VerifyRule
+from ..generation import SpeculativeDecoder
 from ..models import T5
 from ..tokenizers import Prompt
 from . import tiny
@@ -32,7 +33,8 @@ MAX_SAMPLED, VOCAB_SIZE = 3, 5
 LEAST_EXPECTED = 5.0  # outputs of a cell of the test; rarer ones are counted together
 LEAST_P = 1e-6
 PROMPT = [3, 4, 2, 3, 3, 2, 4, 1]  # it repeats itself, for a lookup to copy from
-KINDS: dict[str, tuple[bool, VerifyRule]] = {  # whether a model drafts, and the rule
+# Whether a model drafts, and the rule.
+KINDS: dict[str, tuple[bool, Literal["token", "block"]]] = {
     "draft, token rule": (True, "token"),
     "draft, block rule": (True, "block"),
     "lookup, block rule": (False, "block"),

@@ -30,20 +30,18 @@ def _page() -> str:
     return page.replace("/* origins */", rules).replace("<!-- legend -->", legend)
 
 
-def _policy(page: str) -> str:
-    """Return a policy that allows the page's one style sheet and its one script by their hashes."""
-    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
-    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    style, script = (b64encode(sha256(s.encode()).digest()).decode() for s in (style, script))
-    return (
-        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-    )
+def _hash(tag: str) -> str:
+    """Return the hash by which a policy allows the page's one element of a kind."""
+    (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
 PAGE = _page()
-CSP = _policy(PAGE)
+CSP = (
+    f"default-src 'none'; style-src '{_hash('style')}'; script-src '{_hash('script')}'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
 HEADERS = {
     "Content-Security-Policy": CSP,
     "X-Content-Type-Options": "nosniff",

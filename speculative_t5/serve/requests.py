@@ -1,12 +1,7 @@
 """From the body of a request to prompts and options, and what clients receive if it is wrong.
 
 A field that is missing or null has the server's own default, which comes from its command line:
-greedy decoding and 256 tokens, where OpenAI's would be temperature 1 and 16 tokens. Fields that the
-server cannot honour and that would change the output are refused unless they are switched off, and
-so are names that look like a slip of the pen; other unknown fields have no effect.
-
-`logprobs` are refused. Verifying a draft gives a probability for the tokens that were sampled, but
-none that holds for each accepted token without one more pass over the output.
+greedy decoding and 256 tokens, where OpenAI's would be temperature 1 and 16 tokens.
 """
 
 from __future__ import annotations
@@ -81,13 +76,8 @@ TEXT = "text or a list of parts of text"
 class Refused(Exception):
     """Raised for a request that is not answered; the client gets the message, which is one line.
 
-    Args:
-        status: The status of the response.
-        message: What was wrong, what was found, what to do.
-        param: The field of the request that is wrong.
-        code: A word for programs, such as "model_not_found".
-        headers: More headers of the response.
-        close: Whether the connection ends with the response, as when a body was not read.
+    `param` is the field of the request that is wrong, and `code` a word for programs, such as
+    "model_not_found". `close` ends the connection, as when a body was not read.
     """
 
     def __init__(
@@ -178,17 +168,7 @@ def _no_number(text: str) -> NoReturn:
 def parse_wanted(
     fields: Mapping[str, Any], model: str, defaults: GenerationOptions, *, draw_seeds: bool = False
 ) -> Wanted:
-    """Check all fields of a request except its prompts.
-
-    Args:
-        fields: Of the body, without those that are null.
-        model: The name of the server's model.
-        defaults: The options of requests that do not give them.
-        draw_seeds: Whether a request without a seed gets one by chance.
-
-    Raises:
-        Refused: If the model is another one, or a field is wrong or cannot be honoured.
-    """
+    """Check all fields of a request except its prompts; see `Settings` for the server's own."""
     check_model(fields.get("model", model), model)
     for name in fields:
         if name != "best_of" or fields[name] != fields.get("n"):  # all outputs are sent
@@ -232,6 +212,7 @@ def check_name(name: str, value: Any) -> None:
             return
         wrong = f"{name} is {as_json(value)}, which this server does not do: leave it out"
         if "logprobs" in name:
+            # Verifying a draft gives no probability that holds for each accepted token.
             wrong = (
                 "logprobs would need one more pass over each output, which this server does not "
                 "make: leave logprobs out"

@@ -29,14 +29,9 @@ PING = ": ping\n\n"
 
 
 class Answer:
-    """Makes the responses to one request: whole, or the events of a stream.
+    """Makes the response to one request, whole or as the events of a stream.
 
-    Args:
-        model: Its name.
-        chat: Whether it answers a chat.
-        traced: Whether choices show tokens with their origins, and the statistics so far.
-        num_outputs: How many outputs it has.
-        prompt_tokens: Ids of all prompts together.
+    If it is `traced`, choices show tokens with their origins, and the statistics so far.
     """
 
     def __init__(
@@ -160,10 +155,8 @@ async def _gone(receive: Receive) -> None:
 class EventStream(Response):
     """Server-sent events, ended as soon as the client has gone.
 
-    Args:
-        parts: Yields texts of events, and whether more will come; it is cancelled when the client
-            goes.
-        close: Called at the end, whatever it is.
+    `parts` yields texts of events, and whether more will come; it is cancelled when the client
+    goes. `close` is called at the end, whatever it is.
     """
 
     media_type = "text/event-stream"

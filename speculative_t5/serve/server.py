@@ -51,12 +51,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        service: Service,
-        *,
-        shutdown_seconds: float = 30.0,
-        ready: Callable[[], None] = lambda: None,
+        self, app: ASGIApp, service: Service, *, shutdown_seconds: float, ready: Callable[[], None]
     ) -> None:
         # What uvicorn logs by default is not set up here: the metrics count requests.
         config = uvicorn.Config(
@@ -104,11 +99,7 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address.
-
-    Raises:
-        ValueError: If there is no such address here, or another program listens there.
-    """
+    """Return a socket that listens at an address; what is not free here is refused."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # localhost has an address of each family, and clients try the older one in any case.
@@ -262,10 +253,9 @@ def check_key(scope: Scope, headers: Headers, *, keys: Collection[str]) -> None:
 
 
 def is_foreign(headers: Headers) -> bool:
-    """Whether a browser says that a page of another origin sends the request.
+    """Whether a page of another origin sends the request; another port of this machine is one.
 
-    Another port of this machine is one, too. Where it does not say so, its Origin has another host
-    than the one that is asked.
+    Where a browser does not say so, its Origin has another host than the one that is asked.
     """
     if site := headers.get("sec-fetch-site"):
         return site not in ("same-origin", "none")
@@ -282,12 +272,7 @@ def is_local_name(host: str) -> bool:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Read API keys from a file, one per line; blank lines and those that begin with # have none.
-
-    Raises:
-        ValueError: If the file has no key, or a line that cannot be one.
-        OSError: If it cannot be read.
-    """
+    """Read API keys from a file, one per line; blank lines and those that begin with # are none."""
     try:
         lines = path.read_bytes().decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -331,11 +316,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
 
 
 def check_origins(origins: Sequence[str]) -> None:
-    """Refuse what is no origin, which a browser would never send.
-
-    Raises:
-        ValueError: If there is one.
-    """
+    """Refuse what is no origin, which a browser would never send."""
     for origin in origins:
         parts = urlsplit(origin)
         if origin != "*" and (origin != f"{parts.scheme}://{parts.netloc}" or not parts.netloc):

@@ -32,15 +32,11 @@ State = Literal["loading", "ready", "stopping", "failed", "stopped"]
 
 
 class Unavailable(Exception):
-    """The service is loading, is stopping or has failed; the message is one clear line.
-
-    Attributes:
-        retry_after: Seconds after which to ask again; None where that would not help.
-    """
+    """The service is loading, is stopping or has failed; the message is one clear line."""
 
     def __init__(self, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after = retry_after  # seconds; None where asking again would not help
 
 
 class Busy(Unavailable):
@@ -87,21 +83,14 @@ class Output:
 
 @dataclass(eq=False)
 class Call:
-    """One request being decoded.
+    """One request being decoded."""
 
-    Attributes:
-        prompt_tokens: Number of ids of each prompt.
-        num_outputs: Samples of all prompts together.
-        changed: The service's lock, which guards the attributes below but the last.
-        waiting: The outputs that have no row yet.
-        queue: Results that have not been read, with the numbers of their outputs.
-    """
-
-    prompt_tokens: list[int]
-    num_outputs: int
-    changed: threading.Condition
+    prompt_tokens: list[int]  # number of ids of each prompt
+    num_outputs: int  # samples of all prompts together
+    changed: threading.Condition  # the service's, which guards the next two
     cancelled: bool = False
-    waiting: deque[Output] = field(default_factory=deque)
+    waiting: deque[Output] = field(default_factory=deque)  # that have no row yet
+    # Results that have not been read, with the numbers of their outputs.
     queue: asyncio.Queue[tuple[int, Result]] = field(default_factory=asyncio.Queue)
 
     async def chunks(
@@ -156,10 +145,6 @@ class Service:
         load: Makes the decoder; called in the thread that owns the device.
         batch_size: The most rows; a steady decoder has one.
         max_queue: The most outputs that wait for a row.
-
-    Attributes:
-        failure: Why nothing is decoded any more, in one line; None while all is well.
-        load_error: The error of `load`, if that is why.
     """
 
     def __init__(
@@ -174,8 +159,8 @@ class Service:
         # Guards all that follows; notified when there is something to do or the state changes.
         self._changed = threading.Condition()
         self.state: State = "loading"
-        self.failure: str | None = None
-        self.load_error: BaseException | None = None
+        self.failure: str | None = None  # why nothing is decoded any more, in one line
+        self.load_error: BaseException | None = None  # of `load`, if that is why
         self._calls: deque[Call] = deque()  # with outputs that wait, the next one first
         self._running: dict[int, Output] = {}  # by the index of the request
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
