@@ -9,49 +9,43 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.cli import serve as command
 from speculative_t5.cli.options import DecoderOptions
-from speculative_t5.generation import SpeculativeDecoder
-from speculative_t5.serve import bind
+from speculative_t5.decoding import Batch
+from speculative_t5.generation import GenerationOptions, SpeculativeDecoder
+from speculative_t5.serve import Server, Service, Settings, bind, service
 
 import httpx
 import openai
 import pytest
-from commands import Call, caller, start
+from commands import Call, Done
 from conftest import REPOSITORY
 from messages import check_message
-from serving import KEY, PATIENCE, Running, figures, started, wait_until
+from serving import (
+    KEY,
+    PATIENCE,
+    Running,
+    Served,
+    figures,
+    serving,
+    started,
+    wait_until,
+)
 
 PROMPTS = (REPOSITORY / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()[:8]
 SMALL = REPOSITORY / "weights" / "correct-small"
 ENDLESS = {"max_tokens": 10**6, "min_tokens": 10**6}
-ALLOWED = ("--max-tokens", "1000000")  # else it is too many for a request
 LASTING = {"max_tokens": 60, "min_tokens": 60}
-FOREVER = "600"  # seconds that no test takes
+FOREVER = 600.0  # seconds that no test takes
+Serve = Callable[..., AbstractContextManager[Served]]
 
-# Runs a command in which something happens as soon as a file of that name is opened once more.
-AT_OPEN = """
-import os, shutil, signal, sys, threading
-name, left = sys.argv[1], int(sys.argv[2])
-def audit(event, arguments):
-    global left
-    if event == "open" and str(arguments[0]).endswith(name):
-        left -= 1
-        if left == 0:
-            {action}
-from speculative_t5.cli import main
-sys.addaudithook(audit)
-sys.argv = ["__main__.py", *sys.argv[3:]]
-main()
-"""
-
-
-# Loading never ends, and would be waited for as long. The port is printed nevertheless.
+# From the first request on, a pass has no end.
 COMPUTES_FOR_EVER = """
 import mlx.core as mx
 def compute(self):
@@ -63,40 +57,20 @@ def serve_all(self):
     start(self)
 service.Service._serve = serve_all
 """
-LOADS_FOR_EVER = f"""
-def bind(host, port, real=serve.bind):
-    listening = real(host, port)
-    print(f":{{listening.getsockname()[1]}}", flush=True)
-    return listening
-serve.bind, service.GRACE = bind, {FOREVER}
-command.DecoderOptions.load = lambda self, **_: threading.Event().wait()
-"""
-
-# Once the server is ready, each round fails, also those of the warm-up.
-LOSES_ITS_DEVICE = """
-def announce(*given, real=command.announce):
-    def fail(batch):
-        raise ValueError("the device is lost")
-    service.Batch.round = fail
-    real(*given)
-command.announce = announce
+# Loading has no end, and the server is told to stop.
+LOADS_FOR_EVER = """
+import os, signal
+def load(self, **_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+service.GRACE, command.DecoderOptions.load = 0.0, load
+print(":0", flush=True)
 """
 
 
-def run_with(folder: Path, action: str, name: str, count: int, *arguments: str) -> tuple[int, str]:
-    """Run `serve`; return its exit code and standard error. It must end by itself."""
-    command = [sys.executable, "-c", AT_OPEN.format(action=action), name, str(count), "serve"]
-    done = subprocess.run(
-        [*command, "--port", "0", *arguments], cwd=folder, capture_output=True, text=True,
-        check=False, timeout=2 * PATIENCE,
-    )  # fmt: skip
-    assert done.stdout == ""
-    return done.returncode, done.stderr
-
-
-def one_line(errors: str) -> str:
-    """Check that there is one error of one line, and return it."""
-    (line,) = errors.splitlines()
+def one_line(done: Done) -> str:
+    """Check that a command gave one error of one line, and return it."""
+    (line,) = done.err
     check_message(line.removeprefix("error: "))
     assert line.startswith("error: ")
     return line
@@ -105,20 +79,16 @@ def one_line(errors: str) -> str:
 class Streams:
     """Streams of a server, each read to its end in a thread of its own."""
 
-    def __init__(self, server: Running) -> None:
-        self._server = server
-        self._client = server.client()
+    def __init__(self, served: Served) -> None:
+        self._client = served.client
         self._pool = ThreadPoolExecutor(32)
         self._accepted = threading.Semaphore(0)
 
     def __enter__(self) -> Streams:
         return self
 
-    def __exit__(self, error: object, *_: object) -> None:
-        if error:  # a stream may have no end
-            self._server.process.kill()
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
-        self._client.close()
 
     def ask(self, **fields: Any) -> Future[list[Any]]:
         """Ask for a stream; return the events that it will have had at its end."""
@@ -155,8 +125,7 @@ def text_of(events: list[Any]) -> str:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("server")
     (folder / "keys").write_text(f"# for tests\n{KEY}\n")
-    options = ("--api-key-file", "keys", "--batch-size", "4", "--max-queue", "40", *ALLOWED)
-    server = Running(folder, *options)
+    server = Running(folder, "--api-key-file", "keys", "--batch-size", "4", "--max-queue", "40")
     try:
         yield server
     finally:
@@ -170,10 +139,8 @@ def decoder() -> SpeculativeDecoder:
 
 
 @pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Call:
-    return caller(tmp_path, monkeypatch, capfd)
+def here(tmp_path: Path) -> Path:
+    return tmp_path
 
 
 def test_a_list_of_prompts_is_a_batch(running: Running, decoder: SpeculativeDecoder) -> None:
@@ -253,24 +220,38 @@ def test_wrong_options_are_one_line(
 ) -> None:
     (tmp_path / "empty").touch()
     done = call("serve", "--port", "0", *arguments)
-    assert done.code == 2 and len(done.err) == 1 and text in done.err[0]
-    check_message(done.err[0].removeprefix("error: "))
+    assert done.code == 2 and text in one_line(done)
 
 
 def test_a_port_in_use_is_one_line(call: Call) -> None:
     with bind("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
         done = call("serve", "--port", port)
-    assert done.code == 2 and len(done.err) == 1
-    assert f"port {port} of 127.0.0.1 is used by another program" in done.err[0]
+    assert done.code == 2
+    assert f"port {port} of 127.0.0.1 is used by another program" in one_line(done)
 
 
-def test_a_model_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    process = start(tmp_path, "serve", "--port", "0", "--model", "absent/model")
-    _, errors = process.communicate(timeout=PATIENCE)
-    (line,) = errors.decode().splitlines()
-    assert process.returncode == 2 and line.startswith("error: ") and "absent/model" in line
+def test_a_model_that_is_not_there_is_one_line(
+    call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = call("serve", "--port", "0", "--model", "absent/model")
+    assert done.code == 2 and "absent/model" in one_line(done)
+    assert not caplog.records
+
+
+def test_a_model_that_vanishes_while_it_is_loaded_is_one_line(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = DecoderOptions.load
+
+    def load(self: DecoderOptions, **options: Any) -> SpeculativeDecoder:
+        shutil.rmtree(self.model)
+        return real(self, **options)
+
+    shutil.copytree(SMALL, here / "model")
+    monkeypatch.setattr(DecoderOptions, "load", load)
+    done = call("serve", "--port", "0", "--model", "model", "--regular-decode")
+    assert done.code == 2 and "model" in one_line(done)
 
 
 def test_without_its_packages_it_says_what_to_install() -> None:
@@ -290,9 +271,41 @@ def test_without_its_packages_it_says_what_to_install() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_model_that_vanishes_is_served_all_the_same(tmp_path: Path) -> None:
+def run_and_ask(
+    call: Call, monkeypatch: pytest.MonkeyPatch, ask: Callable[[httpx.Client], None], *options: str
+) -> Done:
+    """Run the command, ask the server in another thread once it is ready, and stop it."""
+    servers: list[Server] = []
+    asked: list[Future[None]] = []
+
+    async def startup(self: Server, sockets: Any, real: Any = Server.startup) -> None:
+        servers.append(self)
+        await real(self, sockets)
+
+    def announce(settings: Settings, host: str, port: int, real: Any = command.announce) -> None:
+        real(settings, host, port)
+        asked.append(pool.submit(ask_and_stop, port))
+
+    def ask_and_stop(port: int) -> None:
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
+                ask(client)
+        finally:
+            servers[0].handle_exit(signal.SIGTERM, None)
+
+    monkeypatch.setattr(Server, "startup", startup)
+    monkeypatch.setattr(command, "announce", announce)
+    with ThreadPoolExecutor(1) as pool:
+        done = call("serve", "--port", "0", *options)
+    asked[0].result()
+    return done
+
+
+def test_a_model_that_vanishes_is_served_all_the_same(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is read from its folder once the server is ready."""
-    model, draft = tmp_path / "model", tmp_path / "draft"
+    model, draft = here / "model", here / "draft"
     for folder in (model, draft):
         shutil.copytree(SMALL, folder)
     expected = DecoderOptions(model=str(model), draft_model=str(draft)).load()
@@ -302,58 +315,62 @@ def test_a_model_that_vanishes_is_served_all_the_same(tmp_path: Path) -> None:
         {"speculative": False, "stop": [" the"]},
         {"bad_words": ["was"], "forced_tokens": "It", "repetition_penalty": 1.2},
     ]
-    with started(tmp_path, "--model", str(model), "--draft-model", str(draft)) as server:
+
+    def ask(client: httpx.Client) -> None:
         shutil.rmtree(model)
         shutil.rmtree(draft)
-        assert server.line.startswith("serving model at http://")
-        with server.client() as client:
-            for options in wanted:
-                for prompt in PROMPTS[:3]:
-                    fields = {"model": "model", "prompt": prompt, "max_tokens": 40, **options}
-                    (choice,) = client.post("/v1/completions", json=fields).json()["choices"]
-                    output = expected.generate(prompt, max_tokens=40, **options)
-                    assert choice["text"] == output.text, (options, prompt)
-            assert client.get("/").status_code == client.get("/health").status_code == 200
-        assert server.end() == (0, [])
+        for options in wanted:
+            for prompt in PROMPTS[:2]:
+                fields = {"model": "model", "prompt": prompt, "max_tokens": 40, **options}
+                (choice,) = client.post("/v1/completions", json=fields).json()["choices"]
+                output = expected.generate(prompt, max_tokens=40, **options)
+                assert choice["text"] == output.text, (options, prompt)
+        assert client.get("/").status_code == client.get("/health").status_code == 200
+
+    paths = ("--model", str(model), "--draft-model", str(draft), "--host", "0.0.0.0")
+    done = run_and_ask(call, monkeypatch, ask, *paths)
+    assert done.code == 0 and done.out.startswith("serving model at http://0.0.0.0:")
+    assert len(done.err) == 1 and "anybody who reaches 0.0.0.0" in done.err[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [("config.json", 1), ("spiece.model", 1), ("weights.npz", 2)],
-)
-def test_a_model_that_vanishes_while_it_is_loaded_is_one_line(
-    tmp_path: Path, name: str, count: int
+def test_a_server_that_cannot_decode_any_more_ends(
+    call: Call, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shutil.copytree(SMALL, tmp_path / "model")
-    code, errors = run_with(
-        tmp_path, "shutil.rmtree('model')", f"model/{name}", count,
-        "--model", "model", "--regular-decode",
-    )  # fmt: skip
-    assert code == 2 and name in one_line(errors)
-    assert not (tmp_path / "model").exists()
+    """A service manager then starts it again."""
+
+    def fail(batch: Batch) -> None:
+        raise ValueError("the device is lost")
+
+    def ask(client: httpx.Client) -> None:
+        monkeypatch.setattr(Batch, "round", fail)
+        response = client.post("/v1/completions", json={"prompt": PROMPTS[0]})
+        assert response.status_code == 500
+        check_message(response.json()["error"]["message"])
+        wait_until(lambda: not is_there(client))
+
+    done = run_and_ask(call, monkeypatch, ask, "--model", str(SMALL))
+    assert done.code == 1 and one_line(done) == "error: the device is lost"
+    assert [record.message for record in caplog.records] == [
+        "a round has failed", "the decoding thread has ended",
+    ]  # fmt: skip
 
 
-HANG = "sys.modules['speculative_t5.serve.service'].GRACE = 0.0; threading.Event().wait()"
+def is_there(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code > 0
+    except httpx.TransportError:
+        return False
 
 
-@pytest.mark.parametrize("then", ["pass", HANG], ids=["ends", "hangs"])
-def test_a_server_that_is_stopped_while_it_loads_does_not_serve(tmp_path: Path, then: str) -> None:
-    action = f"os.kill(os.getpid(), signal.SIGTERM); {then}"
-    assert run_with(tmp_path, action, "weights.npz", 1, "--shutdown-seconds", FOREVER) == (0, "")
+@pytest.fixture
+def lasting(decoder: SpeculativeDecoder) -> Serve:
+    """A function that serves a service with four rows for requests of any length."""
+    defaults = GenerationOptions(max_tokens=10**6)  # else it is too many for a request
 
+    def served(seconds: float, load: Any = lambda: decoder) -> Any:
+        return serving(Service(load, batch_size=4), seconds, defaults=defaults)
 
-def test_sigterm_under_load_lets_streams_end(tmp_path: Path, decoder: SpeculativeDecoder) -> None:
-    options = ("--batch-size", "4", "--shutdown-seconds", FOREVER)
-    with started(tmp_path, *options) as server, server.client() as client:
-        with Streams(server) as streams:
-            found = [streams.ask(prompt=prompt, **LASTING) for prompt in PROMPTS]
-            streams.wait_until_accepted(len(PROMPTS))
-            server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: is_stopping(client))
-            check_refused(client)
-            texts = [text_of(each.result()) for each in found]
-        assert texts == [each.text for each in decoder.generate_batch(PROMPTS, **LASTING)]
-        assert server.end(None) == (0, [])
+    return served
 
 
 def is_stopping(client: httpx.Client) -> bool:
@@ -361,6 +378,22 @@ def is_stopping(client: httpx.Client) -> bool:
         return client.get("/health").json() == {"status": "stopping"}
     except httpx.TransportError:  # nobody listens any more
         return True
+
+
+def stop(served: Served) -> None:
+    """Send the signal, and wait until the server is stopping."""
+    served.server.handle_exit(signal.SIGTERM, None)
+    wait_until(lambda: is_stopping(served.client))
+
+
+def test_sigterm_under_load_lets_streams_end(lasting: Serve, decoder: SpeculativeDecoder) -> None:
+    with lasting(FOREVER) as served, Streams(served) as streams:
+        found = [streams.ask(prompt=prompt, **LASTING) for prompt in PROMPTS]
+        streams.wait_until_accepted(len(PROMPTS))
+        stop(served)
+        check_refused(served.client)
+        texts = [text_of(each.result()) for each in found]
+    assert texts == [each.text for each in decoder.generate_batch(PROMPTS, **LASTING)]
 
 
 def check_refused(client: httpx.Client) -> None:
@@ -373,106 +406,58 @@ def check_refused(client: httpx.Client) -> None:
     check_message(response.json()["error"]["message"])
 
 
-def test_sigterm_without_time_tells_every_client(tmp_path: Path) -> None:
-    options = ("--host", "0.0.0.0", "--batch-size", "4", "--shutdown-seconds", "0", *ALLOWED)
-    with started(tmp_path, *options) as server, server.client() as client:
-        with Streams(server) as streams:
-            found = [streams.ask(prompt=prompt, **ENDLESS) for prompt in PROMPTS]
-            whole = streams.post(prompt=PROMPTS[0], **ENDLESS)
-            wait_until(lambda: figures(client)["rows"] == 4)
-            wait_until(lambda: figures(client)["queued"] == len(PROMPTS) - 3)
-            server.process.send_signal(signal.SIGTERM)
-            for events in (each.result() for each in found):
-                *parts, last = events
-                check_message(last["error"]["message"])
-                assert all(part["choices"][0]["finish_reason"] is None for part in parts)
-            assert whole.result().status_code == 503
-        code, (warning,) = server.end(None)
-        assert code == 0 and "anybody who reaches 0.0.0.0" in warning
+def test_sigterm_without_time_tells_every_client(lasting: Serve) -> None:
+    with lasting(0) as served, Streams(served) as streams:
+        found = [streams.ask(prompt=prompt, **ENDLESS) for prompt in PROMPTS]
+        whole = streams.post(prompt=PROMPTS[0], **ENDLESS)
+        wait_until(lambda: figures(served.client)["rows"] == 4)
+        wait_until(lambda: figures(served.client)["queued"] == len(PROMPTS) - 3)
+        served.server.handle_exit(signal.SIGTERM, None)
+        for events in (each.result() for each in found):
+            *parts, last = events
+            check_message(last["error"]["message"])
+            assert all(part["choices"][0]["finish_reason"] is None for part in parts)
+        assert whole.result().status_code == 503
 
 
-def signal_twice(server: Running, number: signal.Signals) -> None:
-    """Send a signal, and once the server is stopping, send it again."""
-    server.process.send_signal(number)
-    with server.client() as client:
-        wait_until(lambda: client.get("/health").json() == {"status": "stopping"})
-    server.process.send_signal(number)
-
-
-def test_a_second_signal_ends_streams_at_once(tmp_path: Path) -> None:
-    options = ("--shutdown-seconds", FOREVER, *ALLOWED)
-    with started(tmp_path, *options) as server, server.client() as client:
+def test_a_second_signal_ends_streams_at_once(lasting: Serve) -> None:
+    with lasting(FOREVER) as served:
         fields = {"prompt": PROMPTS[0], "stream": True, **ENDLESS}
-        with client.stream("POST", "/v1/completions", json=fields) as response:
+        with served.client.stream("POST", "/v1/completions", json=fields) as response:
             parts = response.iter_lines()
             assert "choices" in next(parts)
-            signal_twice(server, signal.SIGTERM)
-            assert server.end(None) == (0, [])
+            stop(served)
+            served.server.handle_exit(signal.SIGTERM, None)
+            wait_until(lambda: not is_there(served.client))
 
 
-def test_a_second_signal_does_not_wait_for_loading(tmp_path: Path) -> None:
-    with (
-        started(tmp_path, "--shutdown-seconds", FOREVER, change=LOADS_FOR_EVER) as server,
-        server.client() as client,
-    ):
-        for status in ("loading", "stopping"):
-            wait_until(lambda status=status: client.get("/health").json() == {"status": status})  # type: ignore[misc]
-            server.process.send_signal(signal.SIGINT)
-        assert server.end(None) == (0, [])
+def test_a_second_signal_does_not_wait_for_loading(
+    lasting: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "GRACE", FOREVER)
+    loading = threading.Event()
+    with lasting(FOREVER, loading.wait) as served:
+        assert served.client.get("/health").json() == {"status": "loading"}
+        stop(served)
+        served.server.handle_exit(signal.SIGTERM, None)
+        wait_until(lambda: not is_there(served.client))
+    loading.set()
 
 
 def test_a_second_signal_does_not_wait_for_a_pass_that_hangs(tmp_path: Path) -> None:
     """Python must not be torn down below the thread, which MLX would answer by aborting."""
-    with started(tmp_path, "--shutdown-seconds", FOREVER, change=COMPUTES_FOR_EVER) as server:
+    options = ("--model", str(SMALL), "--shutdown-seconds", "600")
+    with started(tmp_path, *options, change=COMPUTES_FOR_EVER) as server:
         with (
             server.client() as client,
             client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}),
         ):
-            signal_twice(server, signal.SIGINT)
+            server.process.send_signal(signal.SIGINT)
+            wait_until(lambda: is_stopping(client))
+            server.process.send_signal(signal.SIGINT)
         assert server.end(None) == (0, [])
 
 
-def test_a_server_that_cannot_decode_any_more_ends(tmp_path: Path) -> None:
-    """A service manager then starts it again."""
-    with (
-        started(tmp_path, "--shutdown-seconds", FOREVER, change=LOSES_ITS_DEVICE) as server,
-        server.client() as client,
-    ):
-        response = client.post("/v1/completions", json={"prompt": PROMPTS[0]})
-        assert response.status_code == 500
-        check_message(response.json()["error"]["message"])
-        code, (*log, last) = server.end(None)
-        assert code == 1
-        assert "the device is lost" in last and last.startswith("error: ")
-        check_message(last.removeprefix("error: "))
-        assert log[0] == "ERROR: a round has failed"
-        assert "ERROR: the decoding thread has ended" in log
-
-
-def test_those_who_were_accepted_get_theirs_when_the_queue_is_full(
-    tmp_path: Path, decoder: SpeculativeDecoder
-) -> None:
-    options = ("--batch-size", "2", "--max-queue", "4", *ALLOWED)
-    expected = [each.text for each in decoder.generate_batch(PROMPTS, max_tokens=40)]
-    with started(tmp_path, *options) as server, server.client() as client:
-        with Streams(server) as streams, ExitStack() as leaving:
-            for _ in range(2):
-                fields = {"prompt": PROMPTS[0], "stream": True, **ENDLESS}
-                leaving.enter_context(client.stream("POST", "/v1/completions", json=fields))
-            wait_until(lambda: figures(client)["rows"] == 2)
-            waiting = [streams.ask(prompt=prompt, max_tokens=40) for prompt in PROMPTS[:4]]
-            wait_until(lambda: figures(client)["queued"] == 4)
-            for stream in (True, False) * 5:
-                fields = {"prompt": PROMPTS[4], "stream": stream}
-                response = client.post("/v1/completions", json=fields)
-                assert response.status_code == 429
-                assert 1 <= int(response.headers["retry-after"]) <= 60
-                error = response.json()["error"]
-                assert error["code"] == "queue_full"
-                check_message(error["message"], "4 outputs")
-            assert figures(client)["queued"] == 4
-            leaving.close()
-            assert [text_of(each.result()) for each in waiting] == expected[:4]
-            later = [streams.ask(prompt=prompt, max_tokens=40) for prompt in PROMPTS[4:]]
-            assert [text_of(each.result()) for each in later] == expected[4:]
-        assert server.end() == (0, [])
+def test_a_server_that_is_stopped_while_it_loads_does_not_wait(tmp_path: Path) -> None:
+    with started(tmp_path, "--shutdown-seconds", "600", change=LOADS_FOR_EVER) as server:
+        assert server.end(None) == (0, [])
