@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from speculative_t5.decoding import FinishReason, Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
@@ -110,6 +110,7 @@ class FakeCall:
 class FakeService:
     """Has a Service's interface; what it answers follows from the prompt."""
 
+    makes: ClassVar[type[FakeCall]] = FakeCall
     state: State = "ready"
     failure: str | None = None
     busy: int = 0  # calls that are still to be refused
@@ -151,7 +152,7 @@ class FakeService:
             largest = max((part for part in prompt if isinstance(part, int)), default=0)
             if largest >= 100:
                 raise WrongPrompt(f"prompt ids must be from 0 to 99, got {largest}")
-        self.calls.append(FakeCall(self, list(prompts), options))
+        self.calls.append(self.makes(self, list(prompts), options))
         self.submitted.release()
         return self.calls[-1]
 
@@ -293,6 +294,14 @@ def figures(client: httpx.Client) -> dict[str, float]:
     families = text_string_to_metric_families(client.get("/metrics").text)
     samples = (sample for family in families for sample in family.samples)
     return {s.name.removeprefix("speculative_t5_"): s.value for s in samples if not s.labels}
+
+
+def is_there(client: httpx.Client) -> bool:
+    """Whether a server answers."""
+    try:
+        return client.get("/health").status_code > 0
+    except httpx.TransportError:
+        return False
 
 
 def wait_until(holds: Callable[[], bool], pause: float = 0.01) -> None:

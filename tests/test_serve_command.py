@@ -33,6 +33,7 @@ from serving import (
     Running,
     Served,
     figures,
+    is_there,
     serving,
     started,
     wait_until,
@@ -353,13 +354,6 @@ def test_a_server_that_cannot_decode_any_more_ends(
     assert [record.message for record in caplog.records] == [
         "a round has failed", "the decoding thread has ended",
     ]  # fmt: skip
-
-
-def is_there(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").status_code > 0
-    except httpx.TransportError:
-        return False
 
 
 @pytest.fixture

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
-from speculative_t5.generation import MEANINGS, ORIGIN_STYLES
+from speculative_t5.decoding import FinishReason, Stats
+from speculative_t5.generation import MEANINGS, ORIGIN_STYLES, Chunk, GenerationOptions
+from speculative_t5.serve import DecodingFailed
 from speculative_t5.serve.page import CSP, PAGE
 
 import pytest
 from browser import BROWSER, CTRL, Browser
-from page_server import FAILURE, REFUSAL, TEXT, PageServer
+from serving import PATIENCE, FakeCall, FakeService, Served, is_there, serving, wait_until
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
 Colour = tuple[float, ...]
@@ -124,20 +128,66 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     made.close()
 
 
+# Pieces of rounds, text beyond theirs, and tokens drafted, accepted and emitted.
+SPECULATIVE = [
+    (["He", " <b>is</b>", " &"], "", (5, 2, 3)),
+    ([" here", "", " \u2603"], "", (2, 2, 3)),
+    (["\n<img src=x onerror=alert(1)>"], ".", (1, 1, 2)),
+]
+PLAIN = [
+    (["He <b>is</b>"], "", (0, 0, 1)),
+    ([" & here \u2603"], "", (0, 0, 1)),
+    (["\n<img src=x onerror=alert(1)>"], ".", (0, 0, 1)),
+]
+TEXT = "He <b>is</b> & here \u2603\n<img src=x onerror=alert(1)>."
+REFUSAL = "max_tokens must be at least 1, got 0"
+FAILURE = "decoding failed: generate it again"
+
+
+class PageCall(FakeCall):
+    """A prompt says what happens: "fail", "break" or "wait" after the first round, or no such."""
+
+    async def chunks(self, patience: float | None = None) -> AsyncIterator[tuple[int, Chunk]]:
+        stats, (prompt,) = Stats(), self.prompts
+        rounds = SPECULATIVE if self.options.speculative else PLAIN
+        for pieces, rest, (drafted, accepted, emitted) in rounds:
+            stats = stats.after(drafted, drafted, accepted, emitted, stats.seconds + 0.25)
+            last: FinishReason | None = "eos" if rest else None
+            text = "".join(pieces) + rest
+            yield 0, Chunk(text, [5] * len(pieces), accepted, stats, last, tuple(pieces))
+            if prompt == "fail":
+                raise DecodingFailed(FAILURE)
+            if prompt == "break":
+                return
+            if prompt == "wait":
+                self.stalled.set()
+                await asyncio.Event().wait()
+
+
+class PageService(FakeService):
+    """A service of scripted outputs; it refuses the prompt "refuse"."""
+
+    makes = PageCall
+
+    def submit(self, prompts: Any, options: GenerationOptions) -> FakeCall:
+        if prompts == ["refuse"]:
+            raise ValueError(REFUSAL)
+        return super().submit(prompts, options)
+
+
 @pytest.fixture
-def server() -> Iterator[PageServer]:
-    made = PageServer()
-    yield made
-    made.close()
+def server() -> Iterator[Served]:
+    with serving(PageService(), model="some-model") as made:
+        yield made
 
 
 def text(browser: Browser, id: str) -> str:
     return str(browser.evaluate(f"document.getElementById('{id}').textContent"))
 
 
-def open_page(browser: Browser, server: PageServer, *, dark: bool = False) -> None:
+def open_page(browser: Browser, server: Served, *, dark: bool = False) -> None:
     browser.console.clear()
-    browser.open(server.address, dark=dark)
+    browser.open(f"{server.url}/", dark=dark)
     browser.wait("document.getElementById('model').textContent")
 
 
@@ -155,15 +205,13 @@ def wait_for(browser: Browser, id: str, beginning: str) -> None:
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_output_arrives_shaded_by_origin(
-    browser: Browser, server: PageServer, dark: bool, tmp_path: Path
+    browser: Browser, server: Served, dark: bool, tmp_path: Path
 ) -> None:
     open_page(browser, server, dark=dark)
     type_and_generate(browser, "He are here")
     wait_for(browser, "status", "Done: 8 tokens.")
-    assert server.requests == [
-        {"prompt": "He are here", "max_tokens": 256, "temperature": 0, "speculative": True,
-         "stream": True, "speculative_t5": True}
-    ]  # fmt: skip
+    (call,) = server.service.calls
+    assert (call.prompts, call.options) == (["He are here"], GenerationOptions())
     assert text(browser, "output") == TEXT
     shown = browser.evaluate(
         "[...document.getElementById('output').children].map(e => {"
@@ -191,7 +239,7 @@ def test_output_arrives_shaded_by_origin(
 
 
 @needs_browser
-def test_events_are_read_wherever_the_stream_is_cut(browser: Browser, server: PageServer) -> None:
+def test_events_are_read_wherever_the_stream_is_cut(browser: Browser, server: Served) -> None:
     open_page(browser, server)
     stream = 'data: {"text": "\u2603"}\n\n: ping\n\ndata:[DONE]\n\n'
     found = browser.evaluate(
@@ -204,7 +252,7 @@ def test_events_are_read_wherever_the_stream_is_cut(browser: Browser, server: Pa
 
 
 @needs_browser
-def test_runs_of_both_kinds_are_kept_and_compared(browser: Browser, server: PageServer) -> None:
+def test_runs_of_both_kinds_are_kept_and_compared(browser: Browser, server: Served) -> None:
     open_page(browser, server)
     type_and_generate(browser, "He are here")
     wait_for(browser, "status", "Done")
@@ -214,7 +262,7 @@ def test_runs_of_both_kinds_are_kept_and_compared(browser: Browser, server: Page
     browser.evaluate("document.getElementById('generate').focus()")
     browser.press("Enter")
     wait_for(browser, "status", "Done: 3 tokens")
-    assert server.requests[1]["speculative"] is False
+    assert server.service.calls[1].options == GenerationOptions(speculative=False)
     rows = browser.evaluate(
         "[...document.querySelectorAll('#runs tr')].map(r => [...r.cells].map(c => c.textContent))"
     )
@@ -233,12 +281,13 @@ def test_runs_of_both_kinds_are_kept_and_compared(browser: Browser, server: Page
 
 @needs_browser
 @pytest.mark.parametrize("way", ["Escape", "stop"])
-def test_stopping_closes_the_connection(browser: Browser, server: PageServer, way: str) -> None:
+def test_stopping_closes_the_connection(browser: Browser, server: Served, way: str) -> None:
     open_page(browser, server)
     browser.write("wait")
     browser.click("generate")
     browser.wait("document.getElementById('output').textContent == 'He <b>is</b> &'")
-    assert server.waiting.is_set() and not server.gone.is_set()
+    call = server.service.last_call()
+    assert call.stalled.is_set() and not call.cancelled.is_set()
     assert browser.evaluate("document.activeElement.id") == "stop"
     assert browser.evaluate("document.getElementById('output').getAttribute('aria-busy')") == "true"
     browser.press("Enter", CTRL)  # one run at a time
@@ -247,7 +296,7 @@ def test_stopping_closes_the_connection(browser: Browser, server: PageServer, wa
     else:
         browser.click("stop")
     wait_for(browser, "status", "Stopped.")
-    assert server.gone.wait(30) and len(server.requests) == 1
+    assert call.cancelled.wait(PATIENCE) and server.service.calls == [call]
     assert browser.evaluate("document.activeElement.id") == "generate"
     assert text(browser, "runs") == text(browser, "error") == "" and not browser.console
     type_and_generate(browser, "He are here")
@@ -255,9 +304,9 @@ def test_stopping_closes_the_connection(browser: Browser, server: PageServer, wa
 
 
 @needs_browser
-def test_tab_reaches_everything(browser: Browser, server: PageServer) -> None:
-    server.model = "correct-base"
-    open_page(browser, server)
+def test_tab_reaches_everything(browser: Browser) -> None:
+    with serving(PageService(), model="correct-base") as server:
+        open_page(browser, server)
     assert browser.evaluate("document.getElementById('prompt').value").startswith("my sister")
     found = []
     for _ in range(7):
@@ -268,7 +317,7 @@ def test_tab_reaches_everything(browser: Browser, server: PageServer) -> None:
 
 
 @needs_browser
-def test_errors_are_the_servers_one_line(browser: Browser, server: PageServer) -> None:
+def test_errors_are_the_servers_one_line(browser: Browser, server: Served) -> None:
     open_page(browser, server)
     type_and_generate(browser, "refuse")
     wait_for(browser, "error", REFUSAL)
@@ -277,14 +326,15 @@ def test_errors_are_the_servers_one_line(browser: Browser, server: PageServer) -
     assert text(browser, "output") == "He <b>is</b> &"
     type_and_generate(browser, "break")
     wait_for(browser, "error", "the output broke off: generate it again")
-    server.close()
+    server.server.should_exit = True
+    wait_until(lambda: not is_there(server.client))
     type_and_generate(browser, "He are here")
     wait_for(browser, "error", "no usable answer (Failed to fetch): check that the server")
     assert text(browser, "runs") == text(browser, "status") == ""
 
 
 @needs_browser
-def test_options_out_of_range_are_not_sent(browser: Browser, server: PageServer) -> None:
+def test_options_out_of_range_are_not_sent(browser: Browser, server: Served) -> None:
     open_page(browser, server)
     browser.write("He are here")
     browser.evaluate("document.getElementById('max_tokens').value = '0'")
@@ -294,23 +344,22 @@ def test_options_out_of_range_are_not_sent(browser: Browser, server: PageServer)
     browser.evaluate("document.getElementById('temperature').value = '0.5'")
     browser.press("Enter", CTRL)
     wait_for(browser, "status", "Done")
-    (request,) = server.requests
-    assert (request["max_tokens"], request["temperature"]) == (7, 0.5)
+    (call,) = server.service.calls
+    assert (call.options.max_tokens, call.options.temperature) == (7, 0.5)
 
 
 @needs_browser
-def test_a_key_is_asked_for_where_the_server_wants_one(
-    browser: Browser, server: PageServer
-) -> None:
-    server.key = "abc"
-    browser.open(server.address)
-    wait_for(browser, "error", "the API key is wrong")
-    browser.wait("document.activeElement.id == 'key'")
-    browser.write("abc")
-    browser.evaluate("document.getElementById('prompt').value = 'He are here'")
-    browser.press("Enter")
-    wait_for(browser, "status", "Done")
-    browser.wait("document.getElementById('model').textContent == 'some-model'")
+def test_a_key_is_asked_for_where_the_server_wants_one(browser: Browser) -> None:
+    with serving(PageService(), model="some-model", api_keys=["abc"]) as server:
+        browser.console.clear()
+        browser.open(f"{server.url}/")
+        wait_for(browser, "error", "the API key is missing")
+        browser.wait("document.activeElement.id == 'key'")
+        browser.write("abc")
+        browser.evaluate("document.getElementById('prompt').value = 'He are here'")
+        browser.press("Enter")
+        wait_for(browser, "status", "Done")
+        browser.wait("document.getElementById('model').textContent == 'some-model'")
     assert text(browser, "error") == ""
     kept = browser.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
     assert kept == [0, 0, ""]

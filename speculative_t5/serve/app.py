@@ -262,6 +262,7 @@ class Endpoints(Collector):
                     text = answer.round(*added) if added else PING
                     if not answer.is_whole:
                         yield text, True
+                        text = ""
             text += answer.usage() if usage else ""
         except Refused as failure:
             text = as_event(failure.body)
