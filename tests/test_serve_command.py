@@ -350,7 +350,7 @@ def test_a_server_that_cannot_decode_any_more_ends(
         wait_until(lambda: not is_there(client))
 
     done = run_and_ask(call, monkeypatch, ask, "--model", str(SMALL))
-    assert done.code == 1 and one_line(done) == "error: the device is lost"
+    assert done.code == 1 and "the device is lost" in one_line(done)
     assert [record.message for record in caplog.records] == [
         "a round has failed", "the decoding thread has ended",
     ]  # fmt: skip
