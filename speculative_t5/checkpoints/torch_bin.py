@@ -48,12 +48,6 @@ _LITERALS = frozenset(
     "SHORT_BINSTRING".split()
 )
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_OTHERS = frozenset(
-    "PROTO FRAME STOP MARK EMPTY_DICT EMPTY_LIST TUPLE TUPLE1 TUPLE2 TUPLE3 GLOBAL STACK_GLOBAL "
-    "REDUCE BUILD BINPERSID BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE SETITEM SETITEMS APPEND "
-    "APPENDS".split()
-)
-_ALLOWED = _LITERALS | _CONSTANTS.keys() | _OTHERS
 
 _ORDERED_DICT = "collections.OrderedDict"
 _REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
@@ -105,12 +99,12 @@ def _read_archive(path: Path) -> dict[str, StoredTensor]:
         machine = Machine(io.BytesIO(_read_member(archive, members[pickled[0]])))
         held = machine.load()
         storages = {}
-        for key, (type_name, numel) in machine.storages.items():
+        for key, (dtype, numel) in machine.storages.items():
             member = members.get(f"{root}data/{key}")
             if member is None:
                 raise ValueError(f"storage {printable(key)} is missing")
             start = _start_of(file, member, size)
-            storages[key] = _check_storage(key, type_name, numel, start, member.file_size)
+            storages[key] = _check_storage(key, dtype, numel, start, member.file_size)
             if member.compress_type != zipfile.ZIP_STORED or start + member.file_size > size:
                 raise ValueError(f"storage {printable(key)} is compressed, or ends after the file")
     return _describe(path, held, storages)
@@ -153,23 +147,16 @@ def _read_old(path: Path) -> dict[str, StoredTensor]:
         for key in keys:
             if expect(key, str, "the key of a storage") not in machine.storages or key in storages:
                 raise ValueError(f"storage {printable(key)} is unknown, or listed twice")
-            type_name, numel = machine.storages[key]
+            dtype, numel = machine.storages[key]
             file.seek(end)
             count, start = int.from_bytes(file.read(8), "little"), end + 8
-            nbytes = max(0, min(count * _dtype(type_name).size, size - start))
-            storages[key] = _check_storage(key, type_name, numel, start, nbytes)
+            nbytes = max(0, min(count * dtype.size, size - start))
+            storages[key] = _check_storage(key, dtype, numel, start, nbytes)
             end = start + nbytes
     return _describe(path, held, storages)
 
 
-def _dtype(type_name: str) -> mx.Dtype:
-    if type_name not in STORAGES:
-        raise Refused(f"it holds a '{printable(type_name)}', expected {', '.join(STORAGES)}")
-    return STORAGES[type_name]
-
-
-def _check_storage(key: str, type_name: str, numel: int, start: int, nbytes: int) -> _Storage:
-    dtype = _dtype(type_name)
+def _check_storage(key: str, dtype: mx.Dtype, numel: int, start: int, nbytes: int) -> _Storage:
     if numel * dtype.size != nbytes:
         raise ValueError(
             f"storage {printable(key)} declares {numel} numbers, the file has room for "
@@ -247,11 +234,11 @@ class Machine:
         file: The pickle's bytes in memory, so that no argument can be longer than they are.
 
     Attributes:
-        storages: For each key, the name of its type and how many numbers it has.
+        storages: For each key, its type and how many numbers it has.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
-        self.storages: dict[str, tuple[str, int]] = {}
+        self.storages: dict[str, tuple[mx.Dtype, int]] = {}
         self._file = file
         self._stack: list[Any] = []  # since the last mark
         self._outer: list[list[Any]] = []  # the parts of the stack before each mark
@@ -262,22 +249,21 @@ class Machine:
         # This takes no more than the file has, whatever length an argument announces.
         with warnings.catch_warnings(action="ignore"):  # Python's, of escapes that it does not know
             for opcode, argument, _ in islice(pickletools.genops(self._file), MAX_OPCODES):
-                if opcode.name not in _ALLOWED:
-                    raise Refused(
-                        f"it uses the opcode {opcode.name}, which plain weights do not need"
-                    )
                 if opcode.name == "STOP":
                     return self._last(1)[0]
-                self._follow(opcode.name, argument)
+                if opcode.name in _LITERALS:
+                    self._stack.append(argument)
+                elif opcode.name in _CONSTANTS:
+                    self._stack.append(_CONSTANTS[opcode.name])
+                else:
+                    self._follow(opcode.name, argument)
         raise Refused(f"it has more than {MAX_OPCODES} opcodes")
 
     def _follow(self, name: str, argument: Any) -> None:
         stack = self._stack
         match name:
-            case _ if name in _LITERALS:
-                stack.append(argument)
-            case _ if name in _CONSTANTS:
-                stack.append(_CONSTANTS[name])
+            case "PROTO" | "FRAME":
+                pass
             case "MARK":
                 self._outer.append(stack)
                 self._stack = []
@@ -305,12 +291,6 @@ class Machine:
                 stack.append(self._declare(*self._last(1)))
             case "REDUCE":
                 stack.append(_reduce(*self._last(2)))
-            case _:
-                self._fill(name)
-
-    def _fill(self, name: str) -> None:
-        """Follow an opcode that puts values into an existing one."""
-        match name:
             case "SETITEM" | "SETITEMS":
                 values = self._since_mark() if name == "SETITEMS" else self._last(2)
                 pairs = [values[start : start + 2] for start in range(0, len(values), 2)]
@@ -321,6 +301,8 @@ class Machine:
             case "BUILD":  # attributes of a state_dict, such as _metadata: dropped
                 self._last(1)
                 expect(self._top(), dict, "what gets attributes")
+            case _:
+                raise Refused(f"it uses the opcode {name}, which plain weights do not need")
 
     def _top(self) -> Any:
         self._stack += (last := self._last(1))
@@ -351,7 +333,10 @@ class Machine:
         if not known or not whole or type(key) is not str or not _is_size(numel):
             described = ", ".join(map(kind_of, saved))
             raise ValueError(f"it describes a storage by {described}")
-        entry = (wanted.name.removeprefix("torch."), numel)
+        name = wanted.name.removeprefix("torch.")
+        if name not in STORAGES:
+            raise Refused(f"it holds a '{printable(name)}', expected {', '.join(STORAGES)}")
+        entry = (STORAGES[name], numel)
         if self.storages.setdefault(key, entry) != entry:
             raise ValueError(f"storage {printable(key)} is declared twice")
         return _Key(key)
