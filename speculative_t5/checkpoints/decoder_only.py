@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,7 @@ from ..tokenizers import DecoderOnlyTokenizer
 from .model_folder import GENERATION_CONFIG, ModelFolder, read_json
 from .tensors import StoredTensor, as_mlx, check_shapes, dtype_name, module_shapes, parameters_of
 
-# Names in config.json of the most tokens that a model reads, and of its depth.
+# Names in config.json of the most tokens that a model reads, of its depth, and of all sizes.
 CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length",
             "max_seq_len", "seq_length")  # fmt: skip
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -54,12 +54,7 @@ GPT2 = {
 def load_decoder_only(
     folder: ModelFolder, dtype: mx.Dtype | None
 ) -> tuple[DecoderOnlyModel, DecoderOnlyTokenizer]:
-    """Load a decoder-only model and its tokenizer.
-
-    Args:
-        folder: Holds config.json, weights in safetensors or `.bin`, and a tokenizer's files.
-        dtype: Type to compute in; None for the device's default. If that has 16 bits and mlx-lm
-            has quantized the matrices, None keeps the stored type.
+    """Load a decoder-only model and its tokenizer, see `load`.
 
     Raises:
         ValueError: If it is not a whole model of a known kind.
@@ -79,8 +74,15 @@ def load_decoder_only(
         raise ValueError(
             f"{folder.path} does not say what ends an output: put eos_token_id into its config.json"
         )
-    cast_one = _caster(module, dtype, quantized=bool(config.get("quantization")))
-    module.load_weights([(name, cast_one(name, weight)) for name, weight in weights.items()])
+    wanted = dtype or default_dtype()
+    # Casting float16 scales to bfloat16 would lose bits.
+    as_stored = config.get("quantization") and dtype is None and wanted != mx.float32
+    # Some models have parameters that must keep their type, such as those that choose experts.
+    may_cast = getattr(module, "cast_predicate", lambda name: True)
+    for name, weight in weights.items():
+        if mx.issubdtype(weight.dtype, mx.floating) and not as_stored and may_cast(name):
+            weights[name] = weight.astype(wanted)
+    module.load_weights([*weights.items()])
     module.eval()
     del weights
     for weight in parameters_of(module).values():
@@ -95,11 +97,9 @@ def load_decoder_only(
 
 
 def inspect_decoder_only(folder: ModelFolder) -> tuple[str, int, tuple[str, ...], Vocabulary]:
-    """Inspect the folder of a decoder-only model without reading its weights.
+    """Return a model's model_type, number of parameters, stored types and vocabulary.
 
-    Returns:
-        Its model_type; how many parameters it has, each counted once; the types of its tensors, or
-        their bits if they are quantized; and its tokenizer's vocabulary.
+    No weights are read. Quantized ones have bits in place of types.
     """
     config = read_config(folder)
     with _about(folder.path):
@@ -127,14 +127,13 @@ def read_config(folder: ModelFolder) -> dict[str, Any]:
     with _about(folder.path):
         for part in _parts(config):
             _check_sizes(part)
-            for group in _groups(part):
+            for group in (part, *_rotations(part)):
                 _check_numbers(group)
         if config.get("model_type") == "gpt2":
             config.setdefault("n_ctx", config.get("n_positions"))  # mlx-lm reads the older name
             for name, expected in GPT2.items():
                 if config.get(name, expected) != expected:
-                    wanted = f"{expected!r}, as all published GPT-2 have"
-                    raise wrong(name, config[name], wanted)
+                    raise wrong(name, config[name], f"{expected!r}, as all published GPT-2 have")
     # Checked here, as a tokenizer would raise an obscure error for them.
     ends: list[int] = []
     generation = folder.path / GENERATION_CONFIG
@@ -152,9 +151,9 @@ def read_config(folder: ModelFolder) -> dict[str, Any]:
 def max_context(config: Mapping[str, Any]) -> int | None:
     """Return the most tokens of prompt and output that a model reads; None if it does not say."""
     for part in _parts(config):
-        limits = [int(part[name]) for name in CONTEXTS if type(part.get(name)) is int]
-        if limits:
-            return max(limits[0], _stretched(part))
+        for name in CONTEXTS:
+            if type(limit := part.get(name)) is int:
+                return max(limit, _stretched(part))
     return None
 
 
@@ -176,9 +175,8 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield nested
 
 
-def _groups(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a config, and the settings of rotary positions in it."""
-    yield part
+def _rotations(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the settings of rotary positions in a config."""
     for name in ROPES:
         if isinstance(rope := part.get(name), Mapping):
             yield rope
@@ -251,27 +249,18 @@ def _parameters(
         name: as_mlx(each.read(), each.dtype) if isinstance(each, StoredTensor) else each
         for name, each in _open(folder).items()
     }
-    if config.get("model_type") == "gpt2":
-        stored = _gpt2_names(stored)
+    if config.get("model_type") == "gpt2":  # named as in the first checkpoints, and without masks
+        named = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
+        unused = ("lm_head.weight", ".attn.bias", ".attn.masked_bias")
+        stored = {name: tensor for name, tensor in named.items() if not name.endswith(unused)}
     try:
         sanitize = getattr(module, "sanitize", dict)
-        return cast(dict[str, mx.array], sanitize(stored))
+        return dict(sanitize(stored))
     except Exception as error:  # a missing tensor raises anything
         raise ValueError(
             f"{folder.path}: the weights are not those of a {config['model_type']} "
             f"({type(error).__name__}: {first_line(error)}): download or convert the model again"
         ) from error
-
-
-def _gpt2_names(stored: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Rename tensors as in the first checkpoints, without `transformer.`, and drop masks."""
-    named = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
-    unused = (".attn.bias", ".attn.masked_bias")
-    return {
-        name: tensor
-        for name, tensor in named.items()
-        if name != "lm_head.weight" and not name.endswith(unused)
-    }
 
 
 def _quantize(
@@ -295,23 +284,6 @@ def _quantize(
             f"{folder}: quantization in config.json is {shown(settings)} ({first_line(error)}): "
             "convert the model again"
         ) from error
-
-
-def _caster(
-    module: nn.Module, dtype: mx.Dtype | None, *, quantized: bool
-) -> Callable[[str, mx.array], mx.array]:
-    """Return the function that casts a parameter, by its name, to the type to compute in."""
-    wanted = dtype or default_dtype()
-    if quantized and dtype is None and wanted != mx.float32:
-        return lambda name, weight: weight  # casting float16 scales to bfloat16 would lose bits
-    # Some models have parameters that must keep their type, such as those that choose experts.
-    may_cast: Callable[[str], bool] = getattr(module, "cast_predicate", lambda name: True)
-
-    def cast_one(name: str, weight: mx.array) -> mx.array:
-        floats = mx.issubdtype(weight.dtype, mx.floating)
-        return weight.astype(wanted) if floats and may_cast(name) else weight
-
-    return cast_one
 
 
 def _check_fit(folder: Path, model: DecoderOnlyModel, vocabulary: Vocabulary) -> None:
