@@ -41,12 +41,12 @@ class Hub:
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         path = request.path.split("?")[0]
         self.requests.append(f"{request.command} {path}")
-        api = re.fullmatch(r"/api/models/(\w[^/]*/[^/]+)/(revision|tree)/([^/]+)", path)
+        api = re.fullmatch(r"/api/models/(\w[^/]*/[^/]+)(?:/(revision|tree)/([^/]+))?", path)
         file = re.fullmatch(r"/(\w[^/]*/[^/]+)/(resolve)/([^/]+)/(.+)", path)
         found = api or file
         if not found or not (self.root / found[1]).is_dir():
             self.send(request, code="RepoNotFound")
-        elif found[3] not in ("main", COMMIT):
+        elif found[3] not in (None, "main", COMMIT):
             self.send(request, code="RevisionNotFound")
         elif api:
             body = self.tree(api[1]) if api[2] == "tree" else self.info(api[1])

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints import ModelFolder, convert, inspect
 from speculative_t5.checkpoints import hub as hub_module
-from speculative_t5.checkpoints.hub import Repository, download, flat_name
+from speculative_t5.checkpoints.hub import download, flat_name
 
 import pytest
 from checkpoints import refused, write_causal
@@ -221,6 +221,6 @@ def test_names_become_one_flat_folder_or_are_refused() -> None:
 def test_a_long_comparison_is_reported(originals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "SILENT_BYTES", 10)
     notes: list[str] = []
-    found = Repository("t5", ModelFolder(originals / "tiny-t5"), None)
-    assert download(found, note=notes.append) == originals / "tiny-t5"
+    found = ModelFolder(originals / "tiny-t5")
+    assert download("t5", found, None, note=notes.append) == originals / "tiny-t5"
     assert notes == ["comparing 0.0 GB with the Hub's SHA-256"]

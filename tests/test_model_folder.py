@@ -266,8 +266,8 @@ def test_drafts_share_the_tokenizer_and_are_smaller(source: Path, spiece: bytes)
     Path("weights/broken").mkdir()
     Path("weights/broken/weights.npz").write_text("")
     found = inspect(str(source))
-    assert [path.name for path, _ in found.drafts] == ["tiny", "small"]
-    assert found.drafts[1][1] == inspect("small").num_parameters < found.num_parameters
+    assert [draft.folder.name for draft in found.drafts] == ["tiny", "small"]
+    assert found.drafts[1].num_parameters == inspect("small").num_parameters < found.num_parameters
     target: Any = load("itself")[0]
     save_draft(Path("weights/shared"), new_draft(target, DistillOptions(layers=3)), "itself")
     edit_json(Path("weights/itself/config.json"), draft="small")

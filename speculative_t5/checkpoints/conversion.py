@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +18,15 @@ from .loading import as_dtype
 from .model_folder import GENERATION_CONFIG, ModelFolder, name_of_folder, new_folder
 from .t5 import Checkpoint, Parameter, open_checkpoint, parameter_shapes
 from .tasks import TASKS
-from .tensors import Shape, StoredTensor, as_mlx, as_numpy, dtype_name
-from .writing import DEPTH, NewTensor, check_replaceable, write_folder
+from .tensors import Shape, as_mlx, as_numpy, dtype_name
+from .writing import NewTensor, check_replaceable, write_folder
 
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
 
-CHUNK = 1 << 16  # numbers that are checked at a time
 MIN_SHARE = 0.01  # of the weights: quantizing a smaller embedding gains nothing
 
-# The exponent's bits, all set in NaN and infinity, as integers of each type's size.
-_EXPONENTS: dict[mx.Dtype, np.generic] = {
-    mx.float32: np.uint32(0x7F800000),
-    mx.float16: np.uint16(0x7C00),
-    mx.bfloat16: np.uint16(0x7F80),
-}
+# Infinity as an integer. The bits of NaN are above it; those of a negative number have one more.
+_INFINITIES = {mx.float32: 0x7F800000, mx.float16: 0x7C00, mx.bfloat16: 0x7F80}
 
 
 def convert(
@@ -84,8 +77,8 @@ def convert(
             f"a revision is for a repository on the Hub, and {model} is a folder: "
             "leave --revision out"
         )
-    if source and source.kind == "t5-draft":
-        source.t5_config()  # says what a draft is for
+    if source:
+        source.t5_config()  # refused here, if it is
     wanted = Quantization(quantize, group_size) if quantize is not None else None
     target = as_dtype(dtype)
     output = output or new_folder(
@@ -93,24 +86,32 @@ def convert(
     )
     options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
     made = {"repository": model, "revision": revision, **options}
-    exists = (output / "weights.npz").exists()
+    exists = ModelFolder(output).is_converted
     if exists and not force and not source and made.items() <= ModelFolder(output).origin.items():
         note(f"{output} exists already, made from {model}; --force converts it again")
         return output
     _check_output(output, source.path if source else None, replace=force)
-    extra = {}
+    extra: dict[str, Any] = {}
     if source is None:
-        source = _download(model, revision, wanted, note)
+        source, files = look_up(model, revision)
+        if wanted:  # refused, if it is, before the download
+            quantized(source.t5_config(), wanted)
+        download(model, source, files, note=note)
         extra["converted_from"] = made | {"commit": source.path.name}
-    checkpoint = _open_whole(source)
+    checkpoint = open_checkpoint(source)
+    if checkpoint.config.quantization:
+        raise ValueError(
+            f"{source.path} is quantized already, to {checkpoint.config.quantization}: "
+            "convert what it was made from"
+        )
+    source.tokenizer()  # refused here, if it does not fit
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
     dtypes = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
     layout = new_layout(config, dtypes)
-    conversion = _Conversion(checkpoint, config.quantization, layout, allow_nonfinite, progress)
     write_folder(
         output,
         config.to_dict() | _own_settings(source) | extra,
-        conversion.tensors(),
+        _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress),
         [p for n in (*TOKENIZER_FILES, GENERATION_CONFIG) if (p := source.path / n).is_file()],
         num_bytes=num_bytes(layout),
     )
@@ -120,34 +121,11 @@ def convert(
 def _check_output(output: Path, source: Path | None, *, replace: bool) -> None:
     if source and output.resolve() in (here := source.resolve(), *here.parents):
         raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
-    if (output / "weights.npz").exists() and not replace:
+    if ModelFolder(output).is_converted and not replace:
         raise ValueError(
             f"{output} exists: use --force to replace it, or --output to name another folder"
         )
     check_replaceable(output)
-
-
-def _download(
-    name: str, revision: str | None, wanted: Quantization | None, note: Callable[[str], None]
-) -> ModelFolder:
-    """Return a repository's folder in the cache, which is named by its commit."""
-    repository = look_up(name, revision)
-    if wanted:  # refused, if it is, before the download
-        quantized(repository.folder.t5_config(), wanted)
-    download(repository, note=note)
-    return repository.folder
-
-
-def _open_whole(source: ModelFolder) -> Checkpoint:
-    """Open a checkpoint that is not quantized yet, and check that its tokenizer fits."""
-    checkpoint = open_checkpoint(source)
-    if checkpoint.config.quantization:
-        raise ValueError(
-            f"{source.path} is quantized already, to {checkpoint.config.quantization}: "
-            "convert what it was made from"
-        )
-    source.tokenizer()
-    return checkpoint
 
 
 def _own_settings(source: ModelFolder) -> dict[str, Any]:
@@ -207,94 +185,78 @@ def _sibling(name: str, last: str) -> str:
     return f"{name.rsplit('.', 1)[0]}.{last}"
 
 
-class _Conversion:
-    """Makes the tensors to write from the stored ones, block by block."""
+def _new_tensors(
+    checkpoint: Checkpoint,
+    how: Quantization | None,
+    layout: Layout,
+    allow_nonfinite: bool,
+    progress: Callable[[int, int], None],
+) -> Iterator[NewTensor]:
+    """Yield the tensor of each parameter, or the three of a quantized one, made block by block."""
+    stored = checkpoint.tensors
+    total = sum(stored[name].nbytes for p in checkpoint.parameters for name in p.sources)
+    done = 0
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        how: Quantization | None,
-        layout: Layout,
-        allow_nonfinite: bool,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._how = how
-        self._layout = layout
-        self._allow_nonfinite = allow_nonfinite
-        self._progress = progress
-        stored = [checkpoint.tensors[name] for p in checkpoint.parameters for name in p.sources]
-        self._total = sum(tensor.nbytes for tensor in stored)
-        self._done = 0
-
-    def tensors(self) -> Iterator[NewTensor]:
-        """Yield the tensor of each parameter, or the three of a quantized one."""
-        for parameter in self._checkpoint.parameters:
-            name = parameter.name
-            siblings = (_sibling(name, last) for last in ("scales", "biases"))
-            others = [sibling for sibling in siblings if sibling in self._layout]
-            dtype = self._layout[others[0] if others else name][1]
-            blocks = self._blocks(parameter, dtype)
-            parts: list[list[np.ndarray]] = [[] for _ in others]
-            if others:
-                blocks = self._quantize(blocks, dtype, parts)
-            yield NewTensor(name, *self._layout[name], blocks)
-            # These are small, and complete once the weights have been written.
-            for other, part in zip(others, parts, strict=True):
-                yield NewTensor(other, *self._layout[other], part)
-
-    def _blocks(self, parameter: Parameter, dtype: mx.Dtype) -> Iterator[np.ndarray]:
-        """Yield the rows of a parameter, one part after the other, in its new type."""
+    def blocks(parameter: Parameter, dtype: mx.Dtype) -> Iterator[np.ndarray]:
+        nonlocal done
         for name in parameter.sources:
-            tensor = self._checkpoint.tensors[name]
-            for block, finite in _read_ahead(tensor):
-                if not finite and not self._allow_nonfinite:
-                    raise ValueError(
-                        f"{name} has weights that are NaN or infinite; "
-                        "use --allow-nonfinite to convert them all the same"
-                    )
-                yield self._cast(name, block, tensor.dtype, dtype, finite)
-                self._done += block.nbytes
-                self._progress(self._done, self._total)
+            for block in stored[name].blocks():
+                yield _checked(name, block, stored[name].dtype, dtype, allow_nonfinite)
+                done += block.nbytes
+                progress(done, total)
 
-    def _cast(
-        self, name: str, block: np.ndarray, old: mx.Dtype, new: mx.Dtype, finite: bool
-    ) -> np.ndarray:
-        if old == new:
-            return block
-        array = as_numpy(as_mlx(block, old).astype(new))
-        if finite and not is_finite(array, new):
-            better = "bfloat16 or float32" if new == mx.float16 else "float32"
-            raise ValueError(f"{name} has weights too large for {dtype_name(new)}: use {better}")
-        return array
-
-    def _quantize(
-        self, blocks: Iterator[np.ndarray], dtype: mx.Dtype, parts: list[list[np.ndarray]]
-    ) -> Iterator[np.ndarray]:
-        """Yield quantized rows; append their scales and biases to `parts`."""
-        assert self._how is not None
-        for block in blocks:
-            packed, *rest = mx.quantize(as_mlx(block, dtype), self._how.group_size, self._how.bits)
-            mx.eval(packed, rest)
-            for part, array in zip(parts, rest, strict=True):
-                part.append(as_numpy(array))
-            yield as_numpy(packed)
+    for parameter in checkpoint.parameters:
+        name = parameter.name
+        siblings = (_sibling(name, last) for last in ("scales", "biases"))
+        parts: dict[str, list[np.ndarray]] = {each: [] for each in siblings if each in layout}
+        dtype = layout[next(iter(parts), name)][1]
+        made = blocks(parameter, dtype)
+        if parts:
+            assert how is not None
+            made = _quantize(made, dtype, how, parts.values())
+        yield NewTensor(name, *layout[name], made)
+        # These are small, and complete once the weights have been written.
+        for other, part in parts.items():
+            yield NewTensor(other, *layout[other], part)
 
 
-def _read_ahead(tensor: StoredTensor) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield the blocks of a tensor, and whether each is finite, while a thread reads the next."""
-    checked = ((block, is_finite(block, tensor.dtype)) for block in tensor.blocks())
-    with ThreadPoolExecutor(1) as thread:
-        waiting = deque(thread.submit(next, checked, None) for _ in range(DEPTH))
-        while (item := waiting.popleft().result()) is not None:
-            waiting.append(thread.submit(next, checked, None))
-            yield item
+def _checked(
+    name: str, block: np.ndarray, old: mx.Dtype, new: mx.Dtype, allow_nonfinite: bool
+) -> np.ndarray:
+    """Return a block in its new type; refuse numbers that are not finite, or not in that type."""
+    finite = is_finite(block, old)
+    if not finite and not allow_nonfinite:
+        raise ValueError(
+            f"{name} has weights that are NaN or infinite; "
+            "use --allow-nonfinite to convert them all the same"
+        )
+    if old == new:
+        return block
+    array = as_numpy(as_mlx(block, old).astype(new))
+    if finite and not is_finite(array, new):
+        better = "bfloat16 or float32" if new == mx.float16 else "float32"
+        raise ValueError(f"{name} has weights too large for {dtype_name(new)}: use {better}")
+    return array
+
+
+def _quantize(
+    blocks: Iterator[np.ndarray],
+    dtype: mx.Dtype,
+    how: Quantization,
+    parts: Collection[list[np.ndarray]],
+) -> Iterator[np.ndarray]:
+    """Yield quantized rows; append their scales and biases to `parts`."""
+    for block in blocks:
+        packed, *rest = mx.quantize(as_mlx(block, dtype), how.group_size, how.bits)
+        mx.eval(packed, rest)
+        for part, array in zip(parts, rest, strict=True):
+            part.append(as_numpy(array))
+        yield as_numpy(packed)
 
 
 def is_finite(block: np.ndarray, dtype: mx.Dtype) -> bool:
     """Whether an array that stands for `dtype` holds neither NaN nor infinity."""
-    exponent = _EXPONENTS[dtype]
-    bits = block.reshape(-1).view(exponent.dtype)
-    # In chunks that fit a processor's cache and reuse the same memory.
-    chunks = (bits[i : i + CHUNK] & exponent for i in range(0, len(bits), CHUNK))
-    return all(chunk.max() != exponent for chunk in chunks)
+    infinity, size = _INFINITIES[dtype], block.itemsize
+    bits = block.reshape(-1).view(f"u{size}")
+    negative = infinity | 1 << (8 * size - 1)
+    return bool(bits.view(f"i{size}").max() < infinity and bits.max() < negative)

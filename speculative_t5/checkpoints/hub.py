@@ -5,13 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from ..errors import first_line
 from .model_folder import SMALL_FILES, WEIGHTS, ModelFolder, read_index
@@ -20,15 +16,6 @@ TIMEOUT = 10.0  # seconds
 SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is informed
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True)
-class Repository:
-    """A repository at one commit, with its config.json and tokenizer in the cache."""
-
-    name: str  # on the Hub
-    folder: ModelFolder  # in the cache
-    files: tuple[str, ...] | None  # all; None if the Hub did not answer: only the cache is left
 
 
 def could_be_name(name: str) -> bool:
@@ -53,13 +40,19 @@ def flat_name(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
 
-def look_up(name: str, revision: str | None = None, *, any_kind: bool = False) -> Repository:
+def look_up(
+    name: str, revision: str | None = None, *, any_kind: bool = False
+) -> tuple[ModelFolder, list[str] | None]:
     """Find a repository, and check its config.json and tokenizer; its weights are not downloaded.
 
     Args:
         name: Its name on the Hub.
         revision: Branch, tag or commit.
         any_kind: Whether to accept a decoder-only model, whose tokenizer is not checked here.
+
+    Returns:
+        Its folder in the cache, which is named by its commit; the names of all its files, or None
+        if the Hub did not answer and only the cache is left.
 
     Raises:
         ValueError: If it cannot be found, or is not a model of these kinds.
@@ -71,13 +64,15 @@ def look_up(name: str, revision: str | None = None, *, any_kind: bool = False) -
     logging.set_verbosity_error()  # _explained reports errors in one line
 
     with _explained(name, revision):
-        offline = not _reachable()
-        path = hf_hub_download(name, "config.json", revision=revision, local_files_only=offline)
+        # Asked first, as the download of a file would be tried for half a minute without a network.
+        files = _list_files(name, revision)
+        path = hf_hub_download(
+            name, "config.json", revision=revision, local_files_only=files is None
+        )
         folder = ModelFolder(Path(path).parent)
         is_t5 = not (any_kind and folder.kind == "decoder-only")
         if is_t5:
             folder.t5_config()  # refused here, if it is
-        files = None if offline else _list_files(name, folder.path.name)
         if files is not None:
             whole = is_t5 and "tokenizer.json" in files  # then it needs no other pieces
             snapshot_download(
@@ -86,24 +81,30 @@ def look_up(name: str, revision: str | None = None, *, any_kind: bool = False) -
             )  # fmt: skip
     if is_t5:
         folder.tokenizer()
-    return Repository(name, folder, files)
+    return folder, files
 
 
-def download(repository: Repository, *, note: Callable[[str], None] = lambda line: None) -> Path:
-    """Download a repository's weights, and compare them with the Hub's digests.
+def download(
+    name: str,
+    folder: ModelFolder,
+    files: list[str] | None,
+    *,
+    note: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Download the weights of what `look_up` has found, and compare them with the Hub's digests.
 
     `note` gets lines that the user should see. Returns the folder in the cache; refuses weights
     that cannot be downloaded or are damaged.
     """
-    if repository.files is not None:
-        _download_weights(repository.name, repository.folder.path.name, repository.files)
-    elif repository.folder.weights is None:
+    if files is not None:
+        _download_weights(name, folder.path.name, files)
+    elif folder.weights is None:
         raise ValueError(
-            f"the Hub cannot be reached, and the weights of {repository.name} are not in the "
-            "cache: check the network and HF_HUB_OFFLINE"
+            f"the Hub cannot be reached, and the weights of {name} are not in the cache: check the "
+            "network and HF_HUB_OFFLINE"
         )
-    _verify(repository.folder, note)
-    return repository.folder.path
+    _verify(folder, note)
+    return folder.path
 
 
 def find_cached(name: str) -> Path | None:
@@ -140,22 +141,7 @@ def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
         snapshot_download(name, revision=commit, allow_patterns=wanted)
 
 
-def _reachable() -> bool:
-    """Whether the Hub's address accepts connections; its client would try for half a minute."""
-    from huggingface_hub import constants
-
-    if getproxies():  # then this machine need not reach it directly
-        return True
-    address = urlsplit(constants.ENDPOINT)
-    port = address.port or {"http": 80}.get(address.scheme, 443)
-    try:
-        socket.create_connection((address.hostname or "", port), TIMEOUT).close()
-    except OSError:
-        return False
-    return True
-
-
-def _list_files(name: str, commit: str) -> tuple[str, ...] | None:
+def _list_files(name: str, revision: str | None) -> list[str] | None:
     """Return the names of a repository's files; None if the Hub cannot be reached."""
     from huggingface_hub import HfApi
 
@@ -167,12 +153,12 @@ def _list_files(name: str, commit: str) -> tuple[str, ...] | None:
     )
 
     try:
-        siblings = HfApi().model_info(name, revision=commit).siblings
+        found = HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
     except HfHubHTTPError:  # the Hub has answered
         raise
     except (OfflineModeIsEnabled, HTTPError):
         return None
-    return tuple(file.rfilename for file in siblings or ())
+    return [file.rfilename for file in found.siblings or ()]
 
 
 def _verify(folder: ModelFolder, note: Callable[[str], None]) -> None:
@@ -202,31 +188,22 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
     """Turn errors of the Hub's client into ones of one line."""
     from huggingface_hub import errors
 
+    # The first that fits an error is meant: a kind comes before more general ones.
+    reasons = {
+        errors.GatedRepoError: f"{name} on the Hub is gated: accept its terms on its page there, "
+        "and run hf auth login",
+        errors.RepositoryNotFoundError: f"there is no folder {name!r} and no such repository on "
+        "the Hub, or it is private: check the name, or run hf auth login",
+        errors.RevisionNotFoundError: f"{name} on the Hub has no revision {revision!r}: choose a "
+        "branch, tag or commit from its page there",
+        errors.LocalEntryNotFoundError: f"there is no folder {name!r}, it is not in the Hub's "
+        "cache, and the Hub cannot be reached: check the name or path, the network and "
+        "HF_HUB_OFFLINE",
+        errors.EntryNotFoundError: f"{name} on the Hub has no config.json, so it is not a model: "
+        "choose another",
+    }
     try:
         yield
-    except errors.GatedRepoError:
-        raise ValueError(
-            f"{name} on the Hub is gated: accept its terms on its page there, and run hf auth login"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise ValueError(
-            f"there is no folder {name!r} and no such repository on the Hub, or it is private: "
-            "check the name, or run hf auth login"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise ValueError(
-            f"{name} on the Hub has no revision {revision!r}: "
-            "choose a branch, tag or commit from its page there"
-        ) from None
-    except errors.LocalEntryNotFoundError:
-        raise ValueError(
-            f"there is no folder {name!r}, it is not in the Hub's cache, and the Hub cannot be "
-            "reached: check the name or path, the network and HF_HUB_OFFLINE"
-        ) from None
-    except errors.EntryNotFoundError:
-        raise ValueError(
-            f"{name} on the Hub has no config.json, so it is not a model: choose another"
-        ) from None
     except errors.HFValidationError as error:
         raise ValueError(
             f"{name!r} cannot be a name on the Hub ({first_line(error)}): "
@@ -235,6 +212,9 @@ def _explained(name: str, revision: str | None) -> Iterator[None]:
     except ValueError:
         raise
     except Exception as error:  # its HTTP client's errors have no base of their own
+        for kind, reason in reasons.items():
+            if isinstance(error, kind):
+                raise ValueError(reason) from None
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EDQUOT):
             raise
         raise ValueError(

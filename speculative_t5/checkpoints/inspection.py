@@ -36,51 +36,6 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """A checkpoint that has not been converted."""
-
-    name: str  # or its path
-    family: str  # its member of the T5 family, by its shapes and tokenizer
-    config: T5Config  # for a repository, whose tensors are not downloaded, config.json alone
-    vocabulary: Vocabulary  # its tokenizer's
-    num_parameters: int  # each counted once
-    stored: tuple[str, ...]  # the types of its tensors; empty for a repository
-    sizes: tuple[Sizes, ...]  # for each way to convert it; none if it is quantized already
-    # Folders of drafts with fewer parameters, and how many they have; see `_drafts`.
-    drafts: tuple[tuple[Path, int], ...]
-
-
-def inspect(model: str, *, revision: str | None = None) -> Inspection:
-    """Inspect a checkpoint folder, a model folder, or a repository of the Hugging Face Hub.
-
-    Of a repository, only config.json and the tokenizer are downloaded. It refuses what `convert`
-    would refuse.
-    """
-    kinds: dict[str, mx.Dtype] | None = None
-    if Path(model).is_dir():
-        folder = ModelFolder(Path(model))
-        checkpoint = open_checkpoint(folder)
-        config = checkpoint.config
-        kinds = {p.name: checkpoint.dtype(p) for p in checkpoint.parameters}
-    else:
-        folder = look_up(model, revision).folder
-        config = folder.t5_config()
-    tokenizer = folder.tokenizer()
-    count = num_parameters(config)
-    drafts = _drafts(Path(model).name, folder.draft, tokenizer.vocabulary, count, _find_models())
-    return Inspection(
-        name=model,
-        family=family(config, tokenizer),
-        config=config,
-        vocabulary=tokenizer.vocabulary,
-        num_parameters=count,
-        stored=tuple(sorted({dtype_name(dtype) for dtype in (kinds or {}).values()})),
-        sizes=() if config.quantization else tuple(ways(config, kinds)),
-        drafts=tuple((draft.folder, draft.num_parameters) for draft in drafts),
-    )
-
-
-@dataclass(frozen=True)
 class Listed:
     """A model folder, which may be damaged."""
 
@@ -92,6 +47,49 @@ class Listed:
     drafts: tuple[str, ...] = ()  # names of the folders that can draft for it; see `_drafts`
     draft_for: str | None = None  # the target of a sharing draft, which drafts for no other
     error: str | None = None  # why it cannot be loaded
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A T5's checkpoint that has not been converted."""
+
+    name: str  # or its path
+    family: str
+    config: T5Config  # for a repository, whose tensors are not downloaded, config.json alone
+    vocabulary: Vocabulary
+    num_parameters: int
+    stored: tuple[str, ...]  # the types of its tensors; empty for a repository
+    sizes: tuple[Sizes, ...]  # for each way to convert it; none if it is quantized already
+    drafts: list[Listed]
+
+
+def inspect(model: str, *, revision: str | None = None) -> Inspection:
+    """Inspect a checkpoint folder, a model folder, or a repository of the Hugging Face Hub.
+
+    Of a repository, only config.json and the tokenizer are downloaded. It refuses what `convert`
+    would refuse.
+    """
+    kinds: dict[str, mx.Dtype] = {}
+    if Path(model).is_dir():
+        folder = ModelFolder(Path(model))
+        checkpoint = open_checkpoint(folder)
+        config = checkpoint.config
+        kinds = {p.name: checkpoint.dtype(p) for p in checkpoint.parameters}
+    else:
+        folder, _ = look_up(model, revision)
+        config = folder.t5_config()
+    tokenizer = folder.tokenizer()
+    vocabulary, count = tokenizer.vocabulary, num_parameters(config)
+    return Inspection(
+        name=model,
+        family=family(config, tokenizer),
+        config=config,
+        vocabulary=vocabulary,
+        num_parameters=count,
+        stored=tuple(sorted(map(dtype_name, {*kinds.values()}))),
+        sizes=() if config.quantization else tuple(ways(config, kinds)),
+        drafts=_drafts(Path(model).name, folder.draft, vocabulary, count, _find_models()),
+    )
 
 
 def list_models() -> list[Listed]:
@@ -121,18 +119,21 @@ def _find_models() -> list[tuple[Listed, Vocabulary | None]]:
 
 
 def _list_model(folder: ModelFolder, size: int) -> tuple[Listed, Vocabulary | None]:
-    """Return what a folder of that size holds, and the vocabulary of its tokenizer, if any."""
+    path = folder.path
     if folder.kind == "t5-draft":
         target, count = inspect_draft(folder)
-        return Listed(folder.path, "draft", count, ("float16",), size, draft_for=target), None
+        return Listed(path, "draft", count, ("float16",), size, draft_for=target), None
     if folder.kind == "decoder-only":
         kind, count, dtypes, vocabulary = inspect_decoder_only(folder)
-        return Listed(folder.path, kind, count, dtypes, size), vocabulary
-    checkpoint = open_checkpoint(folder)
-    config, tokenizer = checkpoint.config, folder.tokenizer()
-    kinds = {dtype_name(checkpoint.dtype(p)) for p in checkpoint.parameters}
-    stored = (f"{config.quantization.bits} bits",) if config.quantization else (*sorted(kinds),)
-    model = Listed(folder.path, family(config, tokenizer), num_parameters(config), stored, size)
+        return Listed(path, kind, count, dtypes, size), vocabulary
+    checkpoint, tokenizer = open_checkpoint(folder), folder.tokenizer()
+    config = checkpoint.config
+    if config.quantization:
+        stored = [f"{config.quantization.bits} bits"]
+    else:
+        stored = sorted({dtype_name(checkpoint.dtype(p)) for p in checkpoint.parameters})
+    count = num_parameters(config)
+    model = Listed(path, family(config, tokenizer), count, tuple(stored), size)
     return model, tokenizer.vocabulary
 
 
@@ -170,7 +171,7 @@ def family(config: T5Config, tokenizer: Tokenizer) -> str:
     return "T5 v1.1 (as flan-t5, coedit)" if config.gated else "T5 v1.0"
 
 
-def ways(config: T5Config, kinds: dict[str, mx.Dtype] | None) -> Iterator[Sizes]:
+def ways(config: T5Config, kinds: dict[str, mx.Dtype]) -> Iterator[Sizes]:
     """Yield the ways to convert a model, and the sizes of each; `kinds` are the stored types."""
     if kinds:
         yield Sizes("as it is", num_bytes(new_layout(config, kinds)), _memory(config))
@@ -220,11 +221,10 @@ def as_lines(found: Inspection) -> Iterator[str]:
     for way in found.sizes:
         run = "".join(f"{size / 1e9:9.3f} GB" for size in way.memory.values())
         yield f"  {way.options:18} {way.file / 1e9:7.3f} GB      {run}"
-    drafts = [f"{path} ({count / 1e6:.1f} million)" for path, count in found.drafts]
+    drafts = [f"{d.folder} ({d.num_parameters / 1e6:.1f} million)" for d in found.drafts]
     yield f"  drafts      {', '.join(drafts) or 'none that shares its tokenizer is here'}"
     if found.sizes:
         yield (
             f"To run: weights, and keys and values of {SOURCE_TOKENS} source and {OUTPUT_TOKENS} "
-            f"output tokens; {dtype_name(default_dtype())} is this "
-            "device's default."
+            f"output tokens; {dtype_name(default_dtype())} is this device's default."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import mlx.core as mx
 
@@ -84,14 +84,14 @@ def load(
     if folder.kind == "t5-draft":
         return load_draft(folder.path, target), None
     prefix, least = folder.prefix, folder.min_probability
-    model: T5 | DecoderOnlyModel
-    tokenizer: Tokenizer
+    model: Any
+    tokenizer: Any
     if folder.kind == "decoder-only":
         model, tokenizer = load_decoder_only(folder, computed)
     else:
         model, tokenizer = _load_t5(folder, computed or default_dtype(), group)
-    cast(Any, tokenizer).prefix = prefix
-    cast(Any, model).min_probability = least or 0.0
+    tokenizer.prefix = prefix
+    model.min_probability = least or 0.0
     return model, tokenizer
 
 
@@ -118,7 +118,7 @@ def _from_hub(name: str) -> Path:
     try:
         if not could_be_name(name):
             raise ValueError("it cannot be a name on the Hub: check the path")
-        return find_cached(name) or download(look_up(name, any_kind=True))
+        return find_cached(name) or download(name, *look_up(name, any_kind=True))
     except ValueError as error:
         found = ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
         raise ValueError(

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import math
-import os
 import shutil
 import zipfile
-from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -83,15 +79,8 @@ class NewTensor:
 
 
 def write_npz(path: Path, tensors: Iterable[NewTensor]) -> None:
-    """Write a .npz file one tensor at a time; a block must not change once it is yielded.
-
-    The same weights give the same bytes.
-    """
-    with (
-        path.open("wb") as file,
-        WriteBehind(file) as behind,
-        zipfile.ZipFile(behind, "w") as archive,
-    ):
+    """Write a .npz file one tensor at a time; the same weights give the same bytes."""
+    with zipfile.ZipFile(path, "w") as archive:
         for tensor in tensors:
             member = zipfile.ZipInfo(f"{tensor.name}.npy")  # in 1980, so that times do not differ
             size = member.file_size = math.prod(tensor.shape) * tensor.dtype.size
@@ -103,40 +92,3 @@ def write_npz(path: Path, tensors: Iterable[NewTensor]) -> None:
                     stream.write(block.data)
                     size -= block.nbytes
             assert size == 0, (tensor.name, size)
-
-
-DEPTH = 2  # blocks that may wait between one thread and the other
-
-
-class WriteBehind(io.RawIOBase):
-    """A file to write, at whose end a thread is at work: data given to it must not change."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._thread = ThreadPoolExecutor(1)
-        self._waiting: deque[Future[int]] = deque()
-        self._place = 0
-
-    def write(self, data: Any, /) -> int:
-        self._waiting.append(self._thread.submit(self._file.write, data))
-        while len(self._waiting) > DEPTH:
-            self._waiting.popleft().result()
-        size = memoryview(data).nbytes
-        self._place += size
-        return size
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self.flush()
-        self._place = self._file.seek(offset, whence)
-        return self._place
-
-    def flush(self) -> None:
-        while self._waiting:
-            self._waiting.popleft().result()
-
-    def close(self) -> None:
-        with self._thread:
-            super().close()  # which flushes
