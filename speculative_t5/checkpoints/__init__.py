@@ -8,7 +8,6 @@ checked. Imports `tokenizers`, `cpu` (which speeds up what `load` made), `models
 packages below them.
 """
 
-from ..files import lock
 from .conversion import convert
 from .decoder_only import inspect_decoder_only
 from .hub import find_cached

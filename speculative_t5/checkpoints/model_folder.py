@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -52,12 +53,11 @@ class ModelFolder:
         path = self.path / "config.json"
         if path.is_file():
             return read_json(path)
-        adapter = (self.path / "adapter_config.json").is_file()
-        found = ", but an adapter's settings" if adapter else ""
-        advice = "merge it into its base model" if adapter else "give the folder that has it"
-        raise ValueError(
-            f"{self.path} is not a model folder: it has no config.json{found}; {advice}"
-        )
+        if (self.path / "adapter_config.json").is_file():
+            what = ", but an adapter's settings; merge it into its base model"
+        else:
+            what = "; give the folder that has it"
+        raise ValueError(f"{self.path} is not a model folder: it has no config.json{what}")
 
     def setting(self, name: str) -> Any:
         """Return an entry of config.json; None where that cannot be read, as `config` says why."""
@@ -145,19 +145,26 @@ class ModelFolder:
         """Return the files that hold a checkpoint's tensors; refuse a folder that lacks one."""
         path = self.weights
         if path is None:
-            raise ValueError(self._no_weights())
+            suffixes = (".safetensors", ".bin", ".npz", ".h5", ".msgpack", ".gguf", ".pt", ".ckpt")
+            others = sorted(each.name for each in self.path.iterdir() if each.suffix in suffixes)
+            raise ValueError(
+                f"no weights in {self.path}: expected model.safetensors or pytorch_model.bin, or "
+                f"one of them in shards with its index.json, found "
+                f"{', '.join(others[:3]) or 'neither'}; download them, or save the model in that "
+                "form"
+            )
         refuse_pointer(path)
         if path.suffix != ".json":
             return [path]
-        shards = sorted({*read_index(path).values()})
-        missing = [shard for shard in shards if not (self.path / shard).is_file()]
-        if missing:
-            raise ValueError(
-                f"{missing[0]}, named by {path}, is missing: download it to that folder"
-            )
+        shards = [self.path / shard for shard in sorted({*read_index(path).values()})]
         for shard in shards:
-            refuse_pointer(self.path / shard)
-        return [self.path / shard for shard in shards]
+            if not shard.is_file():
+                raise ValueError(
+                    f"{shard.name}, named by {path}, is missing: download it to that folder"
+                )
+        for shard in shards:
+            refuse_pointer(shard)
+        return shards
 
     def tensors(self) -> dict[str, StoredTensor]:
         """Open all tensors of a Hugging Face checkpoint, by name; none is read yet."""
@@ -177,15 +184,6 @@ class ModelFolder:
                     "download both again"
                 )
         return {name: read[shard][name] for name, shard in shards.items()}
-
-    def _no_weights(self) -> str:
-        suffixes = (".safetensors", ".bin", ".npz", ".h5", ".msgpack", ".gguf", ".pt", ".ckpt")
-        others = sorted(path.name for path in self.path.iterdir() if path.suffix in suffixes)
-        return (
-            f"no weights in {self.path}: expected model.safetensors or pytorch_model.bin, or one "
-            f"of them in shards with its index.json, found {', '.join(others[:3]) or 'neither'}; "
-            "download them, or save the model in that form"
-        )
 
     def digest(self) -> str:
         """Return a short hexadecimal digest of the folder: of samples of each file of weights.
@@ -240,11 +238,9 @@ def weights_folders() -> list[Path]:
     They are the one in the environment variable SPECULATIVE_T5_WEIGHTS, `weights` in the current
     folder, the user's own, and the one with the shipped models.
     """
-    named = os.environ.get(VARIABLE)
-    users = _users_folder()
-    shipped = (CHECKOUT or PACKAGE) / "weights"
-    first = [Path(named)] if named else []
-    return [*first, Path("weights"), *([users] if users else []), shipped]
+    named, shipped = os.environ.get(VARIABLE), (CHECKOUT or PACKAGE) / "weights"
+    folders = (Path(named) if named else None, Path("weights"), _users_folder(), shipped)
+    return [folder for folder in folders if folder]
 
 
 def new_folder(name: str) -> Path:
@@ -255,8 +251,8 @@ def new_folder(name: str) -> Path:
     """
     if named := os.environ.get(VARIABLE):
         return Path(named) / name
-    users = _users_folder()
-    return (users if users and not Path("weights").is_dir() else Path("weights")) / name
+    here = Path("weights")
+    return (here if here.is_dir() else _users_folder() or here) / name
 
 
 def name_of_folder(folder: Path) -> str:
@@ -280,13 +276,12 @@ def model_folders() -> list[Path]:
     """Return all model folders in `weights_folders`."""
     found: dict[Path, Path] = {}
     for weights in weights_folders():
-        try:
+        # The home of another user, as in some containers, cannot be read.
+        with contextlib.suppress(PermissionError):
             for path in sorted(config.parent for config in weights.glob("*/config.json")):
                 folder = ModelFolder(path)
                 if folder.is_converted or folder.weights:
                     found.setdefault(path.resolve(), path)
-        except PermissionError:  # the home of another user, as in some containers
-            continue
     return list(found.values())
 
 
@@ -294,16 +289,12 @@ def find_folder(name_or_path: str | Path) -> Path | None:
     """Return the model folder with that path, or that name in `weights_folders`, if any."""
     path, found = Path(name_or_path), model_folders()
     candidates = {weights / name_or_path for weights in weights_folders()}
-    named = [folder for folder in found if folder in candidates]
+    named = next((folder for folder in found if folder in candidates), None)
     # A checkpoint may lie beside weights/ under the name of its conversion, which then wins.
-    if path.is_dir() and ((path / "weights.npz").exists() or not named):
+    if path.is_dir() and (ModelFolder(path).is_converted or not named):
         return path
-    if named:
-        return named[0]
-    for folder in found:
-        if str(name_or_path) == ModelFolder(folder).origin.get("repository"):
-            return folder
-    return None
+    name, models = str(name_or_path), map(ModelFolder, found)
+    return named or next((m.path for m in models if m.origin.get("repository") == name), None)
 
 
 def named_draft(model: str | Path) -> Path | None:

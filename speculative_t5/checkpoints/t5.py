@@ -52,7 +52,7 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
     No weights are read yet, except to compare stored copies of the embedding.
     """
     config, path = folder.t5_config(), folder.path
-    if (folder.path / "weights.npz").exists():
+    if folder.is_converted:
         path = folder.path / "weights.npz"
         tensors = read_npz(path)
         shapes = parameter_shapes(config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -36,11 +36,7 @@ AGAIN = "copy or distill the draft again"
 
 
 def load_draft(folder: Path, target: T5 | DecoderOnlyModel | None) -> SharingDraft:
-    """Load a draft for a target that is loaded.
-
-    Raises:
-        ValueError: If the folder is damaged, or the draft is another target's.
-    """
+    """Load a draft for a target that is loaded; refuse a damaged one, and another target's."""
     opened = ModelFolder(folder)
     name = _target_name(opened)
     if target is None:
@@ -99,19 +95,18 @@ def save_draft(
                 f"{key} of the draft is not finite in float16: train it with a smaller "
                 "--learning-rate"
             )
+    own = {key: value for key, value in asdict(draft.own).items() if value is not None}
     config = {
         "model_type": DRAFT_TYPE,
         "target": name,
         "fingerprint": sample_weights(draft.target),
         "shares": SHARED,
-        **{key: value for key, value in asdict(draft.own).items() if value is not None},
-        **(more or {}),
     }
     tensors = [
         NewTensor(key, tuple(weight.shape), mx.float16, [as_numpy(weight)])
         for key, weight in weights.items()
     ]
-    write_folder(folder, config, tensors, files)
+    write_folder(folder, config | own | dict(more or {}), tensors, files)
 
 
 def inspect_draft(folder: ModelFolder) -> tuple[str, int]:
@@ -131,15 +126,16 @@ def _target_name(folder: ModelFolder) -> str:
 def _read_config(folder: ModelFolder) -> tuple[SharingConfig, str]:
     """Read config.json of a draft: what it has of its own, and its target's sample."""
     path, raw = folder.path / "config.json", folder.config
-    if raw.get("shares") != SHARED:
+    shared, sample = raw.get("shares"), raw.get("fingerprint")
+    if shared != SHARED:
         raise ValueError(
-            f"{path}: shares is {shown(raw.get('shares'))}, expected {SHARED}: use a newer "
-            "version, or distill the draft again"
+            f"{path}: shares is {shown(shared)}, expected {SHARED}: use a newer version, or "
+            "distill the draft again"
         )
-    if not is_sample(raw.get("fingerprint")):
+    if not isinstance(sample, str) or not is_sample(sample):
         raise ValueError(
-            f"{path}: fingerprint is {shown(raw.get('fingerprint'))}, expected one that this "
-            f"version writes: {AGAIN}"
+            f"{path}: fingerprint is {shown(sample)}, expected one that this version writes: "
+            f"{AGAIN}"
         )
     try:
         depth, d_ff = read_size(raw, "num_decoder_layers"), read_size(raw, "d_ff")
@@ -150,4 +146,4 @@ def _read_config(folder: ModelFolder) -> tuple[SharingConfig, str]:
         raise ValueError(
             f"{path}: num_decoder_layers is {depth}, expected at most {MAX_LAYERS}: {AGAIN}"
         )
-    return SharingConfig(depth, d_ff, vocab), cast(str, raw["fingerprint"])
+    return SharingConfig(depth, d_ff, vocab), sample

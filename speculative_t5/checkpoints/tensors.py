@@ -11,6 +11,7 @@ import json
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -115,30 +116,31 @@ def map_file(path: Path, offset: int, shape: Shape, dtype: mx.Dtype) -> np.ndarr
 def read_npz(path: Path) -> dict[str, StoredTensor]:
     """Open the tensors of an uncompressed .npz file, by name; reading one checks its checksum."""
     refuse_pointer(path)
-    tensors = {}
+    with _damage_named(path), zipfile.ZipFile(path) as archive:
+        return {
+            member.filename.removesuffix(".npy"): _read_member(path, archive, member)
+            for member in archive.infolist()
+        }
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                name = member.filename.removesuffix(".npy")
-                tensors[name] = _read_member(path, archive, member)
+        yield
     except PermissionError:  # not the file's fault
         raise
     except Exception as error:  # damaged zip entries and npy headers raise anything
-        raise _damaged(path, error) from error
-    return tensors
+        raise ValueError(
+            f"{path} is truncated or damaged ({first_line(error)}); convert the model again"
+        ) from error
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredTensor:
     """Read the header of one array, and check it against its size in the file."""
     with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        if read_header is None:
+        if (version := np.lib.format.read_magic(file)) != (1, 0):
             raise ValueError(f"{member.filename} is in version {version} of the npy format")
-        shape, _, stored = read_header(file)
+        shape, _, stored = np.lib.format.read_array_header_1_0(file)
         start = file.tell()
     if stored not in _FROM_NPY:
         raise ValueError(f"{member.filename}: expected tensors of floats, found {stored}")
@@ -156,20 +158,11 @@ def _read_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
 
 
 def _read_array(path: Path, member: str, shape: Shape, stored: np.dtype[Any]) -> np.ndarray:
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
-            array = np.lib.format.read_array(file, allow_pickle=False)
-            file.read(1)  # the checksum is compared at the end
-    except Exception as error:  # as above
-        raise _damaged(path, error) from error
+    with _damage_named(path), zipfile.ZipFile(path) as archive, archive.open(member) as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+        file.read(1)  # the checksum is compared at the end
     assert (array.shape, array.dtype) == (shape, stored)
     return array.view(NUMPY[_FROM_NPY[stored]])
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"{path} is truncated or damaged ({first_line(error)}); convert the model again"
-    )
 
 
 def parameters_of(module: nn.Module) -> dict[str, mx.array]:
@@ -190,10 +183,7 @@ def check_shapes(
     *,
     again: str = AGAIN,
 ) -> None:
-    """Refuse tensors that are missing, misshapen or unknown to a model of that `kind`.
-
-    The message says to do what `again` says.
-    """
+    """Refuse tensors that are missing, misshapen or unknown to a model of that `kind`."""
     advice = f"{again}, with its config.json"
     for name, shape in expected.items():
         if name not in found:
