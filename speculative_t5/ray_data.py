@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import numpy as np
 
 from .checkpoints import as_dtype, dtype_name
 from .errors import check_integer, check_utf8, shown
-from .generation import DraftingOptions, Generation, GenerationOptions, SpeculativeDecoder
+from .generation import (
+    DraftingOptions,
+    Generation,
+    GenerationOptions,
+    SpeculativeDecoder,
+    as_record,
+)
 from .tokenizers import Source
 
 COUNTS = {"tokens": "emitted", "rounds": "rounds", "drafted": "drafted", "accepted": "accepted"}
+# The columns that are numbers, and their types.
+KINDS = {"score": float, "truncated": bool} | dict.fromkeys(COUNTS, int)
 EXACT = 2**53  # floats below it tell all integers apart
 
 _loading = threading.Lock()  # of the process: a generator with one of its own could not be pickled
-
 
 # The options of decoders and of their calls, by name.
 DRAFTING = [each.name for each in fields(DraftingOptions)]
@@ -42,18 +49,14 @@ class Row:
     error: str | None = None
     truncated: bool = False
 
-    def count(self, name: str) -> int:
-        """Return a statistic of the output, see `COUNTS`; 0 if there is none."""
-        return getattr(self.done.stats, COUNTS[name]) if self.done else 0
-
 
 class Generator:
     """Generates an output for each row of a batch: a callable for Ray Data's `map_batches`.
 
-    The models are loaded with the first batch, in the process that calls it, and stay there. So
-    making one only checks its options, which a driver can do as well; pickles hold options alone,
-    before and after the first batch; and a model that cannot be loaded ends a job with the reason,
-    while Ray takes whatever fails as an actor is made for a failure of its own.
+    Making one only checks its options, and pickles hold options alone. The models are loaded with
+    the first batch, in the process that calls it, and stay there: a model that cannot be loaded
+    ends a job with the reason, while Ray takes whatever fails as an actor is made for a failure of
+    its own.
 
     Args:
         model: The target, by its path or name, see `load`. Workers look it up where they run.
@@ -86,10 +89,10 @@ class Generator:
         for name, value in (("model", model), ("draft", draft or "none")):
             if not isinstance(value, str | Path) or not str(value):
                 raise ValueError(f"{name} must be given by its name or path, got {value!r}")
-        names = {"prompt_column": prompt_column, "column_prefix": column_prefix}
-        if index_column is not None:
-            names["index_column"] = index_column
-        for name, text in names.items():
+        self._inputs = {"prompt_column": prompt_column, "index_column": index_column}
+        if index_column is None:
+            del self._inputs["index_column"]
+        for name, text in (self._inputs | {"column_prefix": column_prefix}).items():
             if not isinstance(text, str):
                 raise ValueError(f"{name} must be a string, got {text!r}")
             check_utf8(name, text)
@@ -110,8 +113,6 @@ class Generator:
         if (dtype := as_dtype(decoding.get("dtype"))) is not None:
             decoding["dtype"] = dtype_name(dtype)  # MLX's types cannot be pickled
         self._model, self._draft = model, draft
-        self._prompt_column, self._index_column = prompt_column, index_column
-        self._prefix = column_prefix
         self._decoding, self._generation = decoding, generation
         self._max_tokens = chosen.max_tokens
         optional = {
@@ -119,10 +120,9 @@ class Generator:
             "truncated": decoding.get("truncate", False),
             "alternatives": chosen.num_return_sequences > 1,
         }
-        self._names = (
-            "text", "finish_reason", *filter(optional.get, optional), *COUNTS, "error"
-        )  # fmt: skip
-        self._check_names([name for name in (prompt_column, index_column) if name is not None])
+        names = ("text", "finish_reason", *filter(optional.get, optional), *COUNTS, "error")
+        self._added = {column_prefix + name: name for name in names}
+        self._check_names(self._inputs.values())
         self._decoder: SpeculativeDecoder | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Generator:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that are added; they depend on the options alone."""
-        return tuple(self._prefix + name for name in self._names)
+        return tuple(self._added)
 
     @property
     def decoder(self) -> SpeculativeDecoder:
@@ -180,30 +180,29 @@ class Generator:
                 f"'numpy' or 'pyarrow'), got {type(batch).__name__}"
             )
         self._check_columns(batch.column_names if is_table else list(batch))
-        values = _listed(batch[self._prompt_column])
+        values = _listed(batch[self._inputs["prompt_column"]])
         indices: Sequence[Any] = range(len(values))
         if self._is_sampled:
-            indices = _listed(batch[self._index_column])
+            indices = _listed(batch[self._inputs["index_column"]])
         rows = self._decode(values, indices)
         if not is_table:
-            added = zip(self.columns, self._names, strict=True)
-            return dict(batch) | {column: _as_array(name, rows) for column, name in added}
-        for column, name in zip(self.columns, self._names, strict=True):
+            added = {column: _as_array(name, rows) for column, name in self._added.items()}
+            return dict(batch) | added
+        for column, name in self._added.items():
             batch = batch.append_column(column, self._as_arrow(name, rows))
         return batch
 
     def _check_columns(self, found: Sequence[str]) -> None:
         """Refuse a batch that lacks a column, or has one that would be added."""
-        wanted = {"prompt_column": self._prompt_column, "index_column": self._index_column}
-        for option, name in wanted.items():
-            if name is not None and name not in found:
+        for option, name in self._inputs.items():
+            if name not in found:
                 names = ", ".join(map(shown, found)) or "none"
                 raise ValueError(
                     f"the rows have no column {name!r}, only {names}: give one of them as {option}"
                 )
         self._check_names(found)
 
-    def _check_names(self, found: Sequence[str]) -> None:
+    def _check_names(self, found: Collection[str]) -> None:
         """Refuse names of columns that are to be added too."""
         for name in self.columns:
             if name in found:
@@ -245,24 +244,19 @@ class Generator:
         """Return a column as an array of pyarrow, whose type depends on nothing but its name."""
         import pyarrow as pa
 
+        of_type = {float: pa.float64(), bool: pa.bool_(), int: pa.int64()}
+        kinds = {column: of_type[kind] for column, kind in KINDS.items()}
         parts = [("text", pa.string()), ("finish_reason", pa.string())]
-        if "score" in self._names:
+        if "score" in self._added.values():
             parts.append(("score", pa.float64()))
-        kinds = {
-            "score": pa.float64(),
-            "truncated": pa.bool_(),
-            "alternatives": pa.list_(pa.struct(parts)),
-        }
-        kinds |= dict.fromkeys(COUNTS, pa.int64())
+        kinds["alternatives"] = pa.list_(pa.struct(parts))
         return pa.array([_value(name, row) for row in rows], kinds.get(name, pa.string()))
 
 
 def _listed(column: Any) -> list[Any]:
     """Return a column's values as Python's own."""
-    for name in ("tolist", "to_pylist"):
-        if hasattr(column, name):
-            return cast(list[Any], getattr(column, name)())
-    return list(column)
+    convert = getattr(column, "tolist", None) or getattr(column, "to_pylist", None)
+    return convert() if convert else list(column)
 
 
 def _as_index(value: Any) -> int:
@@ -276,24 +270,17 @@ def _value(name: str, row: Row) -> Any:
     """Return a row's value in a column, None for null."""
     done = row.done
     if name in COUNTS:
-        return row.count(name)
+        return getattr(done.stats, COUNTS[name]) if done else 0
     if name in ("truncated", "error"):
         return getattr(row, name)
     if name == "alternatives":
-        return [_as_alternative(each) for each in done.alternatives] if done else []
+        return [as_record(each) for each in done.alternatives] if done else []
     return getattr(done, name) if done else None
-
-
-def _as_alternative(done: Generation) -> dict[str, Any]:
-    score = {} if done.score is None else {"score": done.score}
-    return {"text": done.text, "finish_reason": done.finish_reason, **score}
 
 
 def _as_array(name: str, rows: Sequence[Row]) -> np.ndarray:
     """Return a column as an array of NumPy."""
-    kinds: dict[str, Any] = {"score": np.float64, "truncated": np.bool_}
-    kinds |= dict.fromkeys(COUNTS, np.int64)
-    array = np.empty(len(rows), kinds.get(name, object))
+    array = np.empty(len(rows), KINDS.get(name, object))
     for place, row in enumerate(rows):
         array[place] = _value(name, row)  # of None, a float array makes NaN
     return array

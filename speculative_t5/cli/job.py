@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from ..files import LineFile
-from ..generation import Generation
+from ..generation import Generation, as_record
 from ..tokenizers import MAX_LINE, Line, Source
 from .terminal import signals_held
 
@@ -58,10 +58,9 @@ class Record:
             record["error"] = _error_of(self.line, UNDONE if self.error is None else self.error)
         else:
             stats = self.done.stats
-            record |= {"text": self.done.text, "finish_reason": self.done.finish_reason}
-            record |= {} if self.done.score is None else {"score": self.done.score}
+            record |= as_record(self.done)
             record |= {"truncated": True} if self.truncated else {}
-            others = [_as_alternative(each) for each in self.done.alternatives]
+            others = [as_record(each) for each in self.done.alternatives]
             record |= {"alternatives": others} if others else {}
             record["stats"] = {"tokens": stats.emitted}
             record["stats"] |= {name: getattr(stats, name) for name in COUNTS}
@@ -86,12 +85,6 @@ def fields_of(line: Line) -> dict[str, Any]:
     for name, value in (line.columns or {}).items():
         (given if name in taken else fields)[name] = value
     return fields | ({GIVEN: given} if given else {})
-
-
-def _as_alternative(done: Generation) -> dict[str, Any]:
-    """Return a further output of a line, for its record."""
-    score = {} if done.score is None else {"score": done.score}
-    return {"text": done.text, "finish_reason": done.finish_reason, **score}
 
 
 def process(

@@ -8,5 +8,5 @@ well. Imports `documents`, `checkpoints`, `tokenizers`, `models`, `decoding`, `e
 from .decoder import SpeculativeDecoder, process_facts
 from .html import STYLES as ORIGIN_STYLES
 from .options import BatchOptions, DraftingOptions, GenerationOptions, NumDraft
-from .outputs import MEANINGS, Chunk, Generation, as_chunk
+from .outputs import MEANINGS, Chunk, Generation, as_chunk, as_record
 from .steady import rows_are_alike, steady_width

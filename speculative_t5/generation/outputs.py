@@ -121,6 +121,12 @@ class Generation:
         return as_html(self.trace, rounds, stats.summary())
 
 
+def as_record(done: Generation) -> dict[str, str | float]:
+    """Return the text, finish_reason and, if there is one, score of an output, by these names."""
+    score = {} if done.score is None else {"score": done.score}
+    return {"text": done.text, "finish_reason": done.finish_reason, **score}
+
+
 class StoppedText(Detokenizer):
     """Makes text of the ids of one output, up to the first of some strings.
 
