@@ -50,8 +50,7 @@ def convert(
 
     Args:
         model: Path of a checkpoint or model folder, or name of a repository.
-        output: Folder to write; by default `new_folder` of the last part of the name, or of
-            `name_of_folder`.
+        output: Folder to write; by default `new_folder` of the model's name.
         dtype: Type to store: float32, float16 or bfloat16; by default each tensor's own.
         quantize: Bits to quantize matrices to, 4 or 8; by default they are not quantized.
         group_size: Weights that share a scale and a bias: 32, 64 or 128.
@@ -90,7 +89,13 @@ def convert(
     if exists and not force and not source and made.items() <= ModelFolder(output).origin.items():
         note(f"{output} exists already, made from {model}; --force converts it again")
         return output
-    _check_output(output, source.path if source else None, replace=force)
+    if source and output.resolve() in (here := source.path.resolve(), *here.parents):
+        raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
+    if exists and not force:
+        raise ValueError(
+            f"{output} exists: use --force to replace it, or --output to name another folder"
+        )
+    check_replaceable(output)
     extra: dict[str, Any] = {}
     if source is None:
         source, files = look_up(model, revision)
@@ -106,8 +111,7 @@ def convert(
         )
     source.tokenizer()  # refused here, if it does not fit
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
-    dtypes = {p.name: target or checkpoint.dtype(p) for p in checkpoint.parameters}
-    layout = new_layout(config, dtypes)
+    layout = new_layout(config, target or checkpoint.dtypes)
     write_folder(
         output,
         config.to_dict() | _own_settings(source) | extra,
@@ -116,16 +120,6 @@ def convert(
         num_bytes=num_bytes(layout),
     )
     return output
-
-
-def _check_output(output: Path, source: Path | None, *, replace: bool) -> None:
-    if source and output.resolve() in (here := source.resolve(), *here.parents):
-        raise ValueError(f"{output} is or holds the checkpoint itself: choose another --output")
-    if ModelFolder(output).is_converted and not replace:
-        raise ValueError(
-            f"{output} exists: use --force to replace it, or --output to name another folder"
-        )
-    check_replaceable(output)
 
 
 def _own_settings(source: ModelFolder) -> dict[str, Any]:

@@ -64,17 +64,12 @@ class Inspection:
 
 
 def inspect(model: str, *, revision: str | None = None) -> Inspection:
-    """Inspect a checkpoint folder, a model folder, or a repository of the Hugging Face Hub.
-
-    Of a repository, only config.json and the tokenizer are downloaded. It refuses what `convert`
-    would refuse.
-    """
+    """Inspect what `convert` takes; of a repository, its weights are not downloaded."""
     kinds: dict[str, mx.Dtype] = {}
     if Path(model).is_dir():
         folder = ModelFolder(Path(model))
         checkpoint = open_checkpoint(folder)
-        config = checkpoint.config
-        kinds = {p.name: checkpoint.dtype(p) for p in checkpoint.parameters}
+        config, kinds = checkpoint.config, checkpoint.dtypes
     else:
         folder, _ = look_up(model, revision)
         config = folder.t5_config()
@@ -131,7 +126,7 @@ def _list_model(folder: ModelFolder, size: int) -> tuple[Listed, Vocabulary | No
     if config.quantization:
         stored = [f"{config.quantization.bits} bits"]
     else:
-        stored = sorted({dtype_name(checkpoint.dtype(p)) for p in checkpoint.parameters})
+        stored = sorted(map(dtype_name, {*checkpoint.dtypes.values()}))
     count = num_parameters(config)
     model = Listed(path, family(config, tokenizer), count, tuple(stored), size)
     return model, tokenizer.vocabulary

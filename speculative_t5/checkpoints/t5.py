@@ -40,10 +40,14 @@ class Checkpoint:
     tensors: dict[str, StoredTensor]  # by their names in the files
     parameters: list[Parameter]  # in the order of the model
 
-    def dtype(self, parameter: Parameter) -> mx.Dtype:
-        """Return the type that a parameter is stored in; float32 if its parts differ."""
-        dtypes = {self.tensors[name].dtype for name in parameter.sources}
-        return dtypes.pop() if len(dtypes) == 1 else mx.float32
+    @property
+    def dtypes(self) -> dict[str, mx.Dtype]:
+        """The type that each parameter is stored in; float32 if its parts differ."""
+        found = {}
+        for parameter in self.parameters:
+            kinds = {self.tensors[name].dtype for name in parameter.sources}
+            found[parameter.name] = kinds.pop() if len(kinds) == 1 else mx.float32
+        return found
 
 
 def open_checkpoint(folder: ModelFolder) -> Checkpoint:

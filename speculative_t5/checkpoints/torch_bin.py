@@ -19,7 +19,7 @@ import pickletools
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -75,13 +75,25 @@ def read_bin(path: Path) -> dict[str, StoredTensor]:
         ) from error
 
 
-@dataclass(frozen=True)
-class _Storage:
-    """A row of numbers: their type, how many they are, and the byte where they start."""
+@dataclass(eq=False)
+class Storage:
+    """A row of numbers: their type, how many they are, and the byte where they start.
+
+    The pickle declares it; then the file says where it is.
+    """
 
     dtype: mx.Dtype
     numel: int
-    start: int
+    start: int | None = None
+
+    def place(self, key: str, start: int, nbytes: int) -> None:
+        """Note where it starts; refuse any other number of bytes than it has declared."""
+        if self.numel * self.dtype.size != nbytes:
+            raise ValueError(
+                f"storage {printable(key)} declares {self.numel} numbers, the file has room for "
+                f"{nbytes // self.dtype.size}"
+            )
+        self.start = start
 
 
 def _read_archive(path: Path) -> dict[str, StoredTensor]:
@@ -98,16 +110,15 @@ def _read_archive(path: Path) -> dict[str, StoredTensor]:
             raise Refused("its numbers are big-endian, expected little-endian")
         machine = Machine(io.BytesIO(_read_member(archive, members[pickled[0]])))
         held = machine.load()
-        storages = {}
-        for key, (dtype, numel) in machine.storages.items():
+        for key, storage in machine.storages.items():
             member = members.get(f"{root}data/{key}")
             if member is None:
                 raise ValueError(f"storage {printable(key)} is missing")
             start = _start_of(file, member, size)
-            storages[key] = _check_storage(key, dtype, numel, start, member.file_size)
+            storage.place(key, start, member.file_size)
             if member.compress_type != zipfile.ZIP_STORED or start + member.file_size > size:
                 raise ValueError(f"storage {printable(key)} is compressed, or ends after the file")
-    return _describe(path, held, storages)
+    return _describe(path, held)
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
@@ -141,47 +152,38 @@ def _read_old(path: Path) -> dict[str, StoredTensor]:
             raise Refused("its numbers are big-endian, expected little-endian")
         machine = Machine(pickles)
         held = machine.load()
-        storages: dict[str, _Storage] = {}
         keys = expect(Machine(pickles).load(), list, "the keys of storages")
         end = pickles.tell()
         for key in keys:
-            if expect(key, str, "the key of a storage") not in machine.storages or key in storages:
+            storage = machine.storages.get(expect(key, str, "the key of a storage"))
+            if storage is None or storage.start is not None:
                 raise ValueError(f"storage {printable(key)} is unknown, or listed twice")
-            dtype, numel = machine.storages[key]
             file.seek(end)
             count, start = int.from_bytes(file.read(8), "little"), end + 8
-            nbytes = max(0, min(count * dtype.size, size - start))
-            storages[key] = _check_storage(key, dtype, numel, start, nbytes)
+            nbytes = max(0, min(count * storage.dtype.size, size - start))
+            storage.place(key, start, nbytes)
             end = start + nbytes
-    return _describe(path, held, storages)
+    return _describe(path, held)
 
 
-def _check_storage(key: str, dtype: mx.Dtype, numel: int, start: int, nbytes: int) -> _Storage:
-    if numel * dtype.size != nbytes:
-        raise ValueError(
-            f"storage {printable(key)} declares {numel} numbers, the file has room for "
-            f"{nbytes // dtype.size}"
-        )
-    return _Storage(dtype, numel, start)
-
-
-def _describe(path: Path, held: Any, storages: Mapping[str, _Storage]) -> dict[str, StoredTensor]:
+def _describe(path: Path, held: Any) -> dict[str, StoredTensor]:
     if type(held) is not dict:
         raise Refused(f"it holds a {kind_of(held)}, expected tensors by name")
     tensors = {}
     for name, value in held.items():
         if type(value) is not Tensor:
             raise Refused(f"'{printable(name)}' is a {kind_of(value)}, expected a tensor")
-        if value.key not in storages:
+        numel = value.storage.numel
+        if value.storage.start is None:
             raise ValueError(f"the storage of {printable(name)} is missing")
-        storage, count = storages[value.key], math.prod(value.shape)
         # A view larger than its storage repeats numbers, and could take any amount of memory.
-        if count > storage.numel or value.offset + _span(value) > storage.numel:
+        if math.prod(value.shape) > numel or value.offset + _span(value) > numel:
             raise ValueError(
-                f"{printable(name)} of shape {value.shape} lies outside of {storage.numel} numbers"
+                f"{printable(name)} of shape {value.shape} lies outside of {numel} numbers"
             )
-        read = partial(_read, path, storage, value)
-        tensors[name] = StoredTensor(value.shape, storage.dtype, read)
+        start = value.storage.start + value.offset * value.storage.dtype.size
+        read = partial(_read, path, start, value)
+        tensors[name] = StoredTensor(value.shape, value.storage.dtype, read)
     return tensors
 
 
@@ -192,11 +194,9 @@ def _span(tensor: Tensor) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
 
 
-def _read(path: Path, storage: _Storage, tensor: Tensor) -> np.ndarray:
-    size = storage.dtype.size
-    start = storage.start + tensor.offset * size
-    flat = map_file(path, start, (_span(tensor),), storage.dtype)
-    bytes_apart = [size * step for step in tensor.strides]
+def _read(path: Path, start: int, tensor: Tensor) -> np.ndarray:
+    flat = map_file(path, start, (_span(tensor),), tensor.storage.dtype)
+    bytes_apart = [flat.itemsize * step for step in tensor.strides]
     return np.lib.stride_tricks.as_strided(flat, tensor.shape, bytes_apart, writeable=False)
 
 
@@ -208,17 +208,10 @@ class _Global:
 
 
 @dataclass(frozen=True)
-class _Key:
-    """The key of a storage, standing for the storage itself."""
-
-    key: str
-
-
-@dataclass(frozen=True)
 class Tensor:
     """A view of a storage, its strides in numbers."""
 
-    key: str
+    storage: Storage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -234,11 +227,11 @@ class Machine:
         file: The pickle's bytes in memory, so that no argument can be longer than they are.
 
     Attributes:
-        storages: For each key, its type and how many numbers it has.
+        storages: Those that the pickle declares, by their keys.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
-        self.storages: dict[str, tuple[mx.Dtype, int]] = {}
+        self.storages: dict[str, Storage] = {}
         self._file = file
         self._stack: list[Any] = []  # since the last mark
         self._outer: list[list[Any]] = []  # the parts of the stack before each mark
@@ -323,7 +316,7 @@ class Machine:
         values, self._stack = self._stack, self._outer.pop()
         return values
 
-    def _declare(self, saved: Any) -> _Key:
+    def _declare(self, saved: Any) -> Storage:
         """Note a storage, described by its kind, type, key, device and how many numbers it has."""
         if type(saved) is not tuple or not 5 <= len(saved) <= 6:
             raise ValueError(f"it describes a storage by a {kind_of(saved)}")
@@ -336,10 +329,10 @@ class Machine:
         name = wanted.name.removeprefix("torch.")
         if name not in STORAGES:
             raise Refused(f"it holds a '{printable(name)}', expected {', '.join(STORAGES)}")
-        entry = (STORAGES[name], numel)
-        if self.storages.setdefault(key, entry) != entry:
+        storage = self.storages.setdefault(key, Storage(STORAGES[name], numel))
+        if (storage.dtype, storage.numel) != (STORAGES[name], numel):
             raise ValueError(f"storage {printable(key)} is declared twice")
-        return _Key(key)
+        return storage
 
 
 def kind_of(value: Any) -> str:
@@ -385,7 +378,7 @@ def _reduce(function: Any, arguments: Any) -> Any:
 
 
 def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
-    key = expect(storage, _Key, "a tensor's storage").key
+    expect(storage, Storage, "a tensor's storage")
     for name, numbers in (("offset", (offset,)), ("shape", shape), ("strides", strides)):
         if len(expect(numbers, tuple, f"a tensor's {name}")) > MAX_DIMENSIONS:
             raise ValueError(f"a tensor's {name} in its pickle has {len(numbers)} dimensions")
@@ -395,7 +388,7 @@ def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> Tens
         raise ValueError("a tensor's shape in its pickle is larger than MLX can hold")
     if len(shape) != len(strides):
         raise ValueError(f"a tensor has {len(shape)} dimensions and {len(strides)} strides")
-    return Tensor(key, offset, shape, strides)
+    return Tensor(storage, offset, shape, strides)
 
 
 def _set_items(held: Any, entries: Iterable[Sequence[Any]]) -> None:
