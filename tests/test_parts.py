@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,25 +47,35 @@ def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
     assert not list(here.glob("out.jsonl.*"))
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing": (lambda here: (here / f"{PART}2-of-3").unlink(), f"{PART}2-of-3 is missing"),
-    "torn": (lambda here: tear(here / f"{PART}3-of-3"), f"{PART}3-of-3 has no record of"),
-    "undone": (lambda here: leave_out(here / f"{PART}3-of-3"), f"{PART}3-of-3 has no record of"),
-    "swapped": (lambda here: swap(here), "is not about line 1 of the input"),
-    "of two runs": (
-        lambda here: (here / f"{PART}2-of-2").write_text("x"),
-        "parts of 2 and of 3 pro",
-    ),
-    "of other lines": (
-        lambda here: (here / "in.txt").write_text("prompt 1\n"),
-        "has more records than the",
-    ),
-    "with a whole": (lambda here: (here / "out.jsonl").write_text("a\n"), "out.jsonl is not empty"),
-    "none": (lambda here: [p.unlink() for p in here.glob(f"{PART}*")], "no parts of out.jsonl"),
-}
+def tear(here: Path) -> None:
+    (here / f"{PART}3-of-3").write_bytes((here / f"{PART}3-of-3").read_bytes()[:-5])
 
 
-@pytest.mark.parametrize(("damage", "named"), DAMAGES.values(), ids=DAMAGES)
+def leave_out(here: Path) -> None:
+    _, *rest = (here / f"{PART}3-of-3").read_bytes().splitlines(keepends=True)
+    record = {"id": 3, "prompt": "prompt 3", "error": f"line 3: {UNDONE}"}
+    (here / f"{PART}3-of-3").write_bytes(json.dumps(record).encode() + b"\n" + b"".join(rest))
+
+
+def swap(here: Path) -> None:
+    (here / f"{PART}1-of-3").rename(here / "other")
+    (here / f"{PART}2-of-3").rename(here / f"{PART}1-of-3")
+    (here / "other").rename(here / f"{PART}2-of-3")
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda here: (here / f"{PART}2-of-3").unlink(), f"{PART}2-of-3 is missing"),
+        (tear, f"{PART}3-of-3 has no record of"),
+        (leave_out, f"{PART}3-of-3 has no record of"),
+        (swap, "is not about line 1 of the input"),
+        (lambda here: (here / f"{PART}2-of-2").write_text("x"), "parts of 2 and of 3 pro"),
+        (lambda here: (here / "in.txt").write_text("prompt 1\n"), "has more records than the"),
+        (lambda here: (here / "out.jsonl").write_text("a\n"), "out.jsonl is not empty"),
+        (lambda here: [p.unlink() for p in here.glob(f"{PART}*")], "no parts of out.jsonl"),
+    ],
+)
 def test_parts_that_do_not_make_a_whole_are_kept(
     here: Path, call: Call, damage: Callable[[Path], Any], named: str
 ) -> None:
@@ -77,23 +86,6 @@ def test_parts_that_do_not_make_a_whole_are_kept(
     assert done.code == 2 and len(done.err) == 1
     check_message(done.err[0].removeprefix("error: "), named)
     assert {path.name: path.read_bytes() for path in here.glob("out.jsonl*")} == before
-
-
-def tear(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-5])
-
-
-def leave_out(path: Path) -> None:
-    first, *rest = path.read_bytes().splitlines(keepends=True)
-    record = {"id": 3, "prompt": "prompt 3", "error": f"line 3: {UNDONE}"}
-    path.write_bytes(json.dumps(record).encode() + b"\n" + b"".join(rest))
-
-
-def swap(here: Path) -> None:
-    first, second = (here / f"out.jsonl.{number}-of-3" for number in (1, 2))
-    first.rename(here / "other")
-    second.rename(first)
-    (here / "other").rename(second)
 
 
 def test_what_to_do_about_a_whole_works(here: Path, call: Call) -> None:
@@ -122,14 +114,8 @@ def test_options_that_do_not_go_with_joining(
 
 def test_a_part_that_is_being_written_is_not_joined(here: Path, call: Call) -> None:
     write_parts(here, 10, 10)
-    holder = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, 2); print(); input()"
-    part = str(here / "out.jsonl.1-of-2")
-    with subprocess.Popen(
-        [sys.executable, "-c", holder, part], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
+    with (here / "out.jsonl.1-of-2").open() as part:  # a lock belongs to an open file
+        fcntl.flock(part, fcntl.LOCK_EX)
         done = call(*JOIN)
-        other.kill()
     assert done.code == 2
     check_message(done.err[0].removeprefix("error: "), "a process is writing to")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from checkpoints import refused
 from commands import caller
 from conftest import REPOSITORY
 from messages import check_message
@@ -62,15 +62,14 @@ def decoded(models: Any, prompts: list[str], *, max_tokens: int) -> list[tuple[A
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 5, 16])
-def test_outputs_are_the_decoders_in_order(make: Any, models: Any, size: int) -> None:
+def test_outputs_are_the_decoders_in_order(make: Any, models: Any) -> None:
     expected = decoded(models, PROMPTS, max_tokens=12)
     assert len({text for text, *_ in expected}) > 7
-    generate = make(batch_size=size)
     ids = np.arange(len(PROMPTS))
-    out = generate({"id": ids, "prompt": column(PROMPTS)})
+    out = make(batch_size=5)({"id": ids, "prompt": column(PROMPTS)})
     assert list(out) == ["id", "prompt", *ADDED] and out["id"] is ids
     assert rows_of(out) == expected
+    generate = make(batch_size=16)
     table = generate(pa.table({"id": ids, "prompt": PROMPTS}))
     assert table.column_names == ["id", "prompt", *ADDED]
     assert rows_of(table) == expected
@@ -186,19 +185,15 @@ def test_columns_that_do_not_fit_are_refused(make: Any) -> None:
         ({"column_prefix": "x_"}, {"prompt": column(["a"]), "x_error": np.arange(1)}, "'x_error'"),
     ):
         for each in (batch, pa.table(batch)):
-            with pytest.raises(ValueError) as caught:
+            with refused(".", found):
                 make(**options)(each)
-            check_message(str(caught.value), found)
 
 
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
+def test_wrong_options_are_refused_before_any_model_is_loaded() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"temperature": 0.7}, "temperature is 0.7"),
         ({"temperature": -1.0}, "-1"),
         ({"num_draft": 0}, "0"),
-        ({"delta": 2.0}, "2.0"),
-        ({"max_ngram": 99}, "99"),
         ({"batch_size": 0}, "0"),
         ({"steady": True, "batch_size": 4}, "4"),
         ({"dtype": "int8"}, "int8"),
@@ -208,20 +203,15 @@ def test_columns_that_do_not_fit_are_refused(make: Any) -> None:
         ({"index_column": 3}, "3"),
         ({"column_prefix": None}, "None"),
         ({"draft": 5}, "5"),
-    ],
-)
-def test_wrong_options_are_refused_before_any_model_is_loaded(
-    options: dict[str, Any], found: str
-) -> None:
-    with pytest.raises(ValueError) as caught:
-        Generator("no such model", **options)
-    check_message(str(caught.value), found)
+    ]
+    for options, found in wrong:
+        with refused(".", found):
+            Generator("no such model", **options)
 
 
 def test_batches_of_other_kinds_are_refused(make: Any) -> None:
-    with pytest.raises(ValueError) as caught:
+    with refused("a batch must be", "list"):
         make()([{"prompt": "a"}])
-    check_message(str(caught.value), "list")
     assert make()({"prompt": ["old man"]})["error"].tolist() == [None]
 
 
@@ -239,8 +229,8 @@ def test_unknown_options_and_models_are_refused(make: Any, tmp_path: Path) -> No
 def test_a_ray_job_whose_worker_is_killed_loses_nothing(
     models: tuple[str, str], tmp_path: Path
 ) -> None:
-    """300 rows from Parquet to Parquet through two workers, of which one is killed."""
-    prompts = [f"{PROMPTS[i % 24]} {i}" for i in range(300)]
+    """100 rows from Parquet to Parquet through two workers, of which one is killed."""
+    prompts = [f"{PROMPTS[i % 24]} {i}" for i in range(100)]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
     done = subprocess.run(
         [sys.executable, REPOSITORY / "tests" / "ray_job.py", tmp_path, *models],
@@ -249,11 +239,10 @@ def test_a_ray_job_whose_worker_is_killed_loses_nothing(
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "killed" in done.stdout
-    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
-    workers = {event["worker"] for event in events}
+    workers = {*(tmp_path / "log").read_text().splitlines()}
     assert len(workers) == 3, "two, and one in the place of the one that was killed"
     table = pq.read_table(tmp_path / "out").sort_by("id")
-    assert table["id"].to_pylist() == list(range(300))
+    assert table["id"].to_pylist() == list(range(100))
     assert table["prompt"].to_pylist() == prompts
     expected = decoded(models, prompts, max_tokens=32)
     assert rows_of(table) == expected

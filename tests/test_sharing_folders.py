@@ -66,26 +66,17 @@ def test_a_folder_holds_the_draft_rounded_to_float16(target: T5, tmp_path: Path)
     assert SpeculativeDecoder(target, decoder.draft, draft_vocab=30).draft_vocab == 30
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": "float32"},
-        {"dtype": "bfloat16"},
-        {"quantize": 8, "group_size": 32},
-        {"quantize": 4, "group_size": 32},
-    ],
-    ids=["float32", "bfloat16", "8-bits", "4-bits"],
-)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantize": 4}], ids=str)
 def test_the_target_may_be_stored_and_computed_in_any_type(
-    options: dict[str, Any], dtype: str, home: Path, tmp_path: Path
+    options: dict[str, Any], home: Path, tmp_path: Path
 ) -> None:
-    stored = convert(str(home / "source"), tmp_path / "other", **options)
-    model, _ = load(stored, dtype=dtype)
-    draft, tokenizer = load(home / "weights" / "mine", target=model)
-    assert isinstance(draft, SharingDraft) and draft.dtype == model.dtype and tokenizer is None
-    decoder = SpeculativeDecoder(model, draft, num_draft=3)
-    assert decoder.generate([5, 9, 1], max_tokens=8).stats.drafted > 0
+    stored = convert(str(home / "source"), tmp_path / "other", group_size=32, **options)
+    for dtype in ("float32", "bfloat16", "float16"):
+        model, _ = load(stored, dtype=dtype)
+        draft, tokenizer = load(home / "weights" / "mine", target=model)
+        assert isinstance(draft, SharingDraft) and draft.dtype == model.dtype and tokenizer is None
+        decoder = SpeculativeDecoder(model, draft, num_draft=3)
+        assert decoder.generate([5, 9, 1], max_tokens=8).stats.drafted > 0
 
 
 def fine_tuned(target: T5) -> T5:
@@ -172,13 +163,6 @@ def test_a_damaged_folder_is_refused(
         else:
             edit_json(folder / "config.json", **{name: value})
     with refused(re.escape(found)):
-        load(folder, target=target)
-
-
-def test_missing_weights_are_named(home: Path, target: T5, tmp_path: Path) -> None:
-    folder = shutil.copytree(home / "weights" / "mine", tmp_path / "mine")
-    (folder / "weights.npz").unlink()
-    with pytest.raises(OSError, match="weights.npz"):
         load(folder, target=target)
 
 

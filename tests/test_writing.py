@@ -93,14 +93,12 @@ def test_two_conversions_to_one_folder_are_refused() -> None:
 
 
 def test_a_lack_of_space_is_reported_before_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(".")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-
-    def fail(*_: int) -> None:
-        pytest.fail("something was read")
-
+    usage = shutil.disk_usage(".")._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    seen: list[tuple[int, int]] = []
     with pytest.raises(OSError, match="No space left on device: it takes 0.00 GB") as caught:
-        convert("source", Path("new"), progress=fail)
+        convert("source", Path("new"), progress=lambda *counts: seen.append(counts))
+    assert not seen, "nothing was read"
     assert caught.value.errno == errno.ENOSPC and left() == ["out", "source"]
 
 

@@ -45,17 +45,9 @@ def look_up(
 ) -> tuple[ModelFolder, list[str] | None]:
     """Find a repository, and check its config.json and tokenizer; its weights are not downloaded.
 
-    Args:
-        name: Its name on the Hub.
-        revision: Branch, tag or commit.
-        any_kind: Whether to accept a decoder-only model, whose tokenizer is not checked here.
-
-    Returns:
-        Its folder in the cache, which is named by its commit; the names of all its files, or None
-        if the Hub did not answer and only the cache is left.
-
-    Raises:
-        ValueError: If it cannot be found, or is not a model of these kinds.
+    With `any_kind` it may be a decoder-only model, whose tokenizer is not checked here. Returns its
+    folder in the cache, which is named by its commit, and the names of all its files, or None if
+    the Hub did not answer and only the cache is left.
     """
     flat_name(name)
     # Imported here, as it is slow and only this path needs it.

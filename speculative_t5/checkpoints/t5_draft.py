@@ -1,7 +1,7 @@
 """Folders of drafts that share their target's encoder.
 
-config.json   "model_type": "t5-draft", the target's name and fingerprint, what is shared, the sizes
-weights.npz   the decoder's layers, their position bias and last normalization
+config.json has the target's name and fingerprint, what is shared, and the sizes; weights.npz the
+decoder's layers, their position bias and last normalization.
 """
 
 from __future__ import annotations
@@ -77,16 +77,9 @@ def save_draft(
 ) -> None:
     """Write the folder of a draft, whole or not at all.
 
-    Args:
-        folder: To write.
-        draft: Its weights are stored as float16.
-        name: The target's, for people and messages.
-        more: Further entries of config.json.
-        files: Files to copy into the folder.
-
-    Raises:
-        ValueError: If a weight is not finite in float16.
-        OSError: If the folder cannot be written.
+    Its weights are stored as float16, and refused if they are not finite then. `name` is the
+    target's, for people and messages; `more` are further entries of config.json, and `files` are
+    copied.
     """
     weights = {key: weight.astype(mx.float16) for key, weight in parameters_of(draft).items()}
     for key, weight in weights.items():

@@ -31,15 +31,10 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Task:
-    """What a checkpoint says about a task.
+    """What a checkpoint says about a task."""
 
-    Attributes:
-        prefix: Text to put before each prompt; None if it names none.
-        options: Keywords for `SpeculativeDecoder.generate`.
-    """
-
-    prefix: str | None
-    options: dict[str, Any]
+    prefix: str | None  # to put before each prompt
+    options: dict[str, Any]  # keywords for `SpeculativeDecoder.generate`
 
 
 def read_task(name_or_path: str | Path, task: str = ALL) -> Task:

@@ -77,10 +77,7 @@ def read_bin(path: Path) -> dict[str, StoredTensor]:
 
 @dataclass(eq=False)
 class Storage:
-    """A row of numbers: their type, how many they are, and the byte where they start.
-
-    The pickle declares it; then the file says where it is.
-    """
+    """A row of numbers that a pickle declares; then the file says at which byte it starts."""
 
     dtype: mx.Dtype
     numel: int
@@ -218,20 +215,14 @@ class Tensor:
 
 
 class Machine:
-    """Follows one pickle.
+    """Follows one pickle, whose bytes are in memory: no argument can be longer than they are.
 
     A few bytes can make a value that is nested a million deep, or that has 2**60 parts: no value is
     hashed, compared or shown before its type is known to be plain.
-
-    Args:
-        file: The pickle's bytes in memory, so that no argument can be longer than they are.
-
-    Attributes:
-        storages: Those that the pickle declares, by their keys.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
-        self.storages: dict[str, Storage] = {}
+        self.storages: dict[str, Storage] = {}  # that it declares, by their keys
         self._file = file
         self._stack: list[Any] = []  # since the last mark
         self._outer: list[list[Any]] = []  # the parts of the stack before each mark

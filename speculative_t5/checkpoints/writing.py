@@ -43,16 +43,8 @@ def write_folder(
 ) -> None:
     """Write a model folder, whole or not at all; an existing one is replaced at the end.
 
-    Args:
-        folder: The folder to write.
-        config: Contents of its config.json.
-        tensors: Contents of its weights.npz, made and stored one at a time.
-        tokenizer_files: Files to copy.
-        num_bytes: The size of all tensors; nothing is written where less space is free.
-
-    Raises:
-        ValueError: If `folder` exists and is not a model folder.
-        OSError: If it cannot be written.
+    The tensors are made and stored one at a time, and files are copied. Nothing is written where
+    fewer than `num_bytes` are free, or over anything but a model folder.
     """
     check_replaceable(folder)
     with replacing_folder(folder, BUSY) as new:
