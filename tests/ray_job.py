@@ -54,30 +54,26 @@ def kill_one(log: Path) -> None:
 
 
 def main(folder: Path, *models: str) -> None:
-    log = folder / "log"
     prompts = (folder / "prompts.txt").read_text(encoding="utf-8").splitlines()
-    (folder / "in").mkdir()
-    for start in range(0, len(prompts), BLOCK):
-        part = prompts[start : start + BLOCK]
-        table = pa.table({"id": range(start, start + len(part)), "prompt": part})
-        pq.write_table(table, folder / "in" / f"{start:09}.parquet")
-    # Reading and writing need a processor that no worker has claimed.
+    table = pa.table({"id": range(len(prompts)), "prompt": prompts})
     ray.init(
-        num_cpus=WORKERS + 1, include_dashboard=False, object_store_memory=2**28,
+        num_cpus=WORKERS, include_dashboard=False, object_store_memory=2**28,
         logging_level="ERROR", log_to_driver=False,
     )  # fmt: skip
     logging.getLogger("ray.data").setLevel("ERROR")
     ray.data.DataContext.get_current().enable_progress_bars = False
+    log = folder / "log"
     threading.Thread(target=kill_one, args=[log], daemon=True).start()
-    rows = ray.data.read_parquet(str(folder / "in"))
-    # Ray reads several small files as one block, which one worker would decode alone.
-    rows.repartition(target_num_rows_per_block=BLOCK).map_batches(
+    # Of one block, one worker would decode all.
+    blocks = [table.slice(start, BLOCK) for start in range(0, len(prompts), BLOCK)]
+    rows = ray.data.from_arrow(blocks).map_batches(
         Watched,
         fn_constructor_args=[str(log), *models],
         fn_constructor_kwargs={"max_tokens": 32},
         compute=ray.data.ActorPoolStrategy(size=WORKERS),
         batch_format="pyarrow",
-    ).write_parquet(str(folder / "out"))
+    )
+    pq.write_table(pa.concat_tables(rows.iter_batches(batch_format="pyarrow")), folder / "out")
     ray.shutdown()
 
 

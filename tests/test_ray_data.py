@@ -229,7 +229,7 @@ def test_unknown_options_and_models_are_refused(make: Any, tmp_path: Path) -> No
 def test_a_ray_job_whose_worker_is_killed_loses_nothing(
     models: tuple[str, str], tmp_path: Path
 ) -> None:
-    """100 rows from Parquet to Parquet through two workers, of which one is killed."""
+    """100 rows through two workers, of which one is killed."""
     prompts = [f"{PROMPTS[i % 24]} {i}" for i in range(100)]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
     done = subprocess.run(
