@@ -89,9 +89,9 @@ class Generator:
         for name, value in (("model", model), ("draft", draft or "none")):
             if not isinstance(value, str | Path) or not str(value):
                 raise ValueError(f"{name} must be given by its name or path, got {value!r}")
-        self._inputs = {"prompt_column": prompt_column, "index_column": index_column}
-        if index_column is None:
-            del self._inputs["index_column"]
+        self._inputs = {"prompt_column": prompt_column}
+        if index_column is not None:
+            self._inputs["index_column"] = index_column
         for name, text in (self._inputs | {"column_prefix": column_prefix}).items():
             if not isinstance(text, str):
                 raise ValueError(f"{name} must be a string, got {text!r}")
