@@ -20,14 +20,13 @@ from serving import FAIL, FakeService, Served, serving
 from starlette.responses import JSONResponse, Response
 
 PROMPTS = [f"Sentence number {i}." for i in range(40)]
+IDLE = {"queued": 0.0, "rows": 0.0}
 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
     """A server whose outputs are the prompts in capitals."""
-    service = FakeService(pause=0.005)
-    service.now |= {"queued": 0, "rows": 0}
-    with serving(service) as running:
+    with serving(FakeService(pause=0.005, now=IDLE)) as running:
         yield running
 
 
@@ -119,7 +118,7 @@ def test_what_a_server_must_not_do_ends_the_test(
     monkeypatch.setattr(app, name, fault)
     if "error" in message:
         prompts.write_text(f"a b {FAIL}\n")
-    with serving() as served, pytest.raises(SystemExit, match=message):
+    with serving(FakeService(now=IDLE)) as served, pytest.raises(SystemExit, match=message):
         serve_load.main(
             [served.url], clients="4", requests=200, turns=1, prompts=prompts, disturb=True
         )
@@ -140,7 +139,7 @@ def test_rows_that_are_left_over_are_noticed(served: Served) -> None:
         async with new_client(served.url) as client:
             await settle(client, seconds=0.2)
 
-    served.service.now["rows"] = 1
+    served.service.now = {"queued": 0, "rows": 1}
     with pytest.raises(Wrong, match="still has .*'rows': "):
         asyncio.run(settled())
 
