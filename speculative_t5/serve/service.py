@@ -214,7 +214,8 @@ class Service:
     def figures(self) -> dict[str, float]:
         """Return what there is now, and totals since the start, see `app.HELP`."""
         with self._changed:
-            found = {"queued": self._queued, "rows": len(self._running), **self._totals}
+            found: dict[str, float] = {"queued": self._queued, "rows": len(self._running)}
+            found |= self._totals
             if self._last_round is not None:
                 found["seconds_since_round"] = time.monotonic() - self._last_round
             return found
