@@ -106,6 +106,11 @@ def _remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
+def is_special(name: str) -> bool:
+    """Whether a name is of something that is no plain file, such as a pipe or a device."""
+    return os.path.exists(name) and not os.path.isfile(name)
+
+
 class LineFile:
     """A file of lines that grows: what is appended is there as a whole, or not at all.
 

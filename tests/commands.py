@@ -53,12 +53,19 @@ def caller(
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # commands replace it
 
     def call(
-        *arguments: str, stdin: str | bytes | None = None, program: str = "__main__.py"
+        *arguments: str,
+        stdin: str | bytes | None = None,
+        pipe: bool = False,
+        program: str = "__main__.py",
     ) -> Done:
         typed = stdin.encode() if isinstance(stdin, str) else stdin
         (folder / "stdin").write_bytes(typed or b"")
         handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
-        source = "/dev/null" if stdin is None else folder / "stdin"
+        source: Any = "/dev/null" if stdin is None else folder / "stdin"
+        if pipe:
+            source, end = os.pipe()  # which holds at least 4 KiB
+            os.write(end, typed or b"")
+            os.close(end)
         with open(source, encoding="utf-8", errors="surrogateescape") as stream:
             before = os.dup(0)
             os.dup2(stream.fileno(), 0)
@@ -112,11 +119,11 @@ def on_a_terminal(folder: Path, *command: str, code: int = 0) -> str:
 
 def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start a command whose standard error is a pipe, and which a signal may end."""
+    pipe = {"env": os.environ | {"PYTHONPATH": str(REPOSITORY)}, "stderr": subprocess.PIPE}
     return subprocess.Popen(
-        [sys.executable, "-m", "speculative_t5", *arguments],
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "speculative_t5", *arguments], cwd=folder,
         # A background process of a script inherits that it ignores this signal.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **(pipe | options),
     )  # fmt: skip
 
 

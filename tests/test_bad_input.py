@@ -54,7 +54,10 @@ def here(place: Path, tmp_path: Path) -> Path:
         ((*PAIR, "--delta", "1.5", *HELLO), "delta must be between 0 and 1, got 1.5"),
         ((*PAIR, "--min-ngram", "0", *HELLO), "min_ngram must be an integer from 1 to 16, got 0"),
         ((*PAIR, "--verify", "block", "--delta", "0.1", *HELLO), "verify 'block' is exact and"),
-        ((*PAIR, "--show-drafts", "--num-beams", "2", *HELLO), "a beam search has no drafts"),
+        (
+            ("--model", "target", "--show-drafts", "--num-beams", "2", *HELLO),
+            "a beam search has no drafts",
+        ),
         ((*PAIR, "--top-k", "-1", *HELLO), "top_k must be an integer of at least 0"),
         ((*PAIR, "--top-p", "0", *HELLO), "top_p must be above 0 and at most 1 (1 is off)"),
         ((*PAIR, "--suppress-tokens", "7,9999", *HELLO), "suppress_tokens has the id 9999"),

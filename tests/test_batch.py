@@ -6,9 +6,10 @@ import io
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from speculative_t5.cli.job import UNDONE, Output, Record, process
@@ -39,6 +40,16 @@ def encode(text: str) -> Source:
     if "<bad>" in text:
         raise ValueError("prompt ids must be from 0 to 8, got 9")
     return Source([*text.encode(), 0])
+
+
+def write(
+    found: Iterable[Line],
+    decode: Any,
+    output: Output,
+    kept: Mapping[int, bytes] = MappingProxyType({}),
+) -> None:
+    output.begin()
+    process(found, decode, encode, lambda each: output.append_bytes(each.to_json()), kept=kept)
 
 
 def records(content: bytes) -> list[dict[str, Any]]:
@@ -96,7 +107,7 @@ def by_columns(folder: Path, **options: Any) -> bytes:
         with Output(str(folder / "out"), stream, **options) as output:
             if options.get("resume"):
                 found, _ = output.resume(found)
-            process(found, shout, encode, output.append)
+            write(found, shout, output)
     return (folder / "out").read_bytes()
 
 
@@ -133,7 +144,7 @@ class Job:
                 if options.get("resume"):
                     found, earlier = output.resume(found)
                     counts, kept = [earlier.done, earlier.failed], earlier.kept
-                process(found, decode, encode, output.append, kept=kept)
+                write(found, decode, output, kept)
         return counts
 
 

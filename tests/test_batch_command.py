@@ -7,16 +7,17 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.cli.job import Output
 from speculative_t5.tokenizers.prompt_files import EMPTY
 
 import pytest
-from commands import Call, in_a_shell, on_a_terminal, start
-from conftest import run
+from commands import Call, in_a_shell, start
 from messages import check_message
 
 pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
@@ -57,9 +58,9 @@ def wait_for_lines(path: Path, number: int) -> None:
 
 
 def test_every_line_gets_its_record(call: Call, here: Path) -> None:
-    done = run(here, *BATCH, *SHORT)
-    assert done.returncode == 3 and done.stdout == b""
-    error, summary = done.stderr.decode().splitlines()
+    done = call(*BATCH, *SHORT)
+    assert (done.code, done.out) == (3, "")
+    error, summary = done.err
     assert error == f"line 12: {EMPTY}"
     assert "40 prompts" in summary and "1 with errors" in summary
     records = read(here / "out.jsonl")
@@ -67,6 +68,11 @@ def test_every_line_gets_its_record(call: Call, here: Path) -> None:
     assert [(record["id"], record["prompt"]) for record in records] == [*prompts]
     (alone,) = call(*MODELS, *SHORT, "--prompt", records[0]["prompt"], "--json").records
     assert records[0]["text"] == alone["text"]
+    again = call(*BATCH, *SHORT, "--resume")
+    cut = sum(record.get("finish_reason") == "length" for record in records)
+    (said,) = again.err
+    assert said == f"[40 prompts, 40 of them earlier, 1 with errors, {cut} cut at --max-tokens 12]"
+    assert again.code == 3 and cut > 0
 
 
 def test_json_lines_go_through_standard_streams(call: Call, here: Path) -> None:
@@ -94,15 +100,15 @@ def test_an_input_without_prompts_is_refused_at_its_first_line(call: Call, here:
     (here / "in.jsonl").write_text("x" + odd + odd * 100 + '{"prompt": ""}\n')
     done = call(*command)
     assert done.code == 3 and len(read(here / "out.jsonl")) == 102, "a line has the field"
-    for lines in ((odd, odd), (odd, '{"prompt": "a"}\n')):
-        piped = run(here, "batch", "-", "--format", "jsonl", *MODELS, stdin="".join(lines).encode())
-        assert (piped.returncode, piped.stdout) == (2, b"")
+    for last in (odd, '{"prompt": "a"}\n'):
+        piped = call("batch", "-", "--format", "jsonl", *MODELS, stdin=odd + last, pipe=True)
+        assert (piped.code, piped.out) == (2, "")
         check_message(
-            piped.stderr.decode().rstrip().removeprefix("error: "),
+            piped.err[0].removeprefix("error: "),
             "standard input, line 1: no field 'prompt' (found: 'text', 'label')",
         )
-    piped = run(here, "batch", "-", "--field", "text", *MODELS, stdin=b"{}x\n" + odd.encode())
-    assert piped.returncode == 3 and len(piped.stdout.splitlines()) == 2
+    piped = call("batch", "-", "--field", "text", *MODELS, stdin="{}x\n" + odd, pipe=True)
+    assert piped.code == 3 and len(piped.records) == 2
 
 
 def test_records_do_not_depend_on_batch_size_or_shards(call: Call) -> None:
@@ -113,33 +119,30 @@ def test_records_do_not_depend_on_batch_size_or_shards(call: Call) -> None:
     assert one == other == "".join(f"{line}\n" for line in merged)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
-)
-def test_a_stopped_run_continues_where_it_was(
-    call: Call, many: Path, number: int, code: int
-) -> None:
+def test_a_stopped_run_continues_where_it_was(call: Call, many: Path) -> None:
     out, command = many / "out.jsonl", (*BATCH, *SHORT, *SAMPLED)
-    process = start(many, *command)
-    wait_for_lines(out, 40)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
-    assert 40 <= out.read_bytes().count(b"\n") < MANY
-    if number == signal.SIGKILL:
-        torn = b'{"id": '
-        out.write_bytes(out.read_bytes().rpartition(b"\n")[0] + b"\n" + torn)
-    else:
-        assert out.read_bytes().endswith(b"\n") and read(out)
-        lacking, summary, advice, *rest = errors.decode().splitlines()
-        assert lacking.startswith("prompts with characters that the model's vocabulary lacks: ")
-        assert re.match(rf"\[\d+ of {MANY:,} prompts, ", summary)
-        assert advice == "the records written so far are kept; --resume decodes the other lines"
-        assert rest == (["error: interrupted"] if number == signal.SIGINT else [])
-    done = call(*command, "--resume")
-    assert done.code == 0 and " of them earlier" in done.err[-1]
     assert call(*BATCH[:3], "whole.jsonl", *MODELS, *SHORT, *SAMPLED).code == 0
-    assert out.read_bytes() == (many / "whole.jsonl").read_bytes()
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        process = start(many, *command)
+        wait_for_lines(out, 40)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == code, errors
+        assert 40 <= out.read_bytes().count(b"\n") < MANY
+        if number == signal.SIGKILL:
+            torn = b'{"id": '
+            out.write_bytes(out.read_bytes().rpartition(b"\n")[0] + b"\n" + torn)
+        else:
+            assert out.read_bytes().endswith(b"\n") and read(out)
+            lacking, summary, advice, *rest = errors.decode().splitlines()
+            assert lacking.startswith("prompts with characters that the model's vocabulary lacks: ")
+            assert re.match(rf"\[\d+ of {MANY:,} prompts, ", summary)
+            assert advice == "the records written so far are kept; --resume decodes the other lines"
+            assert rest == (["error: interrupted"] if number == signal.SIGINT else [])
+        done = call(*command, "--resume")
+        assert done.code == 0 and " of them earlier" in done.err[-1]
+        assert out.read_bytes() == (many / "whole.jsonl").read_bytes()
+        out.unlink()
 
 
 def test_a_reader_that_goes_away_ends_the_run(many: Path) -> None:
@@ -151,13 +154,21 @@ def test_a_reader_that_goes_away_ends_the_run(many: Path) -> None:
     assert process.returncode == 1 and "error" not in errors and "Traceback" not in errors
 
 
-def test_an_input_that_shrinks_is_an_error(many: Path) -> None:
-    process = start(many, *BATCH, *SHORT)
-    wait_for_lines(many / "out.jsonl", 3)
-    os.truncate(many / "in.txt", 0)
-    _, errors = process.communicate(timeout=60)
-    found = rf"error: failed while running: in.txt changed .* had {MANY} lines to do, then \d+;"
-    assert process.returncode == 1 and re.search(found, errors.decode())
+def test_an_input_that_shrinks_is_an_error(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Output.append_bytes
+
+    def shrink(self: Output, data: bytes) -> None:
+        append(self, data)
+        os.truncate(here / "in.txt", 0)
+
+    monkeypatch.setattr(Output, "append_bytes", shrink)
+    (here / "in.txt").write_bytes(b"The sea\n" * 20_000)  # more than is read at once
+    done = call(*BATCH, *SHORT, "--batch-size", "1")
+    assert done.code == 1
+    found = r"error: failed while running: in.txt changed .* had 20000 lines to do, then \d+;"
+    assert re.match(found, done.err[-1])
 
 
 def test_standard_output_that_others_wrote_to_is_never_cut(here: Path) -> None:
@@ -199,16 +210,11 @@ def test_only_the_first_errors_are_shown(call: Call) -> None:
     assert done.err[10] == "further errors are only in the output" and len(done.err) == 12
 
 
-def test_a_resumed_run_counts_earlier_errors_and_cuts(call: Call, here: Path) -> None:
-    assert call(*BATCH, *SHORT).code == 3
-    again = call(*BATCH, *SHORT, "--resume")
-    cut = sum(record.get("finish_reason") == "length" for record in read(here / "out.jsonl"))
-    (said,) = again.err
-    assert said == f"[40 prompts, 40 of them earlier, 1 with errors, {cut} cut at --max-tokens 12]"
-    assert again.code == 3 and cut > 0
-
-
-def test_a_terminal_shows_prompts_tokens_and_the_time_left(here: Path) -> None:
-    shown = on_a_terminal(here, "-m", "speculative_t5", *BATCH, code=3)
+def test_a_terminal_shows_prompts_tokens_and_the_time_left(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     bar = r"\d+/40 \[\d\d:\d\d<\d\d:\d\d, +[0-9.]+ prompts/s, [0-9,]+ tokens/s\]"
+    shown = "\n".join(call(*BATCH).err)
     assert re.search(bar, shown), shown

@@ -14,7 +14,7 @@ from speculative_t5.cpu import libraries
 
 import pytest
 from commands import Call, in_a_shell, on_a_terminal, start
-from conftest import REPOSITORY, run
+from conftest import REPOSITORY
 
 pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
@@ -22,14 +22,12 @@ OLD_MAN = (*PAIR, "--prompt", "The old man.")
 ACCEPTED, BONUS = "\x1b[32m", "\x1b[4;36m"
 
 
-def test_text_goes_to_standard_output_and_statistics_to_standard_error(
-    call: Call, place: Path
-) -> None:
-    done = run(place, *OLD_MAN, "--show-drafts")
-    assert done.returncode == 0, done.stderr
+def test_text_goes_to_standard_output_and_statistics_to_standard_error(call: Call) -> None:
+    done = call(*OLD_MAN, "--show-drafts")
+    assert done.code == 0, done.err
     result = call(*OLD_MAN, "--json")
-    assert done.stdout.decode() == result.records[0]["text"] + "\n" and not result.err
-    (footer,) = done.stderr.decode().splitlines()
+    assert done.out == result.records[0]["text"] + "\n" and not result.err
+    (footer,) = done.err
     counts = r"\d+ tok/s - 12 tokens - \d+ % of drafts accepted - \d\.\d tokens per round"
     assert re.fullmatch(f"{counts} - cut at --max-tokens 12", footer)
 

@@ -180,6 +180,5 @@ def test_a_slow_first_chunk_is_explained_on_a_terminal(
         yield chunks[1]
 
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: shown)
-    with note_if_slow(0.05) as watched:
-        assert list(watched(generating())) == chunks
+    assert list(note_if_slow(generating, 0.05)) == chunks
     assert capsys.readouterr().err == (f"{SLOW_START}\n" if noted else "")

@@ -8,22 +8,21 @@ import pty
 import re
 import select
 import signal
-import subprocess
-import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.cli import repl, terminal
+from speculative_t5.cli import terminal
 from speculative_t5.cli.options import DecoderOptions
-from speculative_t5.cli.repl import DRAFTING, SAMPLING, Conversation, Settings
+from speculative_t5.cli.repl import Conversation
 from speculative_t5.decoding import Stats, total
-from speculative_t5.generation import DraftingOptions, GenerationOptions
+from speculative_t5.generation import GenerationOptions
 
 import pytest
-from commands import Call, read_to_end
-from conftest import REPOSITORY, run
+from commands import Call, read_to_end, start
+from conftest import REPOSITORY
 from rich.console import Console
 
 pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
@@ -43,19 +42,10 @@ class Screen:
     def __init__(self, first: SpeculativeDecoder) -> None:
         self.console = Console(
             record=True, file=io.StringIO(), force_terminal=True, color_system="standard",
-            width=100, highlight=False, soft_wrap=True,
+            width=100, highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
-        self.made: list[Settings] = []
-
-        def remake(wanted: Settings) -> SpeculativeDecoder:
-            self.made.append(wanted)
-            drafting = DraftingOptions(**{name: wanted[name] for name in DRAFTING})
-            return DecoderOptions(prefix=wanted["prefix"], drafting=drafting).remake(first)
-
-        settings = {name: getattr(DraftingOptions, name) for name in DRAFTING}
-        settings |= {name: getattr(GenerationOptions, name) for name in SAMPLING}
-        settings |= {"max_tokens": 12, "show_drafts": True, "prefix": ""}
-        self.repl = Conversation(remake, settings)
+        settings = DecoderOptions(prefix="").keywords | asdict(GenerationOptions(max_tokens=12))
+        self.repl = Conversation(first, settings | {"show_drafts": True})
 
     def say(self, line: str) -> list[str]:
         assert self.repl.handle(line)
@@ -65,8 +55,7 @@ class Screen:
 @pytest.fixture
 def screen(first: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> Screen:
     shown = Screen(first)
-    for module in (repl, terminal):
-        monkeypatch.setattr(module, "console", lambda stderr=False: shown.console)
+    monkeypatch.setattr(terminal, "console", lambda stderr=False: shown.console)
     return shown
 
 
@@ -75,7 +64,6 @@ def test_options_are_set_by_name(screen: Screen) -> None:
                         ("/set top-k=5", "top_k = 5"), ("/set num_draft auto", "num_draft = auto"),
                         ("/set num_draft 2", "num_draft = 2")):  # fmt: skip
         assert screen.say(line) == [shown]
-    assert screen.made[-1]["num_draft"] == 2 and screen.made[-1]["delta"] == 0.2
     screen.say(PROMPT)
     assert max(screen.repl.done[-1].num_draft) == 2
     assert {"num_draft = 2", "top_k = 5", "prefix = ''"} <= {*screen.say("/set")}
@@ -165,7 +153,7 @@ def test_an_interrupted_output_leaves_the_session_as_it_was(
 ) -> None:
     # While an output is shown, while "auto" is calibrated before it, and while two are compared.
     for module, name, line in (
-        (repl, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
+        (terminal, "show", PROMPT), (SpeculativeDecoder, "stream", PROMPT),
         (SpeculativeDecoder, "generate", f"/compare {PROMPT}"),
     ):  # fmt: skip
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -179,15 +167,13 @@ def test_an_interrupted_output_leaves_the_session_as_it_was(
 MODELS = ("--model", "target", "--draft-model", "draft", "--max-tokens", "8")
 
 
-def test_a_pipe_of_lines_is_answered_line_by_line(call: Call, place: Path) -> None:
-    lines = b"The old man.\n\n/set num_draft 2\n/stats\nThe new man.\n/quit\nnever read\n"
-    done = run(place, "repl", *MODELS, stdin=lines)
-    assert done.returncode == 0, done.stderr
-    out = done.stdout.decode()
+def test_a_pipe_of_lines_is_answered_line_by_line(call: Call) -> None:
+    lines = "The old man.\n\n/set num_draft 2\n/stats\nThe new man.\n/quit\nnever read\n"
+    done = call("repl", *MODELS, stdin=lines)
+    assert done.code == 0, done.err
     text = call(*MODELS, "--prompt", "The old man.").out
-    assert out.startswith(text + "num_draft = 2\nlast: ")
-    assert "\x1b" not in out and "\n> " not in out
-    assert not (place / "cache" / "speculative_t5" / "history").exists()
+    assert done.out.startswith(text + "num_draft = 2\nlast: ")
+    assert "\x1b" not in done.out and "\n> " not in done.out
 
 
 def test_an_error_on_a_pipe_costs_one_line_and_changes_the_exit_code(call: Call) -> None:
@@ -207,33 +193,27 @@ def test_a_failure_costs_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -
     assert done.err[0].startswith("error: failed while running: MemoryError; run it")
 
 
-class Terminal:
-    """A person at a terminal."""
+class Person:
+    """A person at a terminal, who starts a session and types."""
 
     def __init__(self, place: Path, *arguments: str) -> None:
         self.screen, self.end = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "speculative_t5", "repl", *MODELS, *arguments],
-            cwd=place, stdin=self.end, stdout=self.end, stderr=self.end, start_new_session=True,
-            env=os.environ
-            | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": "typed", "TERM": "xterm"},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        self.process = start(
+            place, "repl", *MODELS, *arguments, stdin=self.end, stdout=self.end, stderr=self.end,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "TERM": "xterm"},
+            start_new_session=True,
         )  # fmt: skip
         self.seen = ""
 
-    def wait_for(self, text: str) -> str:
-        """Return what is shown until this text comes."""
-        deadline = time.monotonic() + 60
-        while text not in self.seen:
-            ready, _, _ = select.select([self.screen], [], [], deadline - time.monotonic())
-            assert ready, f"no {text!r} in {self.seen!r}"
-            self.seen += os.read(self.screen, 10_000).decode(errors="replace")
-        before, _, self.seen = self.seen.partition(text)
-        return before
-
     def type(self, keys: str, *answers: str) -> str:
+        """Type, and return what is shown until these texts have come."""
         os.write(self.screen, keys.encode())
-        return "".join([self.wait_for(text) for text in answers])
+        return "".join([self._wait_for(text) for text in answers])
+
+    def interrupt(self, *answers: str) -> None:
+        time.sleep(0.5)  # Python loses a signal between two waits of the line editor
+        self.process.send_signal(signal.SIGINT)
+        self.type("", *answers)
 
     def leave(self) -> None:
         os.write(self.screen, b"\x04")
@@ -242,17 +222,21 @@ class Terminal:
         os.close(self.screen)
         os.close(self.end)
 
-    def interrupt(self, *answers: str) -> None:
-        time.sleep(0.5)  # Python loses a signal between two waits of the line editor
-        self.process.send_signal(signal.SIGINT)
-        self.type("", *answers)
+    def _wait_for(self, text: str) -> str:
+        deadline = time.monotonic() + 60
+        while text not in self.seen:
+            ready, _, _ = select.select([self.screen], [], [], deadline - time.monotonic())
+            assert ready, f"no {text!r} in {self.seen!r}"
+            self.seen += os.read(self.screen, 10_000).decode(errors="replace")
+        before, _, self.seen = self.seen.partition(text)
+        return before
 
 
 def test_a_person_types_stops_and_finds_lines_again(place: Path) -> None:
     """Prompts, Ctrl-C in an output and at the prompt, the arrow keys, Ctrl-D."""
     models = ("--model", "weights/target", "--draft-model", "weights/draft")  # shown by name
-    person = Terminal(place, *models, "--max-tokens", "100000", "--history", "kept")
-    greeting = person.wait_for("> ")
+    person = Person(place, *models, "--max-tokens", "100000", "--history", "kept")
+    greeting = person.type("", "> ")
     assert "\ntarget, draft drafts" in f"\n{greeting}" and "/help" in greeting
     person.type("The old man.\n", "bonus")  # the legend: the output has begun
     person.interrupt("stopped", "> ")
@@ -261,7 +245,7 @@ def test_a_person_types_stops_and_finds_lines_again(place: Path) -> None:
     person.type("/set max_tokens 8\n", "max_tokens = 8", "> ")
     shown = person.type("\x1b[A\x1b[A\n", "tok/s - 8 tokens")  # two lines up
     assert "The old man." in shown and "\x1b[32m" in shown
-    person.wait_for("> ")
+    person.type("", "> ")
     person.leave()
     kept = (place / "kept").read_text()
     kept = kept.replace("\\040", " ").splitlines()  # as libedit, a Mac's readline, writes spaces
@@ -269,11 +253,10 @@ def test_a_person_types_stops_and_finds_lines_again(place: Path) -> None:
 
 
 def test_prompts_are_kept_nowhere_unless_asked_for(
-    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    call: Call, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    person = Terminal(place)
-    person.wait_for("> ")
-    person.type("/set seed 8\n", "seed = 8", "> ")
-    person.leave()
-    assert not [*(place / "typed").rglob("*"), *tmp_path.rglob("*")]
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
+    monkeypatch.setattr("builtins.input", Mock(side_effect=["/set seed 8", EOFError]))
+    assert call("repl", *MODELS).out == "seed = 8\n"
+    assert not [*tmp_path.rglob("*")] and not (place / "cache" / "speculative_t5").exists()

@@ -191,8 +191,8 @@ def test_a_process_that_would_do_something_else_is_named(
 @pytest.mark.parametrize("parallel", ["data", "tensor"])
 def test_a_run_that_is_refused_changes_nothing(here: Path, parallel: str) -> None:
     (here / "out.jsonl").write_text("of an earlier run\n")
-    main = "from speculative_t5.cli import parts, main; main()"
-    other = main.replace("; ", "; parts._digest = lambda stream: 'another'; ")
+    main = "from speculative_t5.cli import batch, main; main()"
+    other = main.replace("; ", "; batch._digest = lambda stream: 'another'; ")
     ask = (*BATCH, "out.jsonl", "--force", "--parallel", parallel)
     with started(here, [("-c", main, *ask), ("-c", other, *ask)]) as processes:
         results = ended(processes)

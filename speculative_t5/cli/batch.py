@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from itertools import chain, islice
-from typing import Annotated, cast
+from typing import Annotated, BinaryIO, cast
 
 import mlx.core as mx
 import typer
 from tqdm import tqdm
 
-from ..distributed import process_group
-from ..errors import count
+from ..distributed import ProcessGroup, process_group
+from ..errors import count, option
+from ..files import is_special
 from ..generation import Generation
 from ..tokenizers import (
     JSON_SUFFIXES,
@@ -28,21 +34,83 @@ from ..tokenizers import (
     open_input,
     read_lines,
 )
-from .job import Earlier, Output, Record, Requests, process
+from . import parts
+from .job import ADVICE, UNDONE, Counts, Output, Record, Requests, process, shown_name
 from .options import (
     DecoderOptions,
     Keywords,
-    RegularDecode,
-    Task,
     choose,
-    is_plain,
     with_groups,
 )
-from .parts import Division, Shown, divide, join_parts
-from .terminal import SOME_FAILED, Failure, a_few_of, cut_at, give_tips, note, one_line, rates
+from .terminal import (
+    FAILED,
+    SOME_FAILED,
+    Failure,
+    a_few_of,
+    cut_at,
+    give_tips,
+    handle_signals,
+    note,
+    one_line,
+    rates,
+)
 
 MAX_ERRORS_SHOWN = 10  # on standard error
+Read = Callable[[Shard], Iterator[Line]]  # the lines of a shard
 COUNTED = ("emitted", "rounds", "drafted", "accepted")
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """What is read, what is written, and which part of it by whom."""
+
+    output: str = option("-", "File to write, one JSON record per line; - is standard output.")
+    batch_size: int | None = option(
+        None, "Prompts to decode side by side.", shown="16, or 1 with --steady"
+    )
+    format: str | None = option(
+        None,
+        "Format of INPUT: text or jsonl.",
+        shown=f"jsonl with --field or if INPUT ends in {', '.join(JSON_SUFFIXES)}",
+    )
+    field: str | None = option(
+        None, "Field of each JSON object that holds the prompt.", shown=PROMPT_FIELD
+    )
+    resume: bool = option(False, "Keep the records in OUTPUT and continue after them.")
+    force: bool = option(False, "Replace the records in OUTPUT and its parts.")
+    shard: str = option("1/1", "Use a part of INPUT: 2/8 is every eighth line, from the second on.")
+    parallel: str = option(
+        "data",
+        "What the processes that mlx.launch has started divide among themselves: data (the lines) "
+        "or tensor (the model).",
+    )
+    join: bool = option(
+        False,
+        "Generate nothing; join the parts that several processes have written, such as "
+        "OUTPUT.2-of-3, to make OUTPUT.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.parallel not in ("data", "tensor"):
+            raise ValueError(f"--parallel must be data or tensor, got {self.parallel!r}")
+        if self.resume and self.force:
+            raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
+        if self.format not in (None, "text", "jsonl"):
+            raise ValueError(f"--format must be text or jsonl, got {self.format!r}")
+        if self.format == "text" and self.field is not None:
+            raise ValueError(
+                f"--field {self.field!r} is for --format jsonl, as lines of text have no fields: "
+                "leave out --field or --format text"
+            )
+        if self.join and self.output == "-":
+            raise ValueError("--join needs the --output whose parts it joins: give it")
+        if self.join and self.resume:
+            raise ValueError("--join replaces OUTPUT, which --resume keeps: leave out --resume")
+
+    def format_of(self, source: str) -> Format:
+        """Return the format of the input."""
+        is_json = self.field is not None or source.endswith(JSON_SUFFIXES)
+        return cast(Format, self.format or ("jsonl" if is_json else "text"))
 
 
 @with_groups
@@ -57,55 +125,9 @@ def batch(
         ),
     ],
     *,
-    output: Annotated[
-        str, typer.Option(help="File to write, one JSON record per line; - is standard output.")
-    ] = "-",
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Prompts to decode side by side.", show_default="16, or 1 with --steady"),
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="Format of INPUT: text or jsonl.",
-            show_default=f"jsonl with --field or if INPUT ends in {', '.join(JSON_SUFFIXES)}",
-        ),
-    ] = None,
-    field: Annotated[
-        str | None,
-        typer.Option(
-            help="Field of each JSON object that holds the prompt.", show_default=PROMPT_FIELD
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep the records in OUTPUT and continue after them.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the records in OUTPUT and its parts.")
-    ] = False,
-    shard: Annotated[
-        str, typer.Option(help="Use a part of INPUT: 2/8 is every eighth line, from the second on.")
-    ] = "1/1",
-    parallel: Annotated[
-        str,
-        typer.Option(
-            help="What the processes that mlx.launch has started divide among themselves: data "
-            "(the lines) or tensor (the model)."
-        ),
-    ] = "data",
-    join: Annotated[
-        bool,
-        typer.Option(
-            "--join",
-            help="Generate nothing; join the parts that several processes have written, such as "
-            "OUTPUT.2-of-3, to make OUTPUT.",
-        ),
-    ] = False,
+    files: FileOptions,
     options: DecoderOptions,
-    regular_decode: RegularDecode = False,
     keywords: Keywords,
-    task: Task = None,
 ) -> None:
     """Generate for each line of a file of prompts; write one JSON record per line, in order.
 
@@ -116,47 +138,49 @@ def batch(
     Each of several processes that mlx.launch has started writes a part, such as OUTPUT.2-of-3, and
     the first one joins the parts at the end. With --parallel tensor they share the model instead.
     """
-    if resume and force:
-        raise ValueError("--resume keeps OUTPUT and --force replaces it: give one of them")
+    output, force = files.output, files.force
     with open_input(source) as stream:
-        kind, at = _format(source, form, field), stream.tell() if stream.seekable() else None
+        form, at = files.format_of(source), stream.tell() if stream.seekable() else None
 
         def read(part: Shard) -> Iterator[Line]:
             if at is not None:
                 stream.seek(at)
-            return read_lines(stream, *kind, part)
+            return read_lines(stream, form, files.field or PROMPT_FIELD, part)
 
         processes = process_group()
         if processes is None or processes.is_first:
             # Refuses what cannot be written.
-            advice = {"advice": "--force to replace it, or give another --output"} if join else {}
-            Output(output, stream, resume=resume, force=force, **advice)
-        if join:
-            _check_join(output, launched=processes is not None, resume=resume)
-            joined = join_parts(output, read(Shard()))
+            advice = "--force to replace it, or give another --output" if files.join else ADVICE
+            Output(output, stream, resume=files.resume, force=force, advice=advice)
+        if files.join:
+            if processes:
+                raise ValueError("--join is for one process: run it without a launcher")
+            joined = parts.join_parts(output, read(Shard()))
             note(f"[{count(joined.done, 'record')} in {output}, {joined.failed:,} with errors]")
             raise typer.Exit(SOME_FAILED if joined.failed else 0)
         total = count_lines(stream)
         if total is not None:
             _check_prompts(source, read(Shard()))
-        options, keywords = choose(ctx, options, keywords, task)
-
-        def facts() -> dict[str, str]:
-            return options.facts() | {"the options": str(keywords)}
-
-        alone = Division(output, Shard.parse(shard), resume=resume, force=force)
-        work = divide(processes, parallel, alone, stream, facts)
+        options, keywords = choose(ctx, options, keywords)
+        facts = {}
+        if processes:
+            if not stream.seekable():
+                raise ValueError(
+                    "several processes cannot read one pipe: write the prompts to a file, and give "
+                    "that"
+                )
+            facts = options.facts() | {"the options": str(keywords), "the input": _digest(stream)}
+        work = Division(files, processes, facts)
         if work.is_done(read):
             return
         writer = Output(work.output, stream, resume=work.resume, force=work.force)
         lines, expected = read(work.shard), None if total is None else work.shard.size(total)
-        plain = is_plain(options, keywords["num_beams"], regular_decode=regular_decode)
-        decoder = options.load(plain=plain, group=work.group)
+        decoder = options.load(work.group)
 
         def generate(requests: Requests) -> Iterator[tuple[int, Generation]]:
             by_length = total is not None  # prompts from a pipe are decoded as they come
             return decoder.iter_batch(
-                requests, batch_size=batch_size, by_length=by_length, **keywords
+                requests, batch_size=files.batch_size, by_length=by_length, **keywords
             )
 
         generate([])  # checks the options before anything is written
@@ -165,38 +189,133 @@ def batch(
             _check_prompts(source, [line for line in first if line.columns is not None])
             lines = chain(first, lines)
         with writer:
-            earlier = Earlier()
+            counts = Counts()
             if work.resume:
-                lines, earlier = writer.resume(lines, gaps=work.group is None)
-            skipped = work.start(earlier.done)
+                lines, counts = writer.resume(lines, gaps=work.group is None)
+            skipped = work.start(counts.done)
             if skipped:
-                lines, earlier = islice(lines, skipped, None), Earlier(skipped)
+                lines, counts = islice(lines, skipped, None), Counts(skipped)
             writer.begin()
             most = keywords["max_tokens"]
             with Progress(
-                expected,
-                earlier,
-                most,
-                resumable=writer.is_file,
-                shown=work.shown,
-                label=work.label,
+                expected, counts, most, writer.is_file, work.shown, work.label
             ) as progress:
 
                 def emit(record: Record) -> None:
-                    writer.append(record)
-                    progress.written += not record.is_undone
+                    writer.append_bytes(record.to_json())
+                    progress.written += record.error != UNDONE
 
                 encode = partial(decoder.fit, max_tokens=most)
-                process(lines, generate, encode, emit, watch=progress.count, kept=earlier.kept)
+                process(lines, generate, encode, emit, watch=progress.count, kept=counts.kept)
         if expected is not None and progress.written < expected:
             raise Failure(
                 f"{source} changed during the run: it had {expected} lines to do, then "
                 f"{progress.written}; run this again once nothing changes it any more"
             )
-        failed = work.finish(read, progress.failed)
+        failed = work.finish(read, counts.failed)
     give_tips()
     if failed:
         raise typer.Exit(SOME_FAILED)
+
+
+class Division:
+    """What this process does of a job: all of it, the shard that the user wants, or its share.
+
+    Processes that share the model decode the same lines, and the first one writes the records.
+    Otherwise each has some of the lines, and writes a part of the records; from the start to the
+    end none of them waits for another one, and the first one then joins the parts.
+    """
+
+    group: mx.distributed.Group | None = None  # the processes that share the model
+    shown = "all"  # or "errors" or "nothing"
+    label = ""  # put before the summary
+    _has_lines = False  # of its own, as one of several processes
+
+    def __init__(
+        self, files: FileOptions, processes: ProcessGroup | None, facts: dict[str, str]
+    ) -> None:
+        self.output, self.resume, self.force = files.output, files.resume, files.force
+        self.shard = Shard.parse(files.shard)
+        self._whole, self._processes, self._facts = files.output, processes, facts
+        self._is_first = processes is None or processes.is_first
+        if processes is None:
+            return
+        if files.parallel == "tensor":
+            self.group = processes.group
+            if not self._is_first:
+                self.output, self.resume, self.force = os.devnull, False, False
+                self.shown = "nothing"
+            return
+        if self._whole == "-" or is_special(self._whole):
+            raise ValueError(
+                f"several processes write parts beside their output, and {shown_name(self._whole)} "
+                "is not a file: give an --output that is one"
+            )
+        self.shard = Shard(processes.group.rank() + 1, processes.group.size())
+        if not self.force:
+            parts.check_parts(self._whole, self.shard.count)
+        self.output = parts.part_name(self._whole, self.shard)
+        self.shown, self.label = "all" if self._is_first else "errors", f"{processes.name}: "
+        self._has_lines = True
+
+    def is_done(self, read: Read) -> bool:
+        """Whether the first process, on whose machine the output is, finds that all is done."""
+        if self._processes is None or not (self._has_lines and self.resume):
+            return False
+        found = self._is_first and parts.has_all_records(self._whole, read(Shard()))
+        done = bool(self._processes.compare(self._facts, {"done": found})["done"])
+        if done:
+            note(f"{self._whole} has all records already")
+        return done
+
+    def start(self, done: int) -> int:
+        """Begin, with `done` records there already; return how many lines to skip besides them."""
+        if self._processes is None:
+            return 0
+        first = int(self._processes.compare(self._facts, {"done": done})["done"])
+        if not self._has_lines:
+            self._processes.start({})
+            return 0 if self._is_first else first
+        # By now each process has locked its part: what has no lock is of an earlier run.
+        if self.force and self._is_first:
+            for path in parts.find_parts(self._whole):
+                if not parts.is_busy(path):
+                    path.unlink(missing_ok=True)
+            if os.path.exists(self._whole):
+                os.truncate(self._whole, 0)
+        self._processes.start({})
+        handle_signals()  # from here on it waits for none of them
+        return 0
+
+    def finish(self, read: Read, failed: int) -> int:
+        """End the job; of its `failed` records with errors, return how many decide how it ends."""
+        if not self._is_first:
+            return 0  # launchers end all processes when one ends with an error
+        if not self._has_lines:
+            return failed
+        missing = parts.wait_for_parts(self._whole, self.shard.count)
+        if missing:
+            names = " and ".join(map(str, missing))
+            note(
+                f"not on this machine: {names}; copy what is missing, then run batch with --join, "
+                "without a launcher"
+            )
+            raise typer.Exit(FAILED)
+        try:
+            joined = parts.join_parts(self._whole, read(Shard()), self.shard.count)
+        except ValueError as error:
+            raise Failure(str(error)) from error
+        processes = f"of {self.shard.count} processes"
+        errors = f", {joined.failed:,} with errors" if joined.failed else ""
+        note(f"[{count(joined.done, 'record')} {processes} in {self._whole}{errors}]")
+        return joined.failed
+
+
+def _digest(stream: BinaryIO) -> str:
+    at = stream.tell()
+    found = hashlib.file_digest(cast(BufferedReader, stream), "sha256").hexdigest()
+    stream.seek(at)
+    return f"SHA-256 {found[:16]}"
 
 
 def _check_prompts(source: str, lines: Iterable[Line]) -> None:
@@ -212,87 +331,53 @@ def _check_prompts(source: str, lines: Iterable[Line]) -> None:
         raise ValueError(f"{name}, line {wrong.number}: {wrong.error}")
 
 
-def _check_join(output: str, *, launched: bool, resume: bool) -> None:
-    """Refuse options that do not go with --join."""
-    if launched:
-        raise ValueError("--join is for one process: run it without a launcher")
-    if output == "-":
-        raise ValueError("--join needs the --output whose parts it joins: give it")
-    if resume:
-        raise ValueError("--join replaces OUTPUT, which --resume keeps: leave out --resume")
-
-
-def _format(source: str, form: str | None, field: str | None) -> tuple[Format, str]:
-    """Return the format of the input and the field of its prompts."""
-    if form not in (None, "text", "jsonl"):
-        raise ValueError(f"--format must be text or jsonl, got {form!r}")
-    if form is None:
-        form = "jsonl" if field is not None or source.endswith(JSON_SUFFIXES) else "text"
-    if form == "text" and field is not None:
-        raise ValueError(
-            f"--field {field!r} is for --format jsonl, as lines of text have no fields: "
-            "leave out --field or --format text"
-        )
-    return cast(Format, form), field or PROMPT_FIELD
-
-
-class Progress:
+@dataclass
+class Progress(AbstractContextManager["Progress"]):
     """Shows on standard error how a run goes: a bar, errors, and a summary at the end."""
 
-    def __init__(
-        self,
-        total: int | None,
-        earlier: Earlier,
-        max_tokens: int,
-        *,
-        resumable: bool,
-        shown: Shown = "all",
-        label: str = "",
-    ) -> None:
-        self.written = earlier.done - len(earlier.kept)
-        self.failed, self._cut = earlier.failed, earlier.cut.copy()
-        self._total = total
-        self._earlier = earlier.done
-        self._max_tokens = max_tokens
-        self._resumable = resumable
+    total: int | None
+    counts: Counts  # of an earlier run, which go on
+    max_tokens: int
+    resumable: bool
+    shown: str
+    label: str
+
+    def __post_init__(self) -> None:
+        self.written = self.counts.done - len(self.counts.kept)
         self._unknown: dict[str, None] = {}  # characters, in the order they were found
         self._lacking = 0  # prompts with some of them
-        self._shown = 0  # errors
+        self._errors = 0  # shown
         self._sums: Counter[str] = Counter()  # of the statistics in `COUNTED`
         self._began = time.perf_counter()
-        self._label = label
-        self._shows_errors = shown != "nothing"
-        hidden = None if shown == "all" else True  # None: if it is not a terminal
-        self._bar = tqdm(total=total, initial=earlier.done, unit=" prompts", disable=hidden)
+        hidden = None if self.shown == "all" else True  # None: if it is not a terminal
+        self._bar = tqdm(
+            total=self.total, initial=self.counts.done, unit=" prompts", disable=hidden
+        )
 
     def count(self, record: Record) -> None:
         """Count a record, unless an earlier run has made it."""
         if record.earlier:
             return
         if record.done is None:
-            self.failed += 1
+            self.counts.failed += 1
             self._show(f"line {record.line.number}: {record.error}")
         else:
             for done in (record.done, *record.done.alternatives):
                 self._sums.update({name: getattr(done.stats, name) for name in COUNTED})
-            self._cut[record.done.stats.emitted] += record.done.finish_reason == "length"
+            self.counts.cut[record.done.stats.emitted] += record.done.finish_reason == "length"
             rate = self._sums["emitted"] / (time.perf_counter() - self._began)
             self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-        self._lacking += bool(record.unknown)
-        self._unknown |= dict.fromkeys(record.unknown)
+        unknown = record.source.unknown if record.source else ""
+        self._lacking += bool(unknown)
+        self._unknown |= dict.fromkeys(unknown)
         self._bar.update()
 
     def _show(self, error: str) -> None:
-        if not self._shows_errors:
-            return
-        self._shown += 1
-        if self._shown <= MAX_ERRORS_SHOWN:
+        self._errors += self.shown != "nothing"
+        if 0 < self._errors <= MAX_ERRORS_SHOWN:
             tqdm.write(one_line(error), file=sys.stderr)
-        elif self._shown == MAX_ERRORS_SHOWN + 1:
+        elif self._errors == MAX_ERRORS_SHOWN + 1:
             tqdm.write("further errors are only in the output", file=sys.stderr)
-
-    def __enter__(self) -> Progress:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the bar and show the summary."""
@@ -302,23 +387,23 @@ class Progress:
                 f"prompts with characters that the model's vocabulary lacks: {self._lacking:,} "
                 f"({a_few_of(self._unknown)}); it sees the unknown token instead"
             )
-        note(f"{self._label}[{', '.join(self._parts())}]")
-        if kind is not None and self.written and self._resumable:
+        note(f"{self.label}[{', '.join(self._parts())}]")
+        if kind is not None and self.written and self.resumable:
             note("the records written so far are kept; --resume decodes the other lines")
 
     def _parts(self) -> Iterator[str]:
         seconds = time.perf_counter() - self._began
-        if self._total in (None, self.written):
+        if self.total in (None, self.written):
             yield count(self.written, "prompt")
         else:
-            yield f"{self.written:,} of {count(self._total, 'prompt')}"
-        if self._earlier:
-            yield f"{self._earlier:,} of them earlier"
-        if self.failed:
-            yield f"{self.failed:,} with errors"
-        if at_most := self._cut[self._max_tokens]:
-            yield f"{at_most:,} {cut_at(self._max_tokens)}"
-        if others := self._cut.total() - at_most:
+            yield f"{self.written:,} of {count(self.total, 'prompt')}"
+        if self.counts.done:
+            yield f"{self.counts.done:,} of them earlier"
+        if self.counts.failed:
+            yield f"{self.counts.failed:,} with errors"
+        if at_most := self.counts.cut[self.max_tokens]:
+            yield f"{at_most:,} {cut_at(self.max_tokens)}"
+        if others := self.counts.cut.total() - at_most:
             yield f"{others:,} {cut_at(None)}"
         if self._sums["rounds"]:
             yield from rates(**self._sums, seconds=seconds)

@@ -9,7 +9,8 @@ import stat
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import takewhile
 from os.path import commonprefix
 from pathlib import Path
@@ -19,11 +20,11 @@ import typer
 from tqdm import tqdm
 
 from ..documents import Document, Piece, RewriteOptions, Rewritten, changes, lines
-from ..errors import count, not_utf8
-from ..files import LineFile, write_whole
-from ..generation import SpeculativeDecoder
-from .options import DecoderOptions, RegularDecode, in_output, with_groups
-from .terminal import console, give_tips, is_terminal, note, one_line, rates, signals_held, visible
+from ..errors import count, not_utf8, option
+from ..files import LineFile, is_special, write_whole
+from . import terminal
+from .options import DecoderOptions, with_groups
+from .terminal import note, one_line
 
 SHOWN = 40  # characters of a piece that was kept, and of the output that was refused
 LISTED = 10  # such pieces on a terminal
@@ -32,9 +33,33 @@ STDOUT = "/dev/stdout"
 SUFFIX = ".partial.jsonl"
 
 Header = dict[str, Any]
+in_output = partial(option, panel="Output")
 
 
-@with_groups
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where the text and its differences go, and what becomes of what is there."""
+
+    output: str | None = in_output(None, "File to write.", shown="standard output")
+    diff: str | None = in_output(
+        None, "Also show what changed: html writes a page, terminal prints lines."
+    )
+    diff_output: str | None = in_output(
+        None, "Page to write with --diff html.", shown="OUTPUT.diff.html"
+    )
+    resume: bool = in_output(False, "Continue a stopped run, keeping the pieces that it did.")
+    force: bool = in_output(
+        False,
+        "Replace OUTPUT and the page; without --resume, drop the pieces of a stopped run.",
+    )
+    json: bool = in_output(
+        False,
+        "Print one JSON object at the end: all pieces that were kept, what they would have become "
+        "and why they were kept, and the text if there is no OUTPUT.",
+    )
+
+
+@with_groups(changes={"task": None})
 def document(
     source: Annotated[
         str,
@@ -43,46 +68,13 @@ def document(
         ),
     ],
     *,
-    output: Annotated[
-        str | None, in_output(help="File to write.", show_default="standard output")
-    ] = None,
+    files: OutputOptions,
     wanted: RewriteOptions,
     batch_size: Annotated[
         int | None,
         typer.Option(help="Pieces to decode side by side.", show_default="16, or 1 with --steady"),
     ] = None,
-    diff: Annotated[
-        str | None,
-        in_output(
-            help="Also show what changed: html writes a page, terminal prints lines.",
-            show_default=False,
-        ),
-    ] = None,
-    diff_output: Annotated[
-        str | None,
-        in_output(help="Page to write with --diff html.", show_default="OUTPUT.diff.html"),
-    ] = None,
-    resume: Annotated[
-        bool,
-        in_output("--resume", help="Continue a stopped run, keeping the pieces that it did."),
-    ] = False,
-    force: Annotated[
-        bool,
-        in_output(
-            "--force",
-            help="Replace OUTPUT and the page; without --resume, drop the pieces of a stopped run.",
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        in_output(
-            "--json",
-            help="Print one JSON object at the end: all pieces that were kept, what they would "
-            "have become and why they were kept, and the text if there is no OUTPUT.",
-        ),
-    ] = False,
     options: DecoderOptions,
-    regular_decode: RegularDecode = False,
 ) -> None:
     """Rewrite a text of any length, for example to correct it; only its sentences change.
 
@@ -90,13 +82,14 @@ def document(
     So do sentences that the model cannot read or whose outputs lost something; they are listed at
     the end.
     """
-    output = None if output in ("-", STDOUT) else output
-    page = _page(output, diff, diff_output)
-    if resume and output is None:
+    output = None if files.output in ("-", STDOUT) else files.output
+    is_file = output is not None and not is_special(output)
+    page = _page(output, files)
+    if files.resume and output is None:
         raise ValueError("--resume continues a file: give its name with --output")
     if options.truncate:
         raise ValueError("--truncate would lose a part of the text: leave it out")
-    if as_json and sys.stdout is None:
+    if files.json and sys.stdout is None:
         raise ValueError("--json prints to standard output, which is closed: leave it out")
     if output is None and sys.stdout is None:
         raise ValueError("the text was to go to standard output, which is closed: give an --output")
@@ -107,43 +100,75 @@ def document(
     with open(0 if source == "-" else source, "rb", closefd=source != "-") as stream:
         for name in (output, page):
             if name is not None:
-                check_target(name, stream, force=force)
-        if resume and output is not None and is_special(output):
+                check_target(name, stream, force=files.force)
+        if files.resume and not is_file:
             raise ValueError(f"--resume continues a file, which {output} is not: leave it out")
         text = _read(stream, "standard input" if source == "-" else source)
-    decoder = options.load(plain=regular_decode)
+    decoder = options.load()
     whole = Document(decoder, text, wanted)
-    partial = None
-    if output is not None and not is_special(output):
-        header = _header(decoder, text, whole.options, options)
-        partial = PartialFile(output, header, resume=resume, force=force)
-    done = _rewritten(whole, partial, batch_size, output, as_json=as_json)
+    whole.rewrite(batch_size=batch_size)  # checks the options
+    kept = None
+    if output is not None and is_file:
+        given = options.keywords | {"dtype": options.dtype}
+        header = {
+            "text": hashlib.sha256(text.encode()).hexdigest(),
+            "model": [decoder.model.fingerprint, decoder.draft and decoder.draft.fingerprint],
+            "set of options": asdict(whole.options) | given | {"prefix": decoder.prefix},
+        }
+        kept = PartialFile(output, header, resume=files.resume, force=files.force)
+    with kept or nullcontext():
+        result = _decoded(whole, kept, batch_size)
+        if output is not None or not files.json:
+            _write(result.text, output)
+        if files.json:
+            record = _record(result) | ({"text": result.text} if output is None else {})
+            _write(json.dumps(record, ensure_ascii=False) + "\n", None)
     if page is not None:
         title = f"Changes in {source if source != '-' else 'the text'}"
-        _write(done.to_html(title), page)
-    if diff == "terminal":
-        _print_changes(done, stderr=output is None or as_json)
-    if not as_json:
-        listed = done.kept[: LISTED if is_terminal(sys.stderr) else None]
-        for piece in listed:
-            note(_kept(piece))
-        if more := len(done.kept) - len(listed):
+        _write(result.to_html(title), page)
+    if files.diff == "terminal":
+        _print_changes(result, stderr=output is None or files.json)
+    if not files.json:
+        listed = result.kept[: LISTED if terminal.is_terminal(sys.stderr) else None]
+        for each in listed:
+            note(_kept(each))
+        if more := len(result.kept) - len(listed):
             note(f"{more:,} more kept; use --json to list all of them")
-    note(f"[{_summary(done)}]")
-    give_tips()
+    counts = [getattr(result.stats, name) for name in STATS]
+    rates = terminal.rates(*counts) if result.stats.rounds else []
+    note(f"[{', '.join([result.summary(), *rates])}]")
+    terminal.give_tips()
 
 
-def _page(output: str | None, diff: str | None, diff_output: str | None) -> str | None:
+def _decoded(whole: Document, kept: PartialFile | None, batch_size: int | None) -> Rewritten:
+    """Decode all pieces that are left, and keep each as it is done."""
+    pieces: dict[int, Piece] = {}
+    for number, earlier in kept.earlier.items() if kept else ():
+        if number in range(len(whole)):
+            refused = earlier.get("refused")
+            pieces[number] = whole.restored(number, earlier["output"], earlier["reason"], refused)
+    began = time.perf_counter()
+    with tqdm(total=len(whole), initial=len(pieces), unit=" pieces", disable=None) as bar:
+        for number, piece in whole.rewrite(batch_size=batch_size, skip=pieces):
+            pieces[number] = piece
+            if kept:
+                names = ("output", "reason", "refused")
+                kept.append({"piece": number} | {name: getattr(piece, name) for name in names})
+            bar.update()
+    return whole.result(pieces, time.perf_counter() - began)
+
+
+def _page(output: str | None, files: OutputOptions) -> str | None:
     """Return the name of the page to write, if any."""
-    if diff not in (None, "html", "terminal"):
-        raise ValueError(f"--diff is {diff!r}, expected html or terminal")
-    if diff != "html":
-        if diff_output is not None:
+    if files.diff not in (None, "html", "terminal"):
+        raise ValueError(f"--diff is {files.diff!r}, expected html or terminal")
+    if files.diff != "html":
+        if files.diff_output is not None:
             raise ValueError("--diff-output names a page: use it with --diff html")
         return None
-    if diff_output is None and (output is None or is_special(output)):
+    if files.diff_output is None and (output is None or is_special(output)):
         raise ValueError("--diff html writes a page: give its name with --diff-output")
-    page = diff_output if diff_output is not None else f"{output}.diff.html"
+    page = files.diff_output if files.diff_output is not None else f"{output}.diff.html"
     if is_same(page, output or STDOUT):
         raise ValueError(f"{page} is the output itself: give another name with --diff-output")
     return page
@@ -157,57 +182,6 @@ def _read(stream: BinaryIO, name: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is {not_utf8(error)}") from error
-
-
-def _header(
-    decoder: SpeculativeDecoder, text: str, wanted: RewriteOptions, options: DecoderOptions
-) -> Header:
-    """Return what the outputs depend on, for a resumed run to compare."""
-    models = [decoder.model.fingerprint, decoder.draft and decoder.draft.fingerprint]
-    given = {name: value for name, value in asdict(options).items() if "model" not in name}
-    return {
-        "text": hashlib.sha256(text.encode()).hexdigest(),
-        "model": models,
-        "set of options": asdict(wanted) | given | {"prefix": decoder.prefix},
-    }
-
-
-def _rewritten(
-    whole: Document,
-    partial: PartialFile | None,
-    batch_size: int | None,
-    output: str | None,
-    *,
-    as_json: bool,
-) -> Rewritten:
-    """Decode all pieces that are left, and write the text, or print what `--json` says."""
-    found = whole.rewrite(batch_size=batch_size, skip=())  # checks the options
-    pieces: dict[int, Piece] = {}
-    with partial or nullcontext():
-        if partial is not None:
-            pieces = {
-                number: whole.restored(
-                    number, piece["output"], piece["reason"], piece.get("refused")
-                )
-                for number, piece in partial.earlier.items()
-                if number in range(len(whole))
-            }
-            found = whole.rewrite(batch_size=batch_size, skip=pieces)
-        began = time.perf_counter()
-        with tqdm(total=len(whole), initial=len(pieces), unit=" pieces", disable=None) as bar:
-            for number, piece in found:
-                pieces[number] = piece
-                if partial is not None:
-                    names = ("output", "reason", "refused")
-                    partial.append({"piece": number} | {n: getattr(piece, n) for n in names})
-                bar.update()
-        done = whole.result(pieces, time.perf_counter() - began)
-        if output is not None or not as_json:
-            _write(done.text, output)
-        if as_json:
-            record = _record(done) | ({"text": done.text} if output is None else {})
-            _write(json.dumps(record, ensure_ascii=False) + "\n", None)
-    return done
 
 
 def _write(text: str, output: str | None) -> None:
@@ -225,7 +199,7 @@ def _print_changes(done: Rewritten, *, stderr: bool) -> None:
     """Print the lines that changed, with what went in red and what came in green."""
     from rich.text import Text
 
-    out = console(stderr=stderr)
+    out = terminal.console(stderr=stderr)
     pairs = zip(lines(done.source), lines(done.text), strict=True)
     for number, (before, after) in enumerate(pairs, 1):
         if before == after:
@@ -234,7 +208,9 @@ def _print_changes(done: Rewritten, *, stderr: bool) -> None:
             line = Text(f"{number:5} {sign} ", style="dim")
             for change in changes(before, after):
                 same = change[0] == change[1]
-                line.append(visible(change[side]), "not dim" if same else f"not dim {style}")
+                line.append(
+                    terminal.visible(change[side]), "not dim" if same else f"not dim {style}"
+                )
             out.print(line)
 
 
@@ -257,16 +233,6 @@ def _record(done: Rewritten) -> dict[str, Any]:
         "kept": [{name: getattr(piece, name) for name in names} for piece in done.kept],
         "stats": {name: getattr(done.stats, name) for name in STATS},
     }
-
-
-def _summary(done: Rewritten) -> str:
-    counts = [getattr(done.stats, name) for name in STATS]
-    return ", ".join([done.summary(), *(rates(*counts) if done.stats.rounds else [])])
-
-
-def is_special(name: str) -> bool:
-    """Whether a name is of something that is no plain file, such as a pipe or a device."""
-    return os.path.exists(name) and not os.path.isfile(name)
 
 
 def is_same(name: str, other: str) -> bool:
@@ -298,19 +264,10 @@ def check_target(name: str, stream: BinaryIO, *, force: bool) -> None:
 class PartialFile(LineFile):
     """The pieces done so far, a line of JSON each, in NAME.partial.jsonl beside the output.
 
-    The file is created and locked when it is entered (`with`). It is removed when the block is
-    done, or ends before any piece was kept; otherwise it stays, and a note says so.
-
-    Args:
-        name: The output.
-        header: What a resumed run must share with the one before, by what a message calls it.
-        resume: Keep the pieces of an earlier run.
-        force: Drop the pieces of an earlier run, unless `resume` is set.
-
-    Raises:
-        ValueError: When it is entered, if there are pieces of an earlier run and neither option is
-            given, if they are of another run, or if another process is writing; without `force`
-            also if the file holds anything else.
+    It is removed when the block (`with`) is done, or ends before any piece was kept; otherwise it
+    stays, and a note says so. Pieces of an earlier run are kept with `resume`, dropped with
+    `force`, and otherwise refused, as are those of a run with another `header`, whose names are
+    words for a message; anything else in the file is refused without `force`.
     """
 
     def __init__(self, name: str, header: Header, *, resume: bool, force: bool) -> None:
@@ -320,8 +277,7 @@ class PartialFile(LineFile):
             f"another process is writing to {self.path}: wait for it to end, or give another "
             "--output",
         )
-        self._header = header
-        self._resume, self._force = resume, force
+        self._header, self._resume, self._force = header, resume, force
         self.earlier: dict[int, Header] = {}  # pieces of an earlier run
         self.count = 0  # pieces in the file
 
@@ -349,38 +305,32 @@ class PartialFile(LineFile):
                 "--force without --resume to replace it"
             )
         if is_whole and self._resume:
-            self._check(_parse(first))
+            found = _parse(first)
+            for name, value in self._header.items():
+                if found.get(name) != value:
+                    raise ValueError(
+                        f"{self.path} is from a run with another {name}: use the same as that "
+                        "run, or --force without --resume to start over"
+                    )
             end = len(first)
             for raw in takewhile(lambda raw: raw.endswith(b"\n"), lines):
                 piece = _parse(raw)
-                self.earlier[self._number(piece)] = piece
+                number = piece.get("piece")
+                if not isinstance(number, int) or not {"output", "reason"} <= piece.keys():
+                    raise ValueError(
+                        f"{self.path} holds a line that is not a piece: use --force without "
+                        "--resume to start over"
+                    )
+                self.earlier[number] = piece
                 end += len(raw)
         self.cut(end)
         if not end:
             self.append_bytes(_line(self._header))
         self.count = len(self.earlier)
 
-    def _check(self, found: Header) -> None:
-        """Refuse the pieces of another run."""
-        for name, value in self._header.items():
-            if found.get(name) != value:
-                raise ValueError(
-                    f"{self.path} is from a run with another {name}: use the same as that run, or "
-                    "--force without --resume to start over"
-                )
-
-    def _number(self, piece: Header) -> int:
-        number = piece.get("piece")
-        if isinstance(number, int) and {"output", "reason"} <= piece.keys():
-            return number
-        raise ValueError(
-            f"{self.path} holds a line that is not a piece: use --force without --resume to start "
-            "over"
-        )
-
     def append(self, piece: Header) -> None:
         """Keep a piece that is done."""
-        with signals_held():
+        with terminal.signals_held():
             self.append_bytes(_line(piece))
             self.count += 1
 

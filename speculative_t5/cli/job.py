@@ -1,4 +1,4 @@
-"""The engine of `batch`: from prompts to records of their outputs, in the same order."""
+"""What `batch` does: from lines to records of their outputs, in the same order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
@@ -23,27 +23,22 @@ MAX_HELD, MAX_HELD_SIZE = 1000, 2**24  # of records with errors that wait for th
 GIVEN = "given"  # the field of a record for fields of the line that have names in use
 OUTCOME = ("text", "finish_reason", "score", "truncated", "alternatives", "stats", "error")
 UNDONE = "not decoded when the run ended: run it again with --resume"
+ADVICE = "--resume to continue it, or --force to start over"
 COUNTS = ("rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round")
 
-Encode = Callable[[str], Source]
 Requests = Iterable[tuple[int, list[int]]]
 Generate = Callable[[Requests], Iterator[tuple[int, Generation]]]
 
 
 @dataclass(frozen=True)
 class Record:
-    """The output for a line, or an error; neither if the run ended before there was one."""
+    """The output for a line, or why there is none."""
 
     line: Line
     done: Generation | None = None
-    error: str | None = None  # why there is no output
+    error: str = ""
+    source: Source | None = None
     earlier: bytes = b""  # the whole record, if an earlier run has made it
-    truncated: bool = False  # whether the prompt was too long and was cut
-    unknown: str = ""  # the prompt's characters that the vocabulary lacks; not written to the file
-
-    @property
-    def is_undone(self) -> bool:
-        return self.done is None and self.error is None and not self.earlier
 
     def to_json(self) -> bytes:
         """Return one line of JSON, newline included.
@@ -55,11 +50,11 @@ class Record:
             return self.earlier
         record = fields_of(self.line)
         if self.done is None:
-            record["error"] = _error_of(self.line, UNDONE if self.error is None else self.error)
+            record["error"] = f"line {self.line.number}: {self.error}"
         else:
             stats = self.done.stats
             record |= as_record(self.done)
-            record |= {"truncated": True} if self.truncated else {}
+            record |= {"truncated": True} if self.source and self.source.cut else {}
             others = [as_record(each) for each in self.done.alternatives]
             record |= {"alternatives": others} if others else {}
             record["stats"] = {"tokens": stats.emitted}
@@ -68,13 +63,9 @@ class Record:
         return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
-def _error_of(line: Line, error: str) -> str:
-    return f"line {line.number}: {error}"
-
-
 def says_undone(record: Mapping[str, Any], line: Line) -> bool:
     """Whether a record of a file says that its line was not decoded when the run ended."""
-    return record.get("error") == _error_of(line, UNDONE)
+    return bool(record.get("error") == f"line {line.number}: {UNDONE}")
 
 
 def fields_of(line: Line) -> dict[str, Any]:
@@ -90,7 +81,7 @@ def fields_of(line: Line) -> dict[str, Any]:
 def process(
     lines: Iterable[Line],
     generate: Generate,
-    encode: Encode,
+    encode: Callable[[str], Source],
     emit: Callable[[Record], None],
     *,
     watch: Callable[[Record], None] = lambda _: None,
@@ -118,7 +109,7 @@ def process(
         nonlocal torn
         with signals_held():
             torn, line = True, order.popleft()
-            emit(ready.pop(line.number, Record(line)))
+            emit(ready.pop(line.number, Record(line, error=UNDONE)))
             torn = False
 
     def finish(record: Record) -> None:
@@ -135,10 +126,13 @@ def process(
                 finish(Record(line, earlier=kept[line.number]))
                 continue
             try:
-                source = _encoded(line, encode)
+                if line.prompt is None or line.error:
+                    raise ValueError(line.error)
+                source = encode(line.prompt)
             except ValueError as error:
                 finish(Record(line, error=str(error)))
-                if _too_many(ready.values()):
+                size = sum(record.line.size for record in ready.values())
+                if len(ready) >= MAX_HELD or size >= MAX_HELD_SIZE:
                     return  # until the prompts before them have ended
                 continue
             pending[line.number] = line, source
@@ -149,28 +143,15 @@ def process(
         while not at_end:
             for index, done in generate(requests()):
                 line, source = pending.pop(index + 1)
-                truncated = source.cut > 0
-                finish(Record(line, done, truncated=truncated, unknown=source.unknown))
+                finish(Record(line, done, source=source))
     finally:
         while ready and not torn:
             emit_first()
 
 
-def _too_many(held: Collection[Record]) -> bool:
-    """Whether the records that wait for their turn take too much memory."""
-    size = sum(record.line.size for record in held)
-    return len(held) >= MAX_HELD or size >= MAX_HELD_SIZE
-
-
-def _encoded(line: Line, encode: Encode) -> Source:
-    if line.prompt is None or line.error:
-        raise ValueError(line.error)
-    return encode(line.prompt)
-
-
 @dataclass
-class Earlier:
-    """The records that an earlier run has written: their counts, and those behind a gap."""
+class Counts:
+    """Counts of records that are written, and those behind a gap that an earlier run has left."""
 
     done: int = 0
     failed: int = 0  # records with errors
@@ -193,20 +174,11 @@ def shown_name(output: str) -> str:
 
 
 class Output(LineFile):
-    """A file of records, appended a whole line at a time.
+    """A file of records, appended a whole line at a time; "-" is standard output.
 
-    The file is not created before it is entered (`with`), which also locks it.
-
-    Args:
-        name: The file; "-" is standard output.
-        stream: The input, which must be another file.
-        resume: Keep the records in the file.
-        force: Replace the records in the file.
-        advice: What to use instead if the file has records and neither option is given.
-
-    Raises:
-        ValueError: If the file is the input, or has records and neither option is given; when it is
-            entered, if another process is writing to it.
+    The file is not created before it is entered (`with`), which also locks it. It must be another
+    one than the input, the `stream`. If it has records, they are kept with `resume`, replaced with
+    `force`, and otherwise refused, with `advice`: also if another run has written them meanwhile.
     """
 
     def __init__(
@@ -216,7 +188,7 @@ class Output(LineFile):
         *,
         resume: bool = False,
         force: bool = False,
-        advice: str = "--resume to continue it, or --force to start over",
+        advice: str = ADVICE,
     ) -> None:
         if not name:
             raise ValueError(f"the output must be the name of a file, or -, got {name!r}")
@@ -238,7 +210,6 @@ class Output(LineFile):
             special=not self.is_file,
         )
         self._keep, self._replace, self._advice = resume, force, advice
-        self._begun = False
         if resume and not self.is_file:
             raise ValueError(
                 f"--resume needs an --output that is a file, which {shown_name(name)} is not: "
@@ -256,17 +227,16 @@ class Output(LineFile):
 
     def begin(self) -> None:
         """Empty the file, unless its records are to be kept; until then nothing is changed."""
-        self._begun = True
         if self.is_file and not self._keep:
             self.cut(0)
 
-    def resume(self, lines: Iterator[Line], *, gaps: bool = True) -> tuple[Iterator[Line], Earlier]:
+    def resume(self, lines: Iterator[Line], *, gaps: bool = True) -> tuple[Iterator[Line], Counts]:
         """Skip the lines that have records, up to the first without; cut off all behind it.
 
         Returns the lines still to do, and what is known of the records, with those that were cut
         off if `gaps` is set; refuses records of other lines.
         """
-        earlier, at, end, ahead = Earlier(), 0, 0, list[Line]()
+        earlier, at, end, ahead = Counts(), 0, 0, list[Line]()
         for number, raw in enumerate(self.lines(MAX_RECORD), 1):
             at += len(raw)
             record, line = parse_record(raw), next(lines, None)
@@ -287,12 +257,6 @@ class Output(LineFile):
                 end += len(raw)
         self.cut(end)
         return chain(ahead, lines), earlier
-
-    def append(self, record: Record) -> None:
-        """Write one record: all of it, or to a file nothing if the disk is full."""
-        if not self._begun:
-            self.begin()
-        self.append_bytes(record.to_json())
 
 
 def check_record(

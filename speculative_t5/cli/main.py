@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import json
 import os
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -21,8 +22,9 @@ from ..bench import speedup
 from ..checkpoints import DTYPES, as_lines, convert, inspect
 from ..cpu import libraries
 from ..distributed import process_group
-from ..errors import check_utf8, not_utf8
+from ..errors import check_utf8, not_utf8, option
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
+from . import terminal
 from .batch import batch
 from .bench import bench
 from .distill import distill
@@ -34,28 +36,15 @@ from .options import (
     DEFAULT_MODEL,
     DecoderOptions,
     Keywords,
-    RegularDecode,
-    Task,
     choose,
     in_models,
     in_output,
     is_given,
-    is_plain,
     with_groups,
 )
 from .repl import repl
 from .serve import serve
-from .terminal import (
-    footer,
-    give_tips,
-    is_terminal,
-    new_app,
-    note,
-    note_if_slow,
-    note_unread,
-    run,
-    show,
-)
+from .terminal import footer, note
 
 DEFAULT_PROMPT = (
     "my sister have never been too paris. She wants to to go their next summer, but its "
@@ -91,9 +80,7 @@ def generate(
         ),
     ] = None,
     options: DecoderOptions,
-    regular_decode: RegularDecode = False,
     keywords: Keywords,
-    task: Task = None,
     show_drafts: Annotated[
         bool,
         in_output("--show-drafts", help="On a terminal, colour tokens by where they came from."),
@@ -138,7 +125,7 @@ def generate(
     check_utf8("--prompt", prompt)
     if not prompt.strip():
         raise ValueError("the prompt is empty: give some text with --prompt or on standard input")
-    options, keywords = choose(ctx, options, keywords, task)  # checked before the models are loaded
+    options, keywords = choose(ctx, options, keywords)  # checked before the models are loaded
     wanted = GenerationOptions(**keywords)
     if show_drafts and wanted.beams:
         raise ValueError(
@@ -146,15 +133,14 @@ def generate(
             "--show-drafts"
         )
     group = processes.group if processes else None
-    plain = is_plain(options, keywords["num_beams"], regular_decode=regular_decode)
-    decoder = options.load(plain=plain, group=group)
+    decoder = options.load(group)
     source = decoder.fit(prompt, wanted.max_tokens)
     if processes:
         decoder.iter_batch([], **keywords)  # checks the options in all processes
         processes.start({"the prompt": str(source.ids), "the options": str(keywords)})
     if example:
         note(f"prompt: {prompt}")
-    note_unread(source)
+    terminal.note_unread(source)
     if as_json:
         done = decoder.generate(source.ids, **keywords)
         print(json.dumps(_as_dict(done), ensure_ascii=False))
@@ -162,31 +148,49 @@ def generate(
         _stream(decoder, source.ids, wanted, show_drafts=show_drafts)
     else:
         done = decoder.generate(source.ids, **keywords)
-        _print_finished(done, wanted.max_tokens, scores=wanted.scores)
-    give_tips()
+        for each in (done, *done.alternatives):
+            print((f"{each.score:.4f}\t" if wanted.scores else "") + each.text, flush=True)
+            note(footer(each.stats, each.finish_reason, wanted.max_tokens))
+    terminal.give_tips()
 
 
 def _stream(
     decoder: SpeculativeDecoder, source: list[int], options: GenerationOptions, *, show_drafts: bool
 ) -> None:
     """Print an output as it comes, and a line of statistics below it."""
-    with note_if_slow() as watched:
-        chunks = watched(decoder.stream(source, **dataclasses.asdict(options)))
-        last = show(chunks, drafts=show_drafts and decoder.drafts)
+    chunks = terminal.note_if_slow(lambda: decoder.stream(source, **asdict(options)))
+    last = terminal.show(chunks, drafts=show_drafts and decoder.drafts)
     estimated = None
     # The estimate takes time.
-    if last.stats.drafted and is_terminal(sys.stderr) and not process_group():
+    if last.stats.drafted and terminal.is_terminal(sys.stderr) and not process_group():
         estimated = speedup(decoder, source, last.stats, options)
     note(footer(last.stats, last.finish_reason, options.max_tokens, estimated))
 
 
-def _print_finished(done: Generation, max_tokens: int, *, scores: bool) -> None:
-    """Print outputs, perhaps with their scores, and a line of statistics for each."""
-    for each in (done, *done.alternatives):
-        print((f"{each.score:.4f}\t" if scores else "") + each.text, flush=True)
-        note(footer(each.stats, each.finish_reason, max_tokens))
+@dataclass(frozen=True)
+class ConvertOptions:
+    """The keywords of `convert`."""
+
+    model: str | None = option(None, "The same, as an option.")
+    dtype: str | None = option(
+        None, f"Type to store: {', '.join(DTYPES)}.", shown="the type in the checkpoint"
+    )
+    quantize: int | None = option(None, "Quantize matrices to 4 or 8 bits.")
+    group_size: int = option(64, "Weights that share a scale when quantized: 32, 64 or 128.")
+    keep_wo: bool | None = option(
+        None, "Leave the feed-forward's second matrix unquantized.", shown="in gated models"
+    )
+    output: Path | None = option(
+        None,
+        "Folder to write.",
+        shown="weights/<name> in a checkout, else in the user's data folder",
+    )
+    revision: str | None = option(None, "Branch, tag or commit on the Hub.")
+    force: bool = option(False, "Replace an existing model folder.")
+    allow_nonfinite: bool = option(False, "Convert even if some weights are NaN or infinite.")
 
 
+@with_groups
 def convert_command(
     checkpoint: Annotated[
         str | None,
@@ -196,44 +200,8 @@ def convert_command(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The same, as an option.", show_default=False)
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Type to store: {', '.join(DTYPES)}.", show_default="the type in the checkpoint"
-        ),
-    ] = None,
-    quantize: Annotated[
-        int | None, typer.Option(help="Quantize matrices to 4 or 8 bits.", show_default=False)
-    ] = None,
-    group_size: Annotated[
-        int, typer.Option(help="Weights that share a scale when quantized: 32, 64 or 128.")
-    ] = 64,
-    keep_wo: Annotated[
-        bool | None,
-        typer.Option(
-            "--keep-wo/--no-keep-wo",
-            help="Leave the feed-forward's second matrix unquantized.",
-            show_default="in gated models",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder to write.",
-            show_default="weights/<name> in a checkout, else in the user's data folder",
-        ),
-    ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing model folder.")
-    ] = False,
-    allow_nonfinite: Annotated[
-        bool,
-        typer.Option("--allow-nonfinite", help="Convert even if some weights are NaN or infinite."),
-    ] = False,
+    *,
+    options: Annotated[dict[str, Any], ConvertOptions],
     only_inspect: Annotated[
         bool,
         typer.Option(
@@ -242,7 +210,7 @@ def convert_command(
     ] = False,
 ) -> None:
     """Convert a Hugging Face T5 checkpoint to a model folder."""
-    given = [name for name in (checkpoint, model) if name is not None]
+    given = [name for name in (checkpoint, options.pop("model")) if name is not None]
     if len(given) != 1:
         raise ValueError(
             f"convert takes one checkpoint, got {len(given)}: give the path of its folder, or a "
@@ -250,21 +218,19 @@ def convert_command(
         )
     (model,) = given
     if only_inspect:
-        print("\n".join(as_lines(inspect(model, revision=revision))))
+        print("\n".join(as_lines(inspect(model, revision=options["revision"]))))
         return
     with contextlib.ExitStack() as stack:
-        bars: list[Any] = []
 
-        def progress(done: int, total: int) -> None:
-            if not bars:  # not before the first bytes, so that a refusal stays one line
-                bar = tqdm(total=total, desc="converting", unit="B", unit_scale=True, disable=None)
-                bars.append(stack.enter_context(bar))
-            bars[0].update(done - bars[0].n)
+        @functools.cache
+        def bar(total: int) -> Any:  # not before the first bytes: a refusal stays one line
+            return stack.enter_context(
+                tqdm(total=total, desc="converting", unit="B", unit_scale=True, disable=None)
+            )
 
         folder = convert(
-            model, output, dtype=dtype, quantize=quantize, group_size=group_size, keep_wo=keep_wo,
-            revision=revision, force=force, allow_nonfinite=allow_nonfinite,
-            progress=progress, note=note,
+            model, **options, note=note,
+            progress=lambda done, total: bar(total).update(done - bar(total).n),
         )  # fmt: skip
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{folder} ({size / 1e6:.1f} MB)")
@@ -274,7 +240,7 @@ def main() -> NoReturn:
     """Run `speculative-t5`, or `python -m speculative_t5`."""
     installed = Path(sys.argv[0]).name != "__main__.py"
     name = "speculative-t5" if installed else "python -m speculative_t5"
-    app = new_app(completion=installed)  # a shell completes the names of programs
+    app = terminal.new_app(completion=installed)  # a shell completes the names of programs
     epilog = EXAMPLES.format(name=name)
     app.callback(invoke_without_command=True, epilog=epilog, help=_help(generate))(generate)
     for command, short in (
@@ -290,14 +256,14 @@ def main() -> NoReturn:
     ):
         word = command.__name__.removesuffix("_command")
         app.command(word, short_help=short, help=_help(command))(command)
-    run(app, name)
+    terminal.run(app, name)
 
 
 def convert_main() -> NoReturn:
     """Run convert.py."""
-    app = new_app()
+    app = terminal.new_app()
     app.command(help=_help(convert_command))(convert_command)
-    run(app, "python convert.py")
+    terminal.run(app, "python convert.py")
 
 
 def _help(command: Callable[..., None]) -> str:
@@ -343,15 +309,14 @@ def _read_prompt(*, asked: bool) -> str | None:
 
 
 def _as_dict(done: Generation) -> dict[str, object]:
-    own = [each.name for each in dataclasses.fields(done.stats)]
+    own = [each.name for each in fields(done.stats)]
     names = [*COUNTS, *own, "acceptance_by_position", "tokens_per_second"]
-    stats = {name: getattr(done.stats, name) for name in names}
-    output: dict[str, object] = {
-        "text": done.text, "tokens": done.tokens, "finish_reason": done.finish_reason,
-    }  # fmt: skip
-    if done.score is not None:
-        output["score"] = done.score
-    output["stats"] = stats
-    if done.alternatives:
-        output["alternatives"] = [_as_dict(each) for each in done.alternatives]
-    return output
+    alternatives = [_as_dict(each) for each in done.alternatives]
+    return {
+        "text": done.text,
+        "tokens": done.tokens,
+        "finish_reason": done.finish_reason,
+        **({} if done.score is None else {"score": done.score}),
+        "stats": {name: getattr(done.stats, name) for name in names},
+        **({"alternatives": alternatives} if alternatives else {}),
+    }

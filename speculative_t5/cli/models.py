@@ -30,20 +30,20 @@ def models(
 
 def as_lines(found: Sequence[Listed]) -> Iterator[str]:
     """Yield a line for each model that can be loaded, then one for each that cannot."""
-    rows = [("model", "family", "parameters", "stored as", "on disk", "drafts that fit")]
-    for model in found:
-        if model.family:
-            rows.append(
-                (
-                    one_line(model.folder.name),
-                    f"draft for {one_line(model.draft_for)}" if model.draft_for else model.family,
-                    f"{model.num_parameters / 1e6:,.1f} M",
-                    ", ".join(model.stored),
-                    f"{model.size / 1e6:,.1f} MB",
-                    "" if model.draft_for else ", ".join(map(one_line, (*model.drafts, "lookup"))),
-                )
-            )
-    yield from columns(rows, right=(2, 4))
+    names = ("model", "family", "parameters", "stored as", "on disk", "drafts that fit")
+    rows = [
+        (
+            one_line(model.folder.name),
+            f"draft for {one_line(model.draft_for)}" if model.draft_for else model.family,
+            f"{model.num_parameters / 1e6:,.1f} M",
+            ", ".join(model.stored),
+            f"{model.size / 1e6:,.1f} MB",
+            "" if model.draft_for else ", ".join(map(one_line, (*model.drafts, "lookup"))),
+        )
+        for model in found
+        if model.family
+    ]
+    yield from columns([names, *rows], right=(2, 4))
     for model in found:
         if model.error:
             yield f"{one_line(model.folder.name)} cannot be loaded: {one_line(model.error)}"

@@ -1,201 +1,32 @@
-"""How `batch` divides a job among processes, if there are several: its lines, or the model.
+"""The parts of an output that several processes write, and how they are joined.
 
-Each process that has some of the lines writes a part of the records, and the first one joins the
-parts. Part 2 of 3 of `out.jsonl` is the file `out.jsonl.2-of-3`: the records of `--shard 2/3`. If
-a process dies, only its own lines are missing; the same command with --resume adds them.
+Part 2 of 3 of `out.jsonl` is the file `out.jsonl.2-of-3`: the records of `--shard 2/3`. If a
+process dies, only its own lines are missing; the same command with --resume adds them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
 
-import mlx.core as mx
-import typer
-
-from ..distributed import ProcessGroup
-from ..errors import count
 from ..files import lock, replacing
 from ..tokenizers import Line, Shard
-from .job import MAX_RECORD, Earlier, check_record, parse_record, says_undone, shown_name
-from .terminal import FAILED, Failure, handle_signals, note
+from .job import MAX_RECORD, Counts, check_record, parse_record, says_undone
 
-Shown = Literal["all", "errors", "nothing"]  # of a run, on standard error
 POLL = 0.1  # seconds
-
-Read = Callable[[Shard], Iterator[Line]]  # the lines of a shard
-
-
-class Division:
-    """What this process does of a job: all of it, or the shard that the user wants.
-
-    Attributes:
-        shard: The lines that it decodes.
-        output: The file that it writes.
-        resume: Whether it keeps what is in that file.
-        force: Whether it replaces that.
-        group: The processes that share the model.
-        shown: What of its progress is shown to the user.
-        label: Put before its summary.
-    """
-
-    group: mx.distributed.Group | None = None
-    shown: Shown = "all"
-    label = ""
-
-    def __init__(self, output: str, shard: Shard, *, resume: bool, force: bool) -> None:
-        self.output, self.shard = output, shard
-        self.resume, self.force = resume, force
-
-    def is_done(self, read: Read) -> bool:
-        """Whether there is nothing left to do."""
-        return False
-
-    def start(self, done: int) -> int:
-        """Begin, with `done` records there already; return how many lines to skip besides them."""
-        return 0
-
-    def finish(self, read: Read, failed: int) -> int:
-        """End the job, of which `failed` records here have errors.
-
-        Returns:
-            The number of records with errors that decides on the exit code.
-        """
-        return failed
-
-
-class ByModel(Division):
-    """Processes that share the model decode the same lines; the first one writes the records."""
-
-    def __init__(self, processes: ProcessGroup, division: Division, facts: dict[str, str]) -> None:
-        if processes.is_first:
-            own = (division.output, division.resume, division.force)
-        else:
-            own = (os.devnull, False, False)
-        super().__init__(own[0], division.shard, resume=own[1], force=own[2])
-        self.group, self.shown = processes.group, "all" if processes.is_first else "nothing"
-        self._processes, self._facts = processes, facts
-
-    def start(self, done: int) -> int:
-        first = int(self._processes.compare(self._facts, {"done": done})["done"])
-        self._processes.start({})
-        return 0 if self._processes.is_first else first
-
-    def finish(self, read: Read, failed: int) -> int:
-        # Launchers end all processes when one ends with an error.
-        return failed if self._processes.is_first else 0
-
-
-class ByLines(Division):
-    """Each process has some of the lines, and writes a part of the records.
-
-    From the start to the end none of them waits for another one.
-    """
-
-    def __init__(self, processes: ProcessGroup, division: Division, facts: dict[str, str]) -> None:
-        shard = Shard(processes.group.rank() + 1, processes.group.size())
-        self._processes, self._whole, self._facts = processes, division.output, facts
-        if not division.force:
-            check_parts(division.output, shard.count)
-        output = part_name(division.output, shard)
-        super().__init__(output, shard, resume=division.resume, force=division.force)
-        self.shown, self.label = "all" if processes.is_first else "errors", f"{processes.name}: "
-
-    def is_done(self, read: Read) -> bool:
-        """Whether the first process, on whose machine the output is, finds that all is done."""
-        if not self.resume:
-            return False
-        found = self._processes.is_first and is_done(self._whole, read(Shard()))
-        done = bool(self._processes.compare(self._facts, {"done": found})["done"])
-        if done:
-            note(f"{self._whole} has all records already")
-        return done
-
-    def start(self, done: int) -> int:
-        self._processes.compare(self._facts)
-        # By now each process has locked its part: what has no lock is of an earlier run.
-        if self.force and self._processes.is_first:
-            remove_stale_parts(self._whole)
-            if os.path.exists(self._whole):
-                os.truncate(self._whole, 0)
-        self._processes.start({})
-        handle_signals()  # from here on it waits for none of them
-        return 0
-
-    def finish(self, read: Read, failed: int) -> int:
-        if not self._processes.is_first:
-            return 0  # see `ByModel`
-        missing = wait_for_parts(self._whole, self.shard.count)
-        if missing:
-            names = " and ".join(map(str, missing))
-            note(
-                f"not on this machine: {names}; copy what is missing, then run batch with --join, "
-                "without a launcher"
-            )
-            raise typer.Exit(FAILED)
-        try:
-            joined = join_parts(self._whole, read(Shard()), self.shard.count)
-        except ValueError as error:
-            raise Failure(str(error)) from error
-        processes = f"of {self.shard.count} processes"
-        errors = f", {joined.failed:,} with errors" if joined.failed else ""
-        note(f"[{count(joined.done, 'record')} {processes} in {self._whole}{errors}]")
-        return joined.failed
-
-
-def divide(
-    processes: ProcessGroup | None,
-    parallel: str,
-    division: Division,
-    stream: BinaryIO,
-    facts: Callable[[], dict[str, str]],
-) -> Division:
-    """Return what this process does of a job.
-
-    Args:
-        processes: This process, if it is one of several.
-        parallel: What they divide, data or tensor.
-        division: What it would do if it were alone.
-        stream: The input.
-        facts: Returns the facts that must be the same in all processes.
-    """
-    if parallel not in ("data", "tensor"):
-        raise ValueError(f"--parallel must be data or tensor, got {parallel!r}")
-    if processes is None:
-        return division
-    if not stream.seekable():
-        raise ValueError(
-            "several processes cannot read one pipe: write the prompts to a file, and give that"
-        )
-    same = facts() | {"the input": _digest(stream)}
-    if parallel == "tensor":
-        return ByModel(processes, division, same)
-    found = Path(division.output)
-    if division.output == "-" or (found.exists() and not found.is_file()):
-        raise ValueError(
-            f"several processes write parts beside their output, and {shown_name(division.output)} "
-            "is not a file: give an --output that is one"
-        )
-    return ByLines(processes, division, same)
-
-
-def _digest(stream: BinaryIO) -> str:
-    at = stream.tell()
-    found = hashlib.file_digest(cast(BufferedReader, stream), "sha256").hexdigest()
-    stream.seek(at)
-    return f"SHA-256 {found[:16]}"
 
 
 def part_name(output: str, shard: Shard) -> str:
     """Return the name of the file for a shard's records."""
     return f"{output}.{shard.number}-of-{shard.count}"
+
+
+def part_paths(output: str, count: int) -> list[Path]:
+    """Return the names of all parts of an output, in order."""
+    return [Path(part_name(output, Shard(number, count))) for number in range(1, count + 1)]
 
 
 def find_parts(output: str) -> dict[Path, Shard]:
@@ -217,14 +48,7 @@ def check_parts(output: str, count: int) -> None:
             )
 
 
-def remove_stale_parts(output: str) -> None:
-    """Remove the parts of an output that no process has locked."""
-    for path in find_parts(output):
-        if not _is_busy(path):
-            path.unlink(missing_ok=True)
-
-
-def is_done(output: str, lines: Iterator[Line]) -> bool:
+def has_all_records(output: str, lines: Iterator[Line]) -> bool:
     """Whether an output has a record of each line.
 
     Raises:
@@ -243,25 +67,19 @@ def is_done(output: str, lines: Iterator[Line]) -> bool:
 
 
 def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+    return path.stat().st_size if path.exists() else 0
 
 
 def wait_for_parts(output: str, count: int) -> list[Path]:
     """Wait until no process writes to a part; return those that are not on this machine."""
-    missing = []
-    for number in range(1, count + 1):
-        path = Path(part_name(output, Shard(number, count)))
-        while path.exists() and _is_busy(path):
+    parts = part_paths(output, count)
+    for path in parts:
+        while path.exists() and is_busy(path):
             time.sleep(POLL)
-        if not path.exists():
-            missing.append(path)
-    return missing
+    return [path for path in parts if not path.exists()]
 
 
-def _is_busy(path: Path) -> bool:
+def is_busy(path: Path) -> bool:
     with path.open("r+b") as file:  # some network disks lock only files that may be written
         try:
             lock(file.fileno(), "")
@@ -270,16 +88,11 @@ def _is_busy(path: Path) -> bool:
     return False
 
 
-def join_parts(output: str, lines: Iterator[Line], count: int | None = None) -> Earlier:
+def join_parts(output: str, lines: Iterator[Line], count: int | None = None) -> Counts:
     """Write the records of all parts to the output, in the order of the lines; remove the parts.
 
-    The output is replaced as a whole, or not at all.
-
-    Args:
-        output: The file; a link is followed.
-        lines: The whole input.
-        count: The number of parts; by default that of those that are there. If it is given, the
-            output must not have got records meanwhile.
+    The output is replaced as a whole, or not at all. With the `count` of parts, it must not have
+    got records meanwhile; without, they are those that are there.
 
     Raises:
         ValueError: If a part is missing, not whole, still being written or of other lines.
@@ -290,7 +103,7 @@ def join_parts(output: str, lines: Iterator[Line], count: int | None = None) -> 
             "with --join"
         )
     parts = _all_parts(output, count)
-    joined = Earlier()
+    joined = Counts()
     with ExitStack() as undo:
         for path in parts:
             part = undo.enter_context(path.open("r+b"))
@@ -320,7 +133,7 @@ def _all_parts(output: str, count: int | None) -> list[Path]:
             "delete those of one run"
         )
     (size,) = counts
-    parts = [Path(part_name(output, Shard(number, size))) for number in range(1, size + 1)]
+    parts = part_paths(output, size)
     for path in parts:
         if not path.exists():
             raise ValueError(f"{path} is missing: copy it from the machine that wrote it")

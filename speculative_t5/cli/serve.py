@@ -18,11 +18,8 @@ from .options import (
     UNSHOWN,
     DecoderOptions,
     Keywords,
-    RegularDecode,
-    Task,
     choose,
     is_given,
-    is_plain,
     model_name,
     with_groups,
 )
@@ -79,9 +76,7 @@ def serve(
         in_server(help="Seconds that running outputs have to finish after SIGTERM or Ctrl-C."),
     ] = 30.0,
     options: DecoderOptions,
-    regular_decode: RegularDecode = False,
     keywords: Keywords,
-    task: Task = None,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's protocol.
 
@@ -104,17 +99,15 @@ def serve(
         )
     serving.check_origins(cors_origin or ())
     keys = serving.read_keys(api_key_file) if api_key_file else []
-    options, keywords = choose(ctx, options, keywords, task)
-    rows = options.drafting.rows(batch_size)
-    plain = is_plain(options, keywords["num_beams"], regular_decode=regular_decode)
+    options, keywords = choose(ctx, options, keywords)
+    rows = options.rows(batch_size)
     defaults = GenerationOptions(**keywords)
     serving.check_options(defaults)
     settings = serving.Settings(
         model_name(options.model), defaults, keys, cors_origin or (),
         local=serving.is_loopback(host), draw_seeds=not is_given(ctx, "seed"),
     )  # fmt: skip
-    load = partial(options.load, plain=plain)
-    service = serving.Service(load, batch_size=rows, max_queue=max_queue)
+    service = serving.Service(options.load, batch_size=rows, max_queue=max_queue)
     with serving.bind(host, port) as listening:
         number = listening.getsockname()[1]
         server = serving.Server(

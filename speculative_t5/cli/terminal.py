@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, repeat
 from threading import Timer
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
@@ -21,7 +21,7 @@ from .. import device
 from ..cpu import libraries
 from ..decoding import FinishReason, Origin, Stats, cache_folder
 from ..distributed import is_launched, join, process_group
-from ..generation import MEANINGS, Chunk, Generation
+from ..generation import MEANINGS, Chunk
 from ..tokenizers import Source
 
 if TYPE_CHECKING:  # rich takes time to import
@@ -76,7 +76,6 @@ STYLES: dict[Origin, str] = {
     "bonus": "underline cyan",
     "regular": "",
 }
-NOTHING = Chunk("", [], 0, Stats())
 
 
 class Failure(RuntimeError):
@@ -105,7 +104,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if is_launched():
-        _on_signals(signal.SIG_DFL, signal.SIG_DFL)
+        handle_signals(signal.SIG_DFL, signal.SIG_DFL)
     else:
         handle_signals()
     try:
@@ -127,23 +126,23 @@ def run(app: typer.Typer, name: str) -> NoReturn:
         # The reader went away, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
-    except ValueError as error:
-        fail(str(error), BAD_INPUT, error)
+    except (ValueError, RuntimeError, MemoryError) as error:
+        fail(failure(error), BAD_INPUT if isinstance(error, ValueError) else FAILED, error)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{_with_advice(error)}", FAILED if full else BAD_INPUT, error)
-    except (RuntimeError, MemoryError) as error:
-        fail(failure(error), FAILED, error)
 
 
-def handle_signals() -> None:
-    """End by an exception at signals, so that half-written files are removed."""
-    _on_signals(signal.default_int_handler, _terminate)
+def _terminate(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
-def _on_signals(interrupted: Any, ended: Any) -> None:
-    """Set handlers for Ctrl-C, and for other signals that end a process."""
+def handle_signals(interrupted: Any = signal.default_int_handler, ended: Any = _terminate) -> None:
+    """Set what Ctrl-C and other signals that end a process do.
+
+    By default they raise an exception, so that half-written files are removed.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, interrupted if number == signal.SIGINT else ended)
@@ -219,25 +218,16 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-@contextlib.contextmanager
-def note_if_slow(seconds: float = SLOW) -> Iterator[Callable[[Iterable[Chunk]], Iterator[Chunk]]]:
-    """Explain on a terminal why the first chunk takes long, if it does.
-
-    Yields:
-        A function that passes on the chunks to wait for.
-    """
+def note_if_slow(stream: Callable[[], Iterable[Chunk]], seconds: float = SLOW) -> Iterator[Chunk]:
+    """Yield the chunks of a stream; explain on a terminal why the first takes long, if it does."""
     timer = Timer(seconds, note, [SLOW_START])
     timer.daemon = True
     if is_terminal(sys.stderr):
         timer.start()
-
-    def watched(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        for chunk in chunks:
+    try:
+        for chunk in stream():
             timer.cancel()
             yield chunk
-
-    try:
-        yield watched
     finally:
         timer.cancel()
 
@@ -247,7 +237,7 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, emoji=False, soft_wrap=True)
+    return Console(file=stream, highlight=False, emoji=False, markup=False, soft_wrap=True)
 
 
 def show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
@@ -256,7 +246,7 @@ def show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
     Returns:
         The last chunk.
     """
-    out, last = console(), NOTHING
+    out, last = console(), Chunk("", [], 0, Stats())
     if not out.is_terminal:
         for last in chunks:
             print(last.text, end="", flush=True)
@@ -266,27 +256,22 @@ def show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
         console(stderr=True).print(legend())
     try:
         for last in chunks:
-            out.print(shaded(last) if drafts else visible(last.text), end="", markup=False)
+            out.print(shaded(last.pieces, last.origins) if drafts else visible(last.text), end="")
     finally:
         out.print()
     return last
 
 
-def shaded(shown: Chunk | Generation) -> Text:
-    """Colour the text of an output or of a part of it."""
-    if isinstance(shown, Chunk):
-        origins: Sequence[Origin] = shown.origins
-    else:
-        origins = [token.origin for token in shown.trace]
+def shaded(pieces: Iterable[str], origins: Iterable[Origin]) -> Text:
+    """Colour the text of tokens by where they came from."""
     from rich.text import Text
 
     text = Text()
-    for i, piece in enumerate(shown.pieces):
-        # After its last token, an output may end with characters that were held back.
-        style = STYLES[origins[i]] if i < len(origins) else ""
+    after: Iterable[Origin] = repeat("regular")  # characters that were held back until the end
+    for piece, origin in zip(pieces, chain(origins, after), strict=False):
         word = visible(piece).lstrip(" ")
         text.append(" " * (len(piece) - len(word)))  # only words are underlined
-        text.append(word, style)
+        text.append(word, STYLES[origin])
     return text
 
 
@@ -368,8 +353,10 @@ def fail(message: str, code: int, error: BaseException | None = None) -> NoRetur
     sys.exit(code)
 
 
-def failure(error: RuntimeError | MemoryError) -> str:
-    """Return the message for a failure while running."""
+def failure(error: ValueError | RuntimeError | MemoryError) -> str:
+    """Return the message of an error; a failure while running is called so."""
+    if isinstance(error, ValueError):
+        return str(error)
     if isinstance(error, Failure):
         return f"failed while running: {error}"
     return f"failed while running: {str(error) or type(error).__name__}; {AFTER_FAILURE}"
@@ -413,7 +400,3 @@ def _open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the end)
-
-
-def _terminate(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)

@@ -12,6 +12,7 @@ from .service import (
     Busy,
     Call,
     DecodingFailed,
+    Figures,
     Service,
     State,
     Unavailable,
