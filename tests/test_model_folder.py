@@ -11,7 +11,7 @@ from unittest.mock import Mock, PropertyMock
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints import ModelFolder, model_folder, read_task, save_draft
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.checkpoints.inspection import cache_bytes, inspect, list_models
+from speculative_t5.checkpoints.inspection import inspect, list_models
 from speculative_t5.distill import DistillOptions, new_draft
 from speculative_t5.models.t5_session import read_sources
 
@@ -247,7 +247,6 @@ def test_reported_sizes_are_those_written(source: Path) -> None:
     sources = read_sources(model, [model.decoder], [[5] * 512])
     cross = sum(k.nbytes + v.nbytes for k, v in sources.layers)
     caches = cross // 512 * (512 + 256)
-    assert cache_bytes(found.config, mx.float32) == caches
     assert found.sizes[0].memory["float32"] == 4 * found.num_parameters + caches
 
 

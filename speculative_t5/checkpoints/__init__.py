@@ -25,6 +25,6 @@ from .model_folder import (
     weights_folders,
 )
 from .t5 import open_checkpoint
-from .t5_draft import inspect_draft, load_draft, save_draft
-from .tasks import RENAMED, Task, read_task
+from .t5_draft import load_draft, save_draft
+from .tasks import RENAMED, read_task
 from .tensors import dtype_name

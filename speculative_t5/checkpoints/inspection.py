@@ -183,16 +183,13 @@ def ways(config: T5Config, kinds: dict[str, mx.Dtype]) -> Iterator[Sizes]:
 
 
 def _memory(config: T5Config) -> dict[str, int]:
-    return {
-        name: num_bytes(new_layout(config, DTYPES[name])) + cache_bytes(config, DTYPES[name])
-        for name in ("float32", "bfloat16")
-    }
-
-
-def cache_bytes(config: T5Config, dtype: mx.Dtype) -> int:
-    """Return the bytes of keys and values for `SOURCE_TOKENS` and `OUTPUT_TOKENS`."""
     inner = config.num_heads * config.d_kv
-    return 2 * config.num_decoder_layers * inner * (SOURCE_TOKENS + OUTPUT_TOKENS) * dtype.size
+    cached = 2 * config.num_decoder_layers * inner * (SOURCE_TOKENS + OUTPUT_TOKENS)
+    dtypes = {name: DTYPES[name] for name in ("float32", "bfloat16")}
+    return {
+        name: num_bytes(new_layout(config, dtype)) + cached * dtype.size
+        for name, dtype in dtypes.items()
+    }
 
 
 def as_lines(found: Inspection) -> Iterator[str]:

@@ -14,16 +14,10 @@ from typing import Any, Literal
 
 from platformdirs import user_data_path
 
+from .. import tokenizers
 from ..errors import first_line, refuse_pointer, shown
 from ..models import DRAFT_TYPE, T5Config, is_decoder_only
-from ..tokenizers import (
-    TOKENIZER_FILES,
-    DecoderOnlyTokenizer,
-    Tokenizer,
-    has_tokenizer,
-    has_vocabulary,
-    load_tokenizer,
-)
+from ..tokenizers import TOKENIZER_FILES, DecoderOnlyTokenizer, Tokenizer
 from .tensors import StoredTensor, read_safetensors
 from .torch_bin import read_bin
 
@@ -127,13 +121,14 @@ class ModelFolder:
         """Load the tokenizer, and check that it fits a T5."""
         if self.kind == "decoder-only":
             return DecoderOnlyTokenizer(self.path)
-        return load_tokenizer(self.path, self.t5_config())
+        return tokenizers.load_tokenizer(self.path, self.t5_config())
 
     @property
     def has_tokenizer(self) -> bool:
         """Whether the files of a tokenizer are there."""
-        known = has_vocabulary if self.kind == "decoder-only" else has_tokenizer
-        return known(self.path)
+        if self.kind == "decoder-only":
+            return tokenizers.has_vocabulary(self.path)
+        return tokenizers.has_tokenizer(self.path)
 
     @property
     def weights(self) -> Path | None:

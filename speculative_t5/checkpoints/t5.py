@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Parameter:
     """A parameter of our model: stored tensors of these names and shapes, stacked by rows."""
 
     name: str
-    sources: dict[str, Shape]
+    sources: Mapping[str, Shape]
 
 
 @dataclass(frozen=True)
@@ -131,49 +131,35 @@ def _depth(tensors: Mapping[str, Any], stack: str) -> int:
 
 def plan(config: T5Config) -> Iterator[Parameter]:
     """Yield all our parameters and the Hugging Face tensors that they consist of."""
-    d, shape = config.d_model, (config.num_heads * config.d_kv, config.d_model)
+    d, d_ff, inner = config.d_model, config.d_ff, config.num_heads * config.d_kv
     yield Parameter("shared.weight", {"shared.weight": (config.vocab_size, d)})
-    stacks = (("encoder", config.num_layers), ("decoder", config.num_decoder_layers))
-    for stack, depth in stacks:
-        bias = (config.relative_attention_num_buckets, config.num_heads)
-        yield Parameter(
-            f"{stack}.position_bias.weight",
-            {
-                f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight": bias
-                for i in range(depth if config.bias_per_layer else 1)
-            },
-        )
+    for stack, depth in (("encoder", config.num_layers), ("decoder", config.num_decoder_layers)):
+        bias = f"{stack}.block.%s.layer.0.SelfAttention.relative_attention_bias.weight"
+        buckets = (config.relative_attention_num_buckets, config.num_heads)
+        layers = range(depth if config.bias_per_layer else 1)
+        yield Parameter(f"{stack}.position_bias.weight", {bias % i: buckets for i in layers})
+        # Each group of an attention's q, k and v is one matrix of ours.
+        attentions = [("self", "SelfAttention", ["qkv"])]
+        if stack == "decoder":
+            attentions.append(("cross", "EncDecAttention", ["q", "kv"]))
         for i in range(depth):
             ours, theirs = f"{stack}.layers.{i}", f"{stack}.block.{i}.layer"
-            yield from _plan_attention(
-                f"{ours}.self", f"{theirs}.0", "SelfAttention", ["qkv"], shape
-            )
-            if stack == "decoder":
-                cross = (f"{ours}.cross", f"{theirs}.1", "EncDecAttention", ["q", "kv"])
-                yield from _plan_attention(*cross, shape)
-            yield from _plan_feed_forward(config, ours, f"{theirs}.{1 + (stack == 'decoder')}")
+            for j, (kind, name, groups) in enumerate(attentions):
+                attention = f"{theirs}.{j}.{name}"
+                for group in groups:
+                    parts = {f"{attention}.{part}.weight": (inner, d) for part in group}
+                    yield Parameter(f"{ours}.{kind}_attention.{group}.weight", parts)
+                out = {f"{attention}.o.weight": (d, inner)}
+                yield Parameter(f"{ours}.{kind}_attention.out.weight", out)
+                norm = {f"{theirs}.{j}.layer_norm.weight": (d,)}
+                yield Parameter(f"{ours}.{kind}_norm.weight", norm)
+            last = f"{theirs}.{len(attentions)}"
+            names = ("wi_0", "wi_1") if config.gated else ("wi",)
+            wi = {f"{last}.DenseReluDense.{name}.weight": (d_ff, d) for name in names}
+            yield Parameter(f"{ours}.feed_forward.wi.weight", wi)
+            wo = {f"{last}.DenseReluDense.wo.weight": (d, d_ff)}
+            yield Parameter(f"{ours}.feed_forward.wo.weight", wo)
+            yield Parameter(f"{ours}.feed_forward_norm.weight", {f"{last}.layer_norm.weight": (d,)})
         yield Parameter(f"{stack}.norm.weight", {f"{stack}.final_layer_norm.weight": (d,)})
     if config.own_head:
         yield Parameter(HEAD, {HEAD: (config.vocab_size, d)})
-
-
-def _plan_attention(
-    ours: str, theirs: str, name: str, groups: Iterable[str], shape: tuple[int, int]
-) -> Iterator[Parameter]:
-    """Plan one attention and its norm; each group of its q, k and v is one matrix of ours."""
-    inner, d = shape
-    for group in groups:
-        parts: dict[str, Shape] = {f"{theirs}.{name}.{part}.weight": shape for part in group}
-        yield Parameter(f"{ours}_attention.{group}.weight", parts)
-    yield Parameter(f"{ours}_attention.out.weight", {f"{theirs}.{name}.o.weight": (d, inner)})
-    yield Parameter(f"{ours}_norm.weight", {f"{theirs}.layer_norm.weight": (d,)})
-
-
-def _plan_feed_forward(config: T5Config, ours: str, theirs: str) -> Iterator[Parameter]:
-    d, d_ff, dense = config.d_model, config.d_ff, f"{theirs}.DenseReluDense"
-    parts = ("wi_0", "wi_1") if config.gated else ("wi",)
-    yield Parameter(
-        f"{ours}.feed_forward.wi.weight", {f"{dense}.{part}.weight": (d_ff, d) for part in parts}
-    )
-    yield Parameter(f"{ours}.feed_forward.wo.weight", {f"{dense}.wo.weight": (d, d_ff)})
-    yield Parameter(f"{ours}.feed_forward_norm.weight", {f"{theirs}.layer_norm.weight": (d,)})

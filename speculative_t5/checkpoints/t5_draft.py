@@ -13,20 +13,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from .. import models
 from ..cpu import accelerate
 from ..errors import printable, shown
-from ..models import (
-    DRAFT_TYPE,
-    MAX_LAYERS,
-    T5,
-    DecoderOnlyModel,
-    SharingConfig,
-    SharingDraft,
-    is_sample,
-    read_size,
-    same_weights,
-    sample_weights,
-)
+from ..models import T5, DecoderOnlyModel, SharingConfig, SharingDraft
 from .model_folder import ModelFolder
 from .tensors import as_mlx, as_numpy, check_shapes, module_shapes, parameters_of, read_npz
 from .writing import NewTensor, write_folder
@@ -45,7 +35,7 @@ def load_draft(folder: Path, target: T5 | DecoderOnlyModel | None) -> SharingDra
             f"give it as the draft of {name} (--draft-model, or load(..., target=model))"
         )
     config, sample = _read_config(opened)
-    if not isinstance(target, T5) or not same_weights(sample, sample_weights(target)):
+    if not isinstance(target, T5) or not models.same_weights(sample, models.sample_weights(target)):
         raise ValueError(
             f"{folder} is a draft for {name}, and the target is another model: "
             f"use {name} as the target, or distill a draft for this one"
@@ -90,9 +80,9 @@ def save_draft(
             )
     own = {key: value for key, value in asdict(draft.own).items() if value is not None}
     config = {
-        "model_type": DRAFT_TYPE,
+        "model_type": models.DRAFT_TYPE,
         "target": name,
-        "fingerprint": sample_weights(draft.target),
+        "fingerprint": models.sample_weights(draft.target),
         "shares": SHARED,
     }
     tensors = [
@@ -125,18 +115,18 @@ def _read_config(folder: ModelFolder) -> tuple[SharingConfig, str]:
             f"{path}: shares is {shown(shared)}, expected {SHARED}: use a newer version, or "
             "distill the draft again"
         )
-    if not isinstance(sample, str) or not is_sample(sample):
+    if not isinstance(sample, str) or not models.is_sample(sample):
         raise ValueError(
             f"{path}: fingerprint is {shown(sample)}, expected one that this version writes: "
             f"{AGAIN}"
         )
     try:
-        depth, d_ff = read_size(raw, "num_decoder_layers"), read_size(raw, "d_ff")
-        vocab = read_size(raw, "draft_vocab") if raw.get("draft_vocab") is not None else None
+        depth, d_ff = models.read_size(raw, "num_decoder_layers"), models.read_size(raw, "d_ff")
+        vocab = models.read_size(raw, "draft_vocab") if raw.get("draft_vocab") is not None else None
     except ValueError as error:
         raise ValueError(f"{folder.path}: {error}; {AGAIN}") from error
-    if depth > MAX_LAYERS:
+    if depth > models.MAX_LAYERS:
         raise ValueError(
-            f"{path}: num_decoder_layers is {depth}, expected at most {MAX_LAYERS}: {AGAIN}"
+            f"{path}: num_decoder_layers is {depth}, expected at most {models.MAX_LAYERS}: {AGAIN}"
         )
     return SharingConfig(depth, d_ff, vocab), sample
