@@ -46,7 +46,7 @@ def convert(
     """Convert a checkpoint folder, or a repository of the Hugging Face Hub, to a model folder.
 
     A repository that was converted before with the same options is neither downloaded nor converted
-    again. Takes the memory of a few blocks of 4 MB, beside the mapped part of one tensor.
+    again. Takes the memory of a few blocks of 1 MB, beside the mapped part of one tensor.
 
     Args:
         model: Path of a checkpoint or model folder, or name of a repository.

@@ -27,7 +27,7 @@ from ..errors import first_line, printable, refuse_pointer
 
 Shape = tuple[int, ...]
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20  # what is done to a block finds it in the cache of a core
 
 # The name of each type in safetensors, and the numpy type that holds it.
 SAFETENSORS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
