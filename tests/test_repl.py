@@ -73,6 +73,7 @@ def test_options_are_set_by_name(screen: Screen) -> None:
     ("line", "message"),
     [
         ("/set num_draft x", "num_draft must be an integer of at least 1 or auto, got 'x'"),
+        ("/set delta 9", "delta must be between 0 and 1, got 9.0"),
         ("/set delta much", "delta must be a number, got 'much'"),
         ("/set colour red", "there is no setting named 'colour': choose from num_draft"),
         ("/set prefix x", "use /prefix TEXT"),

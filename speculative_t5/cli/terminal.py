@@ -103,15 +103,12 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     warnings.showwarning = lambda message, *_: note(f"warning: {one_line(str(message))}")
     if not is_terminal(sys.stderr):  # read when the Hub's client is imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if is_launched():
-        handle_signals(signal.SIG_DFL, signal.SIG_DFL)
-    else:
-        handle_signals()
     try:
         if is_launched():
+            handle_signals(signal.SIG_DFL, signal.SIG_DFL)
             join()
-            if process_group() is None:
-                handle_signals()
+        if process_group() is None:
+            handle_signals()
         code = app(prog_name=name, standalone_mode=False) or 0
         if code == INTERRUPTED:  # newer versions of typer catch Ctrl-C
             raise KeyboardInterrupt
