@@ -34,7 +34,7 @@ from ..tokenizers import (
     open_input,
     read_lines,
 )
-from . import parts
+from . import job
 from .job import ADVICE, UNDONE, Counts, Output, Record, Requests, process, shown_name
 from .options import (
     DecoderOptions,
@@ -155,7 +155,7 @@ def batch(
         if files.join:
             if processes:
                 raise ValueError("--join is for one process: run it without a launcher")
-            joined = parts.join_parts(output, read(Shard()))
+            joined = job.join_parts(output, read(Shard()))
             note(f"[{count(joined.done, 'record')} in {output}, {joined.failed:,} with errors]")
             raise typer.Exit(SOME_FAILED if joined.failed else 0)
         total = count_lines(stream)
@@ -253,8 +253,8 @@ class Division:
             )
         self.shard = Shard(processes.group.rank() + 1, processes.group.size())
         if not self.force:
-            parts.check_parts(self._whole, self.shard.count)
-        self.output = parts.part_name(self._whole, self.shard)
+            job.check_parts(self._whole, self.shard.count)
+        self.output = job.part_name(self._whole, self.shard)
         self.shown, self.label = "all" if self._is_first else "errors", f"{processes.name}: "
         self._has_lines = True
 
@@ -262,7 +262,7 @@ class Division:
         """Whether the first process, on whose machine the output is, finds that all is done."""
         if self._processes is None or not (self._has_lines and self.resume):
             return False
-        found = self._is_first and parts.has_all_records(self._whole, read(Shard()))
+        found = self._is_first and job.has_all_records(self._whole, read(Shard()))
         done = bool(self._processes.compare(self._facts, {"done": found})["done"])
         if done:
             note(f"{self._whole} has all records already")
@@ -278,8 +278,8 @@ class Division:
             return 0 if self._is_first else first
         # By now each process has locked its part: what has no lock is of an earlier run.
         if self.force and self._is_first:
-            for path in parts.find_parts(self._whole):
-                if not parts.is_busy(path):
+            for path in job.find_parts(self._whole):
+                if not job.is_busy(path):
                     path.unlink(missing_ok=True)
             if os.path.exists(self._whole):
                 os.truncate(self._whole, 0)
@@ -293,7 +293,7 @@ class Division:
             return 0  # launchers end all processes when one ends with an error
         if not self._has_lines:
             return failed
-        missing = parts.wait_for_parts(self._whole, self.shard.count)
+        missing = job.wait_for_parts(self._whole, self.shard.count)
         if missing:
             names = " and ".join(map(str, missing))
             note(
@@ -302,7 +302,7 @@ class Division:
             )
             raise typer.Exit(FAILED)
         try:
-            joined = parts.join_parts(self._whole, read(Shard()), self.shard.count)
+            joined = job.join_parts(self._whole, read(Shard()), self.shard.count)
         except ValueError as error:
             raise Failure(str(error)) from error
         processes = f"of {self.shard.count} processes"
