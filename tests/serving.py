@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from speculative_t5.decoding import FinishReason, Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
-from speculative_t5.serve import Busy, DecodingFailed, Figures, State, Unavailable, WrongPrompt
+from speculative_t5.serve import Busy, DecodingFailed, State, Unavailable, WrongPrompt
 from speculative_t5.serve.app import Settings, make_app
 from speculative_t5.serve.server import Server, bind
 
@@ -31,6 +31,11 @@ KEY = "a-key"
 PATIENCE = 60  # seconds, on a machine that does other things
 MODEL = "tiny"
 FAIL, STALL, FORBIDDEN = "fail", "stall", "forbidden"  # words of prompts
+
+FIGURES = {
+    "queued": 2, "rows": 3, "rounds": 40, "drafted": 50, "accepted": 30, "emitted": 90,
+    "prompt_tokens": 70, "failures": 1, "seconds_since_round": 0.5,
+}  # fmt: skip
 
 
 def rounds_of(prompt: Any, sample: int, options: GenerationOptions) -> list[Chunk]:
@@ -85,7 +90,7 @@ class FakeCall:
         }
         while waiting:
             for number, chunks in list(waiting.items()):
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.service.pause)
                 chunk = chunks.pop(0)
                 if STALL.upper() in chunk.text:
                     self.stalled.set()
@@ -117,10 +122,11 @@ class FakeService:
     tokenizer: Any = None
     is_decoder_only: bool = False
     max_queue: int = 256
+    pause: float = 0.0  # seconds of a round
     calls: list[FakeCall] = field(default_factory=list)
     submitted: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     stopped: list[float] = field(default_factory=list)
-    now: Figures = field(default_factory=lambda: Figures("ready", 2, 3, 40, 50, 30, 90, 70, 1, 0.5))
+    now: dict[str, float] = field(default_factory=lambda: dict(FIGURES))
 
     def start(self) -> None:
         self.held = asyncio.Event()  # set it to let prompts go on that stall
@@ -156,8 +162,8 @@ class FakeService:
         self.submitted.release()
         return self.calls[-1]
 
-    def figures(self) -> Figures:
-        return cast(Figures, SimpleNamespace(**vars(self.now) | {"state": self.state}))
+    def figures(self) -> dict[str, float]:
+        return self.now
 
     async def stop(self, seconds: float, hurried: Callable[[], bool]) -> None:
         self.state = "stopping"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 from speculative_t5.generation import GenerationOptions
@@ -279,7 +278,7 @@ def test_health_follows_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
             response = served.client.get("/health")
             assert (response.status_code, response.json()) == (503, {"status": "stalled"})
             # Its outputs have ended, and the client has not read them yet.
-            served.service.now = replace(served.service.now, queued=0, rows=0)
+            served.service.now |= {"queued": 0, "rows": 0}
             assert served.client.get("/health").status_code == 200
 
 

@@ -12,7 +12,6 @@ from .service import (
     Busy,
     Call,
     DecodingFailed,
-    Figures,
     Service,
     State,
     Unavailable,

@@ -39,17 +39,10 @@ from .server import Guard, check_key, check_site, read_body
 from .service import Busy, Call, DecodingFailed, Service, Unavailable, WrongPrompt
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
-PATHS = {
-    "/v1/completions": ("POST", "completions"),
-    "/v1/chat/completions": ("POST", "chat"),
-    "/v1/models": ("GET", "models"),
-    "/health": ("GET", "health"),
-    "/metrics": ("GET", "metrics"),
-    "/": ("GET", "page"),
-}
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/")
 PREFIX = "speculative_t5_"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-# Attributes of Figures: what there is now, and totals.
+# Figures of the service: what there is now, and totals without the warm-up.
 GAUGES = ("queued", "rows", "seconds_since_round")
 HELP = {
     "queued": "Outputs that wait for a row.",
@@ -83,11 +76,6 @@ class Settings:
 def make_app(service: Service, settings: Settings) -> Starlette:
     """Return the application for a service that is running, or about to."""
     endpoints = Endpoints(service, settings)
-    routes = [
-        Route(path, getattr(endpoints, name), methods=[method])
-        for path, (method, name) in PATHS.items()
-    ]
-    routes.append(Route("/v1/models/{model:path}", endpoints.model))
     origins = settings.cors_origins
     middleware = [
         Middleware(Counted, registry=endpoints.registry),
@@ -103,7 +91,7 @@ def make_app(service: Service, settings: Settings) -> Starlette:
         middleware.append(Middleware(Guard, check=partial(check_key, keys=settings.api_keys)))
     errors = (Refused, Unavailable, ClientDisconnect, HTTPException, Exception)
     handlers: dict[Any, Any] = dict.fromkeys(errors, answer_error)
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app = Starlette(routes=endpoints.routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # paths are as they are
     return app
 
@@ -112,29 +100,24 @@ async def answer_error(request: Request, error: Exception) -> Response:
     """Answer a request that cannot be answered otherwise."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_GONE)
-    return refusal_of(request, error).response
-
-
-def refusal_of(request: Request, error: Exception) -> Refused:
-    """Return what a client is told of an error."""
-    if isinstance(error, Refused):
-        return error
     if isinstance(error, Unavailable):
         status, code = (429, "queue_full") if isinstance(error, Busy) else (503, None)
         after = error.retry_after
         headers = None if after is None else {"Retry-After": str(after)}
-        return Refused(status, f"{error}", code=code, headers=headers)
-    if not isinstance(error, HTTPException):  # the server writes it to its log
-        return Refused(500, "the server failed to answer: see its log")
-    path, allowed = shown(request.url.path), (error.headers or {}).get("Allow")
-    message = f"{path} does not take {request.method}: use {allowed}"
-    if not allowed:
-        phrase = HTTPStatus(error.status_code).phrase.lower()
-        message = (
-            f"{request.method} {path} is not a route of this server ({phrase}): "
-            f"use {', '.join(PATHS)}"
-        )
-    return Refused(error.status_code, message, headers=error.headers)
+        error = Refused(status, f"{error}", code=code, headers=headers)
+    elif isinstance(error, HTTPException):
+        path, allowed = shown(request.url.path), (error.headers or {}).get("Allow")
+        message = f"{path} does not take {request.method}: use {allowed}"
+        if not allowed:
+            phrase = HTTPStatus(error.status_code).phrase.lower()
+            message = (
+                f"{request.method} {path} is not a route of this server ({phrase}): "
+                f"use {', '.join(PATHS)}"
+            )
+        error = Refused(error.status_code, message, headers=error.headers)
+    elif not isinstance(error, Refused):  # the server writes it to its log
+        error = Refused(500, "the server failed to answer: see its log")
+    return error.response
 
 
 class Endpoints(Collector):
@@ -158,51 +141,46 @@ class Endpoints(Collector):
             )
         )
 
-    async def completions(self, request: Request) -> Response:
-        """Continue or rewrite one or several prompts."""
-        return await self._generate(request, chat=False)
-
-    async def chat(self, request: Request) -> Response:
-        """Answer a chat."""
-        return await self._generate(request, chat=True)
-
-    async def models(self, _: Request) -> Response:
-        """List the one model."""
-        return JSONResponse({"object": "list", "data": [self._model]})
-
-    async def model(self, request: Request) -> Response:
-        """Describe the model."""
-        requests.check_model(request.path_params["model"], self._settings.model)
-        return JSONResponse(self._model)
-
-    async def health(self, _: Request) -> Response:
-        """Say whether requests are decoded: the thread is ready, and moves while any wait."""
-        figures = self._service.figures()
-        state: str = figures.state
-        since, now = figures.seconds_since_round, time.monotonic()
-        waiting = max((now - began for began in self._began.values()), default=0.0)
-        still = since is None or since > STALLED
-        if state == "ready" and figures.queued + figures.rows and waiting > STALLED and still:
-            state = "stalled"
-        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
-
-    async def metrics(self, _: Request) -> Response:
-        """Show the metrics."""
-        text = generate_latest(self.registry)
-        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        self.routes = [
+            Route(PATHS[0], partial(self._generate, chat=False), methods=["POST"]),
+            Route(PATHS[1], partial(self._generate, chat=True), methods=["POST"]),
+            Route(PATHS[2], self._models),
+            Route(PATHS[2] + "/{model:path}", self._one_model),
+            Route(PATHS[3], self._health),
+            Route(PATHS[4], self._metrics),
+            Route(PATHS[5], self._page),
+        ]
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that are figures of the service."""
-        figures = self._service.figures()
-        ready = float(figures.state == "ready")
+        figures, ready = self._service.figures(), float(self._service.state == "ready")
         yield GaugeMetricFamily(f"{PREFIX}ready", "1 if requests are decoded.", value=ready)
-        for name, text in HELP.items():
+        for name, value in figures.items():
             family = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
-            if (value := getattr(figures, name)) is not None:
-                yield family(PREFIX + name, text, value=value)
+            yield family(PREFIX + name, HELP[name], value=value)
 
-    async def page(self, _: Request) -> Response:
-        """Show the page."""
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model]})
+
+    async def _one_model(self, request: Request) -> Response:
+        requests.check_model(request.path_params["model"], self._settings.model)
+        return JSONResponse(self._model)
+
+    async def _health(self, _: Request) -> Response:
+        """Say whether requests are decoded: the thread is ready, and moves while any wait."""
+        state: str = self._service.state
+        figures, now = self._service.figures(), time.monotonic()
+        waiting = max((now - began for began in self._began.values()), default=0.0)
+        still = min(waiting, figures.get("seconds_since_round", waiting)) > STALLED
+        if state == "ready" and figures["queued"] + figures["rows"] and still:
+            state = "stalled"
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
+    async def _metrics(self, _: Request) -> Response:
+        text = generate_latest(self.registry)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _page(self, _: Request) -> Response:
         return HTMLResponse(PAGE, headers=HEADERS)
 
     async def _generate(self, request: Request, *, chat: bool) -> Response:
@@ -277,15 +255,17 @@ class Endpoints(Collector):
             Refused: If an output cannot be decoded.
         """
         self._began[call] = began = time.monotonic()
+        is_first = True
         try:
             async with aclosing(call.chunks(patience)) as chunks:
                 async for added in chunks:
-                    if added and answer.is_empty:
-                        self._first_token.observe(time.monotonic() - began)
                     if added:
+                        if is_first:
+                            self._first_token.observe(time.monotonic() - began)
+                        is_first = False
                         answer.add(*added)
-                    if answer.is_whole:
-                        self._whole_request.observe(time.monotonic() - began)
+                        if answer.is_whole:
+                            self._whole_request.observe(time.monotonic() - began)
                     yield added
         except DecodingFailed as error:
             stopping = self._service.state in ("stopping", "stopped")

@@ -54,11 +54,6 @@ class Answer:
         """Whether all outputs have ended."""
         return self._left == 0
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no output has a round."""
-        return not any(self._chunks)
-
     def add(self, index: int, chunk: Chunk) -> None:
         """Add one round of one output."""
         self._chunks[index].append(chunk)

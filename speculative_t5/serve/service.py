@@ -23,6 +23,7 @@ MOST_SECONDS = 60  # to wait for room in the queue, at most
 GRACE = 10.0  # seconds for the thread to end after the time for outputs is over
 LAST_ROUND = 2.0  # seconds for it if there is no time; Python may abort if it exits in a round
 
+TOTALS = ("rounds", "drafted", "accepted", "emitted", "prompt_tokens", "failures")
 FAILED = "decoding failed in the server: see its log"
 STOPPED = "the server stopped before the output had ended: wait and send the request again"
 
@@ -53,22 +54,6 @@ class DecodingFailed(Exception):
 
 # What a round adds to an output, or why none follows: it failed, or its request is wrong.
 Result = Chunk | DecodingFailed | ValueError
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What there is now, and totals since the start without the warm-up: see `app.HELP`."""
-
-    state: State
-    queued: int = 0
-    rows: int = 0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    emitted: int = 0
-    prompt_tokens: int = 0
-    failures: int = 0
-    seconds_since_round: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +151,7 @@ class Service:
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
         self._last_round: float | None = None  # in the same time
         self._busy, self._ended = 0.0, 0  # seconds of rounds, and outputs that ended in them
-        self._totals: Counter[str] = Counter()  # by attributes of Figures
+        self._totals = Counter(dict.fromkeys(TOTALS, 0))
 
     def start(self) -> None:
         """Start the thread, which loads the model and decodes a short prompt before all calls.
@@ -226,17 +211,14 @@ class Service:
             self._changed.notify_all()
         return call
 
-    def figures(self) -> Figures:
-        """Return the totals since the start."""
+    def figures(self) -> dict[str, float]:
+        """Return what there is now, and totals since the start, see `app.HELP`."""
         with self._changed:
-            since = None if self._last_round is None else time.monotonic() - self._last_round
-            return Figures(
-                state=self.state,
-                queued=self._queued,
-                rows=len(self._running),
-                seconds_since_round=since,
-                **self._totals,
-            )
+            found: dict[str, float] = {"queued": self._queued, "rows": len(self._running)}
+            found |= self._totals
+            if self._last_round is not None:
+                found["seconds_since_round"] = time.monotonic() - self._last_round
+            return found
 
     async def stop(self, seconds: float, hurried: Callable[[], bool] = lambda: False) -> None:
         """Refuse new calls, and end when the others have ended, or in an error after a time.
