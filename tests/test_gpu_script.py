@@ -47,9 +47,12 @@ def understand(command: Sequence[str]) -> None:
     elif command[1:3] == ("-m", "pytest"):
         files = [part for part in command if part.endswith(".py")]
         assert all((REPOSITORY / file).exists() for file in files)
-        options = ["--noconftest", "--collect-only", "-p", "no:cacheprovider", "/dev/null"]
+        options = ["--noconftest", "--collect-only", "-p", "xdist.plugin", "/dev/null"]
         given = [part for part in command[1:] if part not in files]
-        done = subprocess.run([sys.executable, *given, *options], capture_output=True, check=False)
+        done = subprocess.run(
+            [sys.executable, *given, *options], check=False, capture_output=True,
+            env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        )  # fmt: skip
         assert b"unrecognized arguments" not in done.stderr
     else:
         assert command[1:] == ("scripts/benchmarks/gpu.py", "machine")

@@ -77,48 +77,12 @@ def one_line(done: Done) -> str:
     return line
 
 
-class Streams:
-    """Streams of a server, each read to its end in a thread of its own."""
-
-    def __init__(self, served: Served) -> None:
-        self._client = served.client
-        self._pool = ThreadPoolExecutor(32)
-        self._accepted = threading.Semaphore(0)
-
-    def __enter__(self) -> Streams:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def ask(self, **fields: Any) -> Future[list[Any]]:
-        """Ask for a stream; return the events that it will have had at its end."""
-        return self._pool.submit(self._read, fields)
-
-    def post(self, **fields: Any) -> Future[httpx.Response]:
-        """Ask for a whole response."""
-        return self._pool.submit(self._client.post, "/v1/completions", json=fields)
-
-    def wait_until_accepted(self, count: int) -> None:
-        """Wait until that many more streams have begun."""
-        for _ in range(count):
-            assert self._accepted.acquire(timeout=PATIENCE)
-
-    def _read(self, fields: dict[str, Any]) -> list[Any]:
-        asked = {"stream": True, **fields}
-        with self._client.stream("POST", "/v1/completions", json=asked) as response:
-            assert response.status_code == 200
-            self._accepted.release()
-            parts = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
-        assert parts.pop() == "[DONE]"
-        return [json.loads(part) for part in parts]
-
-
-def text_of(events: list[Any]) -> str:
+def text_of(events: list[str]) -> str:
     """Return the text of a stream of one output, which must have come to its end."""
-    choices = [choice for event in events for choice in event["choices"]]
+    *parts, done = events
+    choices = [choice for part in parts for choice in json.loads(part)["choices"]]
     assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
-    assert choices[-1]["finish_reason"] in ("stop", "length")
+    assert choices[-1]["finish_reason"] in ("stop", "length") and done == "[DONE]"
     return "".join(choice["text"] for choice in choices)
 
 
@@ -381,9 +345,10 @@ def stop(served: Served) -> None:
 
 
 def test_sigterm_under_load_lets_streams_end(lasting: Serve, decoder: SpeculativeDecoder) -> None:
-    with lasting(FOREVER) as served, Streams(served) as streams:
-        found = [streams.ask(prompt=prompt, **LASTING) for prompt in PROMPTS]
-        streams.wait_until_accepted(len(PROMPTS))
+    with lasting(FOREVER) as served, ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(served.events, prompt=prompt, **LASTING) for prompt in PROMPTS]
+        total = sum(len(decoder.encode(prompt)) for prompt in PROMPTS)
+        wait_until(lambda: figures(served.client)["prompt_tokens_total"] == total)
         stop(served)
         check_refused(served.client)
         texts = [text_of(each.result()) for each in found]
@@ -401,16 +366,15 @@ def check_refused(client: httpx.Client) -> None:
 
 
 def test_sigterm_without_time_tells_every_client(lasting: Serve) -> None:
-    with lasting(0) as served, Streams(served) as streams:
-        found = [streams.ask(prompt=prompt, **ENDLESS) for prompt in PROMPTS]
-        whole = streams.post(prompt=PROMPTS[0], **ENDLESS)
-        wait_until(lambda: figures(served.client)["rows"] == 4)
+    with lasting(0) as served, ThreadPoolExecutor(9) as pool:
+        found = [pool.submit(served.events, prompt=prompt, **ENDLESS) for prompt in PROMPTS]
+        whole = pool.submit(served.post, prompt=PROMPTS[0], **ENDLESS)
         wait_until(lambda: figures(served.client)["queued"] == len(PROMPTS) - 3)
         served.server.handle_exit(signal.SIGTERM, None)
-        for events in (each.result() for each in found):
-            *parts, last = events
-            check_message(last["error"]["message"])
-            assert all(part["choices"][0]["finish_reason"] is None for part in parts)
+        for *parts, last, done in (each.result() for each in found):
+            check_message(json.loads(last)["error"]["message"])
+            assert all(json.loads(p)["choices"][0]["finish_reason"] is None for p in parts)
+            assert done == "[DONE]"
         assert whole.result().status_code == 503
 
 

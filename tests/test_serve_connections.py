@@ -21,9 +21,8 @@ from speculative_t5.serve.server import (
     raise_file_limit,
 )
 
-import httpx
 import pytest
-from serving import PATIENCE, STALL, Served, serving, started, wait_until
+from serving import PATIENCE, STALL, Served, is_there, serving, started, wait_until
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 SHORT = 0.3  # seconds to wait for a head; nothing here depends on how long it is
@@ -37,8 +36,12 @@ UNREAD = HEAD + b"Content-Length: 1000000\r\n\r\n"  # the end of a head whose bo
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEAD_SECONDS", SHORT)
+
+
+@pytest.fixture
+def served(short: None) -> Iterator[Served]:
     with serving() as served:
         yield served
 
@@ -83,28 +86,22 @@ def test_what_is_private_to_uvicorn_is_there() -> None:
         assert list(inspect.signature(own).parameters) == list(inspect.signature(theirs).parameters)
 
 
-@pytest.mark.parametrize("sent", [b"no HTTP\r\n\r\n", ASK + CHUNKED + b"no chunk\r\n"])
-def test_what_is_no_http_is_answered_once(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    with serving() as served, connect(served.port, sent) as connection:
-        assert connection.recv(2**16).startswith(b"HTTP/1.1 400 ")
-        wait_until(lambda: is_closed(connection))
-    assert [record.exc_info for record in caplog.records] == [None]
-
-
-def test_a_body_that_breaks_off_after_its_answer_closes_the_connection(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("sent", "status", "then"),
+    [
+        (b"no HTTP\r\n\r\n", 400, b""),
+        (ASK + CHUNKED + b"no chunk\r\n", 400, b""),
+        (b"POST /nothing HTTP/1.1\r\n" + HEAD + CHUNKED, 404, b"no chunk\r\n"),
+    ],
+)
+def test_what_is_no_http_is_answered_once(
+    sent: bytes, status: int, then: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    head = b"POST /nothing HTTP/1.1\r\n" + HEAD + CHUNKED
-    with serving() as served, connect(served.port, head) as connection:
-        assert connection.recv(2**16).startswith(b"HTTP/1.1 404 ")
-        connection.sendall(b"no chunk\r\n")
+    with serving() as served, connect(served.port, sent) as connection:
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 %d " % status)
+        connection.sendall(then)
         wait_until(lambda: is_closed(connection))
     assert [record.exc_info for record in caplog.records] == [None]
-
-
-def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
-    with connect(served.port) as silent:
-        wait_until(lambda: is_closed(silent))
 
 
 @pytest.mark.parametrize(
@@ -119,15 +116,13 @@ def test_a_connection_that_sends_nothing_is_closed(served: Served) -> None:
     ids=["line", "head", "body after a 404", "body after an answer", "second head"],
 )
 def test_a_connection_that_drips_is_closed(served: Served, begun: bytes) -> None:
-    with connect(served.port, begun) as dripping:
+    with connect(served.port, begun) as dripping, connect(served.port) as silent:
         wait_until(lambda: is_closed_while_sending(dripping), SHORT / 5)
+        wait_until(lambda: is_closed(silent))
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_body_that_drips_after_a_refusal_is_closed(
-    monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    monkeypatch.setattr(module, "HEAD_SECONDS", SHORT)
+def test_a_body_that_drips_after_a_refusal_is_closed(short: None, status: int) -> None:
     head = UNREAD if status == 401 else UNREAD.replace(b"localhost", b"example.org")
     with (
         serving(api_keys=["key"]) as served,
@@ -230,13 +225,6 @@ def test_a_limit_that_cannot_be_raised_stays(monkeypatch: pytest.MonkeyPatch) ->
     assert most_connections() == 256 - RESERVE
 
 
-def answers(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 def test_more_connections_than_files_do_no_harm(tmp_path: Path) -> None:
     files = 120
     change = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
@@ -247,6 +235,6 @@ def test_more_connections_than_files_do_no_harm(tmp_path: Path) -> None:
                 with suppress(ConnectionError):  # it has been refused
                     each.sendall(HALF)
             wait_until(lambda: sum(map(is_closed, heads)) >= len(heads) - (files - RESERVE))
-        wait_until(lambda: answers(client))
+        wait_until(lambda: is_there(client))
         code, log = server.end()
         assert code == 0 and len(log) < 10

@@ -10,13 +10,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    generate_latest,
-)
+import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
@@ -35,7 +29,7 @@ from . import requests
 from .page import HEADERS, PAGE
 from .requests import Refused
 from .responses import DONE, PING, Answer, EventStream, as_event, unless_gone
-from .server import Guard, check_key, check_site, read_body
+from .server import check_key, check_site, guarded, read_body
 from .service import Busy, Call, DecodingFailed, Service, Unavailable, WrongPrompt
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
@@ -78,8 +72,8 @@ def make_app(service: Service, settings: Settings) -> Starlette:
     endpoints = Endpoints(service, settings)
     origins = settings.cors_origins
     middleware = [
-        Middleware(Counted, registry=endpoints.registry),
-        Middleware(Guard, check=partial(check_site, local=settings.local, origins=origins)),
+        Middleware(counted, registry=endpoints.registry),
+        Middleware(guarded, check=partial(check_site, local=settings.local, origins=origins)),
     ]
     if origins:  # before the keys, which browsers do not send when they ask whether they may
         cors = Middleware(
@@ -88,7 +82,7 @@ def make_app(service: Service, settings: Settings) -> Starlette:
         )  # fmt: skip
         middleware.append(cors)
     if settings.api_keys:
-        middleware.append(Middleware(Guard, check=partial(check_key, keys=settings.api_keys)))
+        middleware.append(Middleware(guarded, check=partial(check_key, keys=settings.api_keys)))
     errors = (Refused, Unavailable, ClientDisconnect, HTTPException, Exception)
     handlers: dict[Any, Any] = dict.fromkeys(errors, answer_error)
     app = Starlette(routes=endpoints.routes, middleware=middleware, exception_handlers=handlers)
@@ -131,16 +125,15 @@ class Endpoints(Collector):
             "owned_by": "speculative_t5",
         }  # fmt: skip
         self._began: dict[Call, float] = {}  # in the time of time.monotonic
-        self.registry = CollectorRegistry()
+        self.registry = prometheus.CollectorRegistry()
         self.registry.register(self)
-        self._first_token, self._whole_request = (
-            Histogram(f"{PREFIX}{name}_seconds", text, buckets=SECONDS, registry=self.registry)
-            for name, text in (
-                ("first_token", "From a request to the first tokens of its outputs."),
-                ("request", "From a request to the end of its outputs."),
-            )
+        timed = partial(prometheus.Histogram, buckets=SECONDS, registry=self.registry)
+        self._first_token = timed(
+            f"{PREFIX}first_token_seconds", "From a request to the first tokens of its outputs."
         )
-
+        self._whole_request = timed(
+            f"{PREFIX}request_seconds", "From a request to the end of its outputs."
+        )
         self.routes = [
             Route(PATHS[0], partial(self._generate, chat=False), methods=["POST"]),
             Route(PATHS[1], partial(self._generate, chat=True), methods=["POST"]),
@@ -177,8 +170,8 @@ class Endpoints(Collector):
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
     async def _metrics(self, _: Request) -> Response:
-        text = generate_latest(self.registry)
-        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        text = prometheus.generate_latest(self.registry)
+        return Response(text, headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
 
     async def _page(self, _: Request) -> Response:
         return HTMLResponse(PAGE, headers=HEADERS)
@@ -276,17 +269,14 @@ class Endpoints(Collector):
             del self._began[call]
 
 
-class Counted:
-    """Counts responses by endpoint and status, those of the guards included."""
+def counted(app: ASGIApp, registry: prometheus.CollectorRegistry) -> ASGIApp:
+    """Count responses by endpoint and status, those of the guards included."""
+    answered = prometheus.Counter(
+        f"{PREFIX}requests", "Requests that were answered.", ["endpoint", "status"],
+        registry=registry,
+    )  # fmt: skip
 
-    def __init__(self, app: ASGIApp, *, registry: CollectorRegistry) -> None:
-        self._app = app
-        self._requests = Counter(
-            f"{PREFIX}requests", "Requests that were answered.", ["endpoint", "status"],
-            registry=registry,
-        )  # fmt: skip
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def count(scope: Scope, receive: Receive, send: Send) -> None:
         status = 500
 
         async def watched(message: Message) -> None:
@@ -295,9 +285,11 @@ class Counted:
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await app(scope, receive, watched)
         finally:
             # A path below an endpoint counts with it; others are one, or clients could name many.
             path = scope["path"]
             known = "/v1/models" if path.startswith("/v1/models/") else path
-            self._requests.labels(known if known in PATHS else "other", str(status)).inc()
+            answered.labels(known if known in PATHS else "other", str(status)).inc()
+
+    return count

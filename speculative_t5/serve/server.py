@@ -198,20 +198,18 @@ def is_loopback(host: str) -> bool:
         return host.lower().rstrip(".") == "localhost"
 
 
-class Guard:
-    """Refuses what a check refuses, which sees a request's scope and headers."""
+def guarded(app: ASGIApp, check: Callable[[Scope, Headers], None]) -> ASGIApp:
+    """Refuse what a check refuses, which sees a request's scope and headers."""
 
-    def __init__(self, app: ASGIApp, *, check: Callable[[Scope, Headers], None]) -> None:
-        self._app = app
-        self._check = check
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check(scope, Headers(scope=scope))
+            check(scope, Headers(scope=scope))
         except Refused as refused:
             await refused.response(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
+
+    return guard
 
 
 def check_site(
