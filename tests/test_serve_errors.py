@@ -343,15 +343,6 @@ def test_nothing_that_is_sent_makes_the_server_fail(served: Served) -> None:
             check_message(response.json()["error"]["message"])
 
 
-def test_what_is_not_http_does_not_end_the_server(served: Served) -> None:
-    chance = random.Random(7)
-    for length in (1, 50, 5000):
-        with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as connection:
-            connection.sendall(chance.randbytes(length) + b"\r\n\r\n")
-            connection.shutdown(socket.SHUT_WR)
-    assert served.post(prompt="a").status_code == 200
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_rows(served: Served, stream: bool) -> None:
     served.service.forget_calls()

@@ -76,7 +76,10 @@ def test_colours_and_legend_are_those_of_notebooks() -> None:
         assert f'<b class="{kind}">{kind}</b> {MEANINGS[kind].replace(chr(39), "&#x27;")}' in PAGE
 
 
-def test_the_page_loads_nothing_and_its_policy_allows_nothing_else() -> None:
+def test_the_page_loads_nothing_and_its_policy_allows_nothing_else(server: Served) -> None:
+    response = server.client.get("/")
+    assert response.headers["content-type"].startswith("text/html") and response.text == PAGE
+    assert response.headers["content-security-policy"] == CSP
     assert not re.search(r"https?:|//\w|url\(|@import|\bsrc=|<iframe|<object", PAGE)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", PAGE)
     assert not re.search(r"localStorage|sessionStorage|indexedDB|cookie", PAGE)

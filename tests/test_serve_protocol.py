@@ -45,22 +45,11 @@ def test_a_completion_has_the_protocols_fields(served: Served) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("one two", ["ONE TWO"]),
-        (["one", "two"], ["ONE", "TWO"]),
-        ([1, 2], ["1 2"]),
-        ([[1, 2], [3]], ["1 2", "3"]),
-    ],
-)
-def test_prompts_are_text_or_ids_one_or_several(
-    served: Served, prompt: Any, expected: list[str]
-) -> None:
-    assert texts(served, prompt=prompt) == expected
-
-
-def test_samples_come_after_one_another_for_each_prompt(served: Served) -> None:
+def test_prompts_are_text_or_ids_one_or_several(served: Served) -> None:
+    """The samples of a prompt come after one another."""
+    assert texts(served, prompt="one two") == ["ONE TWO"]
+    assert texts(served, prompt=[1, 2]) == ["1 2"]
+    assert texts(served, prompt=[[1, 2], [3]]) == ["1 2", "3"]
     found = texts(served, prompt=["one", "two"], n=2, temperature=0.5)
     assert found == ["ONE", "ONE AGAIN", "TWO", "TWO AGAIN"]
 
@@ -97,21 +86,14 @@ def test_nulls_and_what_has_no_effect_are_left_out(served: Served) -> None:
 
 
 def test_the_servers_options_are_the_defaults() -> None:
-    defaults = GenerationOptions(max_tokens=2, temperature=0.5, seed=3)
+    """Several outputs are for sampling only."""
+    defaults = GenerationOptions(max_tokens=2, temperature=0.5, seed=3, num_return_sequences=3)
     with serving(defaults=defaults) as served:
-        assert texts(served, prompt="a b c") == ["A B"]
+        assert texts(served, prompt="a b c") == ["A B"] * 3
+        assert texts(served, prompt="a b c", n=2, best_of=2) == ["A B"] * 2
         assert texts(served, prompt="a b c", max_tokens=1, temperature=0) == ["A"]
-        assert [call.options for call in served.service.calls] == [
-            defaults,
-            GenerationOptions(max_tokens=1, seed=3),
-        ]
-
-
-def test_a_number_of_outputs_from_the_command_line_is_for_sampling_only() -> None:
-    with serving(defaults=GenerationOptions(temperature=1.0, num_return_sequences=3)) as served:
-        assert len(texts(served, prompt="a")) == 3
-        assert len(texts(served, prompt="a", temperature=0)) == 1
-        assert len(texts(served, prompt="a", n=2, best_of=2)) == 2
+        first, _, last = (call.options for call in served.service.calls)
+        assert (first, last) == (defaults, GenerationOptions(max_tokens=1, seed=3))
 
 
 def test_a_request_without_a_seed_may_get_one_by_chance() -> None:
@@ -307,12 +289,6 @@ def test_metrics_count_requests_tokens_and_times() -> None:
         "seconds_since_round": 0.5, "first_token_seconds_count": 3, "request_seconds_count": 2,
     }  # fmt: skip
     assert {name: found[name,] for name in figures} == figures
-
-
-def test_the_page_is_shown_with_a_policy(served: Served) -> None:
-    response = served.client.get("/")
-    assert response.headers["content-type"].startswith("text/html") and "<title>" in response.text
-    assert response.headers["content-security-policy"].startswith("default-src 'none'")
 
 
 def test_events_have_no_ends_of_lines_that_some_clients_see() -> None:

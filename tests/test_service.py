@@ -434,24 +434,6 @@ async def test_a_model_that_cannot_be_loaded_is_a_failure() -> None:
 
 
 @in_a_loop
-async def test_stopping_lets_outputs_end(gate: Gate) -> None:
-    decoder = make_decoder("t5", "model")
-    expected = by_decoder(decoder, prompts(6), {"max_tokens": 9})
-
-    async with serving(decoder, gate, batch_size=2) as served:
-        call = served.submit(prompts(6), GenerationOptions(max_tokens=9))
-        stopping = asyncio.create_task(served.stop(60))
-        await until(lambda: served.state == "stopping")
-        with pytest.raises(Unavailable) as refused:
-            served.submit(prompts(1), GenerationOptions())
-        check_message(str(refused.value))
-        gate.open()
-        assert await collect(call) == expected
-        await stopping
-        assert served.state == "stopped"
-
-
-@in_a_loop
 async def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> None:
     decoder, forever = endless()
 
