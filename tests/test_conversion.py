@@ -227,22 +227,18 @@ def test_quantization_is_recorded_and_read_back(wide: Path, tmp_path: Path) -> N
         load(folder)
 
 
-def test_more_bits_give_nearer_logits_and_speculation_stays_exact(
-    wide: Path, tmp_path: Path
-) -> None:
-    whole = np.array(load(wide, dtype=mx.float32)[0](SOURCE, TARGET))
+def test_more_bits_give_nearer_logits(wide: Path, tmp_path: Path) -> None:
+    whole = logits(wide)
     errors = []
     for bits in (8, 4):
         folder = convert(str(wide), tmp_path / str(bits), quantize=bits)
-        logits = np.array(load(folder, dtype=mx.float32)[0](SOURCE, TARGET))
-        errors.append(np.abs(logits - whole).mean() / np.abs(whole).mean())
+        errors.append(np.abs(logits(folder) - whole).mean() / np.abs(whole).mean())
     assert errors[0] < 0.03 < errors[1] < 0.6
-    decoder = SpeculativeDecoder.from_pretrained(
-        tmp_path / "8", tmp_path / "4", num_draft=3, dtype=mx.float32
+    decoder = SpeculativeDecoder.from_pretrained(tmp_path / "8", tmp_path / "4", dtype=mx.float32)
+    out = decoder.generate("The old man sat.", max_tokens=12)
+    assert (
+        out.tokens == decoder.generate("The old man sat.", max_tokens=12, speculative=False).tokens
     )
-    for prompt in ("The old man sat.", "A dog barks at the moon."):
-        out = decoder.generate(prompt, max_tokens=30)
-        assert out.tokens == decoder.generate(prompt, max_tokens=30, speculative=False).tokens
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,8 +88,24 @@ def download(
     `note` gets lines that the user should see. Returns the folder in the cache; refuses weights
     that cannot be downloaded or are damaged.
     """
+    from huggingface_hub import hf_hub_download, snapshot_download
+
     if files is not None:
-        _download_weights(name, folder.path.name, files)
+        file = next((file for file in WEIGHTS if file in files), None)
+        if file is None:
+            known = (".safetensors", ".bin", ".h5", ".msgpack", ".gguf", ".onnx", ".pt")
+            others = sorted(f for f in files if f.endswith(known))
+            raise ValueError(
+                f"{name} on the Hub has no weights that can be read: expected {WEIGHTS[0]} or "
+                f"{WEIGHTS[2]}, whole or in shards, found {', '.join(others[:3]) or 'neither'}; "
+                "choose a repository that has them"
+            )
+        commit, wanted = folder.path.name, [file]
+        with _explained(name, commit):
+            if file.endswith(".index.json"):
+                index = Path(hf_hub_download(name, file, revision=commit))
+                wanted += {*read_index(index).values()}
+            snapshot_download(name, revision=commit, allow_patterns=wanted)
     elif folder.weights is None:
         raise ValueError(
             f"the Hub cannot be reached, and the weights of {name} are not in the cache: check the "
@@ -111,26 +127,6 @@ def find_cached(name: str) -> Path | None:
     except (HFValidationError, LocalEntryNotFoundError, ValueError):
         return None  # `look_up` will say what is wrong
     return folder.path if folder.has_tokenizer else None
-
-
-def _download_weights(name: str, commit: str, files: Sequence[str]) -> None:
-    from huggingface_hub import hf_hub_download, snapshot_download
-
-    file = next((file for file in WEIGHTS if file in files), None)
-    if file is None:
-        known = (".safetensors", ".bin", ".h5", ".msgpack", ".gguf", ".onnx", ".pt")
-        others = sorted(f for f in files if f.endswith(known))
-        raise ValueError(
-            f"{name} on the Hub has no weights that can be read: expected {WEIGHTS[0]} or "
-            f"{WEIGHTS[2]}, whole or in shards, found {', '.join(others[:3]) or 'neither'}; "
-            "choose a repository that has them"
-        )
-    with _explained(name, commit):
-        wanted = [file]
-        if file.endswith(".index.json"):
-            index = Path(hf_hub_download(name, file, revision=commit))
-            wanted += sorted({*read_index(index).values()})
-        snapshot_download(name, revision=commit, allow_patterns=wanted)
 
 
 def _list_files(name: str, revision: str | None) -> list[str] | None:
