@@ -41,6 +41,7 @@ def here(place: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def many(here: Path) -> Path:
+    """The folder with more prompts."""
     lines = (here / "in.txt").read_text().splitlines()
     (here / "in.txt").write_text("".join(f"{lines[i % 40]} {i}\n" for i in range(MANY)))
     return here
@@ -139,9 +140,10 @@ def test_a_stopped_run_continues_where_it_was(call: Call, many: Path) -> None:
             assert re.match(rf"\[\d+ of {MANY:,} prompts, ", summary)
             assert advice == "the records written so far are kept; --resume decodes the other lines"
             assert rest == (["error: interrupted"] if number == signal.SIGINT else [])
-        done = call(*command, "--resume")
-        assert done.code == 0 and " of them earlier" in done.err[-1]
-        assert out.read_bytes() == (many / "whole.jsonl").read_bytes()
+        if number != signal.SIGTERM:  # which ends as Ctrl-C does
+            done = call(*command, "--resume")
+            assert done.code == 0 and " of them earlier" in done.err[-1]
+            assert out.read_bytes() == (many / "whole.jsonl").read_bytes()
         out.unlink()
 
 
@@ -164,10 +166,10 @@ def test_an_input_that_shrinks_is_an_error(
         os.truncate(here / "in.txt", 0)
 
     monkeypatch.setattr(Output, "append_bytes", shrink)
-    (here / "in.txt").write_bytes(b"The sea\n" * 20_000)  # more than is read at once
-    done = call(*BATCH, *SHORT, "--batch-size", "1")
+    (here / "in.txt").write_bytes(b"The sea\n" * 4000)  # more than is read at once
+    done = call(*BATCH, "--max-tokens", "1", "--batch-size", "2")
     assert done.code == 1
-    found = r"error: failed while running: in.txt changed .* had 20000 lines to do, then \d+;"
+    found = r"error: failed while running: in.txt changed .* had 4000 lines to do, then \d+;"
     assert re.match(found, done.err[-1])
 
 
@@ -185,10 +187,9 @@ def test_standard_streams_may_be_closed(call: Call, here: Path) -> None:
     options = " ".join((*MODELS, *SHORT))
     assert in_a_shell(here, f"$P batch in.txt --output a {options} <&- >&- 2>&-").returncode == 3
     assert (here / "a").read_bytes() == (here / "out.jsonl").read_bytes() != b""
-    done = in_a_shell(here, f"$P batch in.txt {options} >&-")
-    assert b"the records were to go to standard output, which is closed" in done.stderr
-    done = in_a_shell(here, f"$P batch - {options} <&-")
-    assert b"the prompts were to come from standard input, which is closed" in done.stderr
+    both = in_a_shell(here, f"$P batch in.txt {options} >&-; $P batch - {options} <&-")
+    for lost in (b"the records were to go to standard output", b"the prompts were to come from"):
+        assert lost in both.stderr
 
 
 def test_a_pipe_is_answered_in_order_as_it_comes(here: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_notebook_runs_from_start_to_end(monkeypatch: pytest.MonkeyPatch) ->
     notebook = read_tour()
     for cell in code_cells(notebook):
         cell.outputs = []
-        cell.source = re.sub(r"in range\(\d+\)", "in range(2)", cell.source)  # less often
+        cell.source = re.sub(r"range\((6|10)\)", "range(2)", cell.source)  # less often
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": TOUR.parent}})
     client.execute()
     assert_view_and_plot(notebook)

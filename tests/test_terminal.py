@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from speculative_t5 import device
 from speculative_t5.checkpoints.inspection import Listed
@@ -21,7 +22,6 @@ from speculative_t5.decoding import Stats
 from speculative_t5.generation import Chunk
 
 import pytest
-import typer
 from messages import check_message
 from rich.console import Console
 
@@ -67,17 +67,20 @@ def test_a_signal_waits_for_the_block(number: int) -> None:
 SYSTEM = [(OSError(n, os.strerror(n), "some/file"), "some/file: ", None) for n in terminal.ADVICE]
 
 
-def lines_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], app: typer.Typer,
-    code: int | None,
-) -> list[str]:  # fmt: skip
-    """Run an application, check its exit code if there is one, and return what it says."""
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command; returns the exit code, and the lines that it says."""
     monkeypatch.setattr(sys, "argv", ["some"])
     monkeypatch.setattr(warnings, "showwarning", None)  # put back what the application replaces
-    with pytest.raises(SystemExit) as ended:
-        terminal.run(app, "python -m some")
-    assert code is None or ended.value.code == code
-    return capsys.readouterr().err.splitlines()
+
+    def run(command: Callable[[], None]) -> tuple[int, list[str]]:
+        app = terminal.new_app()
+        app.command()(command)
+        with pytest.raises(SystemExit) as left:
+            terminal.run(app, "python -m some")
+        return int(left.value.code or 0), capsys.readouterr().err.splitlines()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -95,32 +98,22 @@ def lines_of(
     ],
 )
 def test_any_error_becomes_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    error: Exception, found: str, code: int | None,
-) -> None:  # fmt: skip
-    app = terminal.new_app()
-
-    @app.command()
+    ended: Any, error: Exception, found: str, code: int | None
+) -> None:
     def fail() -> None:
         raise error
 
-    (line,) = lines_of(monkeypatch, capsys, app, code)
+    number, (line,) = ended(fail)
+    assert number == code or code is None
     check_message(line.removeprefix("error: "), found)
     assert line.startswith("error: ")
 
 
-def test_a_warning_becomes_one_line_without_its_source(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = terminal.new_app()
-
-    @app.command()
-    def warn() -> None:
-        warnings.warn("float16\noverflows", stacklevel=1)
-
+def test_a_warning_becomes_one_line_without_its_source(ended: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        assert lines_of(monkeypatch, capsys, app, 0) == ["warning: float16 overflows"]
+        said = ended(lambda: warnings.warn("float16\noverflows", stacklevel=1))
+    assert said == (0, ["warning: float16 overflows"])
 
 
 @pytest.fixture
@@ -155,10 +148,7 @@ OTHER = f"{libraries.BUILT_FOR} 0.32.4, and 0.32.5 is installed"
     ],
 )
 def test_every_tip_that_applies_is_given_with_its_reason(
-    lacking: dict[str, str],
-    parts: dict[str, str],
-    found: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    lacking: Any, parts: Any, found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking |= parts
     tips = terminal.tips()
