@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 # Read by the package as MLX is loaded: on a Mac, too, tests compute on the CPU.
 os.environ["SPECULATIVE_T5_DEVICE"] = os.environ.get("SPECULATIVE_T5_TEST_DEVICE", "cpu")
 
+from speculative_t5 import SpeculativeDecoder
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.loading import load
 from speculative_t5.cpu import accelerate
@@ -323,6 +325,15 @@ def place(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
     (place / "bert").mkdir()
     (place / "bert" / "config.json").write_text('{"model_type": "bert"}')
     return place
+
+
+@pytest.fixture(scope="module")
+def loaded_once() -> Iterator[None]:
+    """Let the commands of a module share a decoder where they load the same one."""
+    with pytest.MonkeyPatch.context() as patch:
+        cached = functools.cache(SpeculativeDecoder.from_pretrained)
+        patch.setattr(SpeculativeDecoder, "from_pretrained", staticmethod(cached))
+        yield
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ from commands import Call
 from conftest import REPOSITORY
 from messages import check_message
 
-pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
+# Outputs of commands are compared with those of others.
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
 SNOW = "\u2603"
 LONG = "He go home. " * 300
 HOME = ("--prompt", "He go home.")

@@ -12,7 +12,8 @@ from commands import Call
 from conftest import REPOSITORY
 from messages import check_message
 
-pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
+# Outputs of commands are compared with those of others.
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
 TEXT = "He go home. She are happy, and they has a dog."
 OPTIONS: list[tuple[list[str], dict[str, Any]]] = [
     (["--repetition-penalty", "3"], {"repetition_penalty": 3.0}),
@@ -39,7 +40,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def decoder() -> SpeculativeDecoder:
+def decoder(loaded_once: None) -> SpeculativeDecoder:
     return SpeculativeDecoder.from_pretrained("correct-base", "correct-small")
 
 
