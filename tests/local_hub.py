@@ -10,6 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+from huggingface_hub import constants
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -89,3 +92,13 @@ class Hub:
     def downloads(self) -> list[str]:
         """Return the names of the files that were sent."""
         return sorted(r.rsplit("/", 1)[-1] for r in self.requests if r.startswith("GET /some"))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, endpoint: str, *, cache: Path | None = None) -> None:
+    """Let this process use a server as the Hub, with a cache of its own."""
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    if cache:
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))

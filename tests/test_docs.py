@@ -3,8 +3,8 @@
 What `pip install` does not bring, such as correct-draft, is found only by the pages of `CHECKOUT`
 and by blocks whose text names a checkout. Python runs block by block, and must print what its
 comments say; a block that needs the page's first one says so (`CONTINUES`). The shell commands of a
-page run one after the other, in a folder with only tiny models under the names used; slow ones run
-for less (`LESS`), or only have their names and options checked (`CHECKED`).
+page run one after the other in this process, in a folder with only tiny models under the names
+used; slow ones run for less (`LESS`), or only have their names and options checked (`CHECKED`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.checkpoints import convert, load, save_draft
+from speculative_t5.checkpoints import convert, load, model_folder, save_draft
 from speculative_t5.distill import DistillOptions, new_draft
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from checkpoints import write_causal
+from commands import caller
 from conftest import REPOSITORY, V1_1, write_checkpoint
-from local_hub import Hub
+from local_hub import Hub, use
 from test_build import MODELS
 
 PAGES = [
@@ -51,11 +52,12 @@ CAUSAL = {  # repositories of the Hub, and what stands for them
     "Qwen/Qwen3-4B": "qwen3",
     "Qwen/Qwen3-0.6B": "qwen3",
 }
-LESS = {  # options added to commands that take minutes; "auto" may draft 16 tokens a round
+BENCH = "--turns 1 --max-tokens 48 --num-draft 2"  # "auto" may draft 16 tokens a round
+LESS = {  # options added to commands that take minutes
     "doctor": "--only versions",
     "distill": "--steps 2 --batch-tokens 200 --max-tokens 8",
-    "bench": "--turns 1 --max-tokens 48 --num-draft 2",
-    "bench --random": "--turns 1 --max-tokens 20 --num-draft 2 --source 16 --count 1",
+    "bench": f"{BENCH} --prompts prompt.txt",
+    "bench --random": f"{BENCH} --random t5-small:t5-small --source 16 --count 1 --max-tokens 20",
 }
 CHECKED = {  # why they are not run
     "scripts/gpu.sh": "measures for minutes; test_gpu_script.py has its parts",
@@ -213,6 +215,9 @@ def workplace(tmp_path: Path, checkpoint: Path) -> Path:
         shutil.copytree(checkpoint, tmp_path / name)
     for name in ("target", "draft"):
         write_causal(tmp_path / "causal-pair" / name, max_position_embeddings=512)
+    (tmp_path / "prompt.txt").write_text(
+        "He go home. And I has lived in this city for ten years.\n"
+    )
     return tmp_path
 
 
@@ -248,52 +253,72 @@ def check_names(command: str) -> None:
 
 @pages_with("sh")
 def test_commands_run_in_the_order_of_the_page(
-    page: Path, workplace: Path, installed: Path, hub: Hub, request: pytest.FixtureRequest
-) -> None:
-    in_checkout = page.name in CHECKOUT
+    page: Path, workplace: Path, installed: Path, hub: Hub, request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quick: None,
+) -> None:  # fmt: skip
+    call = caller(workplace, monkeypatch, capfd)
+    use(monkeypatch, hub.endpoint, cache=workplace / "hf")
+    monkeypatch.setattr("speculative_t5.cli.bench.STARTS", 1)
+    if page.name not in CHECKOUT:
+        monkeypatch.setattr(model_folder, "CHECKOUT", None)
+        monkeypatch.setattr(model_folder, "PACKAGE", installed / "speculative_t5")
     for command in commands(page):
         if command.startswith(tuple(CHECKED)):
             check_names(command)
             continue
-        first = re.split(r"[ |]", command)[0]
-        assert first in ("python", "printf", "echo", "cat", "curl", "mlx.launch"), (
-            f"nothing runs {command!r}"
-        )
         if SERVER in command:
             command = command.replace("curl ", "curl --silent --fail-with-body ")
             command = command.replace(SERVER, request.getfixturevalue("server"))
         if "M-draft" in command:  # what takes minutes
             model: Any = load(workplace / "weights" / "M")[0]
             save_draft(workplace / "weights" / "M-draft", new_draft(model, DistillOptions()), "M")
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", less(command)],
-            cwd=REPOSITORY if in_checkout else workplace, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False,
-            env=os.environ | {
-                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-                "PYTHONPATH": str(REPOSITORY if in_checkout else installed),
-                "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(workplace / "hf"),
-                "XDG_CACHE_HOME": str(workplace / "cache"),
-            },
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        assert "Traceback" not in done.stderr
+        before, _, last = command.rpartition(" | ")
+        if last.startswith("python -m speculative_t5"):
+            last, _, output = less(last).partition(" > ")
+            stdin = in_bash(before, workplace) if before else None
+            done = call(*shlex.split(last)[3:], stdin=stdin)
+            assert done.code == 0, f"{command}: {done.err}"
+            assert "Traceback" not in "".join(done.err)
+            if output:
+                (workplace / output).write_text(done.out)
+        elif last.startswith("python convert.py"):
+            monkeypatch.chdir(REPOSITORY)
+            assert call(*shlex.split(last)[2:], program="convert.py").code == 0
+        else:
+            first = command.partition(" ")[0]
+            assert first in ("python", "printf", "echo", "curl", "mlx.launch"), (
+                f"nothing runs {command!r}"
+            )
+            in_bash(command, workplace)
+
+
+def in_bash(command: str, folder: Path) -> str:
+    """Run a line of a shell, and return what it prints."""
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command], cwd=folder, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False,
+        env=os.environ | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY),
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
 
 
 def test_files_are_written_only_where_the_page_says(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
     names = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
-    for command in ([], ["--model", "correct-base", "--prompt", "Hello.", "--num-draft", "auto"]):
-        subprocess.run(
-            [sys.executable, "-m", "speculative_t5", *command], cwd=tmp_path, check=True,
-            capture_output=True, stdin=subprocess.DEVNULL,
-            env=kept | names | {"PYTHONPATH": str(REPOSITORY), "SPECULATIVE_T5_NATIVE": "0"},
-        )  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-m", "speculative_t5", "--prompt", "Hello.", "--num-draft", "auto"],
+        cwd=tmp_path, check=True, capture_output=True, stdin=subprocess.DEVNULL,
+        env=kept | names | {"PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
     found = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
     written = {"/".join(path.parts[:2]) for path in found}
     ours, mlx = ".cache/speculative_t5", "temporary/mlx"
-    assert {ours} <= written <= {ours, mlx}
+    assert {ours} <= written <= {ours, mlx}  # mlx compiles where the C parts are missing
     page = (REPOSITORY / "docs" / "installing.md").read_text(encoding="utf-8")
     assert "| `~/.cache/speculative_t5` " in page and "| `mlx` in the folder for temp" in page
 

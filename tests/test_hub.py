@@ -19,7 +19,7 @@ from checkpoints import refused, write_causal
 from conftest import edit_json
 from families import write_family
 from huggingface_hub import constants
-from local_hub import COMMIT, Hub
+from local_hub import COMMIT, Hub, use
 
 NAME = "someone/tiny-t5"
 
@@ -37,20 +37,12 @@ def hub(tmp_path: Path, originals: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """The Hub, with two repositories; the current folder has an empty weights/."""
     hub = Hub(tmp_path / "hub")
     shutil.copytree(originals, hub.root / "someone")
-    use(monkeypatch, hub.endpoint)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    use(monkeypatch, hub.endpoint, cache=tmp_path / "cache")
     (tmp_path / "here" / "weights").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     yield hub
     hub.server.shutdown()
     hub.server.server_close()
-
-
-def use(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 def test_a_name_is_downloaded_once_and_converted_to_a_flat_folder(hub: Hub) -> None:
