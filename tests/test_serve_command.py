@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -325,8 +325,12 @@ def lasting(decoder: SpeculativeDecoder) -> Serve:
     """A function that serves a service with four rows for requests of any length."""
     defaults = GenerationOptions(max_tokens=10**6)  # else it is too many for a request
 
-    def served(seconds: float, load: Any = lambda: decoder) -> Any:
-        return serving(Service(load, batch_size=4), seconds, defaults=defaults)
+    @contextmanager
+    def served(seconds: float, load: Any = None) -> Iterator[Served]:
+        loaded = Service(load or (lambda: decoder), batch_size=4)
+        with serving(loaded, seconds, defaults=defaults) as running:
+            wait_until(lambda: load or loaded.state == "ready")
+            yield running
 
     return served
 
