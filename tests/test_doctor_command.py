@@ -131,8 +131,6 @@ def test_the_home_folder_is_found_however_it_is_written(
     monkeypatch.setenv("HOME", "/")
     assert command.without_home("/ and /x") == "/ and /x"
 
-
-def test_a_user_may_have_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import signal
@@ -22,7 +21,6 @@ from speculative_t5.generation import GenerationOptions, SpeculativeDecoder
 from speculative_t5.serve import Server, Service, Settings, bind, service
 
 import httpx
-import openai
 import pytest
 from commands import Call, Done
 from conftest import REPOSITORY
@@ -133,29 +131,15 @@ def test_a_request_gets_the_same_alone_and_among_others(
         {"speculative": False, "max_tokens": 50},
         {"repetition_penalty": 1.3, "logit_bias": {"5": -2.0}, "max_tokens": 50},
     ]
-    protocol = ("max_tokens", "temperature", "seed", "top_p", "stop", "logit_bias")
 
-    async def ask(client: openai.AsyncOpenAI, number: int) -> str:
-        options = wanted[number % len(wanted)]
-        own: Any = {name: value for name, value in options.items() if name in protocol}
-        extra = {name: value for name, value in options.items() if name not in protocol}
-        prompt = PROMPTS[number % len(PROMPTS)]
-        if number % 2:
-            stream = await client.completions.create(
-                model="correct-base", prompt=prompt, stream=True, extra_body=extra, **own
-            )
-            return "".join([part.choices[0].text async for part in stream])
-        done = await client.completions.create(
-            model="correct-base", prompt=prompt, extra_body=extra, **own
-        )
-        return done.choices[0].text
+    def ask(number: int) -> str:
+        fields = {"prompt": PROMPTS[number % len(PROMPTS)], **wanted[number % len(wanted)]}
+        (choice,) = client.post("/v1/completions", json=fields).json()["choices"]
+        return str(choice["text"])
 
-    async def all_at_once() -> list[str]:
-        base = f"{running.url}/v1"
-        async with openai.AsyncOpenAI(base_url=base, api_key=KEY, timeout=PATIENCE) as client:
-            return await asyncio.gather(*(ask(client, number) for number in range(24)))
-
-    for number, text in enumerate(asyncio.run(all_at_once())):
+    with running.client() as client, ThreadPoolExecutor(24) as pool:
+        texts = [*pool.map(ask, range(24))]
+    for number, text in enumerate(texts):
         options = dict(wanted[number % len(wanted)])
         if "logit_bias" in options:
             options["logit_bias"] = {int(i): bias for i, bias in options["logit_bias"].items()}
