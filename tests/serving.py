@@ -127,6 +127,7 @@ class FakeService:
     submitted: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     stopped: list[float] = field(default_factory=list)
     now: dict[str, float] = field(default_factory=lambda: dict(FIGURES))
+    loop: Any = None
 
     def start(self) -> None:
         self.held = asyncio.Event()  # set it to let prompts go on that stall
@@ -219,18 +220,10 @@ def serving(service: Any = None, shutdown_seconds: float = 7, **changes: Any) ->
     app = make_app(service, Settings(**options | changes))
     with bind("127.0.0.1", 0) as listening:
         server = Server(app, service, shutdown_seconds=shutdown_seconds, ready=lambda: None)
-        started = threading.Event()
-        tick = server.on_tick
-
-        async def on_tick(counter: int) -> bool:
-            started.set()
-            return await tick(counter)
-
-        server.on_tick = on_tick  # type: ignore[method-assign]
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:
-            assert started.wait(PATIENCE)
+            wait_until(lambda: server.started and getattr(service, "loop", True))
             port = listening.getsockname()[1]
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
                 yield Served(service, server, port, client)
