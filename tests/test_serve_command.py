@@ -383,11 +383,13 @@ def test_a_second_signal_does_not_wait_for_loading(
     monkeypatch.setattr(service, "GRACE", FOREVER)
     loading = threading.Event()
     with lasting(FOREVER, loading.wait) as served:
-        assert served.client.get("/health").json() == {"status": "loading"}
-        stop(served)
-        served.server.handle_exit(signal.SIGTERM, None)
-        wait_until(lambda: not is_there(served.client))
-    loading.set()
+        try:
+            assert served.client.get("/health").json() == {"status": "loading"}
+            stop(served)
+            served.server.handle_exit(signal.SIGTERM, None)
+            wait_until(lambda: not is_there(served.client))
+        finally:
+            loading.set()
 
 
 def test_a_second_signal_does_not_wait_for_a_pass_that_hangs(tmp_path: Path) -> None:
