@@ -392,7 +392,12 @@ def _parse_yaml(text: str) -> Any:
     try:
         found = yaml.load(text, loader)  # a safe one
     except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{problem or first_line(error)}{where}") from error
+        raise ValueError(_yaml_fault(error)) from error
     return {} if found is None else found
+
+
+def _yaml_fault(error: Exception) -> str:
+    """Return what is wrong with a YAML file, and where in it."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{problem or first_line(error)}{where}"
