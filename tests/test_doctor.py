@@ -345,12 +345,6 @@ def test_an_old_mlx_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.status == "failed" and "install 0.32.1 or newer" in found.reason
 
 
-def test_chips_are_named() -> None:
-    chips = {"applegpu_g13s": "M1", "applegpu_g14g": "M2", "applegpu_g17s": "M5",
-             "applegpu_g99": None, "sm_90": None, "": None}  # fmt: skip
-    assert {name: environment.generation(name) for name in chips} == chips
-
-
 def test_a_slow_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     info = {"architecture": "applegpu_g13s", "device_name": "Apple M1 Pro", "memory_size": 2**34,
             "resource_limit": 499000}  # fmt: skip

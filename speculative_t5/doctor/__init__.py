@@ -11,30 +11,22 @@ from . import arithmetic, environment, outputs, speed
 from .checks import Check, Finding, Status, Subject, run
 
 CHECKS = (
-    Check(environment.versions, "the versions of what is installed; MLX is new enough", 60),
-    Check(environment.device, "what MLX computes on, its memory and its limits", 60),
-    Check(
-        arithmetic.float32, "matrix products and attention in float32 are not rounded to TF32", 60
-    ),
+    Check(environment.versions, "the versions of what is installed; MLX is new enough"),
+    Check(environment.device, "what MLX computes on, its memory and its limits"),
+    Check(arithmetic.float32, "matrix products and attention in float32 are not rounded to TF32"),
     Check(
         arithmetic.logits, "models of every family compute here what they compute on a plain CPU"
     ),
-    Check(
-        arithmetic.rows, "every row of a pass is computed alike, as steady mode needs", loads=True
-    ),
-    Check(outputs.greedy, "greedy outputs are the same with a draft and without", loads=True),
+    Check(arithmetic.rows, "every row of a pass is computed alike, as steady mode needs", True),
+    Check(outputs.greedy, "greedy outputs are the same with a draft and without", True),
     Check(outputs.sampling, "sampled outputs follow the target's distribution"),
-    Check(
-        outputs.threads,
-        "threads that share a decoder get the outputs of a single thread",
-        loads=True,
-    ),
+    Check(outputs.threads, "threads that share a decoder get the outputs of a single thread", True),
     Check(
         outputs.known,
         "the shipped pair gives the outputs here that it gave where it was made",
-        loads=True,
-    ),
-    Check(speed.speed, "what passes cost here, and how many tokens to draft", loads=True),
+        True,
+    ),  # fmt: skip
+    Check(speed.speed, "what passes cost here, and how many tokens to draft", True),
 )
 
 

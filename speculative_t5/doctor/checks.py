@@ -120,8 +120,8 @@ class Check:
 
     find: Callable[[Subject], Finding]
     proves: str  # in a line
-    deadline: float = 300.0  # seconds after which its process is ended
     loads: bool = False  # whether it loads the subject's models
+    deadline: float = 300.0  # seconds after which its process is ended
 
     @property
     def name(self) -> str:

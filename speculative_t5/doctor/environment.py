@@ -22,7 +22,6 @@ LEAST_MLX = (0, 32, 1)  # 0.32.0 may run a compiled function of a model that is 
 PUBLIC = ("device_name", "architecture", "memory_size", "total_memory", "resource_limit",
           "max_buffer_length", "max_recommended_working_set_size", "compute_capability_major",
           "compute_capability_minor")  # fmt: skip
-GENERATIONS = {"g13": "M1", "g14": "M2", "g15": "M3", "g16": "M4", "g17": "M5"}
 SLOW_BFLOAT16 = ("M1", "M2")  # as users report (mlx-examples#186)
 
 
@@ -65,15 +64,15 @@ def device(subject: Subject) -> Finding:
     info = {name: value for name, value in mx.device_info(used).items() if name in PUBLIC}
     memory = info.get("memory_size") or info.get("total_memory")
     memory = memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    chip, limits = generation(str(info.get("architecture", ""))), _limits()
-    buffers = info.get("resource_limit")
+    name, limits, buffers = machine.chip(used), _limits(), info.get("resource_limit")
+    apple = re.search(r"\bM\d+\b", name)
+    chip = apple[0] if apple else None
     details: dict[str, Any] = {
         "device": str(used), "info": info, "generation": chip, "memory": memory, **limits,
         "threads": libraries.num_threads(), "default_dtype": dtype_name(machine.default_dtype()),
     }  # fmt: skip
-    named = f" ({chip})" if chip and chip not in machine.chip(used) else ""
     where = "the CPU" if machine.on_cpu() else "the GPU"
-    reason = f"MLX computes on {where}: {machine.chip(used)}{named}, {_size(memory)} of memory"
+    reason = f"MLX computes on {where}: {name}, {_size(memory)} of memory"
     if machine.on_cpu():
         reason += f", {details['threads']} threads"
     if choice:
@@ -84,12 +83,6 @@ def device(subject: Subject) -> Finding:
         f"{details['default_dtype']} by default{_about_dtype(chip)}",
     ]
     return Finding("device", "ok", reason, notes, details)
-
-
-def generation(architecture: str) -> str | None:
-    """Return the generation of an Apple chip by its GPU's name in Metal, such as applegpu_g13s."""
-    found = re.fullmatch(r"applegpu_(g\d+)\w*", architecture)
-    return GENERATIONS.get(found[1]) if found else None
 
 
 def _about_dtype(chip: str | None) -> str:

@@ -180,22 +180,23 @@ class Endpoints(Collector):
         settings = self._settings
         body = await read_body(request, settings.max_body, settings.body_seconds)
         fields = requests.parse_body(body)
-        wanted = requests.parse_wanted(
+        options = requests.parse_options(
             fields, settings.model, settings.defaults, draw_seeds=settings.draw_seeds
         )
         prompts = self._of_chat(fields) if chat else requests.parse_prompts(fields)
         try:
-            call = self._service.submit(prompts, wanted.options)
+            call = self._service.submit(prompts, options)
         except ValueError as error:
             field = "messages" if chat else "prompt"
             param = field if isinstance(error, WrongPrompt) else None
             raise requests.as_refusal(error, param) from error
         answer = Answer(
-            settings.model, chat=chat, traced=wanted.traced, num_outputs=call.num_outputs,
-            prompt_tokens=sum(call.prompt_tokens),
+            settings.model, chat=chat, traced=fields.get("speculative_t5", False),
+            num_outputs=call.num_outputs, prompt_tokens=sum(call.prompt_tokens),
         )  # fmt: skip
-        if wanted.stream:
-            return EventStream(self._parts(call, answer, usage=wanted.usage), close=call.cancel)
+        if fields.get("stream"):
+            usage = fields.get("stream_options", {}).get("include_usage")
+            return EventStream(self._parts(call, answer, usage=usage), close=call.cancel)
         try:
             return JSONResponse(await unless_gone(request.receive, self._whole(call, answer)))
         finally:
@@ -218,7 +219,7 @@ class Endpoints(Collector):
         return answer.whole()
 
     async def _parts(
-        self, call: Call, answer: Answer, *, usage: bool
+        self, call: Call, answer: Answer, *, usage: bool | None
     ) -> AsyncGenerator[tuple[str, bool], None]:
         """Yield the parts of a stream, and whether more will come.
 

@@ -12,8 +12,8 @@ import difflib
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from starlette.responses import JSONResponse, Response
@@ -120,16 +120,6 @@ class LastResponse(JSONResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a request asks for, besides its prompts."""
-
-    options: GenerationOptions
-    stream: bool
-    usage: bool  # whether a stream ends with the numbers of tokens
-    traced: bool  # whether tokens come with their origins, and choices with statistics
-
-
 def parse_body(body: bytes) -> dict[str, Any]:
     """Parse the body of a request, a JSON object, without the fields that are null."""
     try:
@@ -165,10 +155,13 @@ def _no_number(text: str) -> NoReturn:
     raise ValueError(text)  # NaN, say, which is no JSON
 
 
-def parse_wanted(
+def parse_options(
     fields: Mapping[str, Any], model: str, defaults: GenerationOptions, *, draw_seeds: bool = False
-) -> Wanted:
-    """Check all fields of a request except its prompts; see `Settings` for the server's own."""
+) -> GenerationOptions:
+    """Check all fields of a request except its prompts, and return its options.
+
+    The arguments are those of `Settings`.
+    """
     check_model(fields.get("model", model), model)
     for name in fields:
         if name != "best_of" or fields[name] != fields.get("n"):  # all outputs are sent
@@ -184,12 +177,11 @@ def parse_wanted(
         refuse("stream_options", "an object", streaming)
     if draw_seeds:
         changes.setdefault("seed", secrets.randbelow(LARGEST))
-    return Wanted(
-        _options(defaults, changes),
-        boolean("stream", fields.get("stream", False)),
-        boolean("stream_options.include_usage", streaming.get("include_usage") or False),
-        boolean("speculative_t5", fields.get("speculative_t5", False)),
-    )
+    options = _options(defaults, changes)
+    boolean("stream", fields.get("stream", False))
+    boolean("stream_options.include_usage", streaming.get("include_usage") or False)
+    boolean("speculative_t5", fields.get("speculative_t5", False))
+    return options
 
 
 def check_model(found: object, model: str) -> None:
