@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
@@ -56,17 +57,12 @@ def broadcast(array: mx.array, group: mx.distributed.Group) -> mx.array:
     return mx.distributed.all_sum(own, group=group)
 
 
+@dataclass
 class ProcessGroup:
-    """The processes in which a launcher, such as mlx.launch, has started one command.
+    """The processes in which a launcher, such as mlx.launch, has started one command."""
 
-    Attributes:
-        group: All of them.
-        started: Whether all have said that they can begin.
-    """
-
-    def __init__(self, group: mx.distributed.Group) -> None:
-        self.group = group
-        self.started = False
+    group: mx.distributed.Group
+    started: bool = False  # whether all have said that they can begin
 
     @property
     def is_first(self) -> bool:

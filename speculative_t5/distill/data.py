@@ -188,7 +188,7 @@ class _Reader:
             target = target[: target.index(target[-1]) + 1]
             if len(target) > self.max_tokens:
                 return "completion too long"
-            if max(target) >= self.encoder.vocab_size:
+            if max(target) >= self.encoder.model.info.vocab_size:
                 return "completion out of vocabulary"
         self.seen.add(key)
         return Example(line, ids, target)

@@ -301,7 +301,7 @@ class SpeculativeDecoder:
     @property
     def prefix(self) -> str:
         """The prefix of each prompt that is text and does not begin with it."""
-        return self._prompts.prefix
+        return self._prompts.prefix or ""
 
     @property
     def min_probability(self) -> float:

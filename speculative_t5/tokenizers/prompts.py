@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import cast
 
 from ..decoding import LanguageModel
@@ -35,57 +35,36 @@ class Source:
     unknown: str = ""  # the characters of the text that the vocabulary lacks, each once
 
 
+@dataclass
 class PromptEncoder:
-    """Encodes prompts for one model.
+    """Encodes prompts for one model."""
 
-    Args:
-        model: The model that reads the ids.
-        tokenizer: None if all prompts are ids.
-        prefix: Goes before each text prompt that does not begin with it; None for the prefix
-            that the tokenizer was loaded with, if any.
-        chat: Whether to format a text prompt as a chat.
-        max_source_length: The longest prompt in tokens; None for the model's own limit.
-        truncate: Whether to cut a longer prompt instead of refusing it; not with `chat`.
-    """
+    model: LanguageModel
+    tokenizer: Tokenizer | None  # None if all prompts are ids
+    _: KW_ONLY
+    prefix: str | None = None  # goes before each text that lacks it; None for the tokenizer's
+    chat: bool = False  # whether to format a text prompt as a chat
+    max_source_length: int | None = None  # in tokens; None for the model's own limit
+    truncate: bool = False  # whether to cut a longer prompt instead of refusing it; not a chat
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        tokenizer: Tokenizer | None,
-        *,
-        prefix: str | None = None,
-        chat: bool = False,
-        max_source_length: int | None = None,
-        truncate: bool = False,
-    ) -> None:
-        if max_source_length is not None:
-            max_source_length = check_integer("max_source_length", max_source_length, 2)
-        limit = model.info.max_context
-        if limit is not None and (max_source_length or 0) > limit:
+    def __post_init__(self) -> None:
+        if self.max_source_length is not None:
+            self.max_source_length = check_integer("max_source_length", self.max_source_length, 2)
+        limit = self.model.info.max_context
+        if limit is not None and (self.max_source_length or 0) > limit:
             raise ValueError(
                 f"max_source_length must be at most {limit}, all that the model reads, "
-                f"got {max_source_length}"
+                f"got {self.max_source_length}"
             )
-        if chat and truncate:
+        if self.chat and self.truncate:
             raise ValueError("truncate would cut into the chat template: leave one of them out")
-        if prefix is None:
-            prefix = getattr(tokenizer, "prefix", "")
-        if not isinstance(prefix, str):
-            raise ValueError(f"prefix must be a string or None, got {prefix!r}")
-        check_utf8("prefix", prefix)
-        self.prefix = prefix
-        self._model = model
-        self._tokenizer = tokenizer
-        self._chat = chat
-        self._max_source_length = max_source_length
-        self._truncate = truncate
-        if chat:
+        if self.prefix is None:
+            self.prefix = getattr(self.tokenizer, "prefix", "")
+        if not isinstance(self.prefix, str):
+            raise ValueError(f"prefix must be a string or None, got {self.prefix!r}")
+        check_utf8("prefix", self.prefix)
+        if self.chat:
             self._chat_tokenizer()  # refused at once if there is none
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of ids that the model reads."""
-        return self._model.info.vocab_size
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length; for errors see `SpeculativeDecoder.encode`."""
@@ -99,7 +78,7 @@ class PromptEncoder:
                 ids = _as_ids(parts)
         if not ids:
             raise ValueError("the prompt is empty: give some ids")
-        size = self._model.info.vocab_size
+        size = self.model.info.vocab_size
         bad = [i for i in ids if not 0 <= i < size]
         if bad:
             raise ValueError(f"prompt ids must be from 0 to {size - 1}, got {bad[0]}")
@@ -111,19 +90,19 @@ class PromptEncoder:
         A cut prompt leaves room for `max_tokens` of output; one that may not be cut is refused.
         """
         limit, unknown = self._longest(max_tokens), ""
-        if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS and not self._truncate:
+        if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS and not self.truncate:
             # Its tokens would take long to count.
             found = f"the prompt has {len(prompt)} characters, and {limit} tokens is all that"
-            raise self._too_long(found, chat=self._chat)
+            raise self._too_long(found, chat=self.chat)
         ids = self.ids(prompt)
-        if isinstance(prompt, str) and self._tokenizer is not None:
-            unknown = unknown_characters(self._tokenizer, prompt, ids)
+        if isinstance(prompt, str) and self.tokenizer is not None:
+            unknown = unknown_characters(self.tokenizer, prompt, ids)
         if len(ids) <= limit:
             return Source(ids, 0, unknown)
-        chat = self._chat or any(isinstance(part, Mapping) for part in prompt)
-        if self._truncate and not chat:
-            special = self._model.info.special_tokens
-            decoder_only = self._model.info.is_decoder_only
+        chat = self.chat or any(isinstance(part, Mapping) for part in prompt)
+        if self.truncate and not chat:
+            special = self.model.info.special_tokens
+            decoder_only = self.model.info.is_decoder_only
             kept = keep_end(ids, limit, special) if decoder_only else keep_beginning(ids, limit)
             return Source(kept, len(ids) - limit, unknown)
         found = f"the prompt has {len(ids)} tokens, more than the {limit} that"
@@ -131,12 +110,12 @@ class PromptEncoder:
 
     def _too_long(self, found: str, *, chat: bool) -> PromptTooLong:
         """Return the error for a prompt, with who sets the limit and what to do."""
-        own = self._max_source_length is not None
+        own = self.max_source_length is not None
         limit = "max_source_length allows" if own else "the model is made for"
         cut = "truncate=True (--truncate) to cut it, or"
         if chat:
             advice = "split it"
-        elif self._model.info.is_decoder_only:
+        elif self.model.info.is_decoder_only:
             advice = f"use {cut} split it"
         else:
             advice = (
@@ -147,36 +126,37 @@ class PromptEncoder:
 
     def _longest(self, max_tokens: int) -> int:
         """Return the most tokens of a prompt; cutting leaves a decoder-only model room to go on."""
-        limit = self._model.info.max_context
-        if self._truncate and self._max_source_length is None and limit is not None:
+        limit = self.model.info.max_context
+        if self.truncate and self.max_source_length is None and limit is not None:
             return max(limit // 2, min(limit, limit - max_tokens + 1))
-        return self._max_source_length or self._model.info.max_source_length
+        return self.max_source_length or self.model.info.max_source_length
 
     def _text_ids(self, prompt: str) -> list[int]:
         if not prompt.strip():
             raise ValueError("the prompt is empty: give some text")
         check_utf8("the prompt", prompt)
-        prompt = prompt if prompt.startswith(self.prefix) else self.prefix + prompt
-        if self._chat:
+        prefix = self.prefix or ""
+        prompt = prompt if prompt.startswith(prefix) else prefix + prompt
+        if self.chat:
             return self._chat_tokenizer().encode_chat([{"role": "user", "content": prompt}])
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise ValueError(
                 "a prompt as text needs a tokenizer, and this decoder has none: give ids"
             )
-        return self._tokenizer.encode(prompt)
+        return self.tokenizer.encode(prompt)
 
     def _chat_tokenizer(self) -> ChatTokenizer:
-        if not isinstance(self._tokenizer, ChatTokenizer):
+        if not isinstance(self.tokenizer, ChatTokenizer):
             raise ValueError(
                 "a chat needs a decoder-only model's tokenizer, and this decoder has none: "
                 "leave chat out"
             )
-        if not self._tokenizer.has_chat_template:
+        if not self.tokenizer.has_chat_template:
             raise ValueError(
                 "the model's tokenizer has no chat template: leave chat out, or choose a model "
                 "that is tuned for chats"
             )
-        return self._tokenizer
+        return self.tokenizer
 
 
 def check_prompts(prompts: object) -> None:
