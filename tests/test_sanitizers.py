@@ -26,7 +26,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     empty.write_text("int main(void) { return 0; }\n")
     building: dict[str, subprocess.Popen[bytes]] = {}
     for name, kinds in SANITIZERS.items():
-        command = [compiler, "-std=gnu11", "-O0", "-g", f"-fsanitize={kinds}", f"-I{NATIVE}"]
+        command = [compiler, "-std=gnu11", "-O0", f"-fsanitize={kinds}", f"-I{NATIVE}"]
         trial = subprocess.run([*command, empty, "-o", folder / "empty"], capture_output=True)
         if trial.returncode or run(folder / "empty").returncode:
             continue  # its runtime is not installed, or does not work on this system

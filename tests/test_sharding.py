@@ -46,20 +46,22 @@ def run_ranks(size: int, folder: Path, *arguments: str) -> list[dict[str, Any]]:
 def test_processes_that_share_a_model_give_its_outputs(
     kind: str, tmp_path: Path, spiece: bytes
 ) -> None:
-    folder, draft = tmp_path / kind, tmp_path / "draft"
+    folder, more = tmp_path / kind, []
     write_checkpoint(folder, SHAPES[kind], spiece, seed=3)
-    write_checkpoint(draft, V1_0, spiece, seed=4)
     if kind == "quantized":
         folder = convert(str(folder), tmp_path / "small", quantize=8, group_size=32)
-    sharing = tiny_sharing(load(folder)[0], layers=1, noise=0.01)
-    save_draft(tmp_path / "sharing", sharing, "target")
-    more = ["--round-differently"] if kind == "v1_0" else []
-    folders = map(str, (folder, draft, tmp_path / "sharing"))
-    first, second = run_ranks(2, tmp_path, *folders, *more)
+    if kind == "v1_0":
+        write_checkpoint(tmp_path / "draft", V1_0, spiece, seed=4)
+        sharing = tiny_sharing(load(folder)[0], layers=1, noise=0.01)
+        save_draft(tmp_path / "sharing", sharing, "target")
+        more = ["--outputs", str(tmp_path / "draft"), str(tmp_path / "sharing")]
+    first, second = run_ranks(2, tmp_path, str(folder), *more)
     assert [first["rank"], second["rank"]] == [0, 1]
-    assert second["outputs"] == first["outputs"] and first["same"] and second["same"]
-    if more:  # all processes follow the first where they round differently
-        assert second["disturbed"] == first["disturbed"]
+    if more:
+        expected = first["expected"]
+        assert first["found"] == second["found"] == expected == second["expected"]
+        # All processes follow the first where they round differently.
+        assert first["disturbed"] == second["disturbed"] == expected
     for one in (first, second):
         assert one["size"] == 2 and one["differ"] == []
         assert one["gap"] < 1e-5 * max(1.0, one["scale"])
