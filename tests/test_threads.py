@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder, device
+from speculative_t5 import SpeculativeDecoder, decoding, device
 from speculative_t5.decoding.draft_length import (
     MAX_DRAFT,
     AdaptiveSchedule,
@@ -21,7 +21,6 @@ from speculative_t5.decoding.draft_length import (
     Counts,
     Outcome,
 )
-from speculative_t5.generation import drafting
 from speculative_t5.models import SharingDraft, t5_session
 from speculative_t5.models.decoder_only import DecoderOnlyModel
 from speculative_t5.models.t5 import T5
@@ -75,7 +74,7 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
 def test_threads_that_share_a_decoder_give_the_same_outputs(
     kind: str, num_draft: Any, monkeypatch: pytest.MonkeyPatch, restless: None
 ) -> None:
-    monkeypatch.setattr(drafting, "calibrate", lambda *_: CALIBRATION)
+    monkeypatch.setattr(decoding, "calibrate", lambda *_: CALIBRATION)
     model, draft = tiny_pair(kind, vocab_size=20, layers=2, seed=VARIED[kind])
     alone = SpeculativeDecoder(model, draft, num_draft=num_draft)
     expected = [alone.generate(prompt, max_tokens=20).tokens for prompt in PROMPTS]
@@ -226,7 +225,7 @@ def test_only_one_thread_calibrates(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.2)  # all others have begun by then
         return CALIBRATION
 
-    monkeypatch.setattr(drafting, "calibrate", slowly)
+    monkeypatch.setattr(decoding, "calibrate", slowly)
     model = tiny_model(vocab_size=20)
     shared = SpeculativeDecoder(model, tiny_draft(model), num_draft="auto")
     at_once(lambda i: shared.generate(PROMPTS[i], max_tokens=4))
