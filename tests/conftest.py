@@ -355,7 +355,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     """Measure only as long as it takes to have figures at all, and keep calibrations apart."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "quick"))
     for name in ("decoding.draft_length.BUDGET", "decoding.draft_length.SETTLING",
-                 "bench.costs.MIN_SECONDS"):  # fmt: skip
+                 "bench.benchmark.MIN_SECONDS"):  # fmt: skip
         monkeypatch.setattr(f"speculative_t5.{name}", 0.0)
 
 

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.bench.benchmark import Report, make_report, measure
-from speculative_t5.bench.costs import Costs, Stepper
+from speculative_t5.bench.benchmark import Costs, Report, Stepper, make_report, measure
 from speculative_t5.bench.sweep import PLAIN, Run, Variant, record, variants_of
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
@@ -62,12 +61,12 @@ def test_bare_passes_come_after_the_prompt_and_the_output(
     stepper = Stepper(model, [2, 9, 7, 1], 37)
     assert started == [[2, 3, 3, 1]] and stepper._fill(2).tolist() == [[3, 3]], "ids it has"
     expected = [37 if kind == "t5" else 37 + 4 - 1]
-    assert stepper.lengths == expected
+    assert stepper._session.lengths == expected
     for _ in range(2):
         drafted = stepper.draft(2, 4)
         assert [token.shape for token in drafted] == [(1, 1)] * 2
         stepper.verify(4, drafted)
-        assert stepper.lengths == expected
+        assert stepper._session.lengths == expected
 
 
 def test_outputs_of_one_round_leave_nothing_to_measure(target: T5, quick: None) -> None:

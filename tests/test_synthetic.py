@@ -90,10 +90,11 @@ def test_replayed_drafts_are_accepted_where_wide_passes_choose_others(
 def test_replayed_drafts_follow_the_context(kind: str) -> None:
     first, second = [5, 9, 1], [7, 3, 3, 8, 1]
     outputs = {tuple(first): list(range(2, 12)), tuple(second): [7, 8, 9, 10, 11]}
-    inner: Any = ModelDrafter(tiny(kind, vocab_size=20), 20)
+    inner_model = tiny(kind, vocab_size=20)
+    inner: Any = ModelDrafter(inner_model, 20)
     calls, propose = [], inner.propose
     inner.propose = lambda *given: calls.append(given[1]) or propose(*given)
-    drafter = ReplayDrafter(inner, outputs, acceptance=1.0, vocab_size=20)
+    drafter = ReplayDrafter(inner, outputs, acceptance=1.0, target=inner_model.info)
     drafter.start([first])
     for prompt, drafts in (
         (first, [([], 3, [2, 3, 4]), ([2, 3], 2, [4, 5])]),

@@ -3,9 +3,8 @@
 Imports `generation` and the packages below it and, for plots only, matplotlib.
 """
 
-from .benchmark import Report, measure
-from .costs import Costs, Stepper, drafted_ids, measure_costs
-from .estimate import speedup
+from . import synthetic
+from .benchmark import Report, Stepper, drafted_ids, measure, measure_costs
 from .plot import check_plot, draw, draw_history, pyplot
 from .sweep import (
     PLAIN,
@@ -13,17 +12,10 @@ from .sweep import (
     Turn,
     Variant,
     gain,
+    speedup,
     sweep,
     tokens_per_pass,
     tokens_per_second,
     typical,
     variants_of,
-)
-from .synthetic import (
-    check_shapes,
-    context_of,
-    random_model,
-    random_prompts,
-    settled_outputs,
-    synthetic_plan,
 )

@@ -11,17 +11,9 @@ from .sweep import PLAIN
 
 
 def draw(reports: Sequence[Report], path: Path) -> None:
-    """Plot speed-up, in time and in forward passes, and theory against drafted tokens.
-
-    Refuses reports of which none drafts a fixed number, and a name of the file without its kind.
-    """
-    plt = pyplot()
+    """Plot speed-up, in time and in forward passes, and theory against drafted tokens."""
     fixed = [(int(r.name.removeprefix("K = ")), r) for r in reports if r.name.startswith("K = ")]
-    if not fixed:
-        raise ValueError(
-            f"there is nothing to plot in {', '.join(r.name for r in reports)}: "
-            "give a model with --draft-model"
-        )
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     ks = [k for k, _ in fixed]
     axes.plot(ks, [r.forwards for _, r in fixed], "o:", color="C3", label="in forward passes")
@@ -34,22 +26,12 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     axes.set(xlabel="drafted tokens a round, K", ylabel=f"speed-up over {PLAIN} decoding",
              xticks=ks, ylim=(0, None))  # fmt: skip
     axes.legend()
-    save_figure(figure, path)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 def draw_history(history: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Plot the loss and the tokens per pass on held-out prompts against steps of training.
-
-    Args:
-        history: Records with a "step", its "loss" and "tokens_per_pass", which is 0.0 if there were
-            no held-out outputs.
-        path: The file to write, whose name says its kind.
-
-    Raises:
-        ValueError: If there are no records, matplotlib is missing, or the name has no known kind.
-    """
-    if not history:
-        raise ValueError("there is nothing to plot: no step was recorded; train for more steps")
+    """Plot the loss and the tokens per pass on held-out prompts against steps of training."""
     plt = pyplot()
     figure, left = plt.subplots(figsize=(6, 4), layout="constrained")
     right = left.twinx()
@@ -63,7 +45,6 @@ def draw_history(history: Sequence[Mapping[str, Any]], path: Path) -> None:
         [record["tokens_per_pass"] for record in checked],
         color="C1", **dot,
     )  # fmt: skip
-    left.set_xlabel("steps")
     for axes, line, name, least in (
         (left, loss, "loss per token", 0),
         (right, tokens, "tokens per pass, held-out prompts", 1),
@@ -72,11 +53,12 @@ def draw_history(history: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.tick_params(axis="y", labelcolor=line.get_color())
         axes.set_ylim(bottom=least)
         axes.spines["top"].set_visible(False)
-    left.set_xlim(left=0)
+    left.set(xlabel="steps", xlim=(0, None))
     left.locator_params(axis="x", integer=True)
     left.grid(axis="x", color="0.9")
     right.set_visible(bool(checked))
-    save_figure(figure, path)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 def pyplot() -> Any:
@@ -103,15 +85,3 @@ def check_plot(path: Path) -> None:
         raise ValueError(f"the plot cannot be written to {path}: give a name that ends in .png")
     if not path.parent.is_dir():
         raise ValueError(f"the plot cannot be written to {path}: create the folder {path.parent}")
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure to a file, whose name says its kind, and close it."""
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:  # matplotlib knows the kind of file by its name
-        raise ValueError(
-            f"the plot cannot be written to {path} ({error}): give a name that ends in .png"
-        ) from error
-    finally:
-        pyplot().close(figure)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 
 import numpy as np
 
-from ..decoding import (
-    Outcome,
-    Plan,
-    Schedule,
-    SyncCount,
-    count_syncs,
-    decode,
-)
+from ..decoding import Outcome, Plan, Schedule, Stats, SyncCount, count_syncs, decode
 from ..generation import GenerationOptions, SpeculativeDecoder
+from ..tokenizers import Prompt
 
 PLAIN = "plain"  # the variant without a draft, with which the others are compared
+PASSES, SECONDS = 8, 0.3  # at most, of an estimate's plain decoding; but at least two passes
 
 
 @dataclass(frozen=True)
@@ -66,14 +61,8 @@ def sweep(
     """Decode each prompt in all ways, and return one turn.
 
     For each prompt the ways come in a new order, so that ratios hold even if the machine's speed
-    drifts. The first use of everything is slower: sweep once more before figures count.
-
-    Args:
-        variants: The ways; figures are compared with those of `PLAIN`.
-        prompts: Source ids.
-        order: Decides the orders.
-        timed: Measure parts of rounds, with a wait after each draft.
-        progress: Called after each output.
+    drifts. The first use of everything is slower: sweep once more before figures count. `timed`
+    measures parts of rounds, with a wait after each draft. `progress` is called after each output.
     """
     turn: dict[str, list[Run]] = {variant.name: [] for variant in variants}
     for prompt in prompts:
@@ -141,3 +130,38 @@ class _Recorder:
         self.run.waits.append(self.waits.count - self.waits_before)
         self.run.outcomes.append(outcome)
         self.schedule.observe(outcome)
+
+
+def speedup(
+    decoder: SpeculativeDecoder, prompt: Prompt, stats: Stats, options: GenerationOptions
+) -> float | None:
+    """Estimate how many times as long the target alone would take for an output.
+
+    A few tokens are decoded plainly, and the median of their times stands for the rest. Since the
+    first use of everything is slower, a quick output is made once more, with the same `options`.
+    None is for outputs that are too short for an estimate.
+    """
+    seconds = stats.seconds
+    if seconds < SECONDS:
+        again = decoder.generate(prompt, **asdict(options))
+        seconds = min(seconds, again.stats.seconds)
+    plain = replace(options, max_tokens=stats.emitted, speculative=False)
+    times = _pass_ends(decoder, prompt, plain)
+    if times[-1] <= SECONDS:
+        times = _pass_ends(decoder, prompt, plain)
+    if len(times) < 2 or not seconds:
+        return None
+    steps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return (times[0] + median(steps) * (stats.emitted - 1)) / seconds
+
+
+def _pass_ends(
+    decoder: SpeculativeDecoder, prompt: Prompt, options: GenerationOptions
+) -> list[float]:
+    """Return the seconds until the end of each of the first few passes."""
+    times: list[float] = []
+    for chunk in decoder.stream(prompt, **asdict(options)):
+        times.append(chunk.stats.seconds)
+        if len(times) == PASSES or (len(times) > 1 and times[-1] > SECONDS):
+            break
+    return times

@@ -12,8 +12,8 @@ import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
 from ..cpu import accelerate
-from ..decoding import Draft, Drafter, Groups, Plan, Round, Session, decode
-from ..generation import Generation, GenerationOptions, SpeculativeDecoder
+from ..decoding import Draft, Drafter, Groups, ModelInfo, Plan, Round, Session, decode
+from ..generation import GenerationOptions, SpeculativeDecoder
 from ..models import T5, DecoderOnlyModel, T5Config, build
 
 _SIZES = {  # d_model, d_kv, d_ff, heads, layers of each stack
@@ -91,11 +91,7 @@ def context_of(shape: str) -> int | None:
 def random_model(
     shape: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0
 ) -> T5 | DecoderOnlyModel:
-    """Make a model of a shape with random weights; its outputs mean nothing and do not end.
-
-    The same seed gives the same weights. `shape` is a name in `SHAPES` or `CAUSAL_SHAPES`; others
-    are refused, and those that need mlx-lm where that is missing.
-    """
+    """Make a model of a shape with random weights; its outputs mean nothing and do not end."""
     if _family(shape) == "t5":
         model = T5(SHAPES[shape])
         _randomize(model, model.info.eos_token_id, dtype, seed)
@@ -159,14 +155,9 @@ def _randomize(model: nn.Module, eos: int, dtype: mx.Dtype, seed: int) -> None:
 class ReplayDrafter:
     """A drafter that costs as much as another one, and proposes a known output.
 
-    It gives any rate of acceptance at the real cost of a pair, even if weights are random.
-
-    Args:
-        drafter: Drafts at its own cost; its tokens are replaced.
-        outputs: The target's greedy output for each prompt (the ids that `start` receives).
-        acceptance: The chance of each token to be right; decided by prompt and position, so that it
-            is the same in every run.
-        vocab_size: The target's.
+    It gives any rate of acceptance at the real cost of a pair, even if weights are random. The
+    chance of each token to be right is `acceptance`; prompt and position decide, so that it is the
+    same in every run. `outputs` are the greedy ones of the target, by the ids of their prompts.
     """
 
     def __init__(
@@ -174,36 +165,28 @@ class ReplayDrafter:
         drafter: Drafter,
         outputs: Mapping[tuple[int, ...], Sequence[int]],
         acceptance: float,
-        vocab_size: int,
+        target: ModelInfo,
     ) -> None:
         self._drafter = drafter
         self._outputs = outputs
         self._acceptance = acceptance
-        self._vocab_size = vocab_size
-        self._replayed: list[list[int]] = []
-        # Each row's first context, once seen: a T5's has one token, others' have the prompt.
-        self._context_lengths: list[int | None] = []
+        self._target = target
+        self._replayed: list[list[int]] = []  # by row: what is at each place of its context
 
     def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         self._drafter.start(prompts, session)
         self._replayed = [self._corrupted(tuple(prompt)) for prompt in prompts]
-        self._context_lengths = [None] * len(prompts)
 
     def propose(
         self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
     ) -> Draft:
         draft = self._drafter.propose(contexts, num_draft, groups, keys)
         width = draft.tokens.shape[1]
-        firsts = [
-            len(tokens) if first is None else first
-            for first, tokens in zip(self._context_lengths, contexts, strict=True)
-        ]
-        self._context_lengths = [*firsts]
         if width == 0:
             return draft
         rows = [
-            (replayed[len(tokens) - first :] + [0] * width)[:width]
-            for replayed, first, tokens in zip(self._replayed, firsts, contexts, strict=True)
+            (replayed[len(tokens) :] + [0] * width)[:width]
+            for replayed, tokens in zip(self._replayed, contexts, strict=True)
         ]
         # The sum depends on the drafter's own tokens, so that these are computed as well.
         zeros = draft.tokens - draft.tokens
@@ -213,17 +196,17 @@ class ReplayDrafter:
         self._drafter.replace(rows, prompts)
         for row, prompt in zip(rows, prompts, strict=True):
             self._replayed[row] = self._corrupted(tuple(prompt))
-            self._context_lengths[row] = None
 
     def select(self, rows: Sequence[int]) -> None:
         self._drafter.select(rows)
         self._replayed = [self._replayed[row] for row in rows]
-        self._context_lengths = [self._context_lengths[row] for row in rows]
 
     def _corrupted(self, prompt: tuple[int, ...]) -> list[int]:
-        rng = random.Random(str(prompt))
-        return [
-            token if rng.random() < self._acceptance else (token + 1) % self._vocab_size
+        rng, size = random.Random(str(prompt)), self._target.vocab_size
+        # Before the output a T5's context has one token, that of others the prompt.
+        before = prompt if self._target.is_decoder_only else (0,)
+        return [*before] + [
+            token if rng.random() < self._acceptance else (token + 1) % size
             for token in self._outputs[prompt]
         ]
 
@@ -235,8 +218,8 @@ def synthetic_plan(
 ) -> Plan:
     """Return a decoder's plan with a `ReplayDrafter` around its drafter."""
     plan = decoder.plan()
-    size = decoder.model.info.vocab_size
-    return replace(plan, drafter=ReplayDrafter(plan.drafter, outputs, acceptance, size))
+    drafter = ReplayDrafter(plan.drafter, outputs, acceptance, decoder.model.info)
+    return replace(plan, drafter=drafter)
 
 
 def replay(
@@ -273,25 +256,3 @@ def settled_outputs(
                 break
             settled[prompt] = last.output
     return settled
-
-
-class SyntheticDecoder:
-    """Decodes greedily, one prompt at a time, with drafts that are right with a given chance.
-
-    The decoder has a draft model and a fixed number of tokens to draft.
-    """
-
-    def __init__(self, decoder: SpeculativeDecoder, acceptance: float) -> None:
-        self._decoder = decoder
-        self._acceptance = acceptance
-        self._outputs: dict[tuple[int, ...], Sequence[int]] = {}
-
-    def generate(self, prompt: list[int], max_tokens: int) -> Generation:
-        """Generate as `SpeculativeDecoder.generate`; a new prompt is decoded several times."""
-        decoder, ids = self._decoder, tuple(prompt)
-        if ids not in self._outputs:
-            plain = decoder.generate(prompt, max_tokens=max_tokens, speculative=False)
-            found = settled_outputs(decoder, {ids: plain.tokens}, self._acceptance, max_tokens)
-            self._outputs |= found
-        last = replay(decoder, self._outputs, self._acceptance, prompt, max_tokens)
-        return Generation("", last.output, last.finish_reason or "length", last.stats)

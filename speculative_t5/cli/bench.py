@@ -20,21 +20,7 @@ import typer
 from tqdm import tqdm
 
 from .. import __version__, device
-from ..bench import (
-    PLAIN,
-    Report,
-    Variant,
-    check_plot,
-    check_shapes,
-    context_of,
-    draw,
-    measure,
-    random_model,
-    random_prompts,
-    settled_outputs,
-    synthetic_plan,
-    variants_of,
-)
+from ..bench import PLAIN, Report, Variant, check_plot, draw, measure, synthetic, variants_of
 from ..checkpoints import as_dtype
 from ..errors import count as counted
 from ..errors import not_utf8
@@ -63,7 +49,6 @@ PROMPTS = [
     "correct: She asked me if i wanted a apple. I told her that i was'nt hungry",
 ]
 STARTS = 5  # processes timed until their first output
-Ways = Mapping[str, tuple[NumDraft, bool]]  # tokens to draft, and whether in steady mode
 
 
 def bench(
@@ -125,19 +110,26 @@ def bench(
     """  # fmt: skip
     lengths = _lengths(num_draft)
     modes = ("", "steady ") if steady else ("",)
-    ways = {f"{mode}K = {k}": (k, bool(mode)) for mode in modes for k in lengths}
-    counts = {"--turns": turns, "--max-tokens": max_tokens, "--count": count, "--source": source}
-    _check(counts, acceptance, plot)
+    # Tokens to draft, and whether in steady mode.
+    ways: dict[str, tuple[NumDraft, bool]] = {
+        f"{mode}K = {k}": (k, bool(mode)) for mode in modes for k in lengths
+    }
+    for option, value in {
+        "--turns": turns, "--max-tokens": max_tokens, "--count": count, "--source": source
+    }.items():  # fmt: skip
+        if value < 1:
+            raise ValueError(f"{option} must be at least 1, got {value}")
+    if not 0 <= acceptance <= 1:
+        raise ValueError(f"--acceptance must be from 0 to 1, got {acceptance}")
+    if plot:
+        check_plot(plot)
     draft = draft_of(model, draft_model)
     same = {"--draft-model": draft_model, "--dtype": dtype, "--prefix": prefix}
     # Shown before anything is loaded, and gone before an error or the table.
     with tqdm(total=turns + 2, desc="loading", unit="turn", leave=False, disable=None) as bar:
         if random_weights:
             model, draft, *_ = (*random_weights.split(":"), None)
-            variants, sources = _random(
-                random_weights, dtype, source, count, acceptance, ways, draft_vocab, max_tokens,
-                bar.set_description,
-            )  # fmt: skip
+            first, sources = _random(random_weights, dtype, source, count, max_tokens)
         else:
             first = SpeculativeDecoder.from_pretrained(
                 model, draft, dtype=dtype, prefix=prefix, max_source_length=max_source_length,
@@ -148,20 +140,44 @@ def bench(
                     "there is nothing to plot without a draft model: give one with --draft-model"
                 )
             sources = _sources(first, prompts, max_tokens)
-            variants = _pair(first, ways, draft_vocab, max_tokens)
+            ways["auto"] = ("auto", False)
+        decoders = {
+            name: SpeculativeDecoder(
+                first.model, first.draft, first.tokenizer, num_draft=k, draft_vocab=draft_vocab,
+                steady=steady,
+            )
+            for name, (k, steady) in ways.items() if first.draft
+        }  # fmt: skip
+        if not random_weights:
+            decoders["lookup"] = SpeculativeDecoder(
+                first.model, "lookup", first.tokenizer, num_draft=lengths[-1],
+                draft_vocab=draft_vocab,
+            )  # fmt: skip
+        variants = variants_of(decoders, max_tokens)
+        if random_weights:
+            variants = _replaying(
+                first, variants, sources, acceptance, max_tokens, bar.set_description
+            )
         bar.set_description("measuring")
         reports = measure(variants, sources, turns, lambda done: bar.update(done - bar.n))
         bar.set_description("starting processes")
         starts = [] if random_weights else _starts(model, same)
     result: dict[str, Any] = {
-        "machine": _machine(),
+        "machine": {
+            "device": str(mx.default_device()),
+            "processor": device.chip(),
+            "cores": os.cpu_count(),
+            "threads": {n: v for n, v in sorted(os.environ.items()) if n.endswith("NUM_THREADS")},
+            "versions": {"speculative_t5": __version__, "mlx": version("mlx")},
+        },
         "target": model,
         "draft": draft,
         "prompts": len(sources),
         "max_tokens": max_tokens,
         "draft_vocab": draft_vocab,
         "turns": turns,
-        "rows": [_row(report) for report in reports],
+        # In JSON plain decoding has always been called regular.
+        "rows": [asdict(r) | ({"name": "regular"} if r.name == PLAIN else {}) for r in reports],
         "first_token_seconds": starts,
     }
     if random_weights:
@@ -170,17 +186,6 @@ def bench(
     if plot:
         draw(reports, plot)
     give_tips()
-
-
-def _check(counts: Mapping[str, int], acceptance: float, plot: Path | None) -> None:
-    """Check options before minutes of measuring."""
-    for option, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{option} must be at least 1, got {value}")
-    if not 0 <= acceptance <= 1:
-        raise ValueError(f"--acceptance must be from 0 to 1, got {acceptance}")
-    if plot:
-        check_plot(plot)
 
 
 def _sources(decoder: SpeculativeDecoder, path: Path | None, max_tokens: int) -> list[list[int]]:
@@ -197,81 +202,48 @@ def _sources(decoder: SpeculativeDecoder, path: Path | None, max_tokens: int) ->
     return sources
 
 
-def _decoders(
-    first: SpeculativeDecoder, ways: Ways, draft_vocab: int | None
-) -> dict[str, SpeculativeDecoder]:
-    """Return a decoder for each way to draft, with the models of the first."""
-    return {
-        name: SpeculativeDecoder(
-            first.model, first.draft, first.tokenizer, num_draft=k, draft_vocab=draft_vocab,
-            steady=steady,
-        )
-        for name, (k, steady) in ways.items()
-    }  # fmt: skip
-
-
-def _pair(
-    first: SpeculativeDecoder, ways: Ways, draft_vocab: int | None, max_tokens: int
-) -> list[Variant]:
-    """Compare plain decoding with all ways of drafting for this target."""
-    longest = max(k for k, _ in ways.values())
-    decoders: dict[str, SpeculativeDecoder] = {}
-    if first.draft:
-        decoders = _decoders(first, {**ways, "auto": ("auto", False)}, draft_vocab)
-    decoders["lookup"] = SpeculativeDecoder(
-        first.model, "lookup", first.tokenizer, num_draft=longest, draft_vocab=draft_vocab
-    )
-    return variants_of(decoders, max_tokens)
-
-
 def _random(
-    shapes: str,
-    dtype: str | None,
-    source: int,
-    count: int,
-    acceptance: float,
-    ways: Ways,
-    draft_vocab: int | None,
-    max_tokens: int,
-    say: Callable[[str], None],
-) -> tuple[list[Variant], list[list[int]]]:
-    """Compare plain decoding with drafts of a given acceptance, on random weights.
-
-    `say` receives what is being prepared, which takes long. Prompts are returned as well.
-    """
+    shapes: str, dtype: str | None, source: int, count: int, max_tokens: int
+) -> tuple[SpeculativeDecoder, list[list[int]]]:
+    """Make a pair of random weights, and prompts for it."""
     names = shapes.split(":")
     if len(names) != 2:
         raise ValueError(f"--random must be TARGET:DRAFT, such as t5-base:t5-small, got {shapes!r}")
-    check_shapes(*names)
+    synthetic.check_shapes(*names)
     for name in names:
-        limit = context_of(name)
+        limit = synthetic.context_of(name)
         if limit is not None and source + max_tokens > limit:
             raise ValueError(
                 f"--source and --max-tokens must be at most {limit} together, which {name} reads, "
                 f"got {source} and {max_tokens}"
             )
     kind = as_dtype(dtype) or device.default_dtype()
-    target, small = (random_model(name, dtype=kind) for name in names)
-    prompts = random_prompts(target, source, count)
-    first = SpeculativeDecoder(target, small, max_source_length=max(source, 2))
+    target, small = (synthetic.random_model(name, dtype=kind) for name in names)
+    prompts = synthetic.random_prompts(target, source, count)
+    return SpeculativeDecoder(target, small, max_source_length=max(source, 2)), prompts
+
+
+def _replaying(
+    first: SpeculativeDecoder,
+    variants: Sequence[Variant],
+    prompts: Sequence[list[int]],
+    acceptance: float,
+    max_tokens: int,
+    say: Callable[[str], None],
+) -> list[Variant]:
+    """Let all but the first have drafts of a given acceptance; `say` what is being prepared."""
+    plain, *drafting = variants
     outputs = {}
     for number, prompt in enumerate(prompts, start=1):
         say(f"preparing prompt {number}")
         done = first.generate(prompt, max_tokens=max_tokens, speculative=False)
         outputs[tuple(prompt)] = done.tokens
-
-    plain, *drafting = variants_of(_decoders(first, ways, draft_vocab), max_tokens)
-    variants = [plain]
+    found = [plain]
     for each in drafting:
         say(f"preparing {each.name}")
-        own = settled_outputs(each.decoder, outputs, acceptance, max_tokens)
-        variants.append(replace(each, plan=synthetic_plan(each.decoder, own, acceptance)))
-    return variants, prompts
-
-
-def _row(report: Report) -> dict[str, Any]:
-    """Return a report for JSON, where plain decoding has always been called regular."""
-    return asdict(report) | ({"name": "regular"} if report.name == PLAIN else {})
+        own = synthetic.settled_outputs(each.decoder, outputs, acceptance, max_tokens)
+        found.append(replace(each, plan=synthetic.synthetic_plan(each.decoder, own, acceptance)))
+    return found
 
 
 def _starts(model: str, options: Mapping[str, str | None]) -> list[float]:
@@ -299,17 +271,6 @@ def first_token_seconds(arguments: Sequence[str]) -> float:
             "run it by itself to see why"
         )
     return seconds
-
-
-def _machine() -> dict[str, Any]:
-    threads = {n: v for n, v in sorted(os.environ.items()) if n.endswith("NUM_THREADS")}
-    return {
-        "device": str(mx.default_device()),
-        "processor": device.chip(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "versions": {"speculative_t5": __version__, "mlx": version("mlx")},
-    }  # fmt: skip
 
 
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
-from ..bench import random_prompts
+from ..bench.synthetic import random_prompts
 from ..checkpoints import dtype_name
 from ..decoding import Sampler
 from ..generation import SpeculativeDecoder

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -94,7 +94,7 @@ def load_program(name: str, spec: dict[str, Any]) -> tuple[Generate, dict[str, A
 def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, dict[str, Any]]:
     from programs import naive
     from speculative_t5 import SpeculativeDecoder
-    from speculative_t5.bench.synthetic import SyntheticDecoder
+    from speculative_t5.bench.synthetic import replay, settled_outputs
     from speculative_t5.cli.terminal import tips
     from speculative_t5.cpu import accelerate
     from speculative_t5.cpu.libraries import num_threads
@@ -121,8 +121,17 @@ def load_ours(name: str, place: Path, spec: dict[str, Any]) -> tuple[Generate, d
     if name == COMBINED:
         options["lookup"] = True
     decoder: Any = SpeculativeDecoder(model, draft, max_source_length=MAX_SOURCE_LENGTH, **options)
+    outputs: dict[tuple[int, ...], Sequence[int]] = {}  # by prompt, for a given acceptance
+
+    def replayed(ids: list[int], max_tokens: int) -> list[int]:
+        acceptance, prompt = spec["acceptance"], tuple(ids)
+        if prompt not in outputs:
+            plain = {prompt: decoder.generate(ids, max_tokens=max_tokens, speculative=False).tokens}
+            outputs.update(settled_outputs(decoder, plain, acceptance, max_tokens))
+        return replay(decoder, outputs, acceptance, ids, max_tokens).output
+
     if draft and "acceptance" in spec:
-        decoder = SyntheticDecoder(decoder, spec["acceptance"])
+        return replayed, about  # random models do not end
 
     def generate(ids: list[int], max_tokens: int) -> list[int]:
         output = decoder.generate(ids, max_tokens=max_tokens)
