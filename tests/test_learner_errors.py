@@ -8,8 +8,8 @@ from itertools import islice
 
 import pytest
 from conftest import REPOSITORY
-from corruption import PREFIX
-from learner_errors import Learner, learner_examples, nouns, phrases, spelling, verbs
+from corruption import PREFIX, training_examples
+from learner_errors import Learner, nouns, phrases, spelling, verbs
 from learner_errors.surroundings import TEMPLATES, aside, fill, rename, surround
 from learner_errors.tables import Lexicon, Row, Table
 from learner_errors.unseen import Words, british, interject, replace_words
@@ -168,8 +168,8 @@ def test_british_spellings_change_only_what_both_sides_have() -> None:
 def test_examples_join_sentences_and_leave_some_alone() -> None:
     sentences = [line for line in (REPOSITORY / "tests" / "sentences.txt").read_text().splitlines()]
     learner = Learner(sentences * 5, ["Guten Tag."])
-    pairs = list(islice(learner_examples(learner, sentences, seed=0), 400))
-    assert pairs == list(islice(learner_examples(learner, sentences, seed=0), 400))
+    pairs = list(islice(training_examples(sentences, learner, seed=0), 400))
+    assert pairs == list(islice(training_examples(sentences, learner, seed=0), 400))
     same = sum(source == PREFIX + target for source, target in pairs)
     assert 400 * 0.2 < same < 400 * 0.5
     assert max(len(target) for _, target in pairs) > 200

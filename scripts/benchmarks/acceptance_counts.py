@@ -10,25 +10,16 @@ from speculative_t5 import Generation
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of drafts.
+    """What became of drafts."""
 
-    Attributes:
-        rounds: Passes of the target.
-        drafted: Tokens proposed.
-        accepted: Proposed tokens that were emitted.
-        rejected: Rounds in which a drafted token was rejected. The rest of the draft after it, or
-            after the end of an output, is not judged.
-        emitted: Tokens, EOS included.
-        opened: Outputs whose first round accepted at least one token.
-        outputs: Number of outputs.
-    """
-
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    rounds: int = 0  # passes of the target
+    drafted: int = 0  # tokens
+    accepted: int = 0  # drafted tokens that were emitted
+    # Rounds in which a drafted token was rejected. The rest of the draft after it, or after the end
+    # of an output, is not judged.
     rejected: int = 0
-    emitted: int = 0
-    opened: int = 0
+    emitted: int = 0  # tokens, EOS included
+    opened: int = 0  # outputs whose first round accepted at least one token
     outputs: int = 0
 
     def __add__(self, other: Counts) -> Counts:

@@ -31,6 +31,7 @@ from acceptance_counts import Counts, count_flags, count_stats
 from chi_square import Fit, fit
 from texts import HELD_OUT_FILE
 
+PAIR = Path("causal-pair")
 BATCH = 64
 Encode = Callable[[str], list[int]]
 RULES: tuple[VerifyRule, ...] = ("token", "block")
@@ -106,11 +107,7 @@ def second_token_counts(outputs: Sequence[Sequence[int]], vocab_size: int, eos: 
 
 
 def load_pair(target: Path, draft: Path) -> tuple[DecoderOnlyModel, DecoderOnlyModel, Encode]:
-    """Load both models in float32, and the function that encodes text.
-
-    Raises:
-        ValueError: If one is not there, or is not a whole model.
-    """
+    """Load both models in float32, and the function that encodes text."""
     for folder in (target, draft):
         if not (folder / "config.json").exists():
             raise ValueError(
@@ -122,11 +119,7 @@ def load_pair(target: Path, draft: Path) -> tuple[DecoderOnlyModel, DecoderOnlyM
 
 
 def take_windows(ids: Sequence[int], count: int, length: int) -> list[list[int]]:
-    """Take `count` windows of a text, side by side or further apart.
-
-    Raises:
-        ValueError: If the text is too short.
-    """
+    """Take `count` windows of a text, side by side or further apart."""
     if len(ids) < count * length:
         raise ValueError(
             f"{count} prompts of {length} tokens are more than the text's {len(ids)}: "
@@ -172,9 +165,7 @@ def compare_exactness(
     """Test the second token of many outputs for one prompt in every variant.
 
     The outputs may be `num_draft` + 1 tokens long, so that first rounds draft `num_draft` tokens.
-
-    Returns:
-        For each variant the test, and the share of outputs that began with a drafted token.
+    Returned are the test, and the share of outputs that began with a drafted token.
     """
     distribution = second_token_distribution(target, prompt)
     eos, length = target.info.eos_token_id, num_draft + 1
@@ -199,10 +190,8 @@ def compare_exactness(
 
 
 def main(
-    target: Annotated[Path, typer.Argument(help="The target's folder.")] = Path(
-        "causal-pair/target"
-    ),
-    draft: Annotated[Path, typer.Argument(help="The draft's folder.")] = Path("causal-pair/draft"),
+    target: Annotated[Path, typer.Argument(help="The target's folder.")] = PAIR / "target",
+    draft: Annotated[Path, typer.Argument(help="The draft's folder.")] = PAIR / "draft",
     num_draft: Annotated[int, typer.Option(min=1, help="Tokens to draft for each pass.")] = 4,
     count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 64,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 32,

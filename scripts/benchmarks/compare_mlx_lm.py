@@ -35,11 +35,7 @@ Variant = Callable[[list[int], int], list[int]]  # prompt and most tokens -> tok
 
 
 def open_model(name: str) -> DecoderOnlyModel:
-    """Load a folder's model, or make one of a known shape.
-
-    Raises:
-        ValueError: If there is none, or it is not a decoder-only model.
-    """
+    """Load a folder's model, or make one of a known shape."""
     if name in CAUSAL_SHAPES and not Path(name).is_dir():
         model = random_model(name)
     else:
@@ -72,12 +68,9 @@ def theirs(model: DecoderOnlyModel, draft: DecoderOnlyModel | None, num_draft: i
             )  # fmt: skip
         tokens = []
         for step in steps:
-            ended = int(step[0]) in model.info.eos_token_ids
-            tokens.append(
-                model.info.eos_token_id if ended else int(step[0])
-            )  # any end counts as EOS, as in `ours`
-            if ended:
-                break
+            if int(step[0]) in model.info.eos_token_ids:
+                return [*tokens, model.info.eos_token_id]  # any end counts as EOS, as in `ours`
+            tokens.append(int(step[0]))
         return tokens
 
     return run
@@ -86,7 +79,6 @@ def theirs(model: DecoderOnlyModel, draft: DecoderOnlyModel | None, num_draft: i
 def variants_of(
     model: DecoderOnlyModel, draft: DecoderOnlyModel | None, num_draft: int
 ) -> dict[str, Variant]:
-    """Return the variants to compare, by name."""
     variants = {OURS: ours(SpeculativeDecoder(model)), THEIRS: theirs(model, None, num_draft)}
     if draft is not None:
         variants[OURS_FASTER] = ours(SpeculativeDecoder(model, draft, num_draft=num_draft))

@@ -41,20 +41,13 @@ Rows = Iterator[Sequence[str]]
 
 @dataclass(frozen=True)
 class Step:
-    """A command to run, and where its result is.
-
-    Attributes:
-        command: "python" stands for the interpreter that runs it.
-        limit: Seconds after which it is stopped.
-        environment: Variables that are set for it.
-        results: Exit codes with which its output is a result.
-    """
+    """A command to run, and where its result is."""
 
     name: str
-    command: tuple[str, ...]
-    limit: int
+    command: tuple[str, ...]  # "python" stands for the interpreter that runs it
+    limit: int  # seconds after which it is stopped
     environment: Mapping[str, str] = field(default_factory=dict)
-    results: Sequence[int] = (0,)
+    results: Sequence[int] = (0,)  # exit codes with which its output is a result
 
     def line(self) -> str:
         """Return the command as it is given to a shell."""

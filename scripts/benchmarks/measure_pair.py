@@ -119,12 +119,9 @@ def lengths(
     prompts = [source for source, _ in held_out_examples(data, 4 * count)]
     base = engine(draft)
     mx.random.seed(0)
-    noise: Any
-    if isinstance(base.draft, SharingDraft):
-        noise = SharingDraft(base.draft.target, base.draft.own)
-    else:
-        assert isinstance(base.draft, T5)
-        noise = T5(base.draft.config)
+    own: Any = base.draft
+    is_sharing = isinstance(own, SharingDraft)
+    noise = SharingDraft(own.target, own.own) if is_sharing else T5(own.config)
     mx.eval(noise.parameters())
     # At temperature 1 decoders sample different outputs: telling them apart takes more prompts.
     for name, small, temperature, share in (

@@ -50,20 +50,13 @@ MAX_SHOWN = 3  # outputs that differ
 
 @dataclass
 class Figures:
-    """What one variant gave in all turns that count.
+    """What one variant gave in all turns that count."""
 
-    Attributes:
-        speeds: Tokens per second of each turn.
-        rates: Requests per second of each turn.
-        answers: Of all turns.
-        others: See `Run`.
-        memory: The server's resident bytes, after each turn or each thousand of requests.
-    """
-
-    speeds: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)  # tokens per second of each turn
+    rates: list[float] = field(default_factory=list)  # requests per second of each turn
     answers: list[Answer] = field(default_factory=list)
-    others: Counter[str] = field(default_factory=Counter)
+    others: Counter[str] = field(default_factory=Counter)  # see `Run`
+    # The server's resident bytes, after each turn or each thousand of requests.
     memory: list[int] = field(default_factory=list)
     differ: int = 0
 

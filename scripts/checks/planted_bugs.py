@@ -47,22 +47,14 @@ class Bug:
     test: str
 
     def planted(self, text: str) -> str:
-        """Return the file's text with the bug.
-
-        Raises:
-            ValueError: If the text to find does not occur exactly once.
-        """
+        """Return the file's text with the bug."""
         if (count := text.count(self.find)) != 1:
             raise ValueError(f"{self.name}: the text to find occurs {count} times in {self.file}")
         return text.replace(self.find, self.replace)
 
 
 def read_bugs(repository: Path, rooms: Sequence[str] = ()) -> list[Bug]:
-    """Read the collection, or only the files of some rooms.
-
-    Raises:
-        ValueError: If a room has no file, or an entry is not what it should be.
-    """
+    """Read the collection, or only the files of some rooms."""
     found = {path.stem: path for path in sorted((repository / COLLECTION).glob("*.toml"))}
     if unknown := [room for room in rooms if room not in found]:
         raise ValueError(f"no {COLLECTION / unknown[0]}.toml, expected one of: {', '.join(found)}")
@@ -134,11 +126,7 @@ def run(test: str, repository: Path, bug: Bug | None = None) -> str:
 def check(
     bugs: Sequence[Bug], repository: Path = REPOSITORY, report: Callable[[str], None] = print
 ) -> dict[str, str]:
-    """Plant each bug and report whether it is seen.
-
-    Returns:
-        By name: "seen", "skipped", or "NOT SEEN" and why.
-    """
+    """Plant each bug and report whether it is seen: "seen", "skipped", or "NOT SEEN" and why."""
     tests = list(dict.fromkeys(bug.test for bug in bugs))
     width = max(len(bug.name) for bug in bugs)
 

@@ -95,11 +95,7 @@ def judged_rounds(decoder: SpeculativeDecoder, prompt: str) -> list[Judged]:
 
 
 def to_draw(rounds: Sequence[Judged], eos: int) -> tuple[Judged, Judged]:
-    """Return two successive rounds, one with a rejection, one without, and neither with EOS.
-
-    Raises:
-        ValueError: If there are no such rounds.
-    """
+    """Return two successive rounds, one with a rejection, one without, and neither with EOS."""
     for one, other in pairwise(rounds):
         rejects = one.num_accepted < len(one.drafted)
         accepts = other.num_accepted == len(other.drafted)

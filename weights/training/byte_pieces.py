@@ -27,14 +27,7 @@ def add_pieces(stored: bytes, characters: Iterable[str] = CHARACTERS) -> bytes:
 
     Present ids stay. What has no piece is encoded as the bytes of its UTF-8. Of normalization only
     `BLANKS` is left: NFKC would rewrite an ellipsis, full-width letters and the like. Runs of
-    spaces still become one.
-
-    Args:
-        stored: The contents of a spiece.model.
-        characters: Characters that are to be one piece each; those that are one already stay.
-
-    Returns:
-        The contents of the extended one.
+    spaces still become one. `stored` and what is returned are the contents of a spiece.model.
     """
     model = model_pb2.ModelProto.FromString(stored)
     known = {piece.piece for piece in model.pieces}

@@ -39,14 +39,7 @@ class Correction:
 
 
 class Caution:
-    """Takes corrections out of examples if a model gives them less than a least probability.
-
-    Args:
-        model: What is asked for probabilities.
-        tokenizer: Tells where words begin.
-        least: The least probability of a correction that stays, from 0 to 1.
-        autocast: Whether to multiply in bfloat16.
-    """
+    """Takes corrections out of examples if a model gives them less than a least probability."""
 
     def __init__(
         self,
@@ -85,9 +78,7 @@ class Caution:
     def target(self, example: Example, tokens: Sequence[float]) -> list[int]:
         """Return the target of an example without the corrections that are not likely enough.
 
-        Args:
-            example: Source, which begins with the prefix, and target.
-            tokens: The probability of each token of the target.
+        `tokens` are the probabilities of the target's.
         """
         source, target = example[0][self._prefix :], example[1]
         result, at = [], 0

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -275,9 +275,8 @@ def held_out_examples(
     return [(PREFIX + corruptor.sentence(s, rng), s) for s in chosen]
 
 
-def training_examples(
-    sentences: list[str], corruptor: Corruptor, seed: int
-) -> Iterator[tuple[str, str]]:
+def training_examples(sentences: list[str], corruptor: Any, seed: int) -> Iterator[tuple[str, str]]:
+    """Yield examples of a `Corruptor`, or of a `Learner`, forever."""
     rng = random.Random(seed)
     while True:
         yield corruptor.example(sentences, rng)

@@ -25,12 +25,7 @@ def own_text() -> list[Path]:
 
 
 def read_documents(paths: Sequence[Path]) -> list[str]:
-    """Read each file, a large one only up to `MAX_READ` characters.
-
-    Raises:
-        OSError: If a file cannot be read.
-        ValueError: If a file is not UTF-8 text, or is named .xz and is not such an archive.
-    """
+    """Read each file, a large one only up to `MAX_READ` characters."""
     documents = []
     for path in paths:
         opener = lzma.open if path.suffix == ".xz" else open
@@ -47,8 +42,7 @@ def read_documents(paths: Sequence[Path]) -> list[str]:
 def split(documents: Sequence[str], share: float = HELD_OUT) -> tuple[list[str], list[str]]:
     """Split off the last `share` of the characters, at the beginning of a line.
 
-    Returns:
-        The documents to train on and those to hold out; the one at the border may be in both.
+    The document at the border may be in both parts.
     """
     left = round(sum(map(len, documents)) * (1 - share))
     for i, document in enumerate(documents):

@@ -133,12 +133,9 @@ def check_identity(decoder: SpeculativeDecoder, sources: list[str]) -> None:
             decoder.model, decoder.draft, decoder.tokenizer, num_draft=num_draft
         )
         outputs = [engine.generate(source) for source in sources]
-        same = sum(map(identical, outputs, plain))
+        pairs = zip(outputs, plain, strict=True)
+        same = sum((a.tokens, a.finish_reason) == (b.tokens, b.finish_reason) for a, b in pairs)
         print(f"  num_draft {num_draft}: {same} of {len(sources)} outputs equal plain ones")
-
-
-def identical(one: Generation, other: Generation) -> bool:
-    return one.tokens == other.tokens and one.finish_reason == other.finish_reason
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from speculative_t5 import load
 import mlx.core as mx
 import sentencepiece as spm
 import torch
-import typer
 from byte_pieces import add_pieces
 from caution import Caution
 from corruption import Corruptor, read_sentences
@@ -66,25 +65,11 @@ def train_further(
 ) -> None:
     """Train a converted folder further; write a checkpoint for convert.py of its name to `work`.
 
-    Args:
-        data: The pairs file.
-        work: Folder for the vocabulary, the checkpoint to resume from, and the result.
-        start_from: A converted folder.
-        minutes: Time to train, in all runs.
-        rate: Adafactor's rate, relative to the size of the weights.
-        every: Minutes between checkpoints.
-        tokens: Tokens of a step, padding included.
-        autocast: Whether to multiply in bfloat16; very slow on a CPU without instructions for it.
-        teacher: A checkpoint of the same vocabulary to learn from, as written here.
-        caution: The least probability that the teacher, or without one `start_from`, gives to the
-            corrections in the examples; errors whose correction has less stay in the targets, too.
-            Runs that resume read `start_from` again for this and for `keep`.
-        keep: Share of the weights of `start_from` in the result's, from 0 to 1.
+    The options are those of `train_correct.py learners`. bfloat16 (`autocast`) is very slow on a
+    CPU without instructions for it. The teacher, or without one `start_from`, is asked for the
+    probabilities of corrections; errors whose correction has less than `caution` stay in the
+    targets, too. Runs that resume read `start_from` again for this and for `keep`.
     """
-    if not 0 <= caution <= 1:
-        raise typer.BadParameter(f"--caution must be from 0 to 1, got {caution}")
-    if not 0 <= keep <= 1:
-        raise typer.BadParameter(f"--keep must be from 0 to 1, got {keep}")
     name = start_from.name
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "spiece.model").exists():

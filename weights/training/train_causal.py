@@ -59,11 +59,7 @@ def main(
 
 
 def train_pair(documents: Sequence[str], output: Path, steps: int, seed: int) -> None:
-    """Train a tokenizer and both models on all but the end of the text, and write them.
-
-    Raises:
-        ValueError: If the text is too short.
-    """
+    """Train a tokenizer and both models on all but the end of the text, and write them."""
     training, held_out = split(documents)
     tokenizer = train_tokenizer(training)
     # The last training document goes on in the held-out part: it does not end here.
@@ -179,11 +175,7 @@ def write(folder: Path, model: nn.Module, config: dict[str, Any], tokenizer: Tok
 
 
 def check_replaceable(folder: Path) -> None:
-    """Check that writing would replace nothing but a pair.
-
-    Raises:
-        ValueError: If it would.
-    """
+    """Check that writing would replace nothing but a pair."""
     there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     others = [name for name in there if name not in (*SHAPES, HELD_OUT_FILE)]
     if others or (folder.exists() and not folder.is_dir()):

@@ -67,17 +67,12 @@ def vocabulary(data: DataOption, work: WorkOption = Path("runs")) -> None:
     """Train the SentencePiece model on damaged and clean text, in T5's layout."""
     sentences, _ = read_sentences(data)
     examples = islice(training_examples(sentences, Corruptor(sentences), seed=1), 60_000)
-    train_vocabulary((line for pair in examples for line in pair), work, PIECES)
-
-
-def train_vocabulary(lines: Iterator[str], work: Path, pieces: int) -> None:
-    """Train a SentencePiece model in T5's layout; write work/spiece.model."""
     work.mkdir(parents=True, exist_ok=True)
     stored = io.BytesIO()
     spm.SentencePieceTrainer.train(
-        sentence_iterator=lines, model_writer=stored, vocab_size=pieces,
-        model_type="unigram", character_coverage=1.0, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-        minloglevel=1,
+        sentence_iterator=(line for pair in examples for line in pair), model_writer=stored,
+        vocab_size=PIECES, model_type="unigram", character_coverage=1.0, pad_id=0, eos_id=1,
+        unk_id=2, bos_id=-1, minloglevel=1,
     )  # fmt: skip
     (work / "spiece.model").write_bytes(stored.getvalue())
 
@@ -197,10 +192,13 @@ def learners(
     ] = None,
     caution: Annotated[
         float,
-        typer.Option(help="Leave an error whose correction is less probable than this."),
+        typer.Option(
+            min=0, max=1, help="Leave an error whose correction is less probable than this."
+        ),
     ] = 0.0,
     keep: Annotated[
-        float, typer.Option(help="Share of the weights to start from in the result's.")
+        float,
+        typer.Option(min=0, max=1, help="Share of the weights to start from in the result's."),
     ] = 0.0,
 ) -> None:
     """Train a converted correct-base or correct-small further, on learners' errors."""
@@ -279,7 +277,10 @@ def train(
     if stage == "distill":
         model = T5ForConditionalGeneration.from_pretrained(folder)
     else:
-        model = new_model(shape)
+        model = T5ForConditionalGeneration(T5Config(
+            vocab_size=VOCAB_SIZE, feed_forward_proj="relu", dropout_rate=0.0,
+            decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **shape,
+        ))  # fmt: skip
     model.train()
     optimizer = Adafactor(
         model.parameters(), lr=rate, scale_parameter=True, relative_step=False, warmup_init=False
@@ -314,14 +315,6 @@ def train(
     model.generation_config.max_length = None
     model.save_pretrained(folder)
     shutil.copy(folder.with_name("spiece.model"), folder / "spiece.model")
-
-
-def new_model(shape: Mapping[str, Any]) -> T5ForConditionalGeneration:
-    layout = {"vocab_size": VOCAB_SIZE, "feed_forward_proj": "relu", **shape}
-    config = T5Config(
-        dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **layout
-    )
-    return T5ForConditionalGeneration(config)
 
 
 def save_checkpoint(

@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 
 
 def as_hugging_face(model: T5, folder: Path) -> None:
-    """Write a model as a checkpoint that `T5ForConditionalGeneration.from_pretrained` reads.
+    """Write a model, of its dtype, for `T5ForConditionalGeneration.from_pretrained`.
 
-    The checkpoint has the model's dtype and no tokenizer, and gives the same logits.
-
-    Raises:
-        ValueError: If the model is quantized, or has a position bias in every layer (umt5).
+    Quantized models are refused, and those with a position bias in every layer (umt5).
     """
     from speculative_t5.checkpoints.t5 import plan
 

@@ -38,18 +38,13 @@ class Answer:
 
 @dataclass
 class Run:
-    """What many requests gave.
+    """What many requests gave."""
 
-    Attributes:
-        answers: The outputs that arrived whole.
-        others: How many requests were refused because the queue was full (and sent again), were
-            left by their client, or were malformed and refused.
-        seconds: From the first request to the last answer.
-    """
-
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)  # that arrived whole
+    # Requests that were refused because the queue was full (and sent again), were left by their
+    # client, or were malformed and refused.
     others: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
+    seconds: float = 0.0  # from the first request to the last answer
 
 
 @dataclass(frozen=True)
@@ -87,14 +82,8 @@ async def drive(
 ) -> Run:
     """Send each prompt once, from as many clients at a time as `clients` says.
 
-    Args:
-        client: Connects to the server.
-        prompts: Texts; an answer's `index` is that of its text.
-        clients: How many requests run at a time.
-        max_tokens: Upper bound on the tokens of an output.
-        disturb: Chooses who leaves or sends nonsense; None lets all behave.
-        stay: Those who leave do so within this many seconds.
-        watch: Is called with the number of requests that have ended, after each.
+    An answer's `index` is that of its text. `disturb` chooses who leaves, within `stay` seconds, or
+    sends nonsense; None lets all behave. `watch` takes the number of requests that have ended.
     """
     run, waiting = Run(), iter(enumerate(prompts))
     began = time.perf_counter()

@@ -18,17 +18,11 @@ TOLERATED = 1 / 20  # of the outputs: float32 programs may round near-ties diffe
 
 @dataclass
 class Figures:
-    """The results of one program.
+    """The results of one program."""
 
-    Attributes:
-        about: Versions, device, type, threads and a note.
-        agree: Number of outputs that equal those of ours plain.
-        speeds: Tokens per second of each turn.
-    """
-
-    about: dict[str, Any]
-    agree: int = 0
-    speeds: list[float] = field(default_factory=list)
+    about: dict[str, Any]  # versions, device, type, threads and a note
+    agree: int = 0  # outputs that equal those of ours plain
+    speeds: list[float] = field(default_factory=list)  # tokens per second of each turn
 
     @property
     def speed(self) -> float:

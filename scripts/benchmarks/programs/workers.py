@@ -24,22 +24,15 @@ class Lost(Exception):
 
 
 class Worker:
-    """A program in a process of its own; `Lost` if it cannot run.
-
-    Attributes:
-        about: Its versions, device, type, threads and perhaps a note.
-    """
+    """A program in a process of its own; `Lost` if it cannot run."""
 
     def __init__(self, name: str, spec: dict[str, Any], **environment: str) -> None:
         self.name = name
         self._process = subprocess.Popen(
             [sys.executable, COMPARE, "worker", name, json.dumps(spec)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
             env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
-        )
+        )  # fmt: skip
         self.about = self._answer()
 
     def ask(self, ids: list[int], max_tokens: int) -> tuple[list[int], float]:

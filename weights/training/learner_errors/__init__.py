@@ -5,6 +5,6 @@
 `unseen` words that no sentence has, and `mixing` makes examples out of all of them.
 """
 
-from .mixing import Learner, held_out_texts, learner_examples, mixed_examples, read_german
+from .mixing import Learner, held_out_texts, mixed_examples, read_german
 
-__all__ = ["Learner", "held_out_texts", "learner_examples", "mixed_examples", "read_german"]
+__all__ = ["Learner", "held_out_texts", "mixed_examples", "read_german"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from corruption import PREFIX, Corruptor, held_out, read_sentences
+from corruption import PREFIX, Corruptor, held_out, read_sentences, training_examples
 
 from . import nouns, phrases, spelling, verbs
 from .surroundings import aside, inserted, rename, surround
@@ -25,10 +25,8 @@ OLD_KIND = 0.15  # share of examples that `corruption` alone damages
 class Learner:
     """Damages sentences as learners do, and adds surroundings that have to be copied.
 
-    Args:
-        sentences: Right sentences; their words tell misspellings from other words, and what verbs
-            and plurals there are.
-        foreign_texts: Text that is not English, to be quoted.
+    The words of right sentences tell misspellings from other words, and what verbs and plurals
+    there are. Foreign texts are to be quoted.
     """
 
     def __init__(self, sentences: list[str], foreign_texts: list[str]) -> None:
@@ -68,7 +66,8 @@ class Learner:
             return foreign, foreign
         if rng.random() < 0.1:
             right = inserted(rng, self._foreign, self._words)
-            damaged = right if rng.random() < 0.7 else self._template(right, rng)
+            # Not the spelling: names and numbers could not be restored.
+            damaged = right if rng.random() < 0.7 else self._first(GRAMMAR, right, rng)
             return damaged, right
         damaged = right if rng.random() < 0.26 else self.sentence(right, rng)
         pair = rename((damaged, right), rng, self._words)
@@ -83,10 +82,6 @@ class Learner:
         if rng.random() < 0.012:
             return pair[0].upper(), pair[1].upper()
         return pair
-
-    def _template(self, text: str, rng: random.Random) -> str:
-        """Damage the grammar of a sentence with names and numbers; these cannot be restored."""
-        return self._first(GRAMMAR, text, rng)
 
     def example(self, sentences: list[str], rng: random.Random) -> Pair:
         """Join one to eight sentences to a prompt and its correction."""
@@ -115,19 +110,12 @@ def mixed_examples(
         yield (corruptor if rng.random() < OLD_KIND else learner).example(sentences, rng)
 
 
-def learner_examples(learner: Learner, sentences: list[str], seed: int) -> Iterator[Pair]:
-    """Yield examples forever."""
-    rng = random.Random(seed)
-    while True:
-        yield learner.example(sentences, rng)
-
-
 def held_out_texts(path: Path, count: int, seed: int = 0, *, single: bool = False) -> list[Pair]:
     """Return `count` examples made of held-out sentences, of one to eight or of one each."""
     sentences, unseen = read_sentences(path)
     learner = Learner(sentences, read_german(path))
-    if single:
-        rng = random.Random(seed)
-        pairs = [learner.pair(unseen, rng) for _ in range(count)]
-        return [(PREFIX + source, target) for source, target in pairs]
-    return list(islice(learner_examples(learner, unseen, seed), count))
+    if not single:
+        return list(islice(training_examples(unseen, learner, seed), count))
+    rng = random.Random(seed)
+    pairs = [learner.pair(unseen, rng) for _ in range(count)]
+    return [(PREFIX + source, target) for source, target in pairs]

@@ -23,13 +23,9 @@ SURNAMES = (
     "Papadopoulos Yılmaz Ivanova Schmidt Fernández Jørgensen Singh Chen Kim Tanaka Haddad Keller"
 ).split()
 PLACES = (
-    (
-        "Kraków Zürich São Paulo|Málaga|Göteborg|Łódź|Reykjavík|Bogotá|Montréal|Düsseldorf|Nairobi|"
-        "Hanoi|Buenos Aires|Athens|Dublin|Prague|Vienna|Istanbul|Seoul|Mumbai|Lagos|Oslo|Lisbon"
-    )
-    .replace("Kraków Zürich ", "Kraków|Zürich|")
-    .split("|")
-)
+    "Kraków|Zürich|São Paulo|Málaga|Göteborg|Łódź|Reykjavík|Bogotá|Montréal|Düsseldorf|Nairobi|"
+    "Hanoi|Buenos Aires|Athens|Dublin|Prague|Vienna|Istanbul|Seoul|Mumbai|Lagos|Oslo|Lisbon"
+).split("|")
 CODES = (
     "setup.py main() README.md x_1 config.json C++ C# Ctrl+C --help $HOME foo_bar i++ HTTP/2 404 "
     "IPv6 UTF-8 #hashtag @user A4 B12 COVID-19 iPhone YouTube e-mail Wi-Fi PDF USB-C OK/Cancel"
