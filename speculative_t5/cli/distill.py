@@ -13,7 +13,6 @@ import time
 import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
 
@@ -151,7 +150,10 @@ def distill(
     The draft learns the target's own outputs. A run that was stopped resumes when the same command
     is run again.
     """
-    options = _options(ctx, training)
+    typed = [name for name in ("steps", "minutes") if is_given(ctx, name)]
+    if len(typed) == 1:  # it replaces the other one in the file of options
+        training["minutes" if typed == ["steps"] else "steps"] = None
+    options = DistillOptions(**training)
     if plot is not None:
         check_plot(plot)
     check_utf8("--prefix", prefix or "")
@@ -159,7 +161,8 @@ def distill(
         raise ValueError(f"--format must be text or jsonl, got {format!r}")
     as_dtype(dtype)  # which refuses other types
     os.stat(data)
-    name = _target_name(model)
+    folder = find_folder(model)
+    name = name_of_folder(Path(os.path.abspath(folder))) if folder else model
     output = output or new_folder(f"{Path(name).name}-draft")
     check_output(output)
     target, tokenizer = load(model, dtype=dtype)
@@ -188,8 +191,15 @@ def distill(
         "prefix": encoder.prefix, "field": field, "format": format,
         "max_source_length": max_source_length,
     }  # fmt: skip
-    with closing(Stages()) as stages, _kept(output):
+    stages = Stages()
+    try:
         judgement = run_stages(task, prompts, output, options, stages.show, read_by=read_by)
+    except (KeyboardInterrupt, SystemExit, OSError, RuntimeError, MemoryError):
+        if (place := RunFolder(output).path).exists():
+            note(f"progress is kept in {place}; run the same command again to resume")
+        raise
+    finally:
+        stages.close()
     program = ctx.find_root().info_name or "speculative-t5"
     print(_account(prompts, judgement))
     print("\n".join(map(visible, judgement.summary())))
@@ -197,27 +207,6 @@ def distill(
     if plot is not None:
         history = json.loads((output / "history.json").read_text(encoding="utf-8"))
         draw_history(history, plot)
-
-
-def _options(ctx: typer.Context, training: dict[str, Any]) -> DistillOptions:
-    """Return the options of the run, of the command line and of a file of options."""
-    values = dict(training)
-    typed = [name for name in ("steps", "minutes") if is_given(ctx, name)]
-    if len(typed) == 1:  # it replaces the other one in the file
-        values["minutes" if typed == ["steps"] else "steps"] = None
-    return DistillOptions(**values)
-
-
-@contextmanager
-def _kept(folder: Path) -> Iterator[None]:
-    """Say how to resume when a run is stopped."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, OSError, RuntimeError, MemoryError):
-        place = RunFolder(folder).path
-        if place.exists():
-            note(f"progress is kept in {place}; run the same command again to resume")
-        raise
 
 
 class Stages:
@@ -325,19 +314,8 @@ def _plan(
     yield f"output: {output}" + (f", resuming the run in {begun}" if begun.exists() else "")
 
 
-def _target_name(model: str) -> str:
-    """Return a target's name as others know it: that of its folder, or that on the Hub."""
-    folder = find_folder(model)
-    return name_of_folder(Path(os.path.abspath(folder))) if folder else model
-
-
 def read_options(path: Path) -> dict[str, Any]:
-    """Read options of this command, with - or _ in their names, from a TOML, JSON or YAML file.
-
-    Raises:
-        ValueError: If the file is not of its kind, or an entry is not an option or of another type.
-        OSError: If it cannot be read.
-    """
+    """Read options of this command, with - or _ in their names, from a TOML, JSON or YAML file."""
     kinds = {
         name: KINDS[kind]
         for name, hint in get_type_hints(distill).items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -184,14 +184,6 @@ class Judgement:
         """Return the attributes, and what follows from them, as JSON can hold them."""
         best = self.best.num_draft if self.best else None
         return asdict(self) | {"best": best, "pays": self.pays, "verdict": self.verdict}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Judgement:
-        """Return the judgement that `to_json` stored."""
-        given = {each.name: stored[each.name] for each in fields(cls)}
-        for name in ("speeds", "previous_speeds"):
-            given[name] = [Speed(**speed) for speed in given[name]]
-        return cls(**given)
 
     def _against_previous(self) -> str:
         own, other = fastest(self.speeds), fastest(self.previous_speeds)

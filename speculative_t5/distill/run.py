@@ -27,7 +27,6 @@ from .training import AGAIN, Agreement, DistillOptions, Training, agreement
 SUFFIX = ".distill"
 SETTINGS, STEPS, SPENT = "settings.json", "steps.json", "spent.json"
 LABELLED = "labelled.json"  # how many prompts have labels, by split
-JUDGEMENT = "judgement.json"
 INPUTS = {"data": "other data", "target": "another target"}  # settings that are digests
 LABEL_CHUNK = 256  # prompts that are labelled between two syncs with the disk, at most
 HELD_OUT_SHARE, LABEL_SHARE = 0.15, 0.4  # of the minutes, after which labels are enough
@@ -90,10 +89,6 @@ def distill(
         "start_from": task.start.fingerprint[:DIGITS] if task.start else None,
     }
     with folder.begun(settings):
-        if folder.is_done(output):  # it was killed before it could remove its folder
-            judgement = Judgement.from_json(folder.read(JUDGEMENT) or {})
-            folder.remove()
-            return judgement
         run = _Run(task, data, folder, options, report)
         valid, train = run.label()
         draft, history = run.train(train, valid)
@@ -101,8 +96,8 @@ def distill(
 
 
 def check_output(output: Path) -> None:
-    """Refuse an output that exists, unless its run has only to be ended."""
-    if output.exists() and not RunFolder(output).is_done(output):
+    """Refuse an output that exists."""
+    if output.exists():
         raise ValueError(f"{output} exists: choose another --output, or delete it")
 
 
@@ -183,13 +178,6 @@ class RunFolder:
                     "use the same to resume it, or delete the folder to start over"
                 )
 
-    def is_done(self, output: Path) -> bool:
-        """Whether the run has written its output, and was killed before it could end."""
-        judgements = [folder / JUDGEMENT for folder in (self.path, output)]
-        if not all(path.is_file() for path in judgements):
-            return False
-        return judgements[0].read_bytes() == judgements[1].read_bytes()
-
     def read(self, name: str, **kinds: Any) -> dict[str, Any] | None:
         """Return the object in a JSON file; None if there is no file.
 
@@ -209,9 +197,6 @@ class RunFolder:
     def write(self, name: str, value: Any) -> None:
         """Write a JSON file, whole or not at all."""
         write_whole(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _as_option(name: str, value: Any) -> str:
@@ -404,15 +389,14 @@ class _Run:
             max_seconds=MAX_JUDGING if options.minutes is None else self.time.left(),
             progress=lambda done, total: self.report(Progress("judging", done, total)),
         )  # fmt: skip
-        folder.write(JUDGEMENT, judgement.to_json())
+        folder.write("judgement.json", judgement.to_json())
         folder.write("history.json", history)
-        readme = folder.path / "README.md"
-        readme.write_text(judgement.as_markdown(), encoding="utf-8")
-        files = [readme, folder.path / JUDGEMENT, folder.path / "history.json"]
+        (folder.path / "README.md").write_text(judgement.as_markdown(), encoding="utf-8")
+        files = [folder.path / name for name in ("README.md", "judgement.json", "history.json")]
         check_output(output)  # the name may have been taken meanwhile
         # Not the loaded one, which was rounded to the target's type.
         save_draft(output, trained, task.name, files=files)
-        folder.remove()
+        shutil.rmtree(folder.path, ignore_errors=True)
         return judgement
 
 

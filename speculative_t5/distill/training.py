@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..decoding import Sampler, argmax
-from ..errors import check_integer, check_number, check_options, option
+from ..errors import check_number, check_options, option
 from ..files import replacing
 from ..models import T5, SharingDraft, additive, plain_weight
 from .labels import Label, LabelBatch, batches, group, make_batch
@@ -66,7 +66,6 @@ class DistillOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_integer("label_batch", self.label_batch, 1)
         if self.steps is not None and self.minutes is not None:
             raise ValueError("steps and minutes exclude each other: give one of them")
         for name in ("minutes", "learning_rate"):
@@ -107,18 +106,18 @@ class Training:
 
     def step(self) -> float:
         """Train on the next batch, and return its loss per token."""
-        batch = make_batch(next(self._batches), self.draft.target.config)
+        target, loss, weight = self.draft.target, self._options.loss, self.output_weight
+        batch = make_batch(next(self._batches), target.config)
         self._optimizer.learning_rate = mx.array(self._rate())
-        loss, weight = self._options.loss, self.output_weight
-        read = Reading(self.draft.target, batch, with_target=loss != "ce")
-        widest = weight.shape[0] if loss == "ce" else self.draft.target.info.vocab_size
+        memory, mask = encoded(target, batch)
+        target_logits, widest = None, weight.shape[0]
+        if loss != "ce":
+            target_logits, widest = logits_of(target, batch, memory, mask), target.info.vocab_size
 
         def surrogate(decoder: nn.Module) -> tuple[mx.array, float]:
             """Return a scalar with the loss's gradient, and the loss."""
-            hidden = last_hidden(self.draft, read, batch)
-            value, gradient = head_loss(
-                loss, hidden, weight, batch.labels, read.target_logits, widest
-            )
+            hidden = last_hidden(self.draft, batch, memory, mask)
+            value, gradient = head_loss(loss, hidden, weight, batch.labels, target_logits, widest)
             count = batch.labels.size
             return (hidden * gradient / count).sum(), value / count
 
@@ -228,31 +227,29 @@ def loss_sum(
     return -mx.log(mx.maximum(overlap, 1e-6)).sum()
 
 
-class Reading:
-    """Holds the target's encoding of a batch and, on request, its logits; without gradients."""
-
-    def __init__(self, target: T5, batch: LabelBatch, *, with_target: bool) -> None:
-        mask = additive(batch.source_mask, target.dtype)
-        memory = target.encoder(target.shared(batch.sources), mask)
-        self.memory = memory.astype(mx.float32)  # (B, S, d_model)
-        self.mask = mask.astype(mx.float32)  # (B, 1, 1, S), additive
-        self.embedded = target.shared(batch.fed).astype(mx.float32)  # (B, L, d_model)
-        # See `head_loss`; positions are those of the batch.
-        self.target_logits: Callable[[int, int], mx.array] | None = None
-        if with_target:
-            hidden = at_positions(target.decode(memory, batch.fed, mask), batch)
-            mx.eval(hidden)
-
-            def logits(first: int, last: int) -> mx.array:
-                return target.logits(hidden[None, first:last])[0].astype(mx.float32)
-
-            self.target_logits = logits
-        mx.eval(self.memory)
+def encoded(target: T5, batch: LabelBatch) -> tuple[mx.array, mx.array]:
+    """Return the encoder's output, (B, S, d_model), and the additive mask, (B, 1, 1, S)."""
+    mask = additive(batch.source_mask, target.dtype)
+    memory = target.encoder(target.shared(batch.sources), mask)
+    mx.eval(memory)
+    return memory, mask
 
 
-def last_hidden(draft: SharingDraft, read: Reading, batch: LabelBatch) -> mx.array:
+def logits_of(
+    target: T5, batch: LabelBatch, memory: mx.array, mask: mx.array
+) -> Callable[[int, int], mx.array]:
+    """Return the `target_logits` of `head_loss`."""
+    hidden = at_positions(target.decode(memory, batch.fed, mask), batch)
+    mx.eval(hidden)
+    return lambda first, last: target.logits(hidden[None, first:last])[0].astype(mx.float32)
+
+
+def last_hidden(
+    draft: SharingDraft, batch: LabelBatch, memory: mx.array, mask: mx.array
+) -> mx.array:
     """Return what the draft's output matrix multiplies at each of the batch's positions, (P, d)."""
-    x = at_positions(draft.decoder.whole(read.embedded, read.memory, read.mask), batch)
+    read = [x.astype(mx.float32) for x in (draft.target.shared(batch.fed), memory, mask)]
+    x = at_positions(draft.decoder.whole(*read), batch)
     hidden: mx.array = draft.decoder.norm(x) * draft.target.head.scale
     return hidden
 
@@ -324,8 +321,7 @@ def agreement(
     weight = output_weight(draft) if weight is None else weight
     for examples in group(labels, batch_tokens):
         batch = make_batch(examples, draft.target.config)
-        read = Reading(draft.target, batch, with_target=False)
-        hidden = last_hidden(draft, read, batch)
+        hidden = last_hidden(draft, batch, *encoded(draft.target, batch))
         step = max(1, LOGITS // weight.shape[0])
         parts = range(0, len(batch.labels), step)
         chosen = mx.concatenate([argmax(hidden[i : i + step] @ weight.T) for i in parts])
