@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.bench.benchmark import Costs, Report, Stepper, make_report, measure
-from speculative_t5.bench.sweep import PLAIN, Run, Variant, record, variants_of
+from speculative_t5.bench import PLAIN, Report, Run, Stepper, Variant, measure, variants_of
+from speculative_t5.bench.benchmark import Costs, make_report, record
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
 from speculative_t5.decoding import Outcome, Plan

@@ -65,16 +65,9 @@ def test_figures_of_a_row_worked_by_hand() -> None:
     assert found.by_place(3) == [2 / 3, 1 / 2, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("rows", "by_place"),
-    [([], []), ([[]], []), ([[False, False]], [0.0]), ([[True, True]], [1.0, 1.0])],
-)
-def test_places_that_no_draft_came_to_are_left_out(
-    rows: list[list[bool]], by_place: list[float]
-) -> None:
-    found = Agreement(rows)
-    assert found.by_place(4) == by_place
-    assert by_place or (found.rate, found.tokens_per_pass(5)) == (0.0, 0.0)
+def test_places_that_no_draft_came_to_are_left_out() -> None:
+    assert Agreement([[False, False]]).by_place(4) == [0.0]
+    assert Agreement([[True, True]]).by_place(4) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("bug", ["next token right", "one more"])

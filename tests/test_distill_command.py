@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.cli import distill as command
-from speculative_t5.distill import Judgement, Progress, judge
+from speculative_t5.distill import (
+    DistillOptions,
+    Judgement,
+    Label,
+    Progress,
+    judge,
+    new_draft,
+    training,
+    training_memory,
+)
 from speculative_t5.distill import run as stages_of_run
 
 import mlx.core as mx
@@ -123,19 +132,19 @@ def test_targets_of_two_runs_get_outputs_of_their_own(
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("gated", [False, True])
-def test_the_estimate_of_memory_is_near_the_peak(gated: bool) -> None:
-    from speculative_t5.distill import DistillOptions, Label, new_draft, training_memory
-    from speculative_t5.distill.training import Training
-
-    sizes = {"d_model": 512, "d_ff": 1024, "num_heads": 8, "d_kv": 64, "vocab_size": 16000}
+def test_the_estimate_of_memory_is_near_the_peak(
+    gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "LOGITS", 2**19)
+    sizes = {"d_model": 256, "d_ff": 512, "num_heads": 4, "d_kv": 64, "vocab_size": 4000}
     model = tiny_model(**sizes, gated=gated, layers=2)
-    options = DistillOptions(layers=2, batch_tokens=4096)
-    labels = [Label(i, [5] * 32, [6] * 32) for i in range(64)]
-    training = Training(new_draft(model, options), labels, options, steps=1)
+    options = DistillOptions(layers=2, batch_tokens=2048)
+    labels = [Label(i, [5] * 32, [6] * 32) for i in range(32)]
+    run = training.Training(new_draft(model, options), labels, options, steps=1)
     mx.clear_cache()
     mx.reset_peak_memory()
-    training.step()
-    ratio = training_memory(training.draft, options, 32) / mx.get_peak_memory()
+    run.step()
+    ratio = training_memory(run.draft, options, 32) / mx.get_peak_memory()
     assert 0.75 < ratio < 1.33
 
 
@@ -233,7 +242,6 @@ BAD = {
 def inputs(place: Path) -> Iterator[Path]:
     """The folder of tests with things that a draft cannot be made of."""
     from speculative_t5.checkpoints import load, save_draft
-    from speculative_t5.distill import DistillOptions, new_draft
 
     from checkpoints import write_causal
 
@@ -298,7 +306,7 @@ def test_a_stopped_run_goes_on_by_the_same_command(
     assert weights[0] == weights[1] and not (place / "out.distill").exists()
 
 
-@pytest.mark.parametrize("kilobytes", [1, 8, 40])
+@pytest.mark.parametrize("kilobytes", [1, 40])
 def test_a_full_disk_is_one_line_and_leaves_nothing_that_loads(
     kilobytes: int, call: Call, place: Path, prompts: Path
 ) -> None:

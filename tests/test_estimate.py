@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.bench.sweep import PASSES, speedup
+from speculative_t5.bench.benchmark import PASSES, speedup
 from speculative_t5.decoding.results import Stats
 from speculative_t5.generation import Chunk, Generation, GenerationOptions
 

@@ -4,14 +4,17 @@ Imports `generation` and the packages below it and, for plots only, matplotlib.
 """
 
 from . import synthetic
-from .benchmark import Report, Stepper, drafted_ids, measure, measure_costs
-from .plot import check_plot, draw, draw_history, pyplot
-from .sweep import (
+from .benchmark import (
     PLAIN,
+    Report,
     Run,
+    Stepper,
     Turn,
     Variant,
+    drafted_ids,
     gain,
+    measure,
+    measure_costs,
     speedup,
     sweep,
     tokens_per_pass,
@@ -19,3 +22,4 @@ from .sweep import (
     typical,
     variants_of,
 )
+from .plot import check_plot, draw, draw_history, pyplot

@@ -1,32 +1,142 @@
-"""Measuring variants and bare costs interleaved, so that ratios hold on a machine that drifts."""
+"""Ways to decode the same prompts, interleaved and recorded round by round, and bare costs.
+
+Ratios then hold on a machine whose speed drifts.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
 
 import mlx.core as mx
 import numpy as np
 
+from .. import decoding
 from ..decoding import LanguageModel, Outcome, Session
-from ..generation import SpeculativeDecoder
-from .sweep import (
-    PLAIN,
-    Run,
-    Turn,
-    Variant,
-    gain,
-    sweep,
-    tokens_per_pass,
-    tokens_per_second,
-    typical,
-)
+from ..generation import GenerationOptions, SpeculativeDecoder
+from ..tokenizers import Prompt
 
+PLAIN = "plain"  # the variant without a draft, with which the others are compared
+PASSES, SECONDS = 8, 0.3  # at most, of an estimate's plain decoding; but at least two passes
 REPEATS, MIN_SECONDS = 5, 0.15  # for each cost, every time it is measured
 FILLER = 5  # the id that bare passes read, if the vocabulary has it
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to decode."""
+
+    name: str  # in the report
+    decoder: SpeculativeDecoder
+    options: GenerationOptions
+    plan: decoding.Plan | None = None  # instead of the decoder's own
+
+
+@dataclass
+class Run:
+    """One output of a variant; all lists but the last have an item for each round."""
+
+    seconds: float = 0.0  # from the source ids to the last token
+    rounds: list[float] = field(default_factory=list)  # seconds
+    emitted: list[int] = field(default_factory=list)  # tokens
+    outcomes: list[Outcome] = field(default_factory=list)  # as the schedule observed them
+    waits: list[int] = field(default_factory=list)  # for the device
+    tokens: list[int] = field(default_factory=list)  # the output's ids, without EOS
+
+
+Turn = Mapping[str, Sequence[Run]]  # by the name of the variant, in the order of the prompts
+
+
+def variants_of(decoders: Mapping[str, SpeculativeDecoder], max_tokens: int) -> list[Variant]:
+    """Return plain decoding and then a greedy variant for each decoder, by its name."""
+    options = GenerationOptions(max_tokens=max_tokens)
+    plain = Variant(PLAIN, next(iter(decoders.values())), replace(options, speculative=False))
+    return [plain, *(Variant(name, decoder, options) for name, decoder in decoders.items())]
+
+
+def sweep(
+    variants: Sequence[Variant],
+    prompts: Sequence[list[int]],
+    order: random.Random,
+    *,
+    timed: bool = False,
+    progress: Callable[[], None] = lambda: None,
+) -> Turn:
+    """Decode each prompt in all ways, and return one turn.
+
+    For each prompt the ways come in a new order, so that ratios hold even if the machine's speed
+    drifts. The first use of everything is slower: sweep once more before figures count. `timed`
+    measures parts of rounds, with a wait after each draft. `progress` is called after each output.
+    """
+    turn: dict[str, list[Run]] = {variant.name: [] for variant in variants}
+    for prompt in prompts:
+        for variant in order.sample(variants, len(variants)):
+            turn[variant.name].append(record(variant, prompt, timed=timed))
+            progress()
+    return turn
+
+
+def typical(turns: Sequence[Turn], name: str, figure: Callable[[Sequence[Run]], float]) -> float:
+    """Return the median over the turns of a figure of a variant's runs."""
+    return median(figure(turn[name]) for turn in turns)
+
+
+def gain(turns: Sequence[Turn], name: str, figure: Callable[[Sequence[Run]], float]) -> float:
+    """Return the median over the turns of a variant's figure over that of plain decoding."""
+    return median(figure(turn[name]) / figure(turn[PLAIN]) for turn in turns)
+
+
+def tokens_per_second(runs: Sequence[Run]) -> float:
+    """Return the tokens per second of whole outputs, EOS and the time for encoding included."""
+    return sum(sum(run.emitted) for run in runs) / sum(run.seconds for run in runs)
+
+
+def tokens_per_pass(runs: Sequence[Run]) -> float:
+    """Return the tokens per pass of the target, EOS included."""
+    return sum(sum(run.emitted) for run in runs) / sum(len(run.emitted) for run in runs)
+
+
+def record(variant: Variant, prompt: list[int], *, timed: bool = False) -> Run:
+    """Decode one prompt, given its source ids, and record what each round took."""
+    decoder, options = variant.decoder, variant.options
+    requests = [*decoder.requests([(0, prompt)], options)]
+    plan = variant.plan or decoder.plan(requests, speculative=options.speculative)
+    run = Run()
+    with decoding.count_syncs() as waits:
+        recorder = _Recorder(plan.schedule, run, waits)
+        plan = replace(plan, schedule=recorder, timed=timed)
+        began = time.perf_counter()
+        for done in decoding.decode(decoder.model, requests, plan, batch_size=1):
+            run.emitted.append(done.stats.emitted - sum(run.emitted))
+            run.tokens += done.tokens
+        ended = time.perf_counter()
+    run.seconds = ended - began
+    run.rounds = np.diff([*recorder.began, ended]).tolist()
+    return run
+
+
+@dataclass
+class _Recorder:
+    """A schedule that records when rounds begin and how often they wait."""
+
+    schedule: decoding.Schedule
+    run: Run
+    waits: decoding.SyncCount
+    began: list[float] = field(default_factory=list)
+    waits_before: int = 0
+
+    def next(self, remaining: int) -> int:
+        self.began.append(time.perf_counter())
+        self.waits_before = self.waits.count
+        return self.schedule.next(remaining)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.run.waits.append(self.waits.count - self.waits_before)
+        self.run.outcomes.append(outcome)
+        self.schedule.observe(outcome)
 
 
 @dataclass(frozen=True)
@@ -107,14 +217,24 @@ def make_report(
 ) -> Report:
     """Sum up a variant, given bare costs by turn and its runs with a wait after each draft."""
     name, last = variant.name, turns[-1][variant.name]
-    speedups = [gain([turn], name, _later_per_second) for turn in turns]
-    theories = [_theory(variant, turn[name], cost) for turn, cost in zip(turns, costs, strict=True)]
+
+    def later_per_second(runs: Sequence[Run]) -> float:
+        return emitted_later(runs) / sum(sum(run.rounds[1:]) for run in runs)
+
+    def theory(runs: Sequence[Run], costs: Costs) -> float:
+        """Return the speed-up that these rounds would have if only bare passes took time."""
+        outcomes = [outcome for run in runs for outcome in run.outcomes[1:]]
+        seconds = sum(costs.seconds(*shape_of(variant, outcome)) for outcome in outcomes)
+        return costs.plain * emitted_later(runs) / seconds
+
+    speedups = [gain([turn], name, later_per_second) for turn in turns]
+    theories = [theory(turn[name], cost) for turn, cost in zip(turns, costs, strict=True)]
     outcomes = [outcome for run in last for outcome in run.outcomes]
     drafted = sum(sum(outcome.num_drafted) for outcome in outcomes)
     accepted = sum(sum(outcome.num_accepted) for outcome in outcomes)
     parts = [outcome for run in timed for outcome in run.outcomes[1:]]
-    draft_ms = _mean_ms(outcome.draft_seconds for outcome in parts)
-    verify_ms = _mean_ms(outcome.verify_seconds for outcome in parts)
+    draft_ms = 1e3 * fmean(outcome.draft_seconds for outcome in parts)
+    verify_ms = 1e3 * fmean(outcome.verify_seconds for outcome in parts)
     return Report(
         name=name,
         tokens_per_second=typical(turns, name, tokens_per_second),
@@ -144,25 +264,8 @@ def emitted_later(runs: Sequence[Run]) -> int:
     return sum(sum(run.emitted[1:]) for run in runs)
 
 
-def _later_per_second(runs: Sequence[Run]) -> float:
-    """Return the tokens per second of rounds, first rounds left out."""
-    return emitted_later(runs) / sum(sum(run.rounds[1:]) for run in runs)
-
-
-def _theory(variant: Variant, runs: Sequence[Run], costs: Costs) -> float:
-    """Return the speed-up that these rounds would have if only bare passes took time."""
-    outcomes = [outcome for run in runs for outcome in run.outcomes[1:]]
-    seconds = sum(costs.seconds(*shape_of(variant, outcome)) for outcome in outcomes)
-    return costs.plain * emitted_later(runs) / seconds
-
-
 def _round_ms(runs: Sequence[Run]) -> float:
-    return _mean_ms(seconds for run in runs for seconds in run.rounds[1:])
-
-
-def _mean_ms(seconds: Iterable[float]) -> float:
-    values = list(seconds)
-    return 1e3 * sum(values) / len(values) if values else 0.0
+    return 1e3 * fmean(seconds for run in runs for seconds in run.rounds[1:])
 
 
 @dataclass(frozen=True)
@@ -219,10 +322,9 @@ def drafted_ids(decoder: SpeculativeDecoder) -> int:
 
 
 class Stepper:
-    """A model's session that steps from the same length again and again.
+    """A model's session that steps from the same length of output again and again.
 
-    The cache holds `length` tokens of output; a decoder-only model has the prompt before them. Ids
-    that the model does not have are replaced by its last.
+    Ids that the model does not have are replaced by its last.
     """
 
     def __init__(
@@ -254,3 +356,33 @@ class Stepper:
 
     def _fill(self, count: int) -> mx.array:
         return mx.array([[self._filler] * count], dtype=mx.int32)
+
+
+def speedup(
+    decoder: SpeculativeDecoder, prompt: Prompt, stats: decoding.Stats, options: GenerationOptions
+) -> float | None:
+    """Estimate how many times as long the target alone would take for an output.
+
+    A few tokens are decoded plainly, and the median of their times stands for the rest. Since the
+    first use of everything is slower, a quick output is made once more, with the same `options`.
+    None is for outputs that are too short for an estimate.
+    """
+    seconds, plain = stats.seconds, replace(options, max_tokens=stats.emitted, speculative=False)
+    if seconds < SECONDS:
+        again = decoder.generate(prompt, **asdict(options))
+        seconds = min(seconds, again.stats.seconds)
+
+    def pass_ends() -> list[float]:
+        times: list[float] = []
+        for chunk in decoder.stream(prompt, **asdict(plain)):
+            times.append(chunk.stats.seconds)
+            if len(times) == PASSES or (len(times) > 1 and times[-1] > SECONDS):
+                break
+        return times
+
+    times = pass_ends()
+    if times[-1] <= SECONDS:
+        times = pass_ends()
+    if len(times) < 2 or not seconds:
+        return None
+    return (times[0] + median(np.diff(times)) * (stats.emitted - 1)) / seconds

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .benchmark import Report
-from .sweep import PLAIN
+from .benchmark import PLAIN, Report
 
 
 def draw(reports: Sequence[Report], path: Path) -> None:
@@ -36,15 +35,9 @@ def draw_history(history: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, left = plt.subplots(figsize=(6, 4), layout="constrained")
     right = left.twinx()
     steps = [record["step"] for record in history]
-    losses = [record["loss"] for record in history]
-    checked = [record for record in history if record["tokens_per_pass"]]  # 0.0: no outputs
     dot = {"marker": "o", "markersize": 3}
-    (loss,) = left.plot(steps, losses, color="C0", **dot)
-    (tokens,) = right.plot(
-        [record["step"] for record in checked],
-        [record["tokens_per_pass"] for record in checked],
-        color="C1", **dot,
-    )  # fmt: skip
+    (loss,) = left.plot(steps, [r["loss"] for r in history], color="C0", **dot)
+    (tokens,) = right.plot(steps, [r["tokens_per_pass"] for r in history], color="C1", **dot)
     for axes, line, name, least in (
         (left, loss, "loss per token", 0),
         (right, tokens, "tokens per pass, held-out prompts", 1),
@@ -56,7 +49,6 @@ def draw_history(history: Sequence[Mapping[str, Any]], path: Path) -> None:
     left.set(xlabel="steps", xlim=(0, None))
     left.locator_params(axis="x", integer=True)
     left.grid(axis="x", color="0.9")
-    right.set_visible(bool(checked))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

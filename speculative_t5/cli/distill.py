@@ -14,7 +14,7 @@ import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from tqdm import tqdm
@@ -59,21 +59,37 @@ from .terminal import is_terminal, note, visible
 EVERY = 30  # seconds between lines where there is no terminal
 RECENT = 20  # steps whose mean loss is shown
 UNITS = {"training": " steps", "judging": " outputs"}  # of bars, otherwise prompts
-# The types of options and of their values in a file, and the words for these.
-KINDS: dict[Any, tuple[Any, str]] = {
-    str: (str, "a string"),
-    Path: (str, "a string"),
-    bool: (bool, "true or false"),
-    int: (int, "an integer"),
-    float: (int | float, "a number"),
+# The types of values in a file of options, by those that click has, and the words for them.
+KINDS: dict[str, tuple[Any, str]] = {
+    "text": (str, "a string"),
+    "path": (str, "a string"),
+    "boolean": (bool, "true or false"),
+    "integer": (int, "an integer"),
+    "float": (int | float, "a number"),
 }
 
 
-def _read_config(ctx: typer.Context, path: str | None) -> str | None:
-    """Let a file of options give the defaults of those that are not on the command line."""
-    if path is not None:
-        ctx.default_map = read_options(Path(path))
-    return path
+def _read_options(ctx: typer.Context, name: str | None) -> str | None:
+    """Let a TOML, JSON or YAML file give the defaults of options, with - or _ in their names."""
+    if name is None:
+        return None
+    path = Path(name)
+    kinds = {p.name: KINDS[p.type.name] for p in ctx.command.params if p.name != "config"}
+    options: dict[str, Any] = {}
+    for key, value in _parsed(path).items():
+        option = str(key).replace("-", "_")
+        if option not in kinds:
+            near = difflib.get_close_matches(option, kinds, 1)
+            advice = f"write {near[0]} if you meant that" if near else "leave it out"
+            raise ValueError(f"{path}: {shown(key)} is not an option: {advice}")
+        if option in options:
+            raise ValueError(f"{path}: {option} is there twice: leave one of them out")
+        kind, words = kinds[option]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{path}: {key} is {shown(value)}, expected {words}")
+        options[option] = value
+    ctx.default_map = options
+    return name
 
 
 @with_groups
@@ -134,7 +150,7 @@ def distill(
             help="TOML, JSON or YAML file with any of these options; the command line wins.",
             show_default=False,
             is_eager=True,
-            callback=_read_config,
+            callback=_read_options,
         ),
     ] = None,
     dry_run: Annotated[
@@ -312,30 +328,6 @@ def _plan(
     yield f"compared with: plain decoding{f' and {previous}' if previous else ''}"
     begun = RunFolder(output).path
     yield f"output: {output}" + (f", resuming the run in {begun}" if begun.exists() else "")
-
-
-def read_options(path: Path) -> dict[str, Any]:
-    """Read options of this command, with - or _ in their names, from a TOML, JSON or YAML file."""
-    kinds = {
-        name: KINDS[kind]
-        for name, hint in get_type_hints(distill).items()
-        for kind in (get_args(hint) or (hint,))
-        if kind in KINDS and name != "config"
-    }
-    options: dict[str, Any] = {}
-    for key, value in _parsed(path).items():
-        name = str(key).replace("-", "_")
-        if name not in kinds:
-            near = difflib.get_close_matches(name, kinds, 1)
-            advice = f"write {near[0]} if you meant that" if near else "leave it out"
-            raise ValueError(f"{path}: {shown(key)} is not an option: {advice}")
-        if name in options:
-            raise ValueError(f"{path}: {name} is there twice: leave one of them out")
-        kind, words = kinds[name]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"{path}: {key} is {shown(value)}, expected {words}")
-        options[name] = value
-    return options
 
 
 def _parsed(path: Path) -> Mapping[Any, Any]:

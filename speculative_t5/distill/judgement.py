@@ -122,11 +122,7 @@ class Judgement:
     def notes(self) -> list[str]:
         """Sentences on the draft in use before, and on what limits these figures."""
         notes = [self._against_previous()] if self.previous_speeds and self.speeds else []
-        if not self.held_out_tokens:
-            notes.append(
-                "Agreement could not be measured: there are no held-out outputs; give more prompts."
-            )
-        elif self.held_out < FEW:
+        if self.held_out < FEW:
             notes.append(
                 f"The figures are rough: they come from {count(self.held_out, 'held-out output')}; "
                 f"give enough prompts to hold out at least {FEW}."
@@ -143,18 +139,14 @@ class Judgement:
 
     def summary(self) -> list[str]:
         """Return a few lines for a terminal."""
-        lines, figures = [], []
-        if self.held_out_tokens:
-            lines.append(f"{self.draft} has {self._agreement()} right")
-            figures.append(("tokens per pass", self.tokens_per_pass))
+        lines = [f"{self.draft} has {self._agreement()} right"]
+        figures = {"tokens per pass": self.tokens_per_pass}
         if self.speeds:
             lines.append(f"measured here: {self._conditions()}")
-            fixed = [s.speedup for s in self.speeds if s.num_draft != "auto"]
-            figures.append(("speed-up", fixed))
-        if figures:
-            numbers = range(1, len(self.tokens_per_pass) + 1)
-            lines.append(f"{'K':15}" + "".join(f"{k:6}" for k in numbers))
-        for name, values in figures:
+            figures["speed-up"] = [s.speedup for s in self.speeds if s.num_draft != "auto"]
+        numbers = range(1, len(self.tokens_per_pass) + 1)
+        lines.append(f"{'K':15}" + "".join(f"{k:6}" for k in numbers))
+        for name, values in figures.items():
             lines.append(f"{name:15}" + "".join(f"{value:6.2f}" for value in values))
         return [*lines, self.verdict, *self.notes]
 
@@ -166,11 +158,10 @@ class Judgement:
             f"decoding). The output stays {self.target}'s own.",
             f"**{self.verdict}**",
             *self.notes,
+            f"Given the tokens before, it has {self._agreement()} right.",
+            _table([HEAD, *self._rows()]),
+            LEGEND,
         ]
-        if self.held_out_tokens:
-            parts.append(f"Given the tokens before, it has {self._agreement()} right.")
-        if self.held_out_tokens or self.speeds:
-            parts += [_table([HEAD, *self._rows()]), LEGEND]
         if self.speeds:
             parts.append(
                 f"Speeds are of one machine, and other machines give others: {self._conditions()}. "
@@ -225,9 +216,8 @@ class Judgement:
         if self.speeds:
             rows.append(("no draft", "1.00", "", f"{self.plain:.0f}", "1.00", ""))
         for k, tokens in enumerate(self.tokens_per_pass, 1):
-            known = f"{tokens:.2f}" if self.held_out_tokens else ""
             place = f"{100 * self.by_place[k - 1]:.1f} %" if k <= len(self.by_place) else ""
-            rows.append((str(k), known, place, *by_number.get(k, ("", "", ""))))
+            rows.append((str(k), f"{tokens:.2f}", place, *by_number.get(k, ("", "", ""))))
         others = [("auto", self.auto)] if self.auto else []
         others += [(f"{self.previous}, {speed.num_draft}", speed) for speed in self.previous_speeds]
         for name, speed in others:
@@ -241,7 +231,6 @@ def fastest(speeds: Sequence[Speed]) -> Speed | None:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown; the first row is its head."""
     head, *body = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
 
@@ -273,22 +262,17 @@ def judge(
         task, draft, prompts[:max_prompts], max_tokens, turns, max_seconds, progress
     )
     previous = task.previous
-    reason = None
-    if not measured:
-        reason = (
-            "every output ends with its first token, which leaves nothing to speed up" if prompts
-            else "there are no held-out prompts; give more prompts"
-        )  # fmt: skip
+    reason = "every output ends with its first token, which leaves nothing to speed up"
     kind = "CPU" if device.on_cpu() else "GPU"
     return Judgement(
         target=task.name,
         draft=name,
-        held_out=agreement.num_outputs,
+        held_out=len(agreement.rows),
         held_out_tokens=agreement.num_tokens,
         agreement=agreement.rate,
         by_place=agreement.by_place(MOST),
         tokens_per_pass=[agreement.tokens_per_pass(k) for k in range(1, MOST + 1)],
-        unmeasured=reason,
+        unmeasured=None if measured else reason,
         prompts=len(measured[0][bench.PLAIN]) if measured else 0,
         turns=turns,
         max_tokens=max_tokens,

@@ -278,15 +278,13 @@ class Agreement:
     """
 
     def __init__(self, rows: Sequence[Sequence[bool]]) -> None:
-        self._rows = rows
-        self.num_outputs = sum(len(row) > 0 for row in rows)  # those of no tokens left out
+        self.rows = rows
         self.num_tokens = sum(len(row) for row in rows)
-        self.rate = sum(map(sum, rows)) / self.num_tokens if self.num_tokens else 0.0
+        self.rate = sum(map(sum, rows)) / self.num_tokens
 
     def tokens_per_pass(self, num_draft: int) -> float:
-        """Return the tokens per pass of the target; 0.0 if there are none."""
-        rounds = sum(1 for _ in self._rounds(num_draft))
-        return self.num_tokens / rounds if rounds else 0.0
+        """Return the tokens per pass of the target."""
+        return self.num_tokens / sum(1 for _ in self._rounds(num_draft))
 
     def by_place(self, num_draft: int) -> list[float]:
         """Return the chance that each token of a draft is right, given that those before it are.
@@ -302,7 +300,7 @@ class Agreement:
 
     def _rounds(self, num_draft: int) -> Iterator[tuple[int, int]]:
         """Yield, for each round, the drafted tokens that are right and the tokens still to come."""
-        for row in self._rows:
+        for row in self.rows:
             pos = 0
             while pos < len(row):
                 right = len([*takewhile(bool, row[pos : pos + num_draft])])
