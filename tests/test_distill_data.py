@@ -70,14 +70,8 @@ def test_a_completion_is_the_output_to_learn(read: Any) -> None:
     data = read({"a.jsonl": records}, "a.jsonl", max_tokens=4)
     found = {example.line: example.completion for example in data.train + data.valid}
     assert found == {
-        1: ids("A"),
-        2: [EOS],
-        3: None,
-        5: ids("123"),
-        7: ids("x\x01"),
-        8: None,
-        9: None,
-    }
+        1: ids("A"), 2: [EOS], 3: None, 5: ids("123"), 7: ids("x\x01"), 8: None, 9: None
+    }  # fmt: skip
     assert data.skipped == {"completion too long": 1, "empty": 1}
 
 
@@ -153,41 +147,24 @@ def test_the_digest_depends_on_every_byte(read: Any) -> None:
     assert len(set(digests)) == 3 and digests[0] == digests[3]
 
 
-BAD: dict[str, tuple[dict[str, str | bytes], str, str]] = {
-    "not JSON": ({"a.jsonl": '{"prompt": "a"}\nb\n'}, "a.jsonl", "a.jsonl, line 2: not JSON"),
-    "no field": (
-        {"a.jsonl": '{"text": "a"}\n'},
-        "a.jsonl",
-        "line 1: no field 'prompt' (found: 'text')",
-    ),
-    "not UTF-8": ({"a.txt": b"a\nb\xff\n"}, "a.txt", "a.txt, line 2: not UTF-8: byte 0xff"),
-    "number": (
-        {"a.jsonl": '{"prompt": "a", "completion": 3}'},
-        "a.jsonl",
-        "line 1: 'completion' is a number",
-    ),
-    "table": ({"a.csv": "a,b\n"}, "a.csv", "a.csv is a table"),
-    "no train": ({"valid.txt": "a\nb\n"}, "", "has neither train.jsonl nor train.txt"),
-    "two": ({"train.txt": "a\n", "train.jsonl": ""}, "", "both train.jsonl and train.txt"),
-    "nothing": ({"a.txt": ""}, "a.txt", "a.txt has 0 usable prompts in 0 lines"),
-    "one": ({"a.txt": "a\n\na\n"}, "a.txt", "1 usable prompt in 3 lines (1 empty, 1 repeated)"),
-    "long": ({"a.txt": "x" * 20}, "a.txt", "0 usable prompts in 1 line (1 too long)"),
-    "all held out": (
-        {"train.txt": "a\n", "valid.txt": "a\nb\n"},
-        "",
-        "train.txt has 0 usable prompts in 1 line (1 repeated)",
-    ),
-    "none held out": (
-        {"train.txt": "a\nb\n", "valid.txt": "\n"},
-        "",
-        "valid.txt has 0 usable prompts in 1 line (1 empty)",
-    ),
-}
+BAD: list[tuple[dict[str, str | bytes], str, str]] = [
+    ({"a.jsonl": '{"prompt": "a"}\nb\n'}, "a.jsonl", "a.jsonl, line 2: not JSON"),
+    ({"a.jsonl": '{"text": "a"}\n'}, "a.jsonl", "line 1: no field 'prompt' (found: 'text')"),
+    ({"a.txt": b"a\nb\xff\n"}, "a.txt", "a.txt, line 2: not UTF-8: byte 0xff"),
+    ({"a.jsonl": '{"prompt": "a", "completion": 3}'}, "a.jsonl", "'completion' is a number"),
+    ({"a.csv": "a,b\n"}, "a.csv", "a.csv is a table"),
+    ({"valid.txt": "a\nb\n"}, "", "has neither train.jsonl nor train.txt"),
+    ({"train.txt": "a\n", "train.jsonl": ""}, "", "both train.jsonl and train.txt"),
+    ({"a.txt": ""}, "a.txt", "a.txt has 0 usable prompts in 0 lines"),
+    ({"a.txt": "a\n\na\n"}, "a.txt", "1 usable prompt in 3 lines (1 empty, 1 repeated)"),
+    ({"a.txt": "x" * 20}, "a.txt", "0 usable prompts in 1 line (1 too long)"),
+    ({"train.txt": "a\n", "valid.txt": "a\nb\n"}, "", "train.txt has 0 usable prompts in 1 line"),
+    ({"train.txt": "a\nb\n", "valid.txt": "\n"}, "", "valid.txt has 0 usable prompts in 1 line"),
+]
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_data_is_refused_in_one_line(read: Any, case: str) -> None:
-    files, name, found = BAD[case]
+@pytest.mark.parametrize(("files", "name", "found"), BAD, ids=[found for *_, found in BAD])
+def test_bad_data_is_refused_in_one_line(read: Any, files: Any, name: str, found: str) -> None:
     with pytest.raises(ValueError) as caught:
         read(files, name)
     check_message(str(caught.value), found)

@@ -102,10 +102,7 @@ def test_a_run_killed_many_times_gives_the_same_bytes(whole: Path, tmp_path: Pat
         ),
         ({"data": replace(DATA, digest="f" * 64)}, "started with other data"),
         ({"model": target(seed=19)}, "started with another target"),
-        (
-            {"prefix": "correct: "},
-            "no --prefix, and this one has --prefix 'correct: '",
-        ),
+        ({"prefix": "correct: "}, "no --prefix, and this one has --prefix 'correct: '"),
     ],
     ids=["learning_rate", "steps", "minutes", "data", "target", "prefix"],
 )
@@ -116,7 +113,6 @@ def test_a_resumed_run_must_be_the_same(
     with pytest.raises(ValueError) as caught:
         go(tmp_path / "draft", **changes)
     check_message(str(caught.value), found)
-    go(tmp_path / "draft", options=replace(SHORT))
 
 
 @pytest.fixture(scope="module")
@@ -137,15 +133,11 @@ def stop_at_step_9(kind: str, at: object) -> None:
     ("name", "content", "found"),
     [
         ("settings.json", b"", "settings.json is not JSON: Expecting value"),
-        ("settings.json", b"[]", "settings.json holds a list, expected an object"),
         ("labelled.json", b'{"valid": 8', "labelled.json is not JSON: Expecting ',' delimiter"),
-        ("labelled.json", b"[]", "labelled.json holds a list, expected an object"),
         ("labelled.json", b'{"valid": "8"}', "labelled.json has '8' as valid"),
         ("progress.json", b"", "progress.json is not JSON"),
-        ("progress.json", b"[]", "progress.json holds a list"),
         ("progress.json", b"{}", "progress.json has None as losses"),
         ("spent.json", b"{", "spent.json is not JSON"),
-        ("state.safetensors", b"", "state.safetensors is truncated or damaged"),
         ("state.safetensors", None, "state.safetensors is truncated or damaged"),
     ],
 )
@@ -168,17 +160,6 @@ def test_a_damaged_file_of_a_run_is_named_and_can_be_deleted(
     go(tmp_path / "draft")
     for file in ("weights.npz", "history.json"):
         assert (tmp_path / "draft" / file).read_bytes() == (whole / file).read_bytes(), file
-
-
-def test_a_damaged_number_of_steps_is_named(tmp_path: Path) -> None:
-    minutes = replace(SHORT, steps=None, minutes=1.0)
-    with pytest.raises(Stop):
-        go(tmp_path / "draft", Watch(stop_at_step_9), minutes)
-    (tmp_path / "draft.distill" / "steps.json").write_text('{"steps": 14}')
-    with pytest.raises(ValueError) as caught:
-        go(tmp_path / "draft", options=minutes)
-    check_message(str(caught.value), "steps.json has None as checks")
-    assert str(caught.value).endswith(": delete the folder to start over")
 
 
 def test_one_process_at_a_time_works_on_a_draft(tmp_path: Path) -> None:
@@ -217,5 +198,3 @@ def test_an_output_that_appears_during_the_run_is_left_alone(tmp_path: Path) -> 
         go(output, Watch(act))
     check_message(str(caught.value), f"{output} exists")
     assert [path.read_text() for path in output.iterdir()] == ["another model"]
-    shutil.rmtree(output)
-    assert go(output).draft == "draft"

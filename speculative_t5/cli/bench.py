@@ -25,18 +25,7 @@ from ..checkpoints import as_dtype
 from ..errors import count as counted
 from ..errors import not_utf8
 from ..generation import NumDraft, SpeculativeDecoder
-from .options import (
-    DEFAULT_MODEL,
-    DraftModel,
-    DraftVocab,
-    Dtype,
-    MaxSource,
-    Model,
-    Prefix,
-    Truncate,
-    draft_of,
-    model_name,
-)
+from . import options
 from .terminal import Failure, columns, give_tips
 
 PROMPTS = [
@@ -52,22 +41,22 @@ STARTS = 5  # processes timed until their first output
 
 
 def bench(
-    model: Model = DEFAULT_MODEL,
-    draft_model: DraftModel = None,
+    model: options.Model = options.DEFAULT_MODEL,
+    draft_model: options.DraftModel = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             help="Text file with one prompt per line.", show_default="six sentences to correct"
         ),
     ] = None,
-    prefix: Prefix = None,
-    max_source_length: MaxSource = None,
-    truncate: Truncate = False,
-    dtype: Dtype = None,
+    prefix: options.Prefix = None,
+    max_source_length: options.MaxSource = None,
+    truncate: options.Truncate = False,
+    dtype: options.Dtype = None,
     num_draft: Annotated[
         str, typer.Option(help="Tokens to draft: numbers and ranges, such as 1-8 or 2,4,8.")
     ] = "1-8",
-    draft_vocab: DraftVocab = None,
+    draft_vocab: options.DraftVocab = None,
     steady: Annotated[
         bool, typer.Option("--steady", help="Measure each number in steady mode, too.")
     ] = False,
@@ -123,7 +112,7 @@ def bench(
         raise ValueError(f"--acceptance must be from 0 to 1, got {acceptance}")
     if plot:
         check_plot(plot)
-    draft = draft_of(model, draft_model)
+    draft = options.draft_of(model, draft_model)
     same = {"--draft-model": draft_model, "--dtype": dtype, "--prefix": prefix}
     # Shown before anything is loaded, and gone before an error or the table.
     with tqdm(total=turns + 2, desc="loading", unit="turn", leave=False, disable=None) as bar:
@@ -246,10 +235,10 @@ def _replaying(
     return found
 
 
-def _starts(model: str, options: Mapping[str, str | None]) -> list[float]:
+def _starts(model: str, given: Mapping[str, str | None]) -> list[float]:
     """Return seconds to the first output of new processes, once files are in the page cache."""
     arguments = ["--model", model, "--prompt", PROMPTS[1]]
-    for name, value in options.items():
+    for name, value in given.items():
         arguments += [] if value is None else [name, value]
     return [first_token_seconds(arguments) for _ in range(STARTS + 1)][1:]
 
@@ -274,7 +263,7 @@ def first_token_seconds(arguments: Sequence[str]) -> float:
 
 
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
-    draft = f", {model_name(result['draft'])} drafts" if result["draft"] else ""
+    draft = f", {options.model_name(result['draft'])} drafts" if result["draft"] else ""
     names = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
                "forwards", "speed-up", "theory", "efficiency", "same output")  # fmt: skip
     rows = [
@@ -287,7 +276,7 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
         for r in reports
     ]  # fmt: skip
     prompts, turns = counted(result["prompts"], "prompt"), counted(result["turns"], "turn")
-    lines = [f"{model_name(result['target'])}{draft}; {prompts}, greedy, {turns}, "
+    lines = [f"{options.model_name(result['target'])}{draft}; {prompts}, greedy, {turns}, "
              f"{result['machine']['device']}"]  # fmt: skip
     lines += columns([names, *rows], right=range(1, len(names)))
     lines.append(

@@ -14,31 +14,15 @@ import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
 
 import typer
 from tqdm import tqdm
 
+from .. import distill as distilling
 from ..bench import check_plot, draw_history
 from ..checkpoints import as_dtype, find_folder, load, name_of_folder, new_folder
 from ..decoding import LanguageModel
-from ..distill import (
-    Data,
-    DistillOptions,
-    Judgement,
-    Progress,
-    RunFolder,
-    Task,
-    check_options,
-    check_output,
-    fastest,
-    new_draft,
-    own_parameters,
-    read_data,
-    reasons,
-    training_memory,
-)
-from ..distill import distill as run_stages
 from ..errors import check_utf8, count, first_line, not_utf8, shown
 from ..generation import SpeculativeDecoder
 from ..models import T5, SharingDraft
@@ -59,13 +43,13 @@ from .terminal import is_terminal, note, visible
 EVERY = 30  # seconds between lines where there is no terminal
 RECENT = 20  # steps whose mean loss is shown
 UNITS = {"training": " steps", "judging": " outputs"}  # of bars, otherwise prompts
-# The types of values in a file of options, by those that click has, and the words for them.
-KINDS: dict[str, tuple[Any, str]] = {
-    "text": (str, "a string"),
-    "path": (str, "a string"),
-    "boolean": (bool, "true or false"),
-    "integer": (int, "an integer"),
-    "float": (int | float, "a number"),
+# The types of options and of their values in a file, and the words for these.
+KINDS: dict[Any, tuple[Any, str]] = {
+    str: (str, "a string"),
+    Path: (str, "a string"),
+    bool: (bool, "true or false"),
+    int: (int, "an integer"),
+    float: (int | float, "a number"),
 }
 
 
@@ -74,7 +58,12 @@ def _read_options(ctx: typer.Context, name: str | None) -> str | None:
     if name is None:
         return None
     path = Path(name)
-    kinds = {p.name: KINDS[p.type.name] for p in ctx.command.params if p.name != "config"}
+    kinds = {
+        option: KINDS[kind]
+        for option, hint in get_type_hints(distill).items()
+        for kind in (get_args(hint) or (hint,))
+        if kind in KINDS and option != "config"
+    }
     options: dict[str, Any] = {}
     for key, value in _parsed(path).items():
         option = str(key).replace("-", "_")
@@ -114,7 +103,7 @@ def distill(
         Path | None,
         typer.Option(help="Folder to write.", show_default="<name of the target>-draft"),
     ] = None,
-    training: Annotated[dict[str, Any], DistillOptions],
+    training: Annotated[dict[str, Any], distilling.DistillOptions],
     prefix: Prefix = None,
     field: Annotated[
         str, typer.Option(help="Field of each JSON object that holds the prompt.")
@@ -169,7 +158,7 @@ def distill(
     typed = [name for name in ("steps", "minutes") if is_given(ctx, name)]
     if len(typed) == 1:  # it replaces the other one in the file of options
         training["minutes" if typed == ["steps"] else "steps"] = None
-    options = DistillOptions(**training)
+    options = distilling.DistillOptions(**training)
     if plot is not None:
         check_plot(plot)
     check_utf8("--prefix", prefix or "")
@@ -180,13 +169,13 @@ def distill(
     folder = find_folder(model)
     name = name_of_folder(Path(os.path.abspath(folder))) if folder else model
     output = output or new_folder(f"{Path(name).name}-draft")
-    check_output(output)
+    distilling.check_output(output)
     target, tokenizer = load(model, dtype=dtype)
     if not isinstance(target, T5) or tokenizer is None:
         raise ValueError(f"{model} is a decoder-only model, expected a T5")
-    check_options(target, options)
+    distilling.check_options(target, options)
     encoder = PromptEncoder(target, tokenizer, prefix=prefix, max_source_length=max_source_length)
-    prompts = read_data(
+    prompts = distilling.read_data(
         data, encoder, tokenizer, field=field, form=cast(Format | None, format),
         seed=options.seed, max_tokens=options.max_tokens,
     )  # fmt: skip
@@ -202,16 +191,16 @@ def distill(
     start = load(start_from, dtype=target.dtype, target=target)[0] if start_from else None
     if not isinstance(start, SharingDraft | None):
         raise ValueError(f"{start_from} is a whole model, expected a draft that `distill` has made")
-    task = Task(target, tokenizer, name, draft, previous_name, start)
+    task = distilling.Task(target, tokenizer, name, draft, previous_name, start)
     read_by = {
         "prefix": encoder.prefix, "field": field, "format": format,
         "max_source_length": max_source_length,
     }  # fmt: skip
     stages = Stages()
     try:
-        judgement = run_stages(task, prompts, output, options, stages.show, read_by=read_by)
+        judgement = distilling.distill(task, prompts, output, options, stages.show, read_by=read_by)
     except (KeyboardInterrupt, SystemExit, OSError, RuntimeError, MemoryError):
-        if (place := RunFolder(output).path).exists():
+        if (place := distilling.RunFolder(output).path).exists():
             note(f"progress is kept in {place}; run the same command again to resume")
         raise
     finally:
@@ -231,12 +220,12 @@ class Stages:
     def __init__(self) -> None:
         self._bars = is_terminal(sys.stderr)
         self._bar: tqdm[None] | None = None
-        self._first: Progress | None = None  # of the stage
+        self._first: distilling.Progress | None = None  # of the stage
         self._began = self._last_line = 0.0
         self._losses: deque[float] = deque(maxlen=RECENT)
         self._tokens_per_pass = ""
 
-    def show(self, now: Progress) -> None:
+    def show(self, now: distilling.Progress) -> None:
         """Show how far the run is now."""
         if self._first is None or now.stage != self._first.stage:
             self.close()
@@ -273,7 +262,7 @@ class Stages:
         self._bar = None
 
 
-def _account(data: Data, judgement: Judgement) -> str:
+def _account(data: distilling.Data, judgement: distilling.Judgement) -> str:
     """Return a line that says what became of each line of the data."""
     held_out = judgement.made_by["held_out"]
     used = judgement.made_by["labels"] + held_out
@@ -285,15 +274,15 @@ def _account(data: Data, judgement: Judgement) -> str:
     return f"read {count(data.read, 'line')}: {', '.join(parts)}"
 
 
-def _skipped(data: Data) -> str:
-    return f"{sum(data.skipped.values()):,} skipped{reasons(data.skipped)}"
+def _skipped(data: distilling.Data) -> str:
+    return f"{sum(data.skipped.values()):,} skipped{distilling.reasons(data.skipped)}"
 
 
-def _result(folder: Path, judgement: Judgement, command: list[str]) -> str:
+def _result(folder: Path, judgement: distilling.Judgement, command: list[str]) -> str:
     """Return lines that name the folder and, if the draft pays, the command that uses it."""
     size = sum(path.stat().st_size for path in folder.iterdir())
     line = f"{folder}: {size / 1e6:.1f} MB"
-    best = fastest(judgement.speeds)
+    best = distilling.fastest(judgement.speeds)
     if best is None or not judgement.pays:
         return line
     found = find_folder(folder.name)  # a name is shorter than a path
@@ -303,7 +292,7 @@ def _result(folder: Path, judgement: Judgement, command: list[str]) -> str:
 
 
 def _plan(
-    target: T5, options: DistillOptions, data: Data, output: Path, previous: str
+    target: T5, options: distilling.DistillOptions, data: distilling.Data, output: Path, other: str
 ) -> Iterator[str]:
     """Yield lines that say what a run would do."""
     usable = len(data.train) + len(data.valid)
@@ -314,8 +303,8 @@ def _plan(
     given = sum(each.completion is not None for each in data.train)
     if given:
         yield f"{given:,} have completions, and outputs are generated for {usable - given:,}"
-    draft = new_draft(target, options)
-    own = own_parameters(draft)
+    draft = distilling.new_draft(target, options)
+    own = distilling.own_parameters(draft)
     yield (
         f"the draft: {count(options.layers, 'layer')}, "
         f"{own / 1e6:,.1f} M parameters of its own, {2 * own / 1e6:,.1f} MB"
@@ -323,10 +312,10 @@ def _plan(
     steps = f"{options.num_steps:,} steps" if options.num_steps else f"{options.minutes:g} minutes"
     yield f"training: {steps} of {options.batch_tokens:,} tokens, loss {options.loss}"
     length = sum(len(each.prompt) for each in data.train) / len(data.train)
-    memory = training_memory(draft, options, length)
+    memory = distilling.training_memory(draft, options, length)
     yield f"memory for training: about {memory / 1e9:.1f} GB, the target's weights included"
-    yield f"compared with: plain decoding{f' and {previous}' if previous else ''}"
-    begun = RunFolder(output).path
+    yield f"compared with: plain decoding{f' and {other}' if other else ''}"
+    begun = distilling.RunFolder(output).path
     yield f"output: {output}" + (f", resuming the run in {begun}" if begun.exists() else "")
 
 

@@ -11,16 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from .. import tokenizers
 from ..errors import check_integer, count
-from ..tokenizers import (
-    JSON_SUFFIXES,
-    PROMPT_FIELD,
-    Format,
-    PromptEncoder,
-    Shard,
-    Tokenizer,
-    read_lines,
-)
+from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder, Tokenizer
 
 HELD_OUT, MOST_HELD_OUT = 20, 200  # one prompt in 20, and no more than 200
 TABLES = (".csv", ".tsv")
@@ -147,10 +140,10 @@ class _Reader:
         with path.open("rb") as stream:
             self.digests.append(hashlib.file_digest(stream, "sha256").digest())
             stream.seek(0)
-            found = read_lines(
-                stream, self.forms[path], self.prompt_field, Shard(), completion=COMPLETION
-            )
-            for line in found:
+            form, shard = self.forms[path], tokenizers.Shard()
+            for line in tokenizers.read_lines(
+                stream, form, self.prompt_field, shard, completion=COMPLETION
+            ):
                 lines += 1
                 if line.is_empty:
                     skipped["empty"] += 1
