@@ -65,12 +65,12 @@ class Counted:
         return self.model(tokens, **options)
 
 
-@pytest.mark.parametrize("max_tokens", [1, 9, 40])
+@pytest.mark.parametrize("max_tokens", [1, 20])
 def test_rounds_of_mlx_lm_are_passes_of_its_target(models: Pair, max_tokens: int) -> None:
     target, draft = tiny_causal("llama", vocab_size=8, seed=6, layers=2), models[1]
     target.model = counted = Counted(target.model)
     mx.random.seed(0)
-    for token in (2, 3, 4, 5, 6) * 2:
+    for token in (2, 3, 4, 5, 6):
         counted.widths = []  # a prompt of one token is not read ahead
         flags = [flag for _, flag in theirs(target, draft, [token], 3, max_tokens)]
         counts = count_flags(flags, 3, max_tokens)

@@ -30,7 +30,7 @@ from conftest import GREEDY, tiny
 from mlx.utils import tree_flatten
 
 
-@pytest.mark.parametrize(("kind", "acceptance"), [("t5", 0.6), ("t5", 1.0), ("gpt2", 0.6)])
+@pytest.mark.parametrize(("kind", "acceptance"), [("t5", 0.6), ("gpt2", 1.0)])
 def test_replayed_drafts_are_right_as_often_as_asked(kind: str, acceptance: float) -> None:
     """The output is the target's own all the same."""
     options: Any = {"eos_token_id": 19} if kind == "t5" else {"seed": 26}  # outputs that vary
