@@ -114,7 +114,7 @@ def test_the_command_measures_the_shipped_pair(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     (tmp_path / "prompts.txt").write_text(f"{bench_command.PROMPTS[0]}\n\n")
-    monkeypatch.setattr(bench_command, "STARTS", 1)
+    monkeypatch.setattr(bench_command, "first_token_seconds", lambda arguments: len(arguments))
     models = [str(REPOSITORY / "weights" / name) for name in ("correct-base", "correct-small")]
     options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 32, "as_json": True}
     options |= {"dtype": "float32"}
@@ -137,15 +137,19 @@ def test_the_command_measures_the_shipped_pair(
     assert all(row["waits"] == 1 and row["same"] == row["outputs"] == 1 for row in result["rows"])
     banner = bench_command._table(result, [])[0]
     assert banner.startswith("correct-base, correct-small drafts; 1 prompt, greedy, 1 turn")
-    assert len(result["first_token_seconds"]) == 1 and result["prompts"] == 1
+    assert result["first_token_seconds"] == [8] * 5 and result["prompts"] == 1
     plain, drafting, _, _, lookup = (SimpleNamespace(**row) for row in result["rows"])
     assert plain.speedup == plain.tokens_per_round == 1 and plain.acceptance == 0
     assert drafting.efficiency == pytest.approx(drafting.speedup / drafting.theory)
     assert drafting.tokens_per_second > 0 and drafting.verify_ms > 0
     assert drafting.draft_ms > lookup.draft_ms
+    assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
+
+
+def test_processes_are_timed_until_their_first_byte() -> None:
+    assert 0 < first_token_seconds(["--version"]) < 60
     with pytest.raises(RuntimeError, match="gave no text"):
         first_token_seconds(["--model", "nowhere"])
-    assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
 
 
 def test_a_terminal_shows_progress_before_anything_is_loaded(

@@ -163,20 +163,17 @@ class RunFolder:
             lock(file.fileno(), f"another process is at work in {self.path}: wait for it to end")
             known = self.read(SETTINGS)
             if known is None:
-                self.write(SETTINGS, settings)
-            else:
-                self._refuse_others(known, settings)
+                known = dict(settings)
+                self.write(SETTINGS, known)
+            for name, value in settings.items():
+                if known.get(name) != value:
+                    before = INPUTS.get(name) or _as_option(name, known.get(name))
+                    now = "" if name in INPUTS else f", and this one has {_as_option(name, value)}"
+                    raise ValueError(
+                        f"the run in {self.path} was started with {before}{now}: "
+                        "use the same to resume it, or delete the folder to start over"
+                    )
             yield
-
-    def _refuse_others(self, known: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        for name, value in settings.items():
-            if known.get(name) != value:
-                before = INPUTS.get(name) or _as_option(name, known.get(name))
-                now = "" if name in INPUTS else f", and this one has {_as_option(name, value)}"
-                raise ValueError(
-                    f"the run in {self.path} was started with {before}{now}: "
-                    "use the same to resume it, or delete the folder to start over"
-                )
 
     def read(self, name: str, **kinds: Any) -> dict[str, Any] | None:
         """Return the object in a JSON file; None if there is no file.
