@@ -13,7 +13,7 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
-from ..bench.synthetic import random_prompts
+from ..bench import synthetic
 from ..checkpoints import dtype_name
 from ..decoding import Sampler
 from ..generation import SpeculativeDecoder
@@ -116,7 +116,7 @@ def greedy(subject: Subject) -> Finding:
     for dtype in dict.fromkeys((own, mx.float32, mx.bfloat16)):
         model = tiny.tied_t5(dtype)
         tied = SpeculativeDecoder(model, model, num_draft=NUM_DRAFT)
-        prompts = random_prompts(model, 9, NUM_TIES)
+        prompts = synthetic.random_prompts(model, 9, NUM_TIES)
         found.append(compare(f"near-ties, {dtype_name(dtype)}", tied, prompts, TIES_TOKENS))
     table = [("outputs that depend on the draft", "plain mode", "steady mode")]
     table += [(f"{c.count} {c.name}", f"{len(c.plain)}", f"{len(c.steady)}") for c in found]
