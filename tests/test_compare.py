@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.cpu import accelerate
@@ -274,27 +275,23 @@ def test_settings_of_ctranslate2_that_fail_are_passed_over(monkeypatch: pytest.M
     seconds = {"1": 3.0, "1 CT2_USE_MKL": 2.0, "8": 1.0, "8 CT2_USE_MKL": 4.0}
     closed: list[str] = []
 
-    class Fake:
-        def __init__(self, name: str, spec: dict[str, Any], **environment: str) -> None:
-            self.setting = " ".join([str(spec["threads"]), *environment])
-            if self.setting == failing["start"]:
-                raise workers.Lost(f"no {self.setting}")
-            self.about = {"device": "cpu"}
+    def started(name: str, spec: dict[str, Any], **environment: str) -> Any:
+        setting = " ".join([str(spec["threads"]), *environment])
+        if setting == "1":
+            raise workers.Lost(f"no {setting}")
+        ask = Mock(side_effect=lambda *_: ([], seconds[setting]))
+        if setting in lost:
+            ask.side_effect = workers.Lost(f"lost {setting}")
+        return SimpleNamespace(
+            about={"device": "cpu"}, setting=setting, ask=ask, close=lambda: closed.append(setting)
+        )
 
-        def ask(self, ids: list[int], max_tokens: int) -> tuple[list[int], float]:
-            if failing["ask"] in (self.setting, "all"):
-                raise workers.Lost(f"lost {self.setting}")
-            return [], seconds[self.setting]
-
-        def close(self) -> None:
-            closed.append(self.setting)
-
-    monkeypatch.setattr(workers, "Worker", Fake)
+    monkeypatch.setattr(workers, "Worker", started)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    failing = {"start": "1", "ask": "8"}
+    lost = ["8"]
     best: Any = workers.start_fastest("ctranslate2", {}, PROMPTS[:1], MAX_TOKENS)
     assert best.setting == "1 CT2_USE_MKL" and closed == ["8 CT2_USE_MKL"]
-    failing["ask"] = "all"
+    lost = [*seconds]
     with pytest.raises(workers.Lost, match="lost 8 CT2_USE_MKL"):
         workers.start_fastest("ctranslate2", {}, PROMPTS[:1], MAX_TOKENS)
 

@@ -10,21 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli import distill as command
-from speculative_t5.distill import (
-    DistillOptions,
-    Judgement,
-    Label,
-    Progress,
-    judge,
-    new_draft,
-    training,
-    training_memory,
-)
+from speculative_t5.checkpoints import load, save_draft
+from speculative_t5.cli.distill import Stages
+from speculative_t5.distill import DistillOptions, Judgement, judge, new_draft, training
 from speculative_t5.distill import run as stages_of_run
 
 import mlx.core as mx
 import pytest
+from checkpoints import write_causal
 from commands import Call, in_a_shell, on_a_terminal
 from conftest import REPOSITORY, tiny_model
 from messages import check_message
@@ -139,12 +132,12 @@ def test_the_estimate_of_memory_is_near_the_peak(
     sizes = {"d_model": 256, "d_ff": 512, "num_heads": 4, "d_kv": 64, "vocab_size": 4000}
     model = tiny_model(**sizes, gated=gated, layers=2)
     options = DistillOptions(layers=2, batch_tokens=2048)
-    labels = [Label(i, [5] * 32, [6] * 32) for i in range(32)]
+    labels = [training.Label(i, [5] * 32, [6] * 32) for i in range(32)]
     run = training.Training(new_draft(model, options), labels, options, steps=1)
     mx.clear_cache()
     mx.reset_peak_memory()
     run.step()
-    ratio = training_memory(run.draft, options, 32) / mx.get_peak_memory()
+    ratio = training.training_memory(run.draft, options, 32) / mx.get_peak_memory()
     assert 0.75 < ratio < 1.33
 
 
@@ -176,6 +169,7 @@ def test_a_file_gives_options_and_the_command_line_wins(
         ("a.toml", "config = 'b.toml'", "'config' is not an option"),
         ("a.toml", "data = 3", "data is 3, expected a string"),
         ("a.toml", "steps = 'many'", "steps is 'many', expected an integer"),
+        ("a.toml", "steps = true", "steps is True, expected an integer"),
         ("a.yaml", "dry-run: 1", "dry-run is 1, expected true or false"),
         ("a.json", '{"batch-tokens": 3, "batch_tokens": 3}', "batch_tokens is there twice"),
         ("a.json", "[3]", "a.json is [3], expected names and values"),
@@ -233,10 +227,6 @@ BAD = {
 @pytest.fixture(scope="module")
 def inputs(place: Path) -> Iterator[Path]:
     """The folder of tests with things that a draft cannot be made of."""
-    from speculative_t5.checkpoints import load, save_draft
-
-    from checkpoints import write_causal
-
     (place / "empty.txt").write_text("")
     (place / "long.txt").write_text("".join(f"{'many words ' * 300}{i}\n" for i in range(3)))
     write_causal(place / "causal")
@@ -271,13 +261,13 @@ def test_a_stopped_run_goes_on_by_the_same_command(
 ) -> None:
     assert distill(call, prompts, *SHORT, "--output", "whole").code == 0
 
-    def interrupt(self: object, now: Progress) -> None:
+    def interrupt(self: object, now: Any) -> None:
         if (now.stage, now.done) == ("training", 3):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(stages_of_run, "SAVE_EVERY", 2)
-        patch.setattr(command.Stages, "show", interrupt)
+        patch.setattr(Stages, "show", interrupt)
         stopped = distill(call, prompts, *SHORT, "--output", "out")
     assert stopped.code == 130 and stopped.err[-2:] == [
         "progress is kept in out.distill; run the same command again to resume",

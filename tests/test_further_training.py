@@ -130,7 +130,7 @@ def test_the_result_is_converted_and_trained_further(
 
 def test_a_model_learns_what_its_teacher_says(converted: Path, tmp_path: Path, clock: None) -> None:
     """The loss is the divergence from the teacher: 0 for itself, and it falls for another."""
-    run = make_run(start(converted, 120), minutes=5)
+    run = make_run(start(converted, 120), minutes=2)
     batch = torch.tensor([EXAMPLE[0]]), torch.ones(1, 4), torch.tensor([[*EXAMPLE[1], -100]])
     right = run._loss(*batch).item()
     run.teacher = start(converted, 120).eval()
@@ -169,7 +169,7 @@ def test_caution_asks_the_teacher_or_the_weights_before(
 
 
 def test_a_cautious_run_learns_other_targets(converted: Path, tmp_path: Path, clock: None) -> None:
-    run = make_run(start(converted, 120), minutes=5)
+    run = make_run(start(converted, 120), minutes=2)
     ids, mask, other = torch.tensor([EXAMPLE[0]]), torch.ones(1, 4), torch.tensor([[11, 12, 1]])
     run.caution = lambda ids, *_: other.repeat(len(ids), 1)  # type: ignore[assignment]
     before = run._loss(ids, mask, other).item()
