@@ -146,30 +146,25 @@ def test_a_request_gets_the_same_alone_and_among_others(
         assert text == decoder.generate(PROMPTS[number % len(PROMPTS)], **options).text, number
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--port", "65536"], "--port must be"),
-        (["--host", "no host"], "--host must be"),
-        (["--max-queue", "0"], "--max-queue must be"),
-        (["--batch-size", "0"], "batch_size must be"),
-        (["--batch-size", "2", "--steady"], "steady decodes one prompt at a time"),
-        (["--shutdown-seconds", "-1"], "--shutdown-seconds must be"),
-        (["--shutdown-seconds", "nan"], "--shutdown-seconds must be"),
-        (["--api-key-file", "absent"], "absent: No such file"),
-        (["--api-key-file", "empty"], "empty has no API key"),
-        (["--cors-origin", "example.org"], "--cors-origin must be"),
-        (["--num-beams", "2"], "a server has no beam search"),
-        (["--scores"], "a server gives no scores"),
-        (["--temperature", "-1"], "temperature must be"),
-    ],
-)
-def test_wrong_options_are_one_line(
-    call: Call, tmp_path: Path, arguments: list[str], text: str
-) -> None:
-    (tmp_path / "empty").touch()
-    done = call("serve", "--port", "0", *arguments)
-    assert done.code == 2 and text in one_line(done)
+def test_wrong_options_are_one_line(call: Call, here: Path) -> None:
+    (here / "empty").touch()
+    for arguments, text in {
+        "--port 65536": "--port must be",
+        "--host [": "--host must be",
+        "--max-queue 0": "--max-queue must be",
+        "--batch-size 0": "batch_size must be",
+        "--batch-size 2 --steady": "steady decodes one prompt at a time",
+        "--shutdown-seconds -1": "--shutdown-seconds must be",
+        "--shutdown-seconds nan": "--shutdown-seconds must be",
+        "--api-key-file absent": "absent: No such file",
+        "--api-key-file empty": "empty has no API key",
+        "--cors-origin example.org": "--cors-origin must be",
+        "--num-beams 2": "a server has no beam search",
+        "--scores": "a server gives no scores",
+        "--temperature -1": "temperature must be",
+    }.items():
+        done = call("serve", "--port", "0", *arguments.split())
+        assert done.code == 2 and text in one_line(done), arguments
 
 
 def test_a_port_in_use_is_one_line(call: Call) -> None:

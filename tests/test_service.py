@@ -108,9 +108,13 @@ class MoreLetters(Letters):
     words = [*Letters.words, "ca", "d", "ad", "da", "dd"]
 
 
+def varied_pair(kind: str) -> Any:
+    return tiny_pair(kind, noise=0.2, vocab_size=20, layers=2, seed=VARIED[kind])
+
+
 def make_lettered(kind: str) -> SpeculativeDecoder:
     """A decoder whose tokens are letters."""
-    target, draft = tiny_pair(kind, noise=0.2, vocab_size=20, layers=2, seed=VARIED[kind])
+    target, draft = varied_pair(kind)
     return SpeculativeDecoder(target, draft, MoreLetters(), num_draft=4)
 
 
@@ -286,31 +290,26 @@ async def test_long_prompts_join_a_few_at_a_time(gate: Gate) -> None:
         call.cancel()
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"scores": True}, "scores"),
-        ({"num_beams": 2}, "num_beams"),
-        ({"suppress_tokens": [20]}, "the id 20"),
-        ({"num_return_sequences": 9, "temperature": 1.0}, "9 outputs"),
-        ({"bad_words": ["a"]}, "bad_words has the text"),
-    ],
-)
 @in_a_loop
-async def test_what_a_server_does_not_do_is_refused(options: dict[str, Any], named: str) -> None:
+async def test_what_a_server_does_not_do_is_refused() -> None:
     decoder = make_decoder("t5", "model")
+    wrong: dict[str, dict[str, Any]] = {
+        "scores": {"scores": True},
+        "num_beams": {"num_beams": 2},
+        "the id 20": {"suppress_tokens": [20]},
+        "9 outputs": {"num_return_sequences": 9, "temperature": 1.0},
+        "bad_words has the text": {"bad_words": ["a"]},
+    }
+    given: list[Any] = [[], "text", ["text"], [[]], [[99, 1]], [[5, 1], []], [None]]
+    cases = [("", each, {}) for each in given]
+    cases += [(named, [[5, 1]], options) for named, options in wrong.items()]
 
     async with serving(decoder, max_queue=8) as served:
-        with pytest.raises(ValueError) as refused:
-            served.submit([[5, 1]], GenerationOptions(**options))
-        check_message(str(refused.value), named)
-        given: Any
-        for given in ([], "text", ["text"], [[]], [[99, 1]], [[5, 1], []], [None]):
+        for named, prompts, options in cases:
             with pytest.raises(ValueError) as refused:
-                served.submit(given, GenerationOptions())
-            check_message(str(refused.value))
-        assert is_now(served, queued=0), "what is refused does not wait"
-        assert is_now(served, prompt_tokens=0)
+                served.submit(prompts, GenerationOptions(**options))
+            check_message(str(refused.value), named)
+        assert is_now(served, queued=0, prompt_tokens=0), "what is refused does not wait"
 
 
 def failing(method: Callable[..., Any], times: list[bool]) -> Callable[..., Any]:
@@ -479,7 +478,7 @@ def test_a_service_that_never_started_stops() -> None:
 
 @in_a_loop
 async def test_a_steady_decoder_has_one_row(gate: Gate) -> None:
-    target, draft = tiny_pair("t5", noise=0.2, vocab_size=20, layers=2, seed=VARIED["t5"])
+    target, draft = varied_pair("t5")
     decoder = SpeculativeDecoder(target, draft, num_draft=3, steady=True)
     expected = by_decoder(decoder, prompts(3), {"max_tokens": 9})
 
@@ -492,7 +491,7 @@ async def test_a_steady_decoder_has_one_row(gate: Gate) -> None:
 
 @in_a_loop
 async def test_an_adaptive_decoder_drafts_a_fixed_number() -> None:
-    target, draft = tiny_pair("t5", noise=0.2, vocab_size=20, layers=2, seed=VARIED["t5"])
+    target, draft = varied_pair("t5")
     adaptive = SpeculativeDecoder(target, draft, num_draft="auto")
     options = {"max_tokens": 13, "temperature": 1.0}
     expected = by_decoder(SpeculativeDecoder(target, draft), prompts(3), options)
