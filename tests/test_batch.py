@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -162,6 +163,13 @@ def test_a_resumed_run_is_an_uninterrupted_one(job: Job) -> None:
         kept = whole[:size].rpartition(b"\n")[0]
         assert job.run(resume=True) == [whole[:size].count(b"\n"), kept.count(b'"error"')]
         assert job.target.read_bytes() == whole
+
+
+def test_records_without_statistics_are_kept(job: Job) -> None:
+    job.run()
+    whole = job.target.read_bytes()
+    job.target.write_bytes(re.sub(rb'"eos", "stats": {[^}]*}', b'"length"', whole))
+    assert job.run(resume=True) == [40, 6]
 
 
 def test_a_torn_line_may_end_in_zeros(job: Job) -> None:

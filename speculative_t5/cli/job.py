@@ -172,8 +172,10 @@ class Counts:
         """Count a record."""
         self.done += 1
         self.failed += "error" in record
-        if record.get("finish_reason") == "length":
-            self.cut[record["stats"]["tokens"]] += 1
+        stats = record.get("stats")
+        tokens = stats.get("tokens") if isinstance(stats, dict) else None
+        if record.get("finish_reason") == "length" and isinstance(tokens, int):
+            self.cut[tokens] += 1
 
 
 def shown_name(output: str) -> str:
