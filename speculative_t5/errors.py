@@ -61,6 +61,13 @@ def option(
     return field(default=default, metadata=about)
 
 
+def described(options: Any) -> Any:
+    """Add to a dataclass's docstring what its options do, in the words of --help; see `option`."""
+    helps = [(each.name, each.metadata["help"]) for each in fields(options) if each.metadata]
+    options.__doc__ += "".join(["\nOptions:", *(f"\n    {name}: {text}" for name, text in helps)])
+    return options
+
+
 def check_options(options: Any) -> None:
     """Refuse values that are out of the ranges of their fields, or no numbers, see `option`.
 

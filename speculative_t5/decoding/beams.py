@@ -93,7 +93,6 @@ def beam_search(
     model: LanguageModel,
     requests: Iterable[Request],
     options: BeamOptions,
-    *,
     batch_size: int,
     broadcast: Broadcast = identity,
 ) -> Iterator[BeamResult]:

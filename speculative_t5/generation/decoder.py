@@ -30,7 +30,6 @@ from .options import (
     NumDraft,
     SingleOptions,
     VerifyRule,
-    as_pair,
     takes,
     with_hints,
 )
@@ -55,21 +54,19 @@ class SpeculativeDecoder:
         tokenizer: Needed for prompts and outputs as text. With None, prompts are ids and the texts
             of results are empty.
         num_draft: Tokens to draft for each pass of the target, at least 1; or "auto" to choose the
-            number round by round, from the costs of drafting and verifying on this machine and from
-            the acceptance so far. The costs are measured once, on the first prompt.
+            number round by round, from the acceptance so far and from costs that are measured once,
+            on the first prompt.
         delta: Lenience in [0, 1]. When sampling, a drafted x is accepted with probability
             min(1, p(x) / q(x) + delta); at temperature 0, if the target gives it at least
             (1 - delta) times the largest probability.
         verify: "token" judges drafted tokens one by one, "block" the draft as a whole, which
-            accepts more of it and is exact as well; "auto" is "block" unless delta is above 0. At
-            temperature 0 the two are the same.
+            accepts more of it and is exact as well; "auto" is "block" unless delta is above 0.
         lookup: Use prompt lookup (n-gram) beside a draft model: up to `num_draft` tokens after the
             model's own.
         min_ngram: The fewest last tokens of the output that a lookup must find again, at least 1.
         max_ngram: The longest match that a lookup prefers to a shorter one.
         draft_vocab: Let the draft model propose only the first ids, so that its output head costs
-            less; None for all, or for those that it was trained to propose. Tokenizers that put
-            frequent pieces first lose little acceptance, and the output stays the target's own.
+            less; None for all, or for those that it was trained to propose.
         steady: Give every pass of the target the same width: `num_draft` + 1 positions, padding
             included, or the next number whose rows this device computes alike, which the first
             generation finds out. A token's probabilities then have the same bits whatever was
@@ -87,10 +84,7 @@ class SpeculativeDecoder:
         truncate: Cut longer prompts instead: a T5's at the end, a decoder-only model's at the
             beginning, to leave room for `max_tokens`.
 
-    Attributes:
-        model: The target.
-        draft: The draft model; None without one.
-        tokenizer: For prompts and outputs as text, or None.
+    `model` and `tokenizer` are attributes, and `draft`, which is the draft model or None.
 
     Raises:
         ValueError: If an option is out of its range or the models' tokenizers differ.
@@ -130,6 +124,11 @@ class SpeculativeDecoder:
             max_source_length=max_source_length,
             truncate=truncate,
         )
+        self.prefix = self._prompts.prefix or ""  # of prompts, where they do not begin with it
+        self.is_steady = steady  # and prompts are decoded one at a time
+        self.drafts = self.draft is not None or self._drafting.lookup  # whether anything is drafted
+        self.draft_vocab = self._drafting.draft_vocab  # ids that the draft model proposes are below
+        self.min_probability = float(getattr(model, "min_probability", 0))  # for `rewrite`
         self._draft_is_implied = False  # and so left out where none may be
         number = DraftingOptions.num_draft if num_draft == "auto" else num_draft
         self._schedule = FixedSchedule(int(number))
@@ -198,8 +197,7 @@ class SpeculativeDecoder:
         Args:
             prompt: Text; source ids (EOS included, where a T5 reads them) as a list; or a chat as
                 a list of messages, each with its "role" and "content".
-            options: Given as keywords; see `GenerationOptions` and `SingleOptions`. The output is
-                distributed as the target's own with these options.
+            options: Given as keywords; see `GenerationOptions` and `SingleOptions`.
 
         Raises:
             ValueError: If the prompt is empty, too long or not a prompt, or an option is out of its
@@ -214,9 +212,8 @@ class SpeculativeDecoder:
         sampler = self.bind(options).sampler
 
         def explained(done: Generation) -> Generation:
-            vocab, tokens = self._drafting.draft_vocab, done.tokens
             found = decoding.pair_probabilities(
-                self.model, self.draft, source, tokens, sampler, vocab
+                self.model, self.draft, source, done.tokens, sampler, self.draft_vocab
             )
             return replace(done, probabilities=found)
 
@@ -227,9 +224,8 @@ class SpeculativeDecoder:
     def generate_batch(self, prompts: Sequence[Prompt], options: BatchOptions) -> list[Generation]:
         """Generate the outputs for many prompts, in the prompts' order.
 
-        Options are given as keywords, see `GenerationOptions` and `BatchOptions`; errors are those
-        of `generate`. All prompts are checked before the first is decoded. At the same seed the
-        first output is that of `generate`.
+        For options see `GenerationOptions` and `BatchOptions`. All prompts are checked before the
+        first is decoded. At the same seed the first output is that of `generate`.
         """
         check_prompts(prompts)
         batch_size = self._drafting.rows(options.batch_size)
@@ -253,18 +249,14 @@ class SpeculativeDecoder:
         distribution all the same.)
 
         `prompts` are pairs of an index, at least 0, and a prompt, as `enumerate` makes them. As
-        many prompts as rows are taken ahead, with `by_length` `WINDOW` times as many. Options are
-        given as keywords, see `GenerationOptions` and `BatchOptions`; errors are those of
-        `generate`.
+        many prompts as rows are taken ahead, with `by_length` `WINDOW` times as many. For options
+        see `GenerationOptions` and `BatchOptions`.
         """
         check_prompts(prompts)
         batch_size = self._drafting.rows(options.batch_size)
         requests: Iterator[Indexed] = (
-            (
-                check_integer("a prompt's index", index, 0),
-                self._fit(index, prompt, options.max_tokens),
-            )
-            for index, prompt in map(as_pair, prompts)
+            (index, self._fit(index, prompt, options.max_tokens))
+            for index, prompt in map(checked_pair, prompts)
         )
         if options.by_length and batch_size > 1:
             requests = decoding.in_order_of_length(requests, decoding.WINDOW * batch_size)
@@ -282,31 +274,6 @@ class SpeculativeDecoder:
         return (as_chunk(done, detokenizer) for done in self.rounds([(0, source)], options))
 
     rewrite = with_hints(rewrite)  # texts of any length, piece by piece
-
-    @property
-    def drafts(self) -> bool:
-        """Whether anything is drafted, by a model or by lookup."""
-        return self.draft is not None or self._drafting.lookup
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether prompts are decoded one at a time, in passes of one width."""
-        return self._drafting.steady
-
-    @property
-    def draft_vocab(self) -> int | None:
-        """The draft model proposes only ids below this; None for all."""
-        return self._drafting.draft_vocab
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of each prompt that is text and does not begin with it."""
-        return self._prompts.prefix or ""
-
-    @property
-    def min_probability(self) -> float:
-        """The default of `rewrite`: the `min_probability` of the model's config.json, or else 0."""
-        return float(getattr(self.model, "min_probability", 0))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt of any length, EOS included where the model is a T5.
@@ -345,19 +312,15 @@ class SpeculativeDecoder:
 
         The options are checked at the call. `progress` shows a bar, for one prompt.
         """
-        count = options.num_return_sequences
         if beams := options.beams:
             self._check_beams(options)
             requests = self.requests(prompts, options)
+            searches = max(1, batch_size // beams.num_beams)
             results = decoding.beam_search(
-                self.model,
-                requests,
-                beams,
-                batch_size=max(1, batch_size // beams.num_beams),
-                broadcast=self._verifier.broadcast,
+                self.model, requests, beams, searches, self._verifier.broadcast
             )
             return ((done.index, best_beam(done, self.tokenizer)) for done in results)
-        several = None
+        several, count = None, options.num_return_sequences
         if options.scores or count > 1:
             score = partial(decoding.log_probability, self.model) if options.scores else None
             several = Several(count, score)
@@ -437,6 +400,16 @@ class SpeculativeDecoder:
             self._schedules, self.model, self.draft, self._drafting, plan, requests
         )
         return replace(plan, schedule=schedule)
+
+
+def checked_pair(item: object) -> tuple[int, Prompt]:
+    """Return an index and its prompt; refuse anything else in their place."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return check_integer("a prompt's index", item[0], 0), item[1]
+    raise ValueError(
+        "each of prompts must be an index with its prompt, as enumerate makes them, got "
+        f"{type(item).__name__}"
+    )
 
 
 def process_facts(

@@ -22,8 +22,8 @@ from ..decoding import (
     LogitsTransform,
     Sampler,
 )
-from ..errors import check_integer, check_options, check_utf8, option
-from ..tokenizers import Detokenizer, Prompt, PromptEncoder, Tokenizer
+from ..errors import check_integer, check_options, check_utf8, described, option
+from ..tokenizers import Detokenizer, PromptEncoder, Tokenizer
 from .outputs import StoppedText
 
 P = ParamSpec("P")
@@ -65,46 +65,23 @@ OTHERS = {
 }  # fmt: skip
 
 
+@described
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
     """The options of a call, each in its range.
 
-    Attributes:
-        max_tokens: Upper bound on emitted tokens, EOS included.
-        temperature: 0 is greedy; above 0 tokens are sampled.
-        top_k: Sample from the k most probable tokens only; 0 is all of them.
-        top_p: Then from the most probable ones that reach this sum; 1 is all of them.
-        seed: For sampling; the same seed, options and machine give the same tokens. With num_draft
-            "auto" this holds as long as the stored calibration is kept.
-        speculative: False decodes with the target alone.
-        max_new_tokens: Another name for `max_tokens`.
-        repetition_penalty: Above 1, tokens that have occurred in the output (of a decoder-only
-            model also in the prompt) become less probable: positive logits are divided by it,
-            negative ones multiplied.
-        no_repeat_ngram_size: No sequence of this many tokens occurs twice; 0 is off.
-        min_tokens: The output does not end before it has this many tokens.
-        suppress_tokens: Ids that never occur.
-        bad_words: Texts, or sequences of ids, that never occur. A text stands for the ids that the
-            tokenizer gives it at the beginning of a text and after a space; others can spell it,
-            too.
-        logit_bias: Adds to the logits of ids; -inf forbids one.
-        forced_tokens: What every output begins with: ids, or text.
-        logits_processors: Functions of (tokens so far (T,) int32, logits (1, V) float32) that
-            return logits (1, V), as mlx-lm's. They are called for each drafted token, too, and
-            must depend on their arguments alone.
-        stop: A text, or several, before which an output ends; they are not part of the text.
-        stop_token_ids: Ids that end an output as EOS does.
-        num_return_sequences: The number of outputs for each prompt, see `Generation.alternatives`.
-            Output j of prompt i samples as prompt `num_return_sequences` * i + j would.
-        scores: Add the logarithm of each output's probability, see `Generation.score`. This takes
-            one more pass over the output.
-        num_beams: Above 1, the best output that a beam search over this number of sequences finds,
-            by the target alone. Samples, drafts, stop strings and streams do not go with it.
-        length_penalty: Of a beam search: an output's score is the sum of its tokens'
-            log-probabilities divided by its length in tokens, EOS included, to this power.
-        early_stopping: Of a beam search, once it has as many outputs as beams: True ends it, False
-            goes on while the best sequence, if it ended now, would be better than the worst of
-            them, "never" while it could be at any length.
+    What the words of --help do not say: with num_draft "auto", a seed gives the same tokens as long
+    as the stored calibration is kept. `speculative=False` decodes with the target alone, and
+    `max_new_tokens` is another name for `max_tokens`. `repetition_penalty` divides positive logits
+    of the tokens in the output (of a decoder-only model also in the prompt), and multiplies
+    negative ones. `bad_words` are ids, or text: the ids that the tokenizer gives it at the
+    beginning of a text and after a space, while others can spell it, too. `logits_processors` are
+    functions of (tokens so far (T,) int32, logits (1, V) float32) that return logits (1, V), as
+    mlx-lm's; they are called for each drafted token, too, and must depend on their arguments alone.
+    `stop` is a text or several, which are not part of the output. Output j of prompt i samples as
+    prompt `num_return_sequences` * i + j would. `scores` take one more pass over the output. A beam
+    search, see `BeamOptions`, finds the best outputs by the target alone; samples, drafts, stop
+    strings and streams do not go with it.
     """
 
     max_tokens: int = in_output(
@@ -171,18 +148,15 @@ class GenerationOptions:
                     f"max_tokens is {self.max_tokens} and max_new_tokens, another name for it, is "
                     f"{self.max_new_tokens}: give one of them"
                 )
-            object.__setattr__(self, "max_tokens", self.max_new_tokens)
-            object.__setattr__(self, "max_new_tokens", None)
-        for name in ITEMS:
-            object.__setattr__(self, name, as_items(name, getattr(self, name)))
-        words = tuple(
+            vars(self).update(max_tokens=self.max_new_tokens, max_new_tokens=None)
+        values = {name: as_items(name, getattr(self, name)) for name in ITEMS}
+        values["bad_words"] = tuple(
             word if isinstance(word, str) else as_items("each of bad_words", word)
-            for word in self.bad_words
+            for word in values["bad_words"]
         )
-        object.__setattr__(self, "bad_words", words)
         if not isinstance(self.forced_tokens, str):
-            forced = as_items("forced_tokens", self.forced_tokens)
-            object.__setattr__(self, "forced_tokens", forced)
+            values["forced_tokens"] = as_items("forced_tokens", self.forced_tokens)
+        vars(self).update(values)
         bias = self.logit_bias
         if not (bias is None or isinstance(bias, Mapping)):
             raise ValueError(f"logit_bias must be a dict of ids and biases, got {bias!r}")
@@ -294,16 +268,11 @@ class GenerationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleOptions(GenerationOptions):
-    """The options of `generate`, which has one prompt.
+    """The options of `generate`, which has one prompt."""
 
-    Attributes:
-        probabilities: Add each token's probability by the target and by the draft model, see
-            `Token`. This takes one more pass over the output by each of them.
-        progress: Show a bar on standard error, for one output.
-    """
-
+    # Adds each token's probabilities, see `Token`, by one more pass of each model over the output.
     probabilities: bool = False
-    progress: bool = False
+    progress: bool = False  # shows a bar on standard error, for one output
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -315,20 +284,19 @@ class SingleOptions(GenerationOptions):
 class BatchOptions(GenerationOptions):
     """The options of `generate_batch` and `iter_batch`.
 
-    Attributes:
-        batch_size: Prompts to decode side by side, from 1 to 65,536; None for 16, or 1 if the
-            decoder is steady.
-        by_length: Begin prompts in order of length, since rows of similar length pad less; without
-            it they begin as they come.
+    `batch_size` prompts are decoded side by side, from 1 to 65,536; None is 16, or 1 if the decoder
+    is steady. `by_length` begins them in order of length, since rows of similar length pad less;
+    without it they begin as they come.
     """
 
     batch_size: int | None = None
     by_length: bool = True
 
 
+@described
 @dataclass(frozen=True)
 class DraftingOptions:
-    """How a decoder drafts and verifies; `SpeculativeDecoder` describes options and ranges."""
+    """How a decoder drafts and verifies; `SpeculativeDecoder` says more of it."""
 
     num_draft: NumDraft = in_drafting(
         5,
@@ -422,23 +390,12 @@ def as_items(name: str, value: object) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def as_pair(item: object) -> tuple[int, Prompt]:
-    """Return an index and its prompt; refuse anything else in their place."""
-    if isinstance(item, tuple | list) and len(item) == 2:
-        return item[0], item[1]
-    raise ValueError(
-        "each of prompts must be an index with its prompt, as enumerate makes them, got "
-        f"{type(item).__name__}"
-    )
-
-
 def takes(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[S, A, Options], R]], Callable[Concatenate[S, A, P], R]]:
     """Let a method of one argument and options take the options' fields as keywords instead.
 
-    Four methods share these keywords, and each of them is written once, in a dataclass. Python
-    refuses others; type checkers, editors and `help` know them.
+    Python refuses others; type checkers, editors and `help` know them.
     """
 
     def decorate(method: Callable[[S, A, Options], R]) -> Callable[Concatenate[S, A, P], R]:
