@@ -174,7 +174,7 @@ def test_parts_that_are_done_are_left_out() -> None:
     assert [piece.refused for piece in whole.kept] == ["I have it 1 there."]
     for skipped in ({0}, {1, 2}, set(range(len(document)))):
         done = {n: pieces[n] for n in skipped}
-        kept = {n: document.restored(n, p.output, p.reason, p.refused) for n, p in done.items()}
+        kept = {n: document.piece(n, p.output, p.reason, p.refused) for n, p in done.items()}
         assert kept == {n: replace(piece, stats=None) for n, piece in done.items()}
         rest = dict(document.rewrite(skip=kept))
         assert not rest.keys() & kept.keys()

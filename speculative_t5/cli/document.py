@@ -146,7 +146,7 @@ def _decoded(whole: Document, kept: PartialFile | None, batch_size: int | None) 
     for number, earlier in kept.earlier.items() if kept else ():
         if number in range(len(whole)):
             refused = earlier.get("refused")
-            pieces[number] = whole.restored(number, earlier["output"], earlier["reason"], refused)
+            pieces[number] = whole.piece(number, earlier["output"], earlier["reason"], refused)
     began = time.perf_counter()
     with tqdm(total=len(whole), initial=len(pieces), unit=" pieces", disable=None) as bar:
         for number, piece in whole.rewrite(batch_size=batch_size, skip=pieces):

@@ -9,6 +9,8 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from ..errors import count
+
 if TYPE_CHECKING:
     from .rewriting import Rewritten
 
@@ -73,16 +75,13 @@ def as_table(done: Rewritten) -> str:
         if shown:
             rows += [_row(i, *pairs[i - 1], reasons.get(i, [])) for i in numbers]
         else:
-            rows.append(f'<tr class="far"><td colspan="4">{_same(len(list(numbers)))}</td></tr>')
+            same = f"{count(len(list(numbers)), 'line')} without changes"
+            rows.append(f'<tr class="far"><td colspan="4">{same}</td></tr>')
     return (
         f"<style>{SHEET}</style><p>{escape(done.summary())}</p>"
         '<table class="st5-changes"><thead><tr><th class="n"></th><th>before</th>'
         f'<th class="n"></th><th>after</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
     )
-
-
-def _same(number: int) -> str:
-    return f"{number:,} line{'s' if number != 1 else ''} without changes"
 
 
 def _row(number: int, before: str, after: str, reasons: list[str]) -> str:

@@ -13,23 +13,16 @@ _FACTS = re.compile(r"\d(?:[\d.,:/]*\d)?|[^\s<>()\"]+@[^\s<>()\"]+\w|(?:https?:/
 
 
 def arranged(words: Sequence[str], gaps: Sequence[str], output: Sequence[str]) -> str | None:
-    r"""Join the words of an output by what stands between the words of its source.
+    r"""Join the words of an output by the gaps between the words of its source.
 
     Words are matched by difflib, without their case and punctuation; those in between are mapped in
     proportion. Each line break comes before the word that its next line's first word became, and
     at least one word is left for each line. Other gaps than single spaces are kept where both their
-    words have neighbours in the output.
+    words have neighbours in the output. The result is None if the output has fewer words than the
+    source has lines.
 
     Example: for the words of "He go to\n> school" and "He goes to school now." the result is "He
     goes to\n> school now."
-
-    Args:
-        words: The words of the source.
-        gaps: What stands between them, one fewer than words.
-        output: The words of the output.
-
-    Returns:
-        The text, or None if the output has fewer words than the source has lines.
     """
     places = _places(words, output)
     joints = [" "] * (len(output) - 1)
@@ -80,8 +73,8 @@ def _spread(wanted: Sequence[int], count: int) -> list[int] | None:
 def similarity(source: str, output: str, least: float = 0.0) -> float:
     """Return difflib's ratio of the letters and digits of two texts, from 0 to 1 for the same.
 
-    It takes long for long texts that differ much. So if an upper bound of it that is found soon,
-    by the longest common subsequence, is below `least`, that is returned.
+    It takes long for long texts. So an upper bound, by the longest common subsequence, is returned
+    if it is below `least`.
     """
     a, b = ([c for c in text.casefold() if c.isalnum()] for text in (source, output))
     if a == b:

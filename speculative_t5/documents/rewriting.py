@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +11,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ..decoding import Sampler, Stats, pair_probabilities, total
-from ..errors import check_options, check_utf8, count, option
+from ..errors import check_options, check_utf8, count, described, option
 from .layout import arranged, same_facts, similarity
-from .splitting import Passage, check_language, is_label, keeps_lines, paragraphs, sentences
+from .splitting import LANGUAGES, Passage, is_label, keeps_lines, paragraphs, sentences
 
 if TYPE_CHECKING:
     from ..generation import Generation, SpeculativeDecoder
@@ -22,9 +23,18 @@ PIECE_TOKENS = 128
 MIN_SIMILARITY = 0.75
 
 
+@described
 @dataclass(frozen=True)
 class RewriteOptions:
-    """How a text is rewritten; `rewrite` describes the options and their ranges."""
+    """How a text is rewritten.
+
+    By "paragraph", a long one is decoded as many of its sentences at a time as the model reads.
+    Pieces of like length have the same `max_tokens` by default, and are decoded together.
+    Similarity is difflib's ratio of letters and digits; set it to 0 for a model that does something
+    other than correct. `min_probability` is for any token of an output that changes its piece, as
+    in GECToR (Omelianchuk et al. 2020, arXiv:2005.12592): the higher it is, the fewer wrong
+    corrections are made, but also the fewer right ones.
+    """
 
     by: By = option(
         "sentence",
@@ -63,30 +73,24 @@ class RewriteOptions:
         if self.by not in get_args(By):
             names = ", ".join(map(repr, get_args(By)))
             raise ValueError(f"by is {self.by!r}, expected one of {names}")
-        check_language(self.language)
+        if self.language not in LANGUAGES:
+            raise ValueError(
+                f"there are no sentence rules for the language {self.language!r}: choose one of "
+                f"{', '.join(LANGUAGES)}"
+            )
         check_options(self)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text, and what stands in its place.
+    """A part of a text, and what stands in its place."""
 
-    Attributes:
-        line: The number of the line where it begins, from 1.
-        source: The part as it was, line breaks included.
-        output: What stands there now; `source` if nothing was changed.
-        reason: Why the model's output is not used, or none was made; None if it is used.
-        refused: The output that is not used, in the layout of `source` if it has enough words for
-            that; None if there is none.
-        stats: What decoding it cost; None if it was not decoded in this run.
-    """
-
-    line: int
-    source: str
-    output: str
-    reason: str | None = None
-    refused: str | None = None
-    stats: Stats | None = None
+    line: int  # number of the line where it begins, from 1
+    source: str  # the part as it was, line breaks included
+    output: str  # what stands there now; `source` if nothing was changed
+    reason: str | None = None  # why the model's output is not used, or none was made
+    refused: str | None = None  # output not used, laid out as `source` if it has enough words
+    stats: Stats | None = None  # what decoding it cost; None if it was not decoded in this run
 
     @property
     def status(self) -> Literal["changed", "same", "kept"]:
@@ -98,20 +102,12 @@ class Piece:
 
 @dataclass(frozen=True, repr=False)
 class Rewritten:
-    """A text that was rewritten; notebooks show both texts side by side.
+    """A text that was rewritten; notebooks show both texts side by side."""
 
-    Attributes:
-        text: The text, with as many lines as `source`.
-        source: The text as it was.
-        pieces: The parts that the model read or should have read, in order.
-        stats: Rounds, drafted and accepted tokens of all pieces; `seconds` is the wall-clock time
-            of decoding them.
-    """
-
-    text: str
+    text: str  # with as many lines as `source`
     source: str
-    pieces: tuple[Piece, ...]
-    stats: Stats
+    pieces: tuple[Piece, ...]  # the parts that the model read or should have read, in order
+    stats: Stats  # of all pieces; `seconds` is the wall-clock time of decoding them
 
     def __repr__(self) -> str:
         return f"Rewritten({self.summary()})"
@@ -168,28 +164,8 @@ def rewrite(
     (see `keeps_lines`), or is too different, see `min_similarity`; or if the model is not sure of
     its output, see `min_probability`.
 
-    Args:
-        decoder: Decodes the pieces.
-        text: The text, with any line ends.
-        by: "sentence" decodes each by itself; "paragraph" whole paragraphs, or as many of their
-            sentences as the model reads; "tokens" as many sentences of a paragraph as have
-            `piece_tokens` tokens together.
-        language: The code of the language whose rules split the text into sentences.
-        piece_tokens: The most tokens of a piece that is packed by "tokens", the prefix included.
-        batch_size: Pieces to decode side by side, see `SpeculativeDecoder.iter_batch`.
-        max_tokens: Upper bound on the tokens of each output, EOS included; None for twice those of
-            its piece and 16 more, rounded up to a power of 2, so that pieces of like length are
-            decoded together.
-        min_similarity: The least similarity of a piece and its output: difflib's ratio of their
-            letters and digits, from 0 to 1. Above 0, their numbers, e-mail addresses and links
-            must be the same, too. Set it to 0 for a model that does something other than correct.
-        min_probability: The least probability that the target may give to any token of an output
-            that changes its piece, from 0 to 1; None for the `min_probability` of the model's
-            config.json, or else 0. The idea is GECToR's (Omelianchuk et al. 2020,
-            arXiv:2005.12592). The higher it is, the fewer wrong corrections are made, but also
-            the fewer right ones.
-        speculative: False decodes with the target alone.
-        progress: Show a bar on standard error.
+    For the options see `RewriteOptions`, and for `batch_size` `SpeculativeDecoder.iter_batch`.
+    `speculative=False` decodes with the target alone; `progress` shows a bar on standard error.
 
     Raises:
         ValueError: If the decoder has no tokenizer, the text is not a string or an option is out
@@ -219,11 +195,7 @@ class _Part:
 
 
 class Document:
-    """A text split into the pieces to rewrite.
-
-    Raises:
-        ValueError: See `rewrite`.
-    """
+    """A text split into the pieces to rewrite; for errors see `rewrite`."""
 
     def __init__(self, decoder: SpeculativeDecoder, text: str, options: RewriteOptions) -> None:
         if not isinstance(text, str):
@@ -253,35 +225,30 @@ class Document:
 
     def _read(self, passage: Passage) -> _Part:
         """Encode a passage, and find out whether the model can read it."""
-        prompt = self._decoder.prefix + passage.flat(self.text)
+        prompt, reason = self._decoder.prefix + passage.flat(self.text), None
         ids = self._decoder.encode(prompt)
-        tokens = f"it has {len(ids):,} tokens, more than the model reads"
         try:
             source = self._decoder.fit(prompt, self._limit(ids))
         except ValueError:  # encoding has succeeded, so it is too long
-            return _Part(passage, ids, tokens)
-        if source.cut:
-            return _Part(passage, ids, tokens)
-        if source.unknown:
-            characters = " ".join(source.unknown)
-            return _Part(passage, ids, f"the model's vocabulary lacks {characters}")
-        return _Part(passage, ids)
+            source = None
+        if source is None or source.cut:
+            reason = f"it has {len(ids):,} tokens, more than the model reads"
+        elif source.unknown:
+            reason = f"the model's vocabulary lacks {' '.join(source.unknown)}"
+        return _Part(passage, ids, reason)
 
     def _packed(self, parts: Iterable[_Part]) -> Iterator[_Part]:
         """Join sentences of one paragraph to parts as long as may be."""
-        pack: _Part | None = None
-        for part in parts:
-            joined = None
-            if pack is not None:
-                spans = pack.passage.spans + part.passage.spans
-                joined = self._read(Passage(spans, pack.passage.line))
-                most = self.options.piece_tokens if self.options.by == "tokens" else None
-                if joined.reason or (most is not None and len(joined.ids) > most):
-                    yield pack
-                    joined = None
-            pack = joined or part
-        if pack is not None:
-            yield pack
+        most = self.options.piece_tokens if self.options.by == "tokens" else math.inf
+        pack, *others = parts
+        for part in others:
+            spans = pack.passage.spans + part.passage.spans
+            joined = self._read(Passage(spans, pack.passage.line))
+            if joined.reason or len(joined.ids) > most:
+                yield pack
+                joined = part
+            pack = joined
+        yield pack
 
     def _limit(self, ids: Sequence[int]) -> int:
         """Return the most tokens of the output for a part."""
@@ -307,25 +274,27 @@ class Document:
         def pieces() -> Iterator[tuple[int, Piece]]:
             for i, part in left:
                 if part.reason is not None:
-                    yield i, self._piece(part, None, part.reason)
+                    yield i, self.piece(i, None, part.reason)
             for limit, group in groupby(readable, key=lambda each: self._limit(each[1].ids)):
                 requests = [(i, part.ids) for i, part in group]
                 for i, done in decoder.iter_batch(
                     requests, batch_size=batch_size, max_tokens=limit, speculative=speculative
                 ):
-                    yield i, self._judged(self._parts[i], done)
+                    yield i, self._judged(i, done)
 
         return pieces()
 
-    def _piece(
-        self, part: _Part, output: str | None, reason: str | None, refused: str | None = None
+    def piece(
+        self, number: int, output: str | None, reason: str | None, refused: str | None = None
     ) -> Piece:
-        passage = part.passage
+        """Return what stands in the place of a part; None is what was there."""
+        passage = self._parts[number].passage
         source = self.text[passage.start : passage.end]
         return Piece(passage.line, source, source if output is None else output, reason, refused)
 
-    def _judged(self, part: _Part, done: Generation) -> Piece:
+    def _judged(self, number: int, done: Generation) -> Piece:
         """Return a piece with its output in the layout of its source, if the output is good."""
+        part = self._parts[number]
         words, gaps = part.passage.words(self.text)
         source, output = " ".join(words), done.text.split()
         laid_out, reason = arranged(words, gaps, output) if output else None, None
@@ -347,9 +316,9 @@ class Document:
         elif output != words:
             reason = self._doubt(part, done)
         if reason:
-            piece = self._piece(part, None, reason, laid_out or done.text or None)
+            piece = self.piece(number, None, reason, laid_out or done.text or None)
         else:
-            piece = self._piece(part, laid_out, None)
+            piece = self.piece(number, laid_out, None)
         return replace(piece, stats=done.stats)
 
     def _has_unknown(self, source: str, done: Generation) -> bool:
@@ -360,21 +329,14 @@ class Document:
 
     def _doubt(self, part: _Part, done: Generation) -> str | None:
         """Say how unsure the target is of an output, if it is too unsure."""
-        decoder, least = self._decoder, self.options.min_probability
-        if not least:
+        if not (least := self.options.min_probability):
             return None
-        sampler = Sampler(temperature=0)
-        found = pair_probabilities(decoder.model, None, part.ids, done.tokens, sampler)
-        if all(p >= least for p, _ in found):
+        model, sampler = self._decoder.model, Sampler(temperature=0)
+        found = pair_probabilities(model, None, part.ids, done.tokens, sampler)
+        lowest = min((p for p, _ in found), default=1.0)
+        if lowest >= least:
             return None
-        lowest = min(p for p, _ in found)
         return f"a token of its output has a probability of {lowest:.4f}, which is below {least:g}"
-
-    def restored(
-        self, number: int, output: str, reason: str | None, refused: str | None = None
-    ) -> Piece:
-        """Return the piece of a part that an earlier run has finished."""
-        return self._piece(self._parts[number], output, reason, refused)
 
     def result(self, pieces: Mapping[int, Piece], seconds: float = 0.0) -> Rewritten:
         """Put the pieces of all parts in their places; `seconds` is for the statistics."""

@@ -43,14 +43,12 @@ Span = tuple[int, int]  # where a word begins and ends in the text
 class Passage:
     """Words of a text that belong together: a paragraph, or some sentences of it.
 
-    Attributes:
-        spans: Where each word begins and ends in the text. Between two of them stands what keeps
-            words apart: spaces, a line break and what the next line begins with, or nothing.
-        line: The number of the line where it begins, from 1.
+    Between two words stands what keeps them apart: spaces, a line break and what the next line
+    begins with, or nothing.
     """
 
-    spans: tuple[Span, ...]
-    line: int
+    spans: tuple[Span, ...]  # where each word begins and ends in the text
+    line: int  # number of the line where it begins, from 1
 
     @property
     def start(self) -> int:
@@ -62,10 +60,7 @@ class Passage:
 
     def flat(self, text: str) -> str:
         """Return the passage on one line, with single spaces."""
-        parts = [text[slice(*self.spans[0])]]
-        for (_, before), (start, end) in pairwise(self.spans):
-            parts += [" " if before < start else "", text[start:end]]
-        return "".join(parts)
+        return " ".join(self.words(text)[0])
 
     def words(self, text: str) -> tuple[list[str], list[str]]:
         """Return the words of `flat`, and what stands between them in the text."""
@@ -77,15 +72,6 @@ class Passage:
                 words.append(text[start:end])
                 gaps.append(text[before:start])
         return words, gaps
-
-
-def check_language(language: object) -> None:
-    """Refuse a language whose sentences cannot be told apart."""
-    if language not in LANGUAGES:
-        raise ValueError(
-            f"there are no sentence rules for the language {language!r}: choose one of "
-            f"{', '.join(LANGUAGES)}"
-        )
 
 
 def sentences(text: str, passage: Passage, language: str) -> list[Passage]:
@@ -179,10 +165,9 @@ def paragraphs(text: str) -> Iterator[Passage]:
     (with bars, tabs or wide gaps), fenced code, code indented by four columns (except a paragraph
     that begins with a capital and ends as a sentence does), and labels, see `is_label`.
 
-    Fences are those of CommonMark: a quotation closes those within. But a fence that is not closed
-    before the text ends is none, for else all sentences behind it would be left out unseen; only
-    its own line is. And tildes below a line that does not end as a sentence underline a heading, as
-    in reStructuredText: at least four, or as many as the line has characters.
+    Fences are those of CommonMark: a quotation closes those within. But of a fence that is never
+    closed only its own line is left out. And tildes below a line that does not end as a sentence
+    underline a heading, as in reStructuredText: at least four, or as many as its characters.
 
     A line break is within a paragraph if the next line begins with a small letter, or if its line
     is full: 40 to 120 characters long. Any other line break ends the paragraph.
@@ -216,7 +201,7 @@ def paragraphs(text: str) -> Iterator[Passage]:
             in_list, start, line = True, start + marker.end(), line[marker.end() :]
         elif indent == 0 and open_ is None:
             in_list = False
-        if marker or open_ is None or depth != open_.depth or not _goes_on(open_.last, line):
+        if marker or open_ is None or depth != open_.depth or not _continues(open_.last, line):
             yield from _finished(text, open_)
             open_ = _Paragraph(each.number, depth, indent >= INDENT and not in_list)
         open_.spans += [
@@ -236,7 +221,7 @@ def _is_underline(line: str, above: str) -> bool:
     return _UNDERLINE.match(line) is not None
 
 
-def _goes_on(line: str, following: str) -> bool:
+def _continues(line: str, following: str) -> bool:
     """Whether the following line continues the sentence of this one."""
     return following[:1].islower() or len(line.rstrip()) in WRAPPED
 
