@@ -128,7 +128,7 @@ def test_it_learns_from_rounds() -> None:
         length = schedule.next(1000)
         schedule.observe(outcome(length, [length]))
     assert schedule.next(1000) >= 3, "it probes"
-    assert schedule.fresh().next(1000) == before
+    assert AdaptiveSchedule(schedule.calibration).next(1000) == before
 
 
 @pytest.mark.parametrize("draft", [0.03, 0.5])

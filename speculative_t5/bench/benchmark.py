@@ -105,14 +105,13 @@ def record(variant: Variant, prompt: list[int], *, timed: bool = False) -> Run:
     requests = [*decoder.requests([(0, prompt)], options)]
     plan = variant.plan or decoder.plan(requests, speculative=options.speculative)
     run = Run()
-    with decoding.count_syncs() as waits:
-        recorder = _Recorder(plan.schedule, run, waits)
-        plan = replace(plan, schedule=recorder, timed=timed)
-        began = time.perf_counter()
-        for done in decoding.decode(decoder.model, requests, plan, batch_size=1):
-            run.emitted.append(done.stats.emitted - sum(run.emitted))
-            run.tokens += done.tokens
-        ended = time.perf_counter()
+    recorder = _Recorder(plan.schedule, run)
+    plan = replace(plan, schedule=recorder, timed=timed)
+    began = time.perf_counter()
+    for done in decoding.decode(decoder.model, requests, plan, batch_size=1):
+        run.emitted.append(done.stats.emitted - sum(run.emitted))
+        run.tokens += done.tokens
+    ended = time.perf_counter()
     run.seconds = ended - began
     run.rounds = np.diff([*recorder.began, ended]).tolist()
     return run
@@ -124,17 +123,16 @@ class _Recorder:
 
     schedule: decoding.Schedule
     run: Run
-    waits: decoding.SyncCount
     began: list[float] = field(default_factory=list)
     waits_before: int = 0
 
     def next(self, remaining: int) -> int:
         self.began.append(time.perf_counter())
-        self.waits_before = self.waits.count
+        self.waits_before = decoding.syncs()
         return self.schedule.next(remaining)
 
     def observe(self, outcome: Outcome) -> None:
-        self.run.waits.append(self.waits.count - self.waits_before)
+        self.run.waits.append(decoding.syncs() - self.waits_before)
         self.run.outcomes.append(outcome)
         self.schedule.observe(outcome)
 

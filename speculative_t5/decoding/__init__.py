@@ -37,11 +37,10 @@ from .results import (
     Origin,
     Round,
     Stats,
-    SyncCount,
-    count_syncs,
     identity,
     origins_of_round,
     read,
+    syncs,
     total,
 )
 from .sampling import Groups, Sampler, argmax

@@ -1,7 +1,4 @@
-"""How many tokens to draft next: a fixed number, or the one that pays best on this machine.
-
-What rounds cost is measured once per pair and machine (`calibrate`), and kept on disk.
-"""
+"""How many tokens to draft next: a fixed number, or the one that pays best on this machine."""
 
 from __future__ import annotations
 
@@ -95,13 +92,12 @@ class Calibration:
 class Counts:
     """Counts of drafted and accepted tokens by position; older rounds weigh less.
 
-    Attributes:
-        values: Four lists of MAX_DRAFT + 1: `reached`, `passed`, `asked` and `had`. At i, from 1,
-            they count rows that were asked for i tokens or more: `asked` all of them, `had` those
-            that drafted as many, `reached` those that accepted the first i - 1, `passed` those that
-            accepted the i-th as well. At 0 they count what a drafter adds after the tokens asked
-            for: `asked` all rows, `had` the extra tokens, `reached` the rows that accepted all
-            tokens asked for, `passed` the extra tokens accepted.
+    `values` are four lists of MAX_DRAFT + 1: `reached`, `passed`, `asked` and `had`. At i, from 1,
+    they count rows that were asked for i tokens or more: `asked` all of them, `had` those that
+    drafted as many, `reached` those that accepted the first i - 1, `passed` those that accepted the
+    i-th as well. At 0 they count what a drafter adds after the tokens asked for: `asked` all rows,
+    `had` the extra tokens, `reached` the rows that accepted all tokens asked for, `passed` the
+    extra tokens accepted.
     """
 
     # Lists of floats: arrays so short are slower, and the device idles meanwhile.
@@ -122,10 +118,6 @@ class Counts:
             passed[0] += max(accepted - num_draft, 0)
             asked[0] += 1
             had[0] += max(drafted - num_draft, 0)
-
-    def scale(self, factor: float) -> None:
-        """Multiply the weight of all rounds so far."""
-        self.values = [[value * factor for value in row] for row in self.values]
 
     def pooled(self) -> float:
         """Return the acceptance rate over all positions."""
@@ -192,7 +184,7 @@ class AdaptiveSchedule:
     """
 
     def __init__(self, calibration: Calibration) -> None:
-        self._calibration = calibration
+        self.calibration = calibration
         self._learning = threading.Lock()
         self._rate = rate_of_others(calibration)
         self._counts = counts_for_others(calibration)
@@ -203,10 +195,6 @@ class AdaptiveSchedule:
         self._patience = max(1.0, extra / PROBE_SHARE)  # such rounds before a probe
         self._most_patience = MAX_PATIENCE * self._patience
         self._best = self._best_length()
-
-    def fresh(self) -> AdaptiveSchedule:
-        """Return a schedule with this calibration that has observed nothing yet."""
-        return AdaptiveSchedule(self._calibration)
 
     def next(self, remaining: int) -> int:
         num_draft = self._best
@@ -224,13 +212,13 @@ class AdaptiveSchedule:
                 patience = self._patience * (1 / 8 if any(outcome.num_accepted) else 2)
                 self._patience = min(max(1.0, patience), self._most_patience)
             self._idle = 0
-            self._counts.scale(MEMORY)
+            self._counts = Counts([[MEMORY * n for n in row] for row in self._counts.values])
             self._counts.add(outcome)
             self._best = self._best_length()
 
     def _best_length(self) -> int:
         accepts, drafts = map(np.array, self._counts.expected(self._rate))
-        verifying = np.interp(1 + drafts, LENGTHS, self._calibration.verify_seconds)
+        verifying = np.interp(1 + drafts, LENGTHS, self.calibration.verify_seconds)
         return int(np.argmax((1 + accepts) / (self._draft_seconds + verifying)))
 
 

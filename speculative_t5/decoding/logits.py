@@ -1,8 +1,7 @@
 """Options that change the target's distribution according to the tokens so far.
 
-Target and draft go through the same transform of (logits, tokens so far), so that the output is
-distributed as the transformed target's own. Inside a draft, the tokens so far include the drafted
-ones before each position.
+Target and draft go through the same transform, so that the output is distributed as the transformed
+target's own. The tokens so far include the drafted ones before each position.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ class TokenHistory:
     starts: Sequence[int]  # how many of these tokens come before the output
     drafted: mx.array  # (B, N) int32, tokens that are assumed to follow
 
+    @cached_property
     def tokens(self) -> mx.array:
-        """Return contexts and drafted tokens, (B, T + N) int32, `NOTHING` before short rows."""
+        """Contexts and drafted tokens, (B, T + N) int32, `NOTHING` before short rows."""
         longest = max(map(len, self.contexts))
         rows = [[*[NOTHING] * (longest - len(c)), *c] for c in self.contexts]
         return mx.concatenate([mx.array(rows, dtype=mx.int32), self.drafted], axis=1)
@@ -150,18 +150,17 @@ class LogitsTransform:
         """Transform logits (B, L, V) of any float type; returns (B, L, V) float32."""
         logits = logits.astype(mx.float32)
         length, size = logits.shape[1:]
-        tokens = history.tokens() if self._reads_tokens else mx.zeros((0, 0), dtype=mx.int32)
         if self.logit_bias:
             logits = logits + self._added("logit_bias", size)
         if self.repetition_penalty != 1:
-            seen, penalty = _seen(tokens, logits), self.repetition_penalty
+            seen, penalty = _seen(history.tokens, logits), self.repetition_penalty
             penalized = mx.where(logits < 0, logits * penalty, logits / penalty)
             logits = mx.where(seen, penalized, logits)
         if self.no_repeat_ngram_size:
-            repeating = _repeating(tokens, self.no_repeat_ngram_size, logits)
+            repeating = _repeating(history.tokens, self.no_repeat_ngram_size, logits)
             logits = mx.where(repeating, -mx.inf, logits)
         if self._sequences:
-            logits = _uncompleted(tokens, *self._sequences, logits)
+            logits = _uncompleted(history.tokens, *self._sequences, logits)
         if self.min_tokens:
             early = (history.positions(length) < self.min_tokens)[..., None]
             logits = mx.where(early, logits + self._added("end_ids", size), logits)
@@ -172,7 +171,7 @@ class LogitsTransform:
         if self.processors:
             ends = _positions_of_ends(history, self.end_ids)
             for processor in self.processors:
-                logits = _processed(processor, logits, tokens, history, ends)
+                logits = _processed(processor, logits, history, ends)
         return logits
 
     @cached_property
@@ -208,17 +207,10 @@ class LogitsTransform:
             self._rows[name, size] = mx.array(row)
         return self._rows[name, size]
 
-    @property
-    def _reads_tokens(self) -> bool:
-        """Whether a step depends on the tokens themselves."""
-        steps = (self.no_repeat_ngram_size, self._sequences, self.processors)
-        return self.repetition_penalty != 1 or any(steps)
-
     def _forced(self, logits: mx.array, positions: mx.array) -> mx.array:
         """Leave the forced token alone at the positions that have one; `positions` is (B, L)."""
-        count = len(self.forced_tokens)
         forced = mx.array([*self.forced_tokens, NOTHING], dtype=mx.int32)
-        token = forced[mx.minimum(positions, count)][..., None]
+        token = forced[mx.minimum(positions, len(self.forced_tokens))][..., None]
         only = mx.where(mx.arange(logits.shape[-1]) == token, 0.0, -mx.inf)
         return mx.where(token == NOTHING, logits, only)
 
@@ -301,13 +293,12 @@ def _positions_of_ends(history: TokenHistory, end_ids: Sequence[int]) -> list[in
 def _processed(
     processor: LogitsProcessor,
     logits: mx.array,
-    tokens: mx.array,
     history: TokenHistory,
     ends: Sequence[int],
 ) -> mx.array:
     """Call a processor for each row and position that follows no end."""
-    length, earlier = logits.shape[1], tokens.shape[1] - logits.shape[1] + 1
-    rows = []
+    length, tokens, rows = logits.shape[1], history.tokens, []
+    earlier = tokens.shape[1] - length + 1
     for row, context in enumerate(history.contexts):
         first, drafted = earlier - len(context), history.drafted.shape[1] - length + 1
         # Position i follows `drafted` + i drafted tokens.

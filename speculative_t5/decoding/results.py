@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -20,33 +19,22 @@ def identity(ids: mx.array) -> mx.array:
     return ids
 
 
-@dataclass
-class SyncCount:
-    """Counts the calls of `read`."""
-
-    count: int = 0
+class _Thread(threading.local):
+    syncs = 0
 
 
-# A context variable, so that each thread counts its own waits.
-_counters: ContextVar[tuple[SyncCount, ...]] = ContextVar("_counters", default=())
+_thread = _Thread()
 
 
 def read(array: mx.array) -> list[list[int]]:
     """Wait for ids (B, L) int32 and return them as Python integers."""
-    for waits in _counters.get():
-        waits.count += 1
+    _thread.syncs += 1
     return cast(list[list[int]], array.tolist())
 
 
-@contextmanager
-def count_syncs() -> Iterator[SyncCount]:
-    """Count this thread's waits inside the `with` block; the count grows while it runs."""
-    waits = SyncCount()
-    token = _counters.set((*_counters.get(), waits))
-    try:
-        yield waits
-    finally:
-        _counters.reset(token)
+def syncs() -> int:
+    """Return how often this thread has called `read`."""
+    return _thread.syncs
 
 
 FinishReason = Literal["eos", "length", "stop"]
@@ -59,21 +47,13 @@ class Stats:
 
     In a batch, `seconds` runs from the row's first round to its last, for all rows together. It
     includes encoding for the rows that begin the batch; later prompts are encoded ahead of time.
-
-    Attributes:
-        num_draft: K of each round: how many tokens the drafter was asked for.
-        num_drafted: Tokens it proposed in each round; a lookup may find fewer.
-        num_accepted: Proposed tokens that were accepted and emitted in each round (after a cut at
-            EOS or max_tokens).
-        emitted: Tokens emitted, EOS included.
-        seconds: Wall-clock time from the prompt's ids to the last token, encoding included.
     """
 
-    num_draft: tuple[int, ...] = ()
-    num_drafted: tuple[int, ...] = ()
-    num_accepted: tuple[int, ...] = ()
-    emitted: int = 0
-    seconds: float = 0.0
+    num_draft: tuple[int, ...] = ()  # K of each round: how many tokens the drafter was asked for
+    num_drafted: tuple[int, ...] = ()  # that it proposed; a lookup may find fewer
+    num_accepted: tuple[int, ...] = ()  # and that were accepted and emitted, after a cut
+    emitted: int = 0  # tokens, EOS included
+    seconds: float = 0.0  # wall-clock time from the prompt's ids to the last token
 
     def __repr__(self) -> str:
         return (
@@ -191,11 +171,8 @@ def origins_of_round(num_drafted: int, num_accepted: int, emitted: int) -> list[
     """Return where each token that a round emitted came from, EOS included.
 
     "accepted" tokens were drafted; the target's own token is "recovered" after a rejection, a
-    "bonus" after a whole draft, and "regular" where nothing was drafted (plain decoding).
-
-    Example: five drafted, three accepted and the target's own after them, (5, 3, 4), are
-    ["accepted", "accepted", "accepted", "recovered"]. A round that ends with an accepted EOS or at
-    max_tokens, as (5, 3, 3), has no token of the target's own.
+    "bonus" after a whole draft, and "regular" where nothing was drafted (plain decoding). A round
+    that ends with an accepted EOS or at max_tokens has no token of the target's own.
     """
     origins: list[Origin] = ["accepted"] * num_accepted
     if emitted > num_accepted:

@@ -21,19 +21,14 @@ class Sampler:
 
     Temperature 0 is greedy decoding: `probs` is then one-hot on the argmax. Verification need not
     make such rows: it counts the ids that agree, as both rules would (`verify.num_agreed`).
-
-    Args:
-        temperature: Divides the logits; 0 is greedy, and the filters then change nothing.
-        top_k: Keep the k most probable tokens; 0 keeps all.
-        top_p: Keep the fewest most probable tokens whose probabilities, after top-k, reach this sum
-            (nucleus sampling, 1904.09751); 1 keeps all.
-        transform: Changes logits according to the tokens so far, also in greedy decoding.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
+    temperature: float = 0.0  # divides the logits; 0 is greedy, and the filters change nothing
+    top_k: int = 0  # keep the k most probable tokens; 0 keeps all
+    # Keep the fewest most probable tokens whose probabilities, after top-k, reach this sum
+    # (nucleus sampling, 1904.09751); 1 keeps all.
     top_p: float = 1.0
-    transform: LogitsTransform | None = None
+    transform: LogitsTransform | None = None  # by the tokens so far, also in greedy decoding
 
     def __post_init__(self) -> None:
         temperature = check_number("temperature", self.temperature)
@@ -92,14 +87,6 @@ class Groups:
     """The rows of a batch, grouped by their samplers; each group is computed together.
 
     A row's values are those that it has without its neighbours.
-
-    Args:
-        samplers: One for each row.
-
-    Attributes:
-        greedy_rows: Whether each row is greedy.
-        greedy: Whether all are.
-        transforms: Whether logits of any row are changed.
     """
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
@@ -112,11 +99,11 @@ class Groups:
             else:
                 rows.append(row)
         self._groups = found
-        self._rows = [mx.array(rows) for _, rows in found]
         grouped = [row for _, rows in found for row in rows]
         self._order = mx.array(sorted(range(len(grouped)), key=grouped.__getitem__))
         self.greedy_rows = [sampler.greedy for sampler in samplers]
         self.greedy = all(self.greedy_rows)
+        # Whether logits of any row are changed.
         self.transforms = any(sampler.transform is not None for sampler in samplers)
 
     def transformed(self, logits: mx.array, history: TokenHistory) -> mx.array:
@@ -124,20 +111,15 @@ class Groups:
         if len(self._groups) == 1:
             return self._groups[0][0].transformed(logits, history)
         return self._join(
-            sampler.transformed(own, history.of_rows(rows))
-            for (sampler, rows), own in zip(self._groups, self._split(logits), strict=True)
+            sampler.transformed(logits[mx.array(rows)], history.of_rows(rows))
+            for sampler, rows in self._groups
         )
 
     def probs(self, logits: mx.array) -> mx.array:
         """Turn logits (B, ..., V) into probabilities (B, ..., V) float32, row by row."""
         if len(self._groups) == 1:
             return self._groups[0][0].probs(logits)
-        pairs = zip(self._groups, self._split(logits), strict=True)
-        return self._join(sampler.probs(own) for (sampler, _), own in pairs)
-
-    def _split(self, values: mx.array) -> list[mx.array]:
-        """Return each group's rows of values (B, ...)."""
-        return [values[rows] for rows in self._rows]
+        return self._join(sampler.probs(logits[mx.array(rows)]) for sampler, rows in self._groups)
 
     def _join(self, parts: Iterable[mx.array]) -> mx.array:
         """Put values of the groups, (B_g, ...) each, together in the order of rows, (B, ...)."""

@@ -214,4 +214,4 @@ def adaptive_schedule(
             known[settings] = AdaptiveSchedule(found)
         schedule = known[settings]
     greedy_and_exact = sampler.temperature == 0 and verifier.delta == 0
-    return schedule if greedy_and_exact else schedule.fresh()
+    return schedule if greedy_and_exact else AdaptiveSchedule(schedule.calibration)
