@@ -53,27 +53,8 @@ class SpeculativeDecoder:
             output so far, without a model; or None to decode with the target alone.
         tokenizer: Needed for prompts and outputs as text. With None, prompts are ids and the texts
             of results are empty.
-        num_draft: Tokens to draft for each pass of the target, at least 1; or "auto" to choose the
-            number round by round, from the acceptance so far and from costs that are measured once,
-            on the first prompt.
-        delta: Lenience in [0, 1]. When sampling, a drafted x is accepted with probability
-            min(1, p(x) / q(x) + delta); at temperature 0, if the target gives it at least
-            (1 - delta) times the largest probability.
-        verify: "token" judges drafted tokens one by one, "block" the draft as a whole, which
-            accepts more of it and is exact as well; "auto" is "block" unless delta is above 0.
-        lookup: Use prompt lookup (n-gram) beside a draft model: up to `num_draft` tokens after the
-            model's own.
-        min_ngram: The fewest last tokens of the output that a lookup must find again, at least 1.
-        max_ngram: The longest match that a lookup prefers to a shorter one.
-        draft_vocab: Let the draft model propose only the first ids, so that its output head costs
-            less; None for all, or for those that it was trained to propose.
-        steady: Give every pass of the target the same width: `num_draft` + 1 positions, padding
-            included, or the next number whose rows this device computes alike, which the first
-            generation finds out. A token's probabilities then have the same bits whatever was
-            drafted before it, in any dtype: at one `num_draft`, the greedy output is the same with
-            any draft and with none. Prompts are decoded one at a time, and `lookup` beside a draft
-            model shares its `num_draft` tokens. `num_draft` must be a number, and `delta` 0. Make
-            another decoder after changing the model's type or layers.
+        num_draft, delta, verify, lookup, min_ngram, max_ngram, draft_vocab, steady: See
+            `DraftingOptions`.
         chat: Treat prompts that are text as a user's message, and apply the chat template of the
             model's tokenizer.
         prefix: Put before each prompt that is text and does not begin with it; "" for none, None
@@ -161,11 +142,10 @@ class SpeculativeDecoder:
         """Load target and draft from folders, or by names that `load` looks up.
 
         Without `draft`, it is the one that the target's config.json names, if any, as for the
-        commands; None decodes with the target alone. The draft "lookup" needs no model. `dtype` is
-        passed to `load` for both models; all other options are the constructor's. With a `group` of
-        processes (`mx.distributed.init()`), the target is split among them, and each has the whole
-        draft; all must then make the same calls. What they would do is compared before the models
-        are loaded.
+        commands; None decodes with the target alone. `dtype` is passed to `load` for both models;
+        all other options are the constructor's. With a `group` of processes
+        (`mx.distributed.init()`), the target is split among them, and each has the whole draft; all
+        must then make the same calls. What they would do is compared before the models are loaded.
 
         Raises:
             StartError: In all processes, if their versions, weights or options differ.
@@ -177,10 +157,8 @@ class SpeculativeDecoder:
         if group is not None:
             ProcessGroup(group).compare(process_facts(model, draft, dtype=dtype, **options))
         target, tokenizer = load(model, dtype=dtype, group=group)
-        small: LanguageModel | Literal["lookup"] | None = None
-        if draft == "lookup":
-            small = "lookup"
-        elif draft is not None:
+        small: Any = draft
+        if draft is not None and draft != "lookup":
             small, _ = load(draft, dtype=dtype, target=target)
         made = cls(target, small, tokenizer, **options)
         made._draft_is_implied = implied

@@ -48,13 +48,10 @@ def bind(
         if tokenizer is None:
             raise ValueError("stop strings need a tokenizer: give the decoder one")
         stop_checker = partial(StoppedText, tokenizer, options.stop, options.min_tokens)
+    sampler = replace(options.sampler, transform=transform) if transform else options.sampler
+    seed = options.seed if options.temperature else None
     return RowOptions(
-        replace(options.sampler, transform=transform) if transform else options.sampler,
-        options.max_tokens,
-        options.seed if options.temperature else None,
-        stop_ids=stop_ids,
-        stop_checker=stop_checker,
-        drafts=options.speculative,
+        sampler, options.max_tokens, seed, stop_ids, stop_checker, options.speculative
     )
 
 
@@ -180,14 +177,11 @@ def adaptive_schedule(
     plan: Plan,
     requests: Sequence[Request],
 ) -> AdaptiveSchedule:
-    """Return the schedule for these options, and calibrate it if it is not among the known ones.
+    """Return the schedule for these options; measure the plan's costs on requests if not known.
 
     Where outputs do not depend on draft lengths (greedy and exact), the schedule goes on learning
     from one call to the next. Elsewhere each call begins with a fresh one, or the same seed and
-    options would not give the same tokens twice.
-
-    The drafter and the verifier of `plan` are measured on `requests`, side by side; all have the
-    options of the first one.
+    options would not give the same tokens twice. All requests have the options of the first one.
     """
     device.enter_thread()  # before the lock, which a fork may leave locked
     own, verifier = requests[0].options, plan.verifier

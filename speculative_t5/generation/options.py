@@ -296,7 +296,19 @@ class BatchOptions(GenerationOptions):
 @described
 @dataclass(frozen=True)
 class DraftingOptions:
-    """How a decoder drafts and verifies; `SpeculativeDecoder` says more of it."""
+    """How a decoder drafts and verifies.
+
+    With num_draft "auto", costs are measured once, on the first prompt. When sampling, a drafted x
+    is accepted with probability min(1, p(x) / q(x) + delta); at temperature 0, if the target gives
+    it at least (1 - delta) times the largest probability. To verify by "token" judges drafted
+    tokens one by one, by "block" the draft as a whole, which is exact as well; "auto" is "block"
+    unless delta is above 0. By default, `draft_vocab` has the ids that the draft was trained on.
+
+    Steady passes have `num_draft` + 1 positions, padding included, or the next number whose rows
+    this device computes alike, which the first generation finds out. A token's probabilities then
+    have the same bits whatever was drafted before it. A lookup beside a draft model shares its
+    `num_draft` tokens. Make another decoder after changing the model's type or layers.
+    """
 
     num_draft: NumDraft = in_drafting(
         5,

@@ -45,18 +45,14 @@ class Token:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One round of a stream; its `text` continues that of the chunks before it.
-
-    `pieces` has the text of each token: empty where a character is not complete yet. Without a
-    tokenizer there are none.
-    """
+    """One round of a stream; its `text` continues that of the chunks before it."""
 
     text: str
     tokens: list[int]
     num_accepted: int
     stats: Stats
     finish_reason: FinishReason | None = None
-    pieces: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()  # of each token; empty where a character is not complete yet
     end_id: int | None = None  # the EOS or stop id that ended the output, in the last chunk
 
     @property
@@ -69,30 +65,21 @@ class Chunk:
 
 @dataclass(frozen=True, repr=False)
 class Generation:
-    """A finished output; notebooks display it through `_repr_html_`.
+    """A finished output; notebooks display it through `_repr_html_`."""
 
-    Attributes:
-        text: The output, up to a stop string; empty without a tokenizer.
-        tokens: Its ids, without EOS or the stop id; the last may complete a stop string.
-        finish_reason: "eos"; "length", at `max_tokens` or where the context ends; or "stop", at a
-            stop string or id.
-        stats: Its rounds, drafted and accepted tokens, and seconds.
-        pieces: The text of each token; joined, they are `text`. Without a tokenizer there are none.
-        probabilities: p and q of each token if `probabilities` was set, see `Token`.
-        score: The natural logarithm of its probability if `scores` was set, EOS included, by the
-            target alone: at temperature 1, and without options that change the distribution. After
-            a beam search, what beams were ranked by.
-        alternatives: The other outputs if `num_return_sequences` is above 1: samples in their
-            order, beams from better to worse.
-    """
-
-    text: str
-    tokens: list[int]
-    finish_reason: FinishReason
+    text: str  # up to a stop string; empty without a tokenizer
+    tokens: list[int]  # without EOS or the stop id; the last may complete a stop string
+    finish_reason: FinishReason  # "length" also where the context ends
     stats: Stats
-    pieces: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()  # the text of each token; none without a tokenizer
+    # p and q of each token if `probabilities` was set, see `Token`.
     probabilities: tuple[tuple[float, float | None], ...] | None = None
+    # The natural logarithm of its probability if `scores` was set, EOS included, by the target
+    # alone: at temperature 1, and without options that change the distribution. After a beam
+    # search, what beams were ranked by.
     score: float | None = None
+    # The other outputs if `num_return_sequences` is above 1: samples in their order, beams from
+    # better to worse.
     alternatives: tuple[Generation, ...] = ()
 
     def __repr__(self) -> str:
@@ -248,16 +235,13 @@ def best_beam(result: BeamResult, tokenizer: Tokenizer | None) -> Generation:
     """Return the best output of a search, with the others as its alternatives."""
     outputs = []
     for found in result.hypotheses:
-        parts = pieces(found.tokens, Detokenizer(tokenizer), end=True) if tokenizer else ()
         stats = replace(result.stats, emitted=found.emitted)
-        text = "".join(parts)
-        outputs.append(
-            Generation(text, found.tokens, found.finish_reason, stats, parts, score=found.score)
-        )
+        done = Round(result.index, [], 0, stats, found.finish_reason, found.tokens)
+        made = as_generation(done, Detokenizer(tokenizer) if tokenizer else None)
+        outputs.append(replace(made, score=found.score))
     if not outputs:
         raise ValueError(NOTHING_LEFT)
-    first, *others = outputs
-    return replace(first, alternatives=tuple(others))
+    return replace(outputs[0], alternatives=tuple(outputs[1:]))
 
 
 def with_bar(rounds: Iterator[Round], max_tokens: int) -> Iterator[Round]:
