@@ -275,49 +275,37 @@ def measure(warm_up: WarmUp, num_prompts: int) -> Calibration:
 
     The shortest times count, since disturbances only make a round longer.
     """
-    settling, rotation = _Rotation(), _Rotation()
-    started = time.perf_counter()
-
-    def after(seconds: float) -> bool:
-        return time.perf_counter() - started > seconds
-
-    # The first rounds are slower, and do not count.
-    _run(warm_up, settling, lambda: settling.rounds >= (2 if after(SETTLING) else len(GRID)))
-    _run(warm_up, rotation, lambda: rotation.samples >= (1 if after(BUDGET) else SAMPLES))
+    rotation = _Rotation()
+    for seed in range(MAX_RUNS):
+        for _ in warm_up(rotation, seed):
+            if rotation.has_enough() or rotation.ended:
+                break
+        if rotation.has_enough():
+            break
     draft, verify = _line(rotation.draft_seconds), _steps(rotation.verify_seconds)
     return Calibration(draft, verify, rotation.counts.values, num_prompts)
 
 
-def _run(warm_up: WarmUp, rotation: _Rotation, enough: Callable[[], bool]) -> None:
-    for seed in range(MAX_RUNS):
-        rotation.ended = False
-        for _ in warm_up(rotation, seed):
-            if enough():
-                return
-            if rotation.ended:
-                break
-
-
 class _Rotation:
-    """A schedule that cycles through the grid, and records what it observes.
-
-    Rounds count only until a row of the batch has ended: fewer rows cost less.
-    """
+    """Cycles through the grid, and records rounds until a row has ended: fewer rows cost less."""
 
     def __init__(self) -> None:
-        self.draft_seconds: defaultdict[int, list[float]] = defaultdict(list)  # by K
+        self.draft_seconds: dict[int, list[float]] = {length: [] for length in GRID}  # by K
         self.verify_seconds: defaultdict[int, list[float]] = defaultdict(list)  # by L
         self.counts = Counts()
-        self.rounds = 0
         self.ended = False
-        self._rows = 0
+        self._started = time.perf_counter()
+        self._rounds = self._rows = 0
         self._order = random.Random(0)
         self._lengths: list[int] = []
 
-    @property
-    def samples(self) -> int:
-        """How often every length of the grid has been timed."""
-        return min(len(self.draft_seconds[num_draft]) for num_draft in GRID)
+    def has_enough(self) -> bool:
+        """Whether every length of the grid has been timed often enough."""
+        least = 1 if self._is_after(BUDGET) else SAMPLES
+        return min(len(self.draft_seconds[length]) for length in GRID) >= least
+
+    def _is_after(self, seconds: float) -> bool:
+        return time.perf_counter() - self._started > seconds
 
     def next(self, remaining: int) -> int:
         # In a new order each time: the first round of a run also encodes the draft's source.
@@ -325,14 +313,15 @@ class _Rotation:
         return min(self._lengths.pop(), remaining - 1)
 
     def observe(self, outcome: Outcome) -> None:
-        self.rounds += 1
+        self._rounds += 1
         self._rows = self._rows or len(outcome.num_drafted)
         self.ended = len(outcome.num_drafted) < self._rows
-        if self.ended:
+        # The first rounds are slower, and do not count.
+        if self.ended or self._rounds <= (2 if self._is_after(SETTLING) else len(GRID)):
             return
         if outcome.num_draft:
             self.counts.add(outcome)
-        self.draft_seconds[outcome.num_draft].append(outcome.draft_seconds)
+        self.draft_seconds.setdefault(outcome.num_draft, []).append(outcome.draft_seconds)
         length = 1 + max(outcome.num_draft, *outcome.num_drafted)  # drafts are padded
         self.verify_seconds[length].append(outcome.verify_seconds)
 

@@ -19,18 +19,12 @@ from .sampling import Groups, argmax, one_hot, position_keys, sample
 
 @dataclass(frozen=True)
 class Draft:
-    """K proposed tokens per row and the distributions they were sampled from.
+    """K proposed tokens per row and the distributions they were sampled from."""
 
-    Attributes:
-        tokens: (B, K) int32.
-        lengths: How many tokens each row has; the positions after them are padding.
-        probs: q, (B, K, V) float32 over the target's vocabulary, with zero rows at padding. None
-            stands for one-hot rows at `tokens`, as in greedy drafts and prompt lookups; `dense`
-            makes them.
-    """
-
-    tokens: mx.array
-    lengths: Sequence[int]
+    tokens: mx.array  # (B, K) int32
+    lengths: Sequence[int]  # how many tokens each row has; the positions after them are padding
+    # q, (B, K, V) float32 over the target's vocabulary, with zero rows at padding. None stands for
+    # one-hot rows at `tokens`, as in greedy drafts and prompt lookups; `dense` makes them.
     probs: mx.array | None = None
 
     @property
@@ -63,11 +57,9 @@ class Draft:
 
     def padded(self, width: int) -> Draft:
         """Pad rows to `width` tokens, if they have fewer."""
-        lacking = max(0, width - self.tokens.shape[1])
-        probs = self.probs
-        if probs is not None:
-            probs = mx.pad(probs, [(0, 0), (0, lacking), (0, 0)])
-        return Draft(mx.pad(self.tokens, [(0, 0), (0, lacking)]), self.lengths, probs)
+        lacking = (0, max(0, width - self.tokens.shape[1]))
+        probs = None if self.probs is None else mx.pad(self.probs, [(0, 0), lacking, (0, 0)])
+        return Draft(mx.pad(self.tokens, [(0, 0), lacking]), self.lengths, probs)
 
 
 def empty_draft(batch: int) -> Draft:
@@ -227,12 +219,9 @@ class CombinedDrafter:
 class ModelDrafter:
     """Drafts with a small model, one token after another, without waiting for the device.
 
-    Args:
-        model: The draft model.
-        vocab_size: The target's. Models of one family differ in padding: the draft's logits beyond
-            it are dropped, and missing ones have probability 0.
-        first_ids: Propose only ids below this; None is all.
-        broadcast: Applied to what is drafted.
+    `vocab_size` is the target's. Models of one family differ in padding: the draft's logits beyond
+    it are dropped, and missing ones have probability 0. Only ids below `first_ids` are proposed.
+    `broadcast` is applied to what is drafted.
     """
 
     def __init__(

@@ -55,23 +55,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to decode, for all rows of a batch.
+    """How to decode, for all rows of a batch."""
 
-    Attributes:
-        drafter: Proposes tokens; not started yet.
-        schedule: Chooses how many.
-        verifier: Decides which of them stand.
-        width: Positions of every pass of the target, padding included; see `LanguageModel.start`.
-        sharing: The draft model, if it shares the target's encoder.
-        timed: Wait for each draft, to tell its time from that of verifying, and pad it to the
-            length asked for. A round then has a second wait, and takes longer.
-    """
-
-    drafter: Drafter
-    schedule: Schedule
-    verifier: Verifier
-    width: int | None = None
-    sharing: SharingModel | None = None
+    drafter: Drafter  # proposes tokens; not started yet
+    schedule: Schedule  # chooses how many
+    verifier: Verifier  # decides which of them stand
+    width: int | None = None  # positions of the target's passes; see `LanguageModel.start`
+    sharing: SharingModel | None = None  # the draft model, if it shares the target's encoder
+    # Wait for each draft, to tell its time from that of verifying, and pad it to the length asked
+    # for. A round then has a second wait, and takes longer.
     timed: bool = False
 
 
@@ -198,15 +190,11 @@ class Batch:
 
     The session and the drafter have the rows in the same order. After an exception of any method
     the batch cannot be used any more, nor can the plan's drafter before it begins another one.
-
-    Attributes:
-        rows: Those that are being decoded, and those that have ended until `add` or `drop`.
-        started: When the batch was made, as `time.perf_counter`; later by the time not to count.
     """
 
     def __init__(self, model: LanguageModel, plan: Plan) -> None:
-        self.rows: list[Row] = []
-        self.started = time.perf_counter()
+        self.rows: list[Row] = []  # those that have ended, too, until `add` or `drop`
+        self.started = time.perf_counter()  # later by the time not to count
         self._plan = plan
         self._model = model
         self._session: Session | None = None  # None as long as there are no rows
@@ -217,10 +205,7 @@ class Batch:
         self._next_tokens: mx.array | None = None  # (B, 1) int32, of a pass that was begun early
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Let requests join, in the places of rows that have ended and in new ones.
-
-        Ended rows whose places are not needed are dropped.
-        """
+        """Let requests join, in the places of rows that have ended and in new ones."""
         began = self._now()
         with device.turn():
             if requests and self._session is None:
@@ -237,14 +222,15 @@ class Batch:
     def drop(self) -> None:
         """Drop the rows that have ended."""
         kept = [i for i, row in enumerate(self.rows) if not row.ended]
-        if not kept:
-            self._session = None
-        elif len(kept) < len(self.rows):
+        if len(kept) == len(self.rows):
+            return
+        if kept:
             with device.turn():
                 self._select(kept)
-        if len(kept) < len(self.rows):
-            self.rows = [self.rows[i] for i in kept]
-            self._changed()
+        else:
+            self._session = None
+        self.rows = [self.rows[i] for i in kept]
+        self._changed()
 
     def refill(self, waiting: Iterator[Request], batch_size: int) -> None:
         """Give rows that have ended to waiting prompts; drop those that are left over."""

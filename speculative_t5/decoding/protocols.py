@@ -28,27 +28,16 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a model says of itself.
+    """What a model says of itself."""
 
-    Attributes:
-        vocab_size: Width of the logits, padding included.
-        eos_token_id: The id that usually ends an output.
-        eos_token_ids: All ids that end an output, `eos_token_id` among them.
-        special_tokens: Ids that stand for no text, EOS among them.
-        is_decoder_only: Whether contexts begin with the prompt.
-        max_source_length: The longest source, in tokens, that it was made for.
-        max_context: The most tokens that its decoder can read; None for any number.
-        vocabulary: The tokenizer it was loaded with; None if unknown.
-    """
-
-    vocab_size: int
-    eos_token_id: int
-    eos_token_ids: frozenset[int]
-    special_tokens: frozenset[int]
-    is_decoder_only: bool
-    max_source_length: int
-    max_context: int | None = None
-    vocabulary: Vocabulary | None = None
+    vocab_size: int  # width of the logits, padding included
+    eos_token_id: int  # that usually ends an output
+    eos_token_ids: frozenset[int]  # all that end one
+    special_tokens: frozenset[int]  # ids that stand for no text, EOS among them
+    is_decoder_only: bool  # whether contexts begin with the prompt
+    max_source_length: int  # the longest source, in tokens, that it was made for
+    max_context: int | None = None  # the most tokens that its decoder can read; None for any number
+    vocabulary: Vocabulary | None = None  # of the tokenizer it was loaded with; None if unknown
 
     def with_vocabulary(self, vocabulary: Vocabulary | None) -> ModelInfo:
         """Return the same for a model whose tokenizer is known."""

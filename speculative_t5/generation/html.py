@@ -64,13 +64,18 @@ def _chart(rounds: Sequence[tuple[int, int]]) -> str:
     if not most:
         return ""
     step = max(2.0, min(BAR, MAX_WIDTH / len(rounds)))
-    unit = (HEIGHT - 4) / most
-    bars = "".join(
-        f"<g><title>round {number}: {accepted} of {drafted} drafted tokens accepted</title>"
-        f"{_bar(number - 1, drafted, step, unit, 'rgba(128,128,128,.35)')}"
-        f"{_bar(number - 1, accepted, step, unit, '#2ea043')}</g>"
-        for number, (drafted, accepted) in enumerate(rounds, start=1)
-    )
+    wide, unit = step - min(2.0, step / 4), (HEIGHT - 4) / most
+    bars = ""
+    for place, (drafted, accepted) in enumerate(rounds):
+        title = f"round {place + 1}: {accepted} of {drafted} drafted tokens accepted"
+        bars += f"<g><title>{title}</title>"
+        for count, colour in ((drafted, "rgba(128,128,128,.35)"), (accepted, "#2ea043")):
+            high = count * unit
+            bars += (
+                f'<rect x="{place * step:.1f}" y="{HEIGHT - high:.1f}" width="{wide:.1f}" '
+                f'height="{high:.1f}" fill="{colour}"/>'
+            )
+        bars += "</g>"
     width = step * len(rounds)
     return (
         '<div style="overflow-x:auto;margin-top:8px">'
@@ -78,13 +83,4 @@ def _chart(rounds: Sequence[tuple[int, int]]) -> str:
         "round by round</div>"
         f'<svg width="{width:.0f}" height="{HEIGHT}" role="img" '
         f'aria-label="accepted tokens by round">{bars}</svg></div>'
-    )
-
-
-def _bar(place: int, count: int, step: float, unit: float, colour: str) -> str:
-    gap = min(2.0, step / 4)
-    height = count * unit
-    return (
-        f'<rect x="{place * step:.1f}" y="{HEIGHT - height:.1f}" width="{step - gap:.1f}" '
-        f'height="{height:.1f}" fill="{colour}"/>'
     )
