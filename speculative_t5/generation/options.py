@@ -411,18 +411,15 @@ def takes(
     """
 
     def decorate(method: Callable[[S, A, Options], R]) -> Callable[Concatenate[S, A, P], R]:
-        first_two = [*inspect.signature(method).parameters.values()][:2]
-        signature = inspect.signature(options)
-        signature = signature.replace(
-            parameters=[*first_two, *signature.parameters.values()],
-            return_annotation=inspect.signature(method).return_annotation,
-        )
+        own, keywords = inspect.signature(method), inspect.signature(options).parameters
+        first_two = [*own.parameters.values()][:2]
+        signature = own.replace(parameters=[*first_two, *keywords.values()])
 
         @wraps(method)
         def call(*args: Any, **keywords: Any) -> R:
             given = signature.bind(*args, **keywords).arguments
-            own = [given.pop(each.name) for each in first_two]
-            return method(*own, options(**given))  # type: ignore[call-arg]
+            arguments = [given.pop(each.name) for each in first_two]
+            return method(*arguments, options(**given))  # type: ignore[call-arg]
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         return with_hints(cast(Callable[Concatenate[S, A, P], R], call))
