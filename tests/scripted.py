@@ -201,28 +201,12 @@ def walk_turns(path: tuple[int, ...], num_draft: int, row: int, size: int) -> li
     return turns
 
 
-@cache
-def trees(kind: str, size: int, num_draft: int, seed: int) -> tuple[list[np.ndarray], ...]:
-    """Return the distributions of two tiny models, (V ** d, V) float64 at depth d, see `walk`.
-
-    The draft's are one level less deep than the target's.
-    """
-    models = unrelated_pair(kind, vocab_size=size, seeds=(2 * seed, 2 * seed + 1))
-    return tuple(
-        [
-            np.stack([seen[path][0] for path in product(range(size), repeat=depth)])
-            for depth in range(2 * num_draft + 2 - role)
-        ]
-        for role, seen in enumerate(walk(*models, num_draft))
-    )
-
-
 # Enumeration of the loop.
 
 MAX_TOKENS = 3
 SIZE = 3  # of the vocabulary
 PROMPTS = (PROMPT, [2, EOS])  # of two lengths
-ROUNDING, WRONG = 1e-5, 1e-4  # a gap that float32 may leave, and one that it cannot
+ROUNDING = 1e-5  # a gap that float32 may leave
 OF_EACH_GREEDY = 40  # rows, among the others
 
 

@@ -115,7 +115,7 @@ def by_columns(folder: Path, **options: Any) -> bytes:
 def test_a_run_with_columns_is_resumed(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"\n".join(COLUMNS))
     whole = by_columns(tmp_path)
-    for size in range(len(whole) + 1):
+    for size in range(0, len(whole) + 1, 7):
         (tmp_path / "out").write_bytes(whole[:size])
         assert by_columns(tmp_path, resume=True) == whole
     first = whole[: whole.index(b"\n") + 1]

@@ -16,7 +16,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from beams import assert_same, load_both, random_prompts, reference_search, search
-from checkpoints import refused
 from conftest import EOS, output_distribution, output_logits, tiny
 from reference import ENDINGS
 
@@ -87,11 +86,10 @@ def test_a_transform_sees_what_a_logits_processor_sees(both: tuple[Any, Any]) ->
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("early_stopping", [False, True, "never"])
-def test_results_do_not_depend_on_the_batch(both: tuple[Any, Any], early_stopping: Any) -> None:
+def test_results_do_not_depend_on_the_batch(both: tuple[Any, Any]) -> None:
     model = both[1]
     prompts = random_prompts(model, 7, seed=5)
-    options = BeamOptions(3, 0.5, early_stopping, 3)
+    options = BeamOptions(3, 0.5, False, 3)
     alone = search(model, prompts, options, MAX_TOKENS, batch_size=1)
     for batch_size in (2, 7):
         together = search(model, prompts, options, MAX_TOKENS, batch_size=batch_size)
@@ -187,20 +185,3 @@ def test_the_best_continuations_are_found(size: int, count: int) -> None:
         real = [each for each in candidates if each[0] > -math.inf]
         expected = [(row[i // size, i % size], i // size, i % size) for i in order.tolist()]
         assert real == [each for each in expected if each[0] > -math.inf]
-
-
-@pytest.mark.parametrize(
-    ("options", "match", "found"),
-    [
-        ({"num_beams": 0}, "num_beams", 0),
-        ({"num_beams": 2.5}, "num_beams", 2.5),
-        ({"num_beams": 2, "length_penalty": math.nan}, "length_penalty", "nan"),
-        ({"num_beams": 2, "length_penalty": "1"}, "length_penalty", "'1'"),
-        ({"num_beams": 2, "early_stopping": "always"}, "early_stopping", "'always'"),
-        ({"num_beams": 2, "num_return_sequences": 0}, "num_return_sequences", 0),
-        ({"num_beams": 2, "num_return_sequences": 3}, "raise num_beams", 3),
-    ],
-)
-def test_options_out_of_range_are_refused(options: Any, match: str, found: object) -> None:
-    with refused(match, found):
-        BeamOptions(**options)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring
 
 from speculative_t5.documents import Rewritten, changes, lines, rewrite
@@ -14,8 +11,6 @@ from speculative_t5.documents.comparison import CONTEXT
 import pytest
 from pieces import Scripted
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 FAR = "\n" * 12
 TEXT = f'<b>He</b> go & "see" them.\n\n{FAR}She <i>\u2603</i> go.{FAR}He stay.\n'
 
@@ -75,32 +70,3 @@ def test_the_page_is_whole_and_loads_nothing(done: Rewritten) -> None:
     assert "<title>&lt;Changes&gt; &amp; more</title>" in page
     assert "color-scheme:light dark" in page
     assert not re.search(r"<script|https?:|url\(|@import|<b>|<i>", page)
-
-
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_browser_shows_both_columns(done: Rewritten, dark: bool, tmp_path: Path) -> None:
-    """The text that it lays out is that of the table; the page is dark where the user asks."""
-    page = tmp_path / "page.html"
-    probe = (
-        "<script>addEventListener('load', () => {"
-        "const boxes = [...document.querySelectorAll('tbody tr.changed td')]"
-        ".map(cell => cell.getBoundingClientRect());"
-        "const ink = getComputedStyle(document.body).color;"
-        "document.title = [boxes.map(box => Math.round(box.left)),"
-        " boxes.map(box => Math.round(box.width)), ink].join('|')})</script>"
-    )
-    page.write_text(done.to_html().replace("</body>", f"{probe}</body>"), encoding="utf-8")
-    assert BROWSER is not None
-    shown = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=900,600",
-         f"--user-data-dir={tmp_path}/home", *(["--blink-settings=preferredColorScheme=0"] * dark),
-         "--dump-dom", page.as_uri()],
-        check=True, capture_output=True, text=True, timeout=120,
-    ).stdout  # fmt: skip
-    found = re.search(r"<title>([\d,]+)\|([\d,]+)\|(.*?)</title>", shown)
-    assert found is not None, shown
-    left, width = ([int(n) for n in found[i].split(",")] for i in (1, 2))
-    assert left == sorted(left) and len(left) == 4
-    assert abs(width[1] - width[3]) <= 1 and width[1] > 300, "both texts have the same room"
-    assert found[3] == ("rgb(255, 255, 255)" if dark else "rgb(0, 0, 0)")

@@ -17,15 +17,15 @@ from conftest import GREEDY, tiny_draft, tiny_model
 EOS = 1
 
 
-def found(source: str, output: str, num_draft: int = 9, sizes: tuple[int, int] = (1, 8)) -> str:
+def found(source: str, output: str, sizes: tuple[int, int] = (1, 8)) -> str:
     """Return the proposal, with words as tokens; "." is the end of the source."""
     words = sorted(set(f"{source} {output}".split()))
     ids = {word: i for i, word in enumerate(words)}
     first, second = ([ids[word] for word in text.split()] for text in (source, output))
-    return " ".join(words[i] for i in Lookup(first, *sizes).propose(second, num_draft))
+    return " ".join(words[i] for i in Lookup(first, *sizes).propose(second, 9))
 
 
-TWICE, REPEATED = "k a b 1 a b 2 .", "a 1 a 2 a 3 a 4 ."
+TWICE = "k a b 1 a b 2 ."
 
 
 @pytest.mark.parametrize(
@@ -33,29 +33,17 @@ TWICE, REPEATED = "k a b 1 a b 2 .", "a 1 a 2 a 3 a 4 ."
     [
         # Tokens that followed in the source, and after a token that replaces one of the source.
         ("I has a red car .", "I", "has a red car .", {}),
-        ("I has a red car .", "I", "has a", {"num_draft": 2}),
-        ("I has a red car .", "I have a red", "car .", {}),
         ("I has a red car .", "I have", "a red car .", {}),
         ("I has a red car .", "I do have", "", {}),
-        ("I has", "I have", "", {}),
-        ("", "I", "", {}),
         # The longest match comes first; cut at two tokens both are as long, and the place decides.
-        ("a b x b y .", "a b", "x b y .", {}),
-        ("a b x b y .", "x b", "y .", {}),
         (TWICE, "k a b", "1 a b 2 .", {}),
         (TWICE, "k k k k a b", "2 .", {"sizes": (1, 2)}),
-        # Equal matches go to the nearest place in the source.
-        (REPEATED, "a", "1 a 2 a 3 a 4 .", {}),
-        (REPEATED, "x x x x a", "3 a 4 .", {}),
         # The output so far is looked up, too: a longer match beats the source's.
-        (".", "a b c a", "b c a", {}),
-        (".", "a 1 a 2 a", "2 a", {}),
         ("a 9 .", "a 1 a 2 a", "9 .", {}),
         ("a 9 .", "k a 1 k a", "1 k a", {}),
         # Shorter matches than min_ngram are ignored.
         ("x a y .", "a", "", {"sizes": (2, 8)}),
         ("x a y .", "x a", "y .", {"sizes": (2, 8)}),
-        ("x a y z .", "x a q", "z .", {"sizes": (2, 8)}),
     ],
 )
 def test_lookups(source: str, output: str, expected: str, options: Any) -> None:

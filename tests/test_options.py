@@ -146,6 +146,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (BEAMS | {"stop": "a"}, "stop strings"),
     (BEAMS | {"length_penalty": float("nan")}, "got nan"),
     (BEAMS | {"length_penalty": 2000.0}, "got 2000.0"),
+    (BEAMS | {"length_penalty": "1"}, "got '1'"),
+    ({"num_beams": 2.5}, "got 2.5"),
     (BEAMS | {"early_stopping": "soon"}, "got 'soon'"),
     (BEAMS | {"early_stopping": 1}, "got 1"),
 ]

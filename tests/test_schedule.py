@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from speculative_t5.decoding.draft_length import (
     MAX_DRAFT,
@@ -24,6 +25,7 @@ def outcome(num_draft: int, accepted: Sequence[int], drafted: Sequence[int] = ()
     return Outcome(num_draft, drafted or [num_draft] * len(accepted), accepted, 0.0, 0.0)
 
 
+@cache
 def counted(rate: float, rounds: int = 10_000, num_draft: int = MAX_DRAFT) -> Counts:
     """Return counts of drafts whose tokens are each accepted with the same probability."""
     rng = np.random.default_rng(0)

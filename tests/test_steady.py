@@ -9,7 +9,7 @@ from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.generation.steady import rows_are_alike, steady_width
-from speculative_t5.models import t5
+from speculative_t5.models import T5, t5
 from speculative_t5.models.cache import KVCache, LayerShape
 
 import mlx.core as mx
@@ -42,7 +42,8 @@ def outputs(model: Any, draft: Any, way: str, **options: Any) -> list[list[int]]
     lookup = way in ("lookup", "both")
     small = draft if way in ("model", "both") else None
     decoder = SpeculativeDecoder(model, small, None, lookup=lookup, **options)
-    return [each.tokens for each in decoder.generate_batch(PROMPTS, batch_size=1, max_tokens=40)]
+    prompts = PROMPTS if isinstance(model, T5) else PROMPTS[:2]  # other models are slower
+    return [each.tokens for each in decoder.generate_batch(prompts, batch_size=1, max_tokens=40)]
 
 
 @pytest.mark.parametrize(
@@ -53,9 +54,7 @@ def outputs(model: Any, draft: Any, way: str, **options: Any) -> list[list[int]]
         ("t5", mx.bfloat16, 4),
         ("t5", mx.float16, 8),
         ("qwen3", mx.bfloat16, 8),
-        ("qwen3", mx.float32, 5),
         ("sharing", mx.float32, 5),
-        ("sharing", mx.bfloat16, 4),
     ],
     ids=str,
 )

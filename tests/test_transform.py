@@ -1,4 +1,4 @@
-"""`LogitsTransform` against its definition in plain Python, and against transformers."""
+"""`LogitsTransform` against its definition in plain Python; test_shaping.py has transformers."""
 
 from __future__ import annotations
 
@@ -50,38 +50,6 @@ def test_rows_and_places_are_transformed_as_sequences_are(options: dict[str, Any
                 before = [*context, *drafted[row, : count - length + 1 + place].tolist()]
                 expected = transformed(transform, logits[row, place].tolist(), before, start)
                 np.testing.assert_allclose(found[row, place], expected, rtol=1e-5)
-
-
-def by_transformers(options: dict[str, Any], tokens: list[int], logits: np.ndarray) -> np.ndarray:
-    """Return logits (V,) after transformers' own processors, in the order of its `generate`."""
-    torch = pytest.importorskip("torch")
-    from transformers.generation import logits_process as hf
-
-    made = {
-        "logit_bias": lambda v: hf.SequenceBiasLogitsProcessor([[[i], b] for i, b in v]),
-        "repetition_penalty": lambda v: hf.RepetitionPenaltyLogitsProcessor(v),
-        "no_repeat_ngram_size": lambda v: hf.NoRepeatNGramLogitsProcessor(v),
-        "bad_words": lambda v: hf.NoBadWordsLogitsProcessor([list(w) for w in v], 1),
-        "min_tokens": lambda v: hf.MinNewTokensLengthLogitsProcessor(1, v, [1, 4], device="cpu"),
-        "suppress_tokens": lambda v: hf.SuppressTokensLogitsProcessor(list(v)),
-    }
-    scores = torch.tensor(logits)[None]
-    for name, make in made.items():
-        if name in options:
-            scores = make(options[name])(torch.tensor([tokens]), scores)
-    return np.asarray(scores[0].numpy())
-
-
-@pytest.mark.parametrize("name", [n for n in OPTIONS if n not in ("forced", "bias", "together")])
-def test_transforms_are_those_of_transformers(name: str) -> None:
-    transform, rng = LogitsTransform(**OPTIONS[name]), np.random.default_rng(1)
-    for _ in range(20):
-        tokens = [0, *rng.integers(SIZE, size=rng.integers(9)).tolist()]
-        logits = rng.normal(size=SIZE).astype(np.float32) * 3
-        history = TokenHistory([tokens], [1], mx.zeros((1, 0), dtype=mx.int32))
-        found = np.array(transform(mx.array(logits)[None, None], history))[0, 0]
-        expected = by_transformers(OPTIONS[name], tokens, logits)
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_a_transform_is_true_if_it_changes_anything() -> None:

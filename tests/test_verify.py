@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 
-from speculative_t5.decoding import verify
 from speculative_t5.decoding.drafters import Draft
-from speculative_t5.decoding.sampling import final_keys, one_hot, position_keys, sample
+from speculative_t5.decoding.sampling import one_hot, position_keys, sample
 from speculative_t5.decoding.verify import (
     Acceptance,
     Verdict,
@@ -64,22 +63,11 @@ def sampled_distance(rule: Rule, p: np.ndarray, q: np.ndarray, rows: int = 200_0
 TOLERANCE = 0.006
 
 
-def as_next_token(keys: mx.array) -> mx.array:
-    """A planted bug: the noise (B, 5) that the next token is sampled with."""
-    return mx.vmap(lambda key: mx.random.uniform(shape=(5,), key=key))(final_keys(keys))
-
-
 @each_rule
-def test_acceptance_and_the_next_token_are_independent(
-    rule: Rule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acceptance_and_the_next_token_are_independent(rule: Rule) -> None:
     p = np.tile([0.4, 0.3, 0.2, 0.1, 0.0], (6, 1))
     q = np.tile([0.1, 0.1, 0.2, 0.3, 0.3], (5, 1))
     assert sampled_distance(rule, p, q) < TOLERANCE
-    if rule is token_acceptance:  # both rules share the code, and blocks show the bug less
-        monkeypatch.setattr(verify, "position_keys", lambda keys, _: keys)
-        monkeypatch.setattr(verify, "uniform", as_next_token)
-        assert sampled_distance(rule, p, q) > 5 * TOLERANCE
 
 
 def constant(rows: list[list[float]], batch: int) -> mx.array:

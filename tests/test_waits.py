@@ -47,8 +47,8 @@ def test_a_round_waits_once(
     draft = small if drafter in ("model", "both") else None
     decoder = SpeculativeDecoder(target, draft, num_draft=3, lookup=drafter in ("lookup", "both"))
     each = set()
-    for index in range(6):
-        options = GenerationOptions(max_tokens=30, temperature=temperature)
+    for index in range(3):
+        options = GenerationOptions(max_tokens=20, temperature=temperature)
         requests = decoder.requests([(index, [5, 9, 7, 5, 1])], options)
         rounds = decode(target, requests, decoder.plan(), batch_size=1)
         totals = [(syncs(), len(device_reads)) for _ in rounds]
