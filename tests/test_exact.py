@@ -149,7 +149,7 @@ def name(value: str | tuple[int, int]) -> str:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("shape", "kind"), itertools.product(SMALL + LARGE, KINDS), ids=name)
+@pytest.mark.parametrize(("shape", "kind"), [*itertools.product(SMALL + LARGE, KINDS)], ids=name)
 def test_two_rounds_follow_the_targets_distribution(
     shape: tuple[int, int], kind: str, rule: str
 ) -> None:
@@ -174,7 +174,7 @@ def test_filters_keep_rules_exact(sampler: Sampler, rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"), itertools.product([(3, 1), (3, 2), (2, 4)], KINDS), ids=name
+    ("shape", "kind"), [*itertools.product([(3, 1), (3, 2), (2, 4)], KINDS)], ids=name
 )
 def test_block_verification_accepts_at_least_as_many(shape: tuple[int, int], kind: str) -> None:
     """In expectation after every context, and more after some if there are two places."""

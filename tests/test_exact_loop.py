@@ -1,11 +1,13 @@
 """Proof by enumeration that outputs of the loop follow the distribution of whole passes.
 
 Each row of a batch is scripted to have one possible history: the tokens drafted in each round, how
-many of them are accepted, and the next token. See `scripted.py`.
+many of them are accepted, and the next token. See `scripted.py`. Neighbours may have other
+temperatures, filters and transforms, or be greedy, and lookups draft as well.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 from speculative_t5.decoding.sampling import Sampler
@@ -79,3 +81,56 @@ def test_transformed_loop_outputs_follow_the_transformed_distribution(
 @pytest.mark.parametrize(("kind", "rule"), [("t5", "token"), ("t5", "block"), ("sharing", "block")])
 def test_what_cannot_follow_an_end_does_not_matter(kind: str, name: str, rule: str) -> None:
     assert gap(kind, rule, sampled=[Sampler(1.0, transform=ENDINGS[name])]) < ROUNDING
+
+
+UNLIKE = [
+    Sampler(1.0),
+    Sampler(0.7, top_k=2),
+    Sampler(2.0, top_p=0.8),
+    Sampler(1.0, transform=TRANSFORMS["together"]),
+]
+GREEDY = [Sampler(), Sampler(transform=TRANSFORMS["penalty"])]
+unlike_gap = partial(gap, sampled=UNLIKE, greedy=GREEDY, prompts=[PROMPT])
+
+
+@pytest.mark.parametrize("kind", VARIED)
+def test_rows_follow_their_own_distributions(kind: str) -> None:
+    assert unlike_gap(kind, "token", 1) < ROUNDING
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("kind", PAIRS)
+def test_rows_with_longer_drafts_follow_their_own_distributions(kind: str, rule: str) -> None:
+    assert unlike_gap(kind, rule, 2, batch_size=100) < ROUNDING
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(("kind", "name"), [("t5", "lookup"), *((kind, "both") for kind in PAIRS)])
+def test_rows_with_lookups_follow_their_own_distributions(kind: str, name: str, rule: str) -> None:
+    assert unlike_gap(kind, rule, 1, name) < ROUNDING
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", ["model", "lookup", "both"])
+def test_rows_that_end_or_cannot_go_on_follow_their_own_distributions(name: str, rule: str) -> None:
+    sampled = [Sampler(1.0), *(Sampler(1.0, transform=each) for each in ENDINGS.values())]
+    greedy = [Sampler(transform=each) for each in ENDINGS.values()]
+    assert (
+        unlike_gap("t5", rule, 2, name, batch_size=100, sampled=sampled, greedy=greedy) < ROUNDING
+    )
+
+
+@pytest.mark.parametrize("kind", ["sharing", "qwen3"])
+def test_dead_ends_in_batches_follow_their_own_distributions(kind: str) -> None:
+    dead = ENDINGS["dead"]
+    rows = [Sampler(1.0, transform=dead), Sampler(1.0)], [Sampler(transform=dead)]
+    assert unlike_gap(kind, "block", 2, sampled=rows[0], greedy=rows[1]) < ROUNDING
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", ["model", "lookup", "both"])
+def test_rows_that_stop_follow_their_own_distributions(name: str, rule: str) -> None:
+    """The same token stops an output, and leaves nothing to follow it."""
+    dead = ENDINGS["dead or ended"]
+    rows = [Sampler(1.0, transform=dead), Sampler(1.0)], [Sampler(), Sampler(transform=dead)]
+    assert unlike_gap("t5", rule, 2, name, sampled=rows[0], greedy=rows[1], stop=2) < ROUNDING

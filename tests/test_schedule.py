@@ -1,10 +1,15 @@
-"""Draft lengths: the schedule's expectations, choices and learning."""
+"""Draft lengths: a schedule's expectations, choices and learning, and the costs that it goes by."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
+from speculative_t5 import SpeculativeDecoder
+from speculative_t5.decoding import draft_length
 from speculative_t5.decoding.draft_length import (
     MAX_DRAFT,
     PROBE_SHARE,
@@ -14,18 +19,23 @@ from speculative_t5.decoding.draft_length import (
     Counts,
     FixedSchedule,
     Outcome,
+    Schedule,
+    cache_folder,
+    calibrate,
     rate_of_others,
 )
+from speculative_t5.decoding.results import Round
 
 import numpy as np
 import pytest
+from conftest import tiny_pair
 
 
 def outcome(num_draft: int, accepted: Sequence[int], drafted: Sequence[int] = ()) -> Outcome:
     return Outcome(num_draft, drafted or [num_draft] * len(accepted), accepted, 0.0, 0.0)
 
 
-@cache
+@lru_cache
 def counted(rate: float, rounds: int = 10_000, num_draft: int = MAX_DRAFT) -> Counts:
     """Return counts of drafts whose tokens are each accepted with the same probability."""
     rng = np.random.default_rng(0)
@@ -147,3 +157,170 @@ def test_it_stops_drafting_and_probes_later_and_later(draft: float) -> None:
     assert gaps[0] == pytest.approx((draft + 0.02) / PROBE_SHARE, abs=1)
     np.testing.assert_allclose(gaps[1:4] / gaps[:3], 2, rtol=0.2)
     assert len(gaps) > 4 and (gaps[4:] == gaps[3]).all()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for calibrations, which measure briefly."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in IN_FULL:
+        monkeypatch.setattr(draft_length, name, 0)
+    return cache_folder()
+
+
+def stored(draft: float, lengths: int) -> str:
+    """Return a calibration as its file has it, with costs for that many draft lengths."""
+    costs = {"draft_seconds": [draft] * lengths, "verify_seconds": [1.0] * (2 * lengths - 1)}
+    return json.dumps(costs | {"counts": [[1.0] * lengths] * 4, "num_prompts": 1})
+
+
+NAN, SHORT = stored(float("nan"), MAX_DRAFT + 1), stored(1.0, 1)
+IN_FULL = {name: getattr(draft_length, name) for name in ("BUDGET", "SAMPLES", "SETTLING")}
+
+
+class Machine:
+    """A rehearsal on a machine with known costs, which counts its runs."""
+
+    def __init__(self, *, rounds: int = 5, rows: int = 2) -> None:
+        self.runs = 0
+        self._rounds, self._rows = rounds, rows
+
+    def __call__(self, schedule: Schedule, seed: int) -> Iterator[Round]:
+        self.runs += 1
+        for round_ in range(self._rounds):
+            num_draft = schedule.next(128)
+            slow = 9.0 if round_ == 0 and num_draft else 0.0  # the draft's encoder
+            rows = self._rows - (round_ == 4)  # one row has ended, and all is cheaper
+            drafted, accepted = [num_draft] * rows, [min(num_draft, 2)] * rows
+            cost = 0.5 + 0.1 * num_draft + slow if num_draft else 0.0
+            verify = 10.0 + num_draft if rows == self._rows else 1.0
+            schedule.observe(Outcome(num_draft, drafted, accepted, cost, verify))
+            yield None  # type: ignore[misc]
+
+    def measures(self, *settings: object) -> bool:
+        """Whether a calibration is not found, but measured."""
+        runs = self.runs
+        calibrate(self, 2, *settings)
+        return self.runs > runs
+
+
+@pytest.fixture
+def in_full(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in IN_FULL.items():
+        monkeypatch.setattr(draft_length, name, value)
+
+
+def test_costs_are_measured(in_full: None) -> None:
+    brief, found = calibrate(Machine(rounds=1, rows=1), 2, "brief"), calibrate(Machine(), 2)
+    assert brief.draft_seconds[1] > 9, "the encoder is part of every draft"
+    assert brief.verify_seconds == pytest.approx(found.verify_seconds)
+    expected = [0, *0.5 + 0.1 * np.arange(1, MAX_DRAFT + 1)]
+    np.testing.assert_allclose(found.draft_seconds, expected)
+    np.testing.assert_allclose(found.verify_seconds, 10.0 + np.arange(2 * MAX_DRAFT + 1))
+    assert found.num_prompts == 2
+    reached, passed, asked, had = np.array(found.counts)
+    assert passed[1] == reached[1] == asked[1] == had[1] > 0
+    assert passed[3] == 0 < reached[3]
+
+
+def test_a_calibration_is_kept_under_its_settings_and_hardware(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine()
+    settings = [("this", 1), ("this", 1), ("that", 1)]
+    assert [machine.measures(*each) for each in settings] == [True, False, True]
+    for name in ("a.home", "a.office"):  # a laptop's name changes with its network
+        monkeypatch.setattr("platform.node", lambda name=name: name)
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        assert not machine.measures("this", 1)
+
+    def device_info(device: Any) -> dict[str, str | int]:
+        return {"device_name": "another GPU" if device == "a GPU" else "another CPU"}
+
+    changes: list[tuple[str, Any]] = [
+        ("platform.machine", lambda: "another architecture"),
+        ("speculative_t5.cpu.libraries.num_threads", lambda: 1000),
+        ("mlx.core.device_info", device_info),
+        ("mlx.core.default_device", lambda: "a GPU"),
+    ]
+    for name, value in changes:
+        monkeypatch.setattr(name, value)
+        assert machine.measures("this", 1), name
+    assert len(list(cache.iterdir())) == 2 + len(changes)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": 3}', "\xff", SHORT, NAN])
+def test_a_damaged_file_is_measured_again(cache: Path, content: str) -> None:
+    machine = Machine()
+    first = calibrate(machine, 2)
+    (path,) = cache.iterdir()
+    path.write_text(content, encoding="latin-1")
+    assert machine.measures()
+    assert calibrate(machine, 2) == first and json.loads(path.read_text())["counts"]
+
+
+def test_calibration_works_without_a_writable_cache(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("in the way")
+    assert isinstance(calibrate(Machine(), 2), Calibration)
+    assert cache.read_text() == "in the way"
+
+
+def test_a_slow_machine_is_measured_once_per_length(
+    in_full: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10**6))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    machine = Machine()
+    calibrate(machine, 2)
+    assert machine.runs <= 8
+
+
+PROMPTS = [[10, 1], [5, 6, 7, 1], [3, 1], [12, 13, 1]]
+
+
+def make_decoder(kind: str = "t5", **options: Any) -> SpeculativeDecoder:
+    pair = tiny_pair(kind, vocab_size=20, layers=2, seed=3)
+    return SpeculativeDecoder(*pair, num_draft="auto", **options)
+
+
+@pytest.mark.parametrize("kind", ["t5", "sharing"])
+def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(
+    kind: str, in_full: None, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = draft_length.measure  # costs that this machine's load cannot change
+    monkeypatch.setattr(draft_length, "measure", lambda _, count: measure(Machine(), count))
+    auto = make_decoder(kind)
+    plain = auto.generate_batch(PROMPTS, max_tokens=40, speculative=False)
+    assert not cache.exists(), "there is nothing to calibrate"
+    single = [auto.generate(prompt, max_tokens=40) for prompt in PROMPTS]
+    assert len(list(cache.iterdir())) == 1
+    batch = auto.generate_batch(PROMPTS, max_tokens=40)
+    assert len(list(cache.iterdir())) == 2
+    for outputs in (single, batch):
+        assert [o.tokens for o in outputs] == [o.tokens for o in plain]
+    assert len({n for o in single for n in o.stats.num_draft}) > 1
+
+
+@pytest.mark.parametrize(
+    ("decoding", "sampling"),
+    [
+        ({}, {"temperature": 2.0}),
+        ({"lookup": True}, {"temperature": 2.0}),
+        ({"delta": 0.5}, {}),
+        ({"kind": "sharing"}, {"temperature": 2.0}),
+    ],
+)
+def test_auto_repeats_itself(cache: Path, decoding: dict[str, Any], sampling: Any) -> None:
+    """After other prompts, and in a later process, which finds the calibration."""
+    one, options = make_decoder(**decoding), {"max_tokens": 40, "seed": 5} | sampling
+    first = one.generate(PROMPTS[0], **options)
+    for prompt in PROMPTS[1:]:
+        one.generate(prompt, **options)
+    files = list(cache.iterdir())
+    for again in (one, make_decoder(**decoding)):
+        out = again.generate(PROMPTS[0], **options)
+        assert (out.tokens, out.stats.num_draft) == (first.tokens, first.stats.num_draft)
+        chunks = again.stream(PROMPTS[0], **options)
+        assert [t for chunk in chunks for t in chunk.tokens] == first.tokens
+    assert list(cache.iterdir()) == files
