@@ -63,7 +63,8 @@ def finished(done: Round) -> tuple[Any, ...]:
     return facts(done.output, done.finish_reason, done.stats)
 
 
-ALL = [(kind, drafter) for kind in PAIRS for drafter in DRAFTERS]
+ALL = [("t5", drafter) for drafter in DRAFTERS]
+ALL += [("qwen3", "none"), ("qwen3", "both"), ("sharing", "model"), ("sharing", "both")]
 ALL += [(kind, "both") for kind in VARIED if kind not in PAIRS]
 
 
@@ -114,7 +115,7 @@ def come_and_go(decoder: SpeculativeDecoder, seed: int) -> tuple[Finished, dict[
 def test_rows_that_join_and_leave_are_as_they_are_alone(kind: str, drafter: str) -> None:
     decoder, expected = make_decoder(kind, drafter), alone(kind, drafter)
     left: dict[int, list[int]] = {}
-    for seed in range(3):
+    for seed in range(2):
         ended, gone = come_and_go(decoder, seed)
         assert len(ended) + len(gone) >= len(expected) - 5  # some end before their first round
         assert ended == {number: expected[number] for number in ended}
