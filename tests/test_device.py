@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder
+from speculative_t5 import SpeculativeDecoder, device
 from speculative_t5.cpu import accelerate
 from speculative_t5.models import T5, DecoderOnlyModel, Quantization, T5Config, build
 from speculative_t5.models.t5 import quantize
@@ -172,6 +172,8 @@ def test_logits_are_those_of_the_cpu(kind: str, dtype: str) -> None:
 @pytest.mark.parametrize("kind", ["t5_v1_1", "llama"])  # with own heads: others repeat one id
 def test_steady_greedy_outputs_do_not_depend_on_the_draft(kind: str, dtype: str) -> None:
     """Every second id is nearly tied with the one before it: rounding decides between them."""
+    if device.on_cpu() and dtype != "float32":
+        pytest.skip("for GPUs: tests/test_steady.py has other types on CPUs")
     target, draft = (make(kind, dtype, noise=noise, tied=True) for noise in (0.0, 0.01))
     outputs = []
     for drafter, lookup in ((None, False), (draft, False), ("lookup", False), (draft, True)):

@@ -15,20 +15,7 @@ from itertools import cycle
 import mlx.core as mx
 import mlx.nn as nn
 
-from .. import device
-from ..models import (
-    CrossAttention,
-    Decoder,
-    DecoderLayer,
-    Encoder,
-    EncoderLayer,
-    FeedForward,
-    Head,
-    HeadOutput,
-    KeysValues,
-    SelfAttention,
-    position_biases,
-)
+from .. import device, models
 from .libraries import load_layers
 
 library, _ = load_layers()  # native/blocks.cpp
@@ -56,19 +43,19 @@ class FusedEmbedding(nn.Embedding):
         return x
 
 
-class FusedEncoder(Encoder):
+class FusedEncoder(models.Encoder):
     """A plain encoder's modules, each layer run as two operations."""
 
-    def __init__(self, plain: Encoder) -> None:
+    def __init__(self, plain: models.Encoder) -> None:
         nn.Module.__init__(self)
         self.position_bias, self.layers, self.norm = plain.position_bias, plain.layers, plain.norm
 
     def __call__(self, x: mx.array, mask: mx.array | None) -> mx.array:
         length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
         tables = self.position_bias.tables()
-        biases = position_biases(tables, start, length, length)
+        biases = models.position_biases(tables, start, length, length)
         for layer, table, bias in zip(self.layers, cycle(tables), cycle(biases), strict=False):
-            if _fits(layer, EncoderLayer) and _usable(x, table, mask):
+            if _fits(layer, models.EncoderLayer) and _usable(x, table, mask):
                 attention = layer.self_attention
                 x = library.encoder_attention(
                     x, layer.self_norm.weight, attention.qkv.weight, attention.out.weight, table,
@@ -81,14 +68,14 @@ class FusedEncoder(Encoder):
         return memory
 
 
-class FusedDecoder(Decoder):
+class FusedDecoder(models.Decoder):
     """A plain decoder's modules, each layer run as three operations."""
 
-    def __init__(self, plain: Decoder) -> None:
+    def __init__(self, plain: models.Decoder) -> None:
         nn.Module.__init__(self)
         self.position_bias, self.layers, self.norm = plain.position_bias, plain.layers, plain.norm
 
-    def read(self, memory: mx.array, width: int) -> list[KeysValues]:
+    def read(self, memory: mx.array, width: int) -> list[models.KeysValues]:
         if not all(_is_plain(layer.cross_attention.kv) for layer in self.layers) or (
             not _usable(memory)
         ):
@@ -104,17 +91,17 @@ class FusedDecoder(Decoder):
         self,
         x: mx.array,
         offsets: mx.array,
-        cache: Sequence[KeysValues],
-        sources: Sequence[KeysValues],
+        cache: Sequence[models.KeysValues],
+        sources: Sequence[models.KeysValues],
         mask: mx.array | None,
         tables: Sequence[mx.array],
-    ) -> tuple[mx.array, list[KeysValues]]:
-        biases = position_biases(tables, offsets, x.shape[1], cache[0][0].shape[2])
-        written: list[KeysValues] = []
+    ) -> tuple[mx.array, list[models.KeysValues]]:
+        biases = models.position_biases(tables, offsets, x.shape[1], cache[0][0].shape[2])
+        written: list[models.KeysValues] = []
         for layer, table, bias, pair, source in zip(
             self.layers, cycle(tables), cycle(biases), cache, sources, strict=False
         ):
-            if _fits(layer, DecoderLayer) and _usable(x, table, *pair, *source, mask):
+            if _fits(layer, models.DecoderLayer) and _usable(x, table, *pair, *source, mask):
                 x, pair = _decoder_layer(layer, x, table, offsets, pair, source, mask)
             else:
                 x, pair = layer(x, bias, offsets, pair, source, mask)
@@ -122,11 +109,11 @@ class FusedDecoder(Decoder):
         return x, written
 
 
-class FusedHead(Head):
+class FusedHead(models.Head):
     """The last normalization and the output's product in one operation."""
 
     def __call__(
-        self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
+        self, kind: models.HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
     ) -> mx.array:
         if not (_is_plain(norm) and _is_plain(output) and _usable(x)):
             return super().__call__(kind, x, norm, output, size)
@@ -136,14 +123,14 @@ class FusedHead(Head):
 
 
 def _decoder_layer(
-    layer: DecoderLayer,
+    layer: models.DecoderLayer,
     x: mx.array,
     table: mx.array,
     offsets: mx.array,
-    cache: KeysValues,
-    source: KeysValues,
+    cache: models.KeysValues,
+    source: models.KeysValues,
     mask: mx.array | None,
-) -> tuple[mx.array, KeysValues]:
+) -> tuple[mx.array, models.KeysValues]:
     own, cross = layer.self_attention, layer.cross_attention
     x, keys, values = library.decoder_attention(
         x, layer.self_norm.weight, own.qkv.weight, own.out.weight, table, *cache, offsets,
@@ -157,7 +144,7 @@ def _decoder_layer(
     return _feed_forward(layer, grouped.reshape(x.shape)), (keys, values)
 
 
-def _feed_forward(layer: EncoderLayer | DecoderLayer, x: mx.array) -> mx.array:
+def _feed_forward(layer: models.EncoderLayer | models.DecoderLayer, x: mx.array) -> mx.array:
     norm, inner = layer.feed_forward_norm, layer.feed_forward
     y: mx.array = library.feed_forward(
         x, norm.weight, inner.wi.weight, inner.wo.weight, inner.activation, inner.gated, norm.eps
@@ -170,12 +157,12 @@ def _fits(layer: nn.Module, kind: type[nn.Module]) -> bool:
     if type(layer) is not kind:
         return False
     own, feed = layer.self_attention, layer.feed_forward
-    if type(own) is not SelfAttention or type(feed) is not FeedForward:
+    if type(own) is not models.SelfAttention or type(feed) is not models.FeedForward:
         return False
     parts = [layer.self_norm, own.qkv, own.out, layer.feed_forward_norm, feed.wi, feed.wo]
-    if kind is DecoderLayer:
+    if kind is models.DecoderLayer:
         cross = layer.cross_attention
-        if type(cross) is not CrossAttention:
+        if type(cross) is not models.CrossAttention:
             return False
         parts += [layer.cross_norm, cross.q, cross.out]
     return all(map(_is_plain, parts))

@@ -403,7 +403,7 @@ class CompiledModel(nn.Module):
         device.enter_thread()
         decoder = self.compiled  # first, as it evaluates the weights
         encode = partial(read_sources, self, [self.decoder])
-        session = T5Session(decoder, encode, encode(prompts), width)
+        session = T5Session(decoder, encode, prompts, width)
         return session, session.contexts
 
 

@@ -82,7 +82,7 @@ class SharingDraft(CompiledModel):
         target = self.target
         decoder, own = target.compiled, self.compiled
         encode = partial(read_sources, target, [target.decoder, self.decoder])
-        session = T5Session(decoder, encode, encode(prompts), width)
+        session = T5Session(decoder, encode, prompts, width)
         return session, SharingSession(own, session), session.contexts
 
     @property

@@ -39,31 +39,27 @@ Pass = Callable[..., tuple[mx.array, list[KeysValues]]]
 
 
 class T5Session:
-    """A batch of prompts being decoded; a `Session`.
+    """A batch of prompts being decoded by a compiled decoder; a `Session`.
 
-    Args:
-        decoder: A model's decoder, compiled.
-        encode: Encodes prompts as `sources` were.
-        sources: The keys and values of the decoder's layers, and then of those of a draft.
-        width: See `KVCache.extend`.
+    `encode` gives the keys and values of the decoder's layers, and then those of a draft's.
     """
 
     def __init__(
         self,
         decoder: CompiledDecoder,
         encode: Callable[[Prompts], SourceCache],
-        sources: SourceCache,
-        width: int | None,
+        prompts: Prompts,
+        width: int | None = None,
     ) -> None:
         model = decoder.model
         config, depth = model.config, model.config.num_decoder_layers
         self._start = config.decoder_start_token_id
         self._encode = encode
-        self._sources = sources
+        self._sources = encode(prompts)
         self._decoder = decoder
         self._layers = slice(depth)
         shape = LayerShape(model.num_heads, config.d_kv, config.d_kv, model.dtype)
-        self._cache = KVCache([shape] * depth, len(sources.lengths), width)
+        self._cache = KVCache([shape] * depth, len(self._sources.lengths), width)
 
     @property
     def lengths(self) -> list[int]:
@@ -111,7 +107,7 @@ class SharingSession(T5Session):
     """
 
     def __init__(self, decoder: CompiledDecoder, target: T5Session) -> None:
-        super().__init__(decoder, lambda _: target._sources, target._sources, None)
+        super().__init__(decoder, lambda _: target._sources, [])
         self._layers = slice(target._layers.stop, None)
 
     def replace(self, rows: Sequence[int], encoded: Sequence[EncodedPrompt]) -> list[list[int]]:
