@@ -1,8 +1,7 @@
 """`Generator`: a decoder as a function from columns to more columns, for Ray Data and Spark.
 
-Nothing of Ray or Spark is imported here: both call any function of a batch. pyarrow is imported
-where a batch is one of its tables. Imports `generation`, `checkpoints` and the packages
-below them.
+Nothing of Ray or Spark is imported here: both call any function of a batch. Imports `generation`,
+`checkpoints` and the packages below them, and pyarrow where a batch is one of its tables.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -53,18 +52,16 @@ class Row:
 class Generator:
     """Generates an output for each row of a batch: a callable for Ray Data's `map_batches`.
 
-    Making one only checks its options, and pickles hold options alone. The models are loaded with
-    the first batch, in the process that calls it, and stay there: a model that cannot be loaded
-    ends a job with the reason, while Ray takes whatever fails as an actor is made for a failure of
-    its own.
+    Making one only checks its options, and pickles hold options alone. The first batch loads the
+    models, in the process that calls it: a model that cannot be loaded ends a job with the reason,
+    while Ray takes whatever fails as an actor is made for a failure of its own.
 
     Args:
         model: The target, by its path or name, see `load`. Workers look it up where they run.
         draft: A draft model in the same way; "lookup" to copy from the prompt; None for none.
         prompt_column: The column of prompts, which are text.
-        index_column: The column of each row's index, an integer of at least 0. Sampling needs it:
-            a row's output depends on seed and index, wherever it is computed. Index i samples as
-            line i + 1 of the command `batch`. Greedy decoding does without.
+        index_column: The column of each row's index, an integer of at least 0, which sampling
+            needs: index i samples as line i + 1 of the command `batch`, wherever it is computed.
         column_prefix: Put before the names of all columns that are added.
         batch_size: Rows to decode side by side, as in `iter_batch`. Batches may have any size.
         options: Those of `SpeculativeDecoder.from_pretrained`, except `group`, and of `generate`,
@@ -145,18 +142,11 @@ class Generator:
                 self._decoder = made
             return self._decoder
 
-    @overload
-    def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]: ...
-
-    @overload
-    def __call__(self, batch: Any) -> Any: ...
-
     def __call__(self, batch: Any) -> Any:
         """Return a batch with all its columns, and those of the outputs behind them.
 
         A batch of NumPy arrays, a dict, gives such a dict; a table of pyarrow gives a table, whose
-        types are the same for every batch. (From arrays, Ray derives types from values: a batch
-        without errors then has an error column of another type than one that has some.)
+        types are the same for every batch. (Ray derives an array's type from its values.)
 
         The columns that are added:
 
@@ -166,8 +156,7 @@ class Generator:
         - `alternatives`, with `num_return_sequences`: a list of further outputs, each with its
           text, finish_reason and score.
         - `tokens`, `rounds`, `drafted`, `accepted`: int64, 0 where there is an error.
-        - `error`: why a row has no output, for example as its prompt is empty or too long; null for
-          all others.
+        - `error`: why a row has no output; null for all others.
 
         Raises:
             ValueError: If the batch lacks a column, or has one of those that would be added; or if
@@ -179,7 +168,14 @@ class Generator:
                 "a batch must be a dict of NumPy arrays or a table of pyarrow (batch_format "
                 f"'numpy' or 'pyarrow'), got {type(batch).__name__}"
             )
-        self._check_columns(batch.column_names if is_table else list(batch))
+        found = batch.column_names if is_table else list(batch)
+        for option, name in self._inputs.items():
+            if name not in found:
+                names = ", ".join(map(shown, found)) or "none"
+                raise ValueError(
+                    f"the rows have no column {name!r}, only {names}: give one of them as {option}"
+                )
+        self._check_names(found)
         values = _listed(batch[self._inputs["prompt_column"]])
         indices: Sequence[Any] = range(len(values))
         if self._is_sampled:
@@ -191,16 +187,6 @@ class Generator:
         for column, name in self._added.items():
             batch = batch.append_column(column, self._as_arrow(name, rows))
         return batch
-
-    def _check_columns(self, found: Sequence[str]) -> None:
-        """Refuse a batch that lacks a column, or has one that would be added."""
-        for option, name in self._inputs.items():
-            if name not in found:
-                names = ", ".join(map(shown, found)) or "none"
-                raise ValueError(
-                    f"the rows have no column {name!r}, only {names}: give one of them as {option}"
-                )
-        self._check_names(found)
 
     def _check_names(self, found: Collection[str]) -> None:
         """Refuse names of columns that are to be added too."""
@@ -279,7 +265,6 @@ def _value(name: str, row: Row) -> Any:
 
 
 def _as_array(name: str, rows: Sequence[Row]) -> np.ndarray:
-    """Return a column as an array of NumPy."""
     array = np.empty(len(rows), KINDS.get(name, object))
     for place, row in enumerate(rows):
         array[place] = _value(name, row)  # of None, a float array makes NaN

@@ -60,7 +60,7 @@ def main(
     copy: Annotated[bool, typer.Option(help="Whether to time cp at all.")] = True,
 ) -> None:
     config = make_config(gigabytes)
-    tensors = {name: s for p in plan(config) for name, s in p.sources.items()}
+    tensors = {name: s for _, sources in plan(config) for name, s in sources.items()}
     total = sum(map(nbytes, tensors.values()))
     largest = max(map(nbytes, tensors.values()))
     with tempfile.TemporaryDirectory() as work:
@@ -103,7 +103,7 @@ def make_config(gigabytes: float) -> T5Config:
 
     def size(layers: int) -> int:
         config = T5Config(**WIDTHS, num_layers=layers, num_decoder_layers=layers)
-        return sum(nbytes(shape) for p in plan(config) for shape in p.sources.values())
+        return sum(nbytes(shape) for _, sources in plan(config) for shape in sources.values())
 
     layers = max(1, round((gigabytes * 1e9 - size(0)) / (size(1) - size(0))))
     return T5Config(**WIDTHS, num_layers=layers, num_decoder_layers=layers)

@@ -1,11 +1,8 @@
 """Files in, files out: models are read from folders or the Hugging Face Hub, and converted.
 
-`ModelFolder` is a folder of a model, found by path or name (or by `hub`); `load` checks its files
-and reads them: a T5 by `t5`, a draft that shares its target's encoder by `t5_draft`, any other by
-`decoder_only`. `convert` writes a T5 as a model folder, one tensor at a time. Below them, `tensors`
-and `torch_bin` know the formats of weights; nothing that a file claims is believed before it is
-checked. Imports `tokenizers`, `cpu` (which speeds up what `load` made), `models` and the
-packages below them.
+`load` finds a `ModelFolder` by path or name (or by `hub`), checks its files and reads them;
+`convert` writes one. Nothing that a file claims is believed before it is checked. Imports
+`tokenizers`, `cpu` (which speeds up what `load` made), `models` and the packages below them.
 """
 
 from .conversion import convert

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..tokenizers import TOKENIZER_FILES
 from .hub import download, flat_name, look_up
 from .loading import as_dtype
 from .model_folder import GENERATION_CONFIG, ModelFolder, name_of_folder, new_folder
-from .t5 import Checkpoint, Parameter, open_checkpoint, parameter_shapes
+from .t5 import Checkpoint, open_checkpoint, parameter_shapes
 from .tasks import TASKS
 from .tensors import Shape, as_mlx, as_numpy, dtype_name
 from .writing import NewTensor, check_replaceable, write_folder
@@ -45,8 +45,8 @@ def convert(
 ) -> Path:
     """Convert a checkpoint folder, or a repository of the Hugging Face Hub, to a model folder.
 
-    A repository that was converted before with the same options is neither downloaded nor converted
-    again. Takes the memory of a few blocks of 1 MB, beside the mapped part of one tensor.
+    Returns that folder. A repository that was converted before with the same options is not
+    converted again. Takes the memory of a few blocks of 1 MB, beside the mapped part of one tensor.
 
     Args:
         model: Path of a checkpoint or model folder, or name of a repository.
@@ -61,9 +61,6 @@ def convert(
         allow_nonfinite: Whether to accept weights that are NaN or infinite.
         progress: Called with the bytes read and the bytes to read, while the conversion runs.
         note: Called with each line that the user should see.
-
-    Returns:
-        The folder written.
 
     Raises:
         ValueError: If the checkpoint is not a whole T5 with a tokenizer, an option is out of range,
@@ -150,7 +147,7 @@ def quantized(config: T5Config, wanted: Quantization, keep_wo: bool | None = Non
 
 
 def num_parameters(config: T5Config) -> int:
-    """Return how many parameters a model with this config has before it is quantized."""
+    """Return how many parameters a model has before it is quantized."""
     dense = dataclasses.replace(config, quantization=None)
     return sum(math.prod(shape) for shape in parameter_shapes(dense).values())
 
@@ -187,24 +184,23 @@ def _new_tensors(
     progress: Callable[[int, int], None],
 ) -> Iterator[NewTensor]:
     """Yield the tensor of each parameter, or the three of a quantized one, made block by block."""
-    stored = checkpoint.tensors
-    total = sum(stored[name].nbytes for p in checkpoint.parameters for name in p.sources)
+    stored, parameters = checkpoint.tensors, checkpoint.parameters
+    total = sum(stored[name].nbytes for sources in parameters.values() for name in sources)
     done = 0
 
-    def blocks(parameter: Parameter, dtype: mx.Dtype) -> Iterator[np.ndarray]:
+    def blocks(sources: Iterable[str], dtype: mx.Dtype) -> Iterator[np.ndarray]:
         nonlocal done
-        for name in parameter.sources:
+        for name in sources:
             for block in stored[name].blocks():
                 yield _checked(name, block, stored[name].dtype, dtype, allow_nonfinite)
                 done += block.nbytes
                 progress(done, total)
 
-    for parameter in checkpoint.parameters:
-        name = parameter.name
+    for name, sources in parameters.items():
         siblings = (_sibling(name, last) for last in ("scales", "biases"))
         parts: dict[str, list[np.ndarray]] = {each: [] for each in siblings if each in layout}
         dtype = layout[next(iter(parts), name)][1]
-        made = blocks(parameter, dtype)
+        made = blocks(sources, dtype)
         if parts:
             assert how is not None
             made = _quantize(made, dtype, how, parts.values())

@@ -23,23 +23,23 @@ from ..tokenizers import DecoderOnlyTokenizer
 from .model_folder import GENERATION_CONFIG, ModelFolder, read_json
 from .tensors import StoredTensor, as_mlx, check_shapes, dtype_name, module_shapes, parameters_of
 
-# Names in config.json of the most tokens that a model reads, of its depth, and of all sizes.
+# Names in config.json of the most tokens that a model reads.
 CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length",
             "max_seq_len", "seq_length")  # fmt: skip
-DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-SIZES = (
-    *CONTEXTS, "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "n_embd", "n_head", "n_inner",
-)  # fmt: skip
 ROPES = ("rope_scaling", "rope_parameters")  # objects, which may hold one for each kind of layer
-# Names of numbers that must be above 0, and the largest sensible value; mlx-lm takes any.
-BOUNDS = (
-    (re.compile(r"\w*norm\w*_eps(ilon)?"), 1.0),
-    (re.compile(r"partial_rotary_factor|rotary_pct|rope_pct"), 1.0),
-    (re.compile(r"\w*(rope_theta|rotary_emb_base|base_freq)|beta_fast|beta_slow"), 1e15),
-    (re.compile(r"\w*(factor|multiplier|scalar|softcapping)|logits_scaling"), 1e15),
-    (re.compile("original_max_position_embeddings"), float(MAX_SIZE)),
-)
+# Names of numbers that must be above 0, and the largest sensible value; mlx-lm takes any. Those
+# whose limit is an integer are integers.
+BOUNDS: dict[str, float] = {
+    "|".join(CONTEXTS): MAX_SIZE,
+    "hidden_size|intermediate_size|vocab_size|head_dim|n_embd|n_head|n_inner": MAX_SIZE,
+    "num_attention_heads|num_key_value_heads": MAX_SIZE,
+    "num_hidden_layers|n_layer|num_layers|n_layers": MAX_LAYERS,
+    r"\w*norm\w*_eps(ilon)?": 1.0,
+    "partial_rotary_factor|rotary_pct|rope_pct": 1.0,
+    r"\w*(rope_theta|rotary_emb_base|base_freq)|beta_fast|beta_slow": 1e15,
+    r"\w*(factor|multiplier|scalar|softcapping)|logits_scaling": 1e15,
+    "original_max_position_embeddings": float(MAX_SIZE),
+}
 # The first must be a multiple of the second.
 MULTIPLES = (("num_attention_heads", "num_key_value_heads"), ("n_embd", "n_head"))
 # Settings of GPT-2 that mlx-lm assumes without reading them.
@@ -54,11 +54,7 @@ GPT2 = {
 def load_decoder_only(
     folder: ModelFolder, dtype: mx.Dtype | None
 ) -> tuple[DecoderOnlyModel, DecoderOnlyTokenizer]:
-    """Load a decoder-only model and its tokenizer, see `load`.
-
-    Raises:
-        ValueError: If it is not a whole model of a known kind.
-    """
+    """Load a decoder-only model and its tokenizer, see `load`."""
     config = read_config(folder)
     with _about(folder.path):
         module = build(config)
@@ -126,9 +122,12 @@ def read_config(folder: ModelFolder) -> dict[str, Any]:
     _check_quantization(folder.path, config)
     with _about(folder.path):
         for part in _parts(config):
-            _check_sizes(part)
             for group in (part, *_rotations(part)):
                 _check_numbers(group)
+            for name, divisor in MULTIPLES:
+                whole, parts = part.get(name), part.get(divisor)
+                if isinstance(whole, int) and isinstance(parts, int) and whole % parts:
+                    raise wrong(name, whole, f"a multiple of {divisor}, {parts}")
         if config.get("model_type") == "gpt2":
             config.setdefault("n_ctx", config.get("n_positions"))  # mlx-lm reads the older name
             for name, expected in GPT2.items():
@@ -186,8 +185,8 @@ def _rotations(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _check_quantization(folder: Path, config: Mapping[str, Any]) -> None:
     ours, other = config.get("quantization"), config.get("quantization_config")
     if ours:
-        sizes = [ours.get(n) for n in ("bits", "group_size")] if isinstance(ours, dict) else [None]
-        if not all(type(size) is int and size > 0 for size in sizes):
+        sizes = ours if isinstance(ours, dict) else {}
+        if not all(type(n := sizes.get(key)) is int and n > 0 for key in ("bits", "group_size")):
             error = wrong("quantization", ours, "an object with bits and group_size")
             raise ValueError(f"{folder}: {error}")
     elif other:  # mlx-lm writes its own under both names
@@ -199,28 +198,20 @@ def _check_quantization(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _check_sizes(part: Mapping[str, Any]) -> None:
-    """Check sizes that are one integer; some models have a list of them, one for each layer."""
-    for name in (*SIZES, *DEPTHS):
-        size, limit = part.get(name), MAX_LAYERS if name in DEPTHS else MAX_SIZE
-        if size is None or isinstance(size, list):
-            continue
-        if type(size) is not int or not 0 < size <= limit:
-            raise wrong(name, size, f"an integer from 1 to {limit}")
-    for name, divisor in MULTIPLES:
-        whole, parts = part.get(name), part.get(divisor)
-        if isinstance(whole, int) and isinstance(parts, int) and whole % parts:
-            raise wrong(name, whole, f"a multiple of {divisor}, {parts}")
-
-
 def _check_numbers(group: Mapping[str, Any]) -> None:
     for name, value in group.items():
-        limits = [limit for pattern, limit in BOUNDS if pattern.fullmatch(name)]
-        for number in value if isinstance(value, list) and limits else [value]:
-            if limits and number is not None:
+        limit = next((most for names, most in BOUNDS.items() if re.fullmatch(names, name)), None)
+        if isinstance(limit, int):
+            # Some models have a list of sizes, one for each layer.
+            known = type(value) is int and 0 < value <= limit
+            if not known and value is not None and not isinstance(value, list):
+                raise wrong(name, value, f"an integer from 1 to {limit}")
+            continue
+        for number in value if isinstance(value, list) and limit else [value]:
+            if limit and number is not None:
                 known = type(number) in (int, float)
-                if not known or not 0 < number <= limits[0]:
-                    raise wrong(name, value, f"a number above 0 and at most {limits[0]:g}")
+                if not known or not 0 < number <= limit:
+                    raise wrong(name, value, f"a number above 0 and at most {limit:g}")
             if isinstance(number, float) and not math.isfinite(number):
                 raise wrong(name, value, "a finite number")
 

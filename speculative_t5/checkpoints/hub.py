@@ -46,8 +46,7 @@ def look_up(
     """Find a repository, and check its config.json and tokenizer; its weights are not downloaded.
 
     With `any_kind` it may be a decoder-only model, whose tokenizer is not checked here. Returns its
-    folder in the cache, which is named by its commit, and the names of all its files, or None if
-    the Hub did not answer and only the cache is left.
+    folder in the cache, named by its commit, and the names of its files, or None without the Hub.
     """
     flat_name(name)
     # Imported here, as it is slow and only this path needs it.
@@ -85,8 +84,7 @@ def download(
 ) -> Path:
     """Download the weights of what `look_up` has found, and compare them with the Hub's digests.
 
-    `note` gets lines that the user should see. Returns the folder in the cache; refuses weights
-    that cannot be downloaded or are damaged.
+    `note` gets lines that the user should see. Returns the folder in the cache.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
 
@@ -111,7 +109,23 @@ def download(
             f"the Hub cannot be reached, and the weights of {name} are not in the cache: check the "
             "network and HF_HUB_OFFLINE"
         )
-    _verify(folder, note)
+    shards = folder.weight_files()
+    size = sum(shard.stat().st_size for shard in shards)
+    if size > SILENT_BYTES:
+        note(f"comparing {size / 1e9:.1f} GB with the Hub's SHA-256")
+    for shard in shards:
+        # A file's name in the cache is its SHA-256, where the Hub has told it.
+        expected = shard.readlink().name if shard.is_symlink() else ""
+        if not _SHA256.fullmatch(expected):
+            continue
+        with shard.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if digest != expected:
+            raise ValueError(
+                f"{shard.name} from the Hub is damaged: its SHA-256 is "
+                f"{digest[:12]}..., expected {expected[:12]}...; "
+                f"delete {shard.resolve()} and run this again"
+            )
     return folder.path
 
 
@@ -147,28 +161,6 @@ def _list_files(name: str, revision: str | None) -> list[str] | None:
     except (OfflineModeIsEnabled, HTTPError):
         return None
     return [file.rfilename for file in found.siblings or ()]
-
-
-def _verify(folder: ModelFolder, note: Callable[[str], None]) -> None:
-    """Compare the files of weights with their SHA-256, which is their name in the cache."""
-    if folder.weights is None:
-        return
-    shards = folder.weight_files()
-    size = sum(shard.stat().st_size for shard in shards if shard.is_file())
-    if size > SILENT_BYTES:
-        note(f"comparing {size / 1e9:.1f} GB with the Hub's SHA-256")
-    for shard in shards:
-        expected = shard.readlink().name if shard.is_symlink() else ""
-        if not shard.is_file() or not _SHA256.fullmatch(expected):
-            continue  # opening a missing one will raise an error
-        with shard.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != expected:
-            raise ValueError(
-                f"{shard.name} from the Hub is damaged: its SHA-256 is "
-                f"{digest[:12]}..., expected {expected[:12]}...; "
-                f"delete {shard.resolve()} and run this again"
-            )
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,17 +73,17 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
     else:
         folder, _ = look_up(model, revision)
         config = folder.t5_config()
-    tokenizer = folder.tokenizer()
-    vocabulary, count = tokenizer.vocabulary, num_parameters(config)
+    tokenizer, count = folder.tokenizer(), num_parameters(config)
+    vocabulary, name = tokenizer.vocabulary, Path(model).name
     return Inspection(
         name=model,
         family=family(config, tokenizer),
         config=config,
         vocabulary=vocabulary,
         num_parameters=count,
-        stored=tuple(sorted(map(dtype_name, {*kinds.values()}))),
+        stored=_names(kinds.values()),
         sizes=() if config.quantization else tuple(ways(config, kinds)),
-        drafts=_drafts(Path(model).name, folder.draft, vocabulary, count, _find_models()),
+        drafts=_drafts(name, folder.draft, vocabulary, count, _find_models()),
     )
 
 
@@ -91,26 +91,27 @@ def list_models() -> list[Listed]:
     """Return all model folders that `load` finds by name: the largest first, damaged ones last."""
     found = _find_models()
     listed = []
-    for model, vocabulary in found:
+    for model, vocabulary in found.items():
         named = ModelFolder(model.folder).draft
         drafts = _drafts(model.folder.name, named, vocabulary, model.num_parameters, found)
         listed.append(replace(model, drafts=tuple(draft.folder.name for draft in drafts)))
     return listed
 
 
-def _find_models() -> list[tuple[Listed, Vocabulary | None]]:
-    """Return all model folders, without drafts yet, each with its tokenizer's vocabulary."""
-    folders: dict[str, Path] = {}
-    for folder in model_folders():
-        folders.setdefault(folder.name, folder)  # of two with one name, `load` takes the first
-    found: list[tuple[Listed, Vocabulary | None]] = []
+def _find_models() -> dict[Listed, Vocabulary | None]:
+    """Return the vocabulary of each model's tokenizer; the models have no drafts yet."""
+    # Of two with one name, `load` takes the first.
+    folders = {folder.name: folder for folder in reversed(model_folders())}
+    found: dict[Listed, Vocabulary | None] = {}
     for path in folders.values():
         size = sum(each.stat().st_size for each in path.iterdir() if each.is_file())
         try:
-            found.append(_list_model(ModelFolder(path), size))
+            model, vocabulary = _list_model(ModelFolder(path), size)
+            found[model] = vocabulary
         except (OSError, ValueError) as error:
-            found.append((Listed(path, size=size, error=str(error)), None))
-    return sorted(found, key=lambda item: (-item[0].num_parameters, item[0].folder.name))
+            found[Listed(path, size=size, error=str(error))] = None
+    order = sorted(found, key=lambda model: (-model.num_parameters, model.folder.name))
+    return {model: found[model] for model in order}
 
 
 def _list_model(folder: ModelFolder, size: int) -> tuple[Listed, Vocabulary | None]:
@@ -119,17 +120,18 @@ def _list_model(folder: ModelFolder, size: int) -> tuple[Listed, Vocabulary | No
         target, count = inspect_draft(folder)
         return Listed(path, "draft", count, ("float16",), size, draft_for=target), None
     if folder.kind == "decoder-only":
-        kind, count, dtypes, vocabulary = inspect_decoder_only(folder)
-        return Listed(path, kind, count, dtypes, size), vocabulary
+        kind, count, stored, vocabulary = inspect_decoder_only(folder)
+        return Listed(path, kind, count, stored, size), vocabulary
     checkpoint, tokenizer = open_checkpoint(folder), folder.tokenizer()
-    config = checkpoint.config
+    config, stored = checkpoint.config, _names(checkpoint.dtypes.values())
     if config.quantization:
-        stored = [f"{config.quantization.bits} bits"]
-    else:
-        stored = sorted(map(dtype_name, {*checkpoint.dtypes.values()}))
-    count = num_parameters(config)
-    model = Listed(path, family(config, tokenizer), count, tuple(stored), size)
+        stored = (f"{config.quantization.bits} bits",)
+    model = Listed(path, family(config, tokenizer), num_parameters(config), stored, size)
     return model, tokenizer.vocabulary
+
+
+def _names(dtypes: Iterable[mx.Dtype]) -> tuple[str, ...]:
+    return tuple(sorted(map(dtype_name, {*dtypes})))
 
 
 def _drafts(
@@ -137,7 +139,7 @@ def _drafts(
     named: str | None,
     vocabulary: Vocabulary | None,
     num_target: int,
-    found: Sequence[tuple[Listed, Vocabulary | None]],
+    found: dict[Listed, Vocabulary | None],
 ) -> list[Listed]:
     """Return the models that can draft for a target, all of them smaller.
 
@@ -146,7 +148,7 @@ def _drafts(
     """
     fitting = [
         model
-        for model, other in reversed(found)
+        for model, other in reversed(found.items())
         if model.num_parameters < num_target
         and (model.draft_for == name or (other and other == vocabulary))
     ]

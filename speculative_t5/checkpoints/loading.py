@@ -16,7 +16,7 @@ from ..tokenizers import Tokenizer
 from .decoder_only import load_decoder_only
 from .hub import could_be_name, download, find_cached, look_up, refuse_file
 from .model_folder import ModelFolder, find_folder, model_folders
-from .t5 import Checkpoint, Parameter, open_checkpoint
+from .t5 import Checkpoint, open_checkpoint
 from .t5_draft import load_draft
 from .tensors import as_mlx
 
@@ -109,20 +109,18 @@ def locate(name_or_path: str | Path) -> Path:
     """Find the folder of a model, or download it; see `load`."""
     if not isinstance(name_or_path, str | Path) or not str(name_or_path):
         raise ValueError(f"a model must be given by its name or path, got {name_or_path!r}")
-    return find_folder(name_or_path) or _from_hub(str(name_or_path))
-
-
-def _from_hub(name: str) -> Path:
-    """Return a repository's folder in the Hub's cache, with every file that loading needs."""
+    if found := find_folder(name_or_path):
+        return found
+    name = str(name_or_path)
     refuse_file(name)
     try:
         if not could_be_name(name):
             raise ValueError("it cannot be a name on the Hub: check the path")
         return find_cached(name) or download(name, *look_up(name, any_kind=True))
     except ValueError as error:
-        found = ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
+        known = ", ".join(sorted({folder.name for folder in model_folders()})) or "none"
         raise ValueError(
-            f"no model on this machine is named {name!r} (found: {found}); {error}"
+            f"no model on this machine is named {name!r} (found: {known}); {error}"
         ) from error.__cause__
 
 
@@ -139,7 +137,7 @@ def _load_t5(
     model = T5(checkpoint.config)
     if group is not None:
         shard(model, group)
-    weights = [(p.name, _read(checkpoint, p, dtype, group)) for p in checkpoint.parameters]
+    weights = [(name, _read(checkpoint, name, dtype, group)) for name in checkpoint.parameters]
     model.load_weights(weights)
     model.info = model.info.with_vocabulary(tokenizer.vocabulary)
     accelerate(model)
@@ -147,19 +145,16 @@ def _load_t5(
 
 
 def _read(
-    checkpoint: Checkpoint,
-    parameter: Parameter,
-    dtype: mx.Dtype,
-    group: mx.distributed.Group | None,
+    checkpoint: Checkpoint, name: str, dtype: mx.Dtype, group: mx.distributed.Group | None
 ) -> mx.array:
     """Read a parameter, or this process's part of it."""
-    split, count = split_of(parameter.name, checkpoint.config), len(parameter.sources)
+    split, sources = split_of(name, checkpoint.config), checkpoint.parameters[name]
     parts = []
-    for name in parameter.sources:
-        tensor = checkpoint.tensors[name]
+    for source in sources:
+        tensor = checkpoint.tensors[source]
         pieces = [tensor.read()]
         if split is not None and group is not None:
-            pieces = parts_of(pieces[0], split, group.rank(), group.size(), tensors=count)
+            pieces = parts_of(pieces[0], split, group.rank(), group.size(), tensors=len(sources))
         for piece in pieces:
             part = as_mlx(piece, tensor.dtype)
             # Quantized weights, packed into integers, are not cast.

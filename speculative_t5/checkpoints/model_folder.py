@@ -118,7 +118,7 @@ class ModelFolder:
             raise ValueError(f"{self.path}: {error}") from error
 
     def tokenizer(self) -> Tokenizer:
-        """Load the tokenizer, and check that it fits a T5."""
+        """Load the tokenizer; a T5's is checked to fit it."""
         if self.kind == "decoder-only":
             return DecoderOnlyTokenizer(self.path)
         return tokenizers.load_tokenizer(self.path, self.t5_config())
@@ -181,10 +181,9 @@ class ModelFolder:
         return {name: read[shard][name] for name, shard in shards.items()}
 
     def digest(self) -> str:
-        """Return a short hexadecimal digest of the folder: of samples of each file of weights.
+        """Return a short hexadecimal digest of the small files and of samples of the weights.
 
-        The configuration and the tokenizer are in it, too. Any other weights have another one, as
-        training moves nearly all numbers; to change a few bytes of a file by hand may go unseen.
+        Training moves nearly all numbers, and so is seen; a few bytes changed by hand may not be.
         """
         digest = hashlib.sha256()
         for path in sorted(self.path.iterdir()):
@@ -230,8 +229,7 @@ def read_index(path: Path) -> dict[str, str]:
 def weights_folders() -> list[Path]:
     """Return the folders of model folders, in the order in which a name is looked up.
 
-    They are the one in the environment variable SPECULATIVE_T5_WEIGHTS, `weights` in the current
-    folder, the user's own, and the one with the shipped models.
+    They are that of the variable SPECULATIVE_T5_WEIGHTS, ./weights, the user's, and the shipped.
     """
     named, shipped = os.environ.get(VARIABLE), (CHECKOUT or PACKAGE) / "weights"
     folders = (Path(named) if named else None, Path("weights"), _users_folder(), shipped)
@@ -239,11 +237,7 @@ def weights_folders() -> list[Path]:
 
 
 def new_folder(name: str) -> Path:
-    """Return where a model of that name is written, so that any later command finds it.
-
-    That is in the folder of SPECULATIVE_T5_WEIGHTS, or else in `weights` if the current folder has
-    one, or else in the user's own.
-    """
+    """Return where a model of that name is written: in the first of `weights_folders` there is."""
     if named := os.environ.get(VARIABLE):
         return Path(named) / name
     here = Path("weights")

@@ -19,17 +19,9 @@ from .tensors import Shape, StoredTensor, check_shapes, module_shapes, read_npz
 EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 HEAD = "lm_head.weight"
 # An encoder-decoder bias that old checkpoints hold and that is never used.
-_UNUSED = re.compile(
-    r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
-)
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of our model: stored tensors of these names and shapes, stacked by rows."""
-
-    name: str
-    sources: Mapping[str, Shape]
+UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+# The name and shape of each stored tensor of a parameter, which stacks them by rows.
+Sources = Mapping[str, Shape]
 
 
 @dataclass(frozen=True)
@@ -38,15 +30,15 @@ class Checkpoint:
 
     config: T5Config  # config.json, corrected by the tensors where they differ
     tensors: dict[str, StoredTensor]  # by their names in the files
-    parameters: list[Parameter]  # in the order of the model
+    parameters: dict[str, Sources]  # by our names, in the order of the model
 
     @property
     def dtypes(self) -> dict[str, mx.Dtype]:
         """The type that each parameter is stored in; float32 if its parts differ."""
         found = {}
-        for parameter in self.parameters:
-            kinds = {self.tensors[name].dtype for name in parameter.sources}
-            found[parameter.name] = kinds.pop() if len(kinds) == 1 else mx.float32
+        for name, sources in self.parameters.items():
+            kinds = {self.tensors[source].dtype for source in sources}
+            found[name] = kinds.pop() if len(kinds) == 1 else mx.float32
         return found
 
 
@@ -56,17 +48,17 @@ def open_checkpoint(folder: ModelFolder) -> Checkpoint:
     No weights are read yet, except to compare stored copies of the embedding.
     """
     config, path = folder.t5_config(), folder.path
+    parameters: dict[str, Sources]
     if folder.is_converted:
         path = folder.path / "weights.npz"
         tensors = read_npz(path)
         shapes = parameter_shapes(config)
-        stored = [name for name in tensors if name in shapes]
-        names = [*stored, *(shapes.keys() - tensors.keys())]  # check_shapes names missing ones
-        parameters = [Parameter(name, {name: shapes[name]}) for name in names]
+        # In the order of the file; missing ones come last, for check_shapes to name them.
+        parameters = {name: {name: shapes[name]} for name in tensors | shapes if name in shapes}
     else:
         config, tensors = infer_config(config, folder.tensors())
-        parameters = list(plan(config))
-    expected = {name: shape for p in parameters for name, shape in p.sources.items()}
+        parameters = dict(plan(config))
+    expected = {name: shape for each in parameters.values() for name, shape in each.items()}
     check_shapes(path, expected, tensors, "T5")
     return Checkpoint(config, tensors, parameters)
 
@@ -84,7 +76,7 @@ def infer_config(
     Old configs say relu for gated-gelu, and so on. Tensors do not show whether the decoder's output
     is scaled: that stays as configured. Different embeddings of encoder and decoder are refused.
     """
-    kept = {name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)}
+    kept = {name: tensor for name, tensor in tensors.items() if name != UNUSED}
     embeddings = [name for name in EMBEDDINGS if name in kept]
     for name in embeddings[1:]:
         if not _equal(kept[embeddings[0]], kept[name]):
@@ -129,15 +121,15 @@ def _depth(tensors: Mapping[str, Any], stack: str) -> int:
     return len({m[1] for name in tensors if (m := pattern.match(name))})
 
 
-def plan(config: T5Config) -> Iterator[Parameter]:
-    """Yield all our parameters and the Hugging Face tensors that they consist of."""
+def plan(config: T5Config) -> Iterator[tuple[str, Sources]]:
+    """Yield the names of all our parameters and the Hugging Face tensors that they consist of."""
     d, d_ff, inner = config.d_model, config.d_ff, config.num_heads * config.d_kv
-    yield Parameter("shared.weight", {"shared.weight": (config.vocab_size, d)})
+    yield "shared.weight", {"shared.weight": (config.vocab_size, d)}
     for stack, depth in (("encoder", config.num_layers), ("decoder", config.num_decoder_layers)):
         bias = f"{stack}.block.%s.layer.0.SelfAttention.relative_attention_bias.weight"
         buckets = (config.relative_attention_num_buckets, config.num_heads)
         layers = range(depth if config.bias_per_layer else 1)
-        yield Parameter(f"{stack}.position_bias.weight", {bias % i: buckets for i in layers})
+        yield f"{stack}.position_bias.weight", {bias % i: buckets for i in layers}
         # Each group of an attention's q, k and v is one matrix of ours.
         attentions = [("self", "SelfAttention", ["qkv"])]
         if stack == "decoder":
@@ -148,18 +140,17 @@ def plan(config: T5Config) -> Iterator[Parameter]:
                 attention = f"{theirs}.{j}.{name}"
                 for group in groups:
                     parts = {f"{attention}.{part}.weight": (inner, d) for part in group}
-                    yield Parameter(f"{ours}.{kind}_attention.{group}.weight", parts)
+                    yield f"{ours}.{kind}_attention.{group}.weight", parts
                 out = {f"{attention}.o.weight": (d, inner)}
-                yield Parameter(f"{ours}.{kind}_attention.out.weight", out)
-                norm = {f"{theirs}.{j}.layer_norm.weight": (d,)}
-                yield Parameter(f"{ours}.{kind}_norm.weight", norm)
+                yield f"{ours}.{kind}_attention.out.weight", out
+                yield f"{ours}.{kind}_norm.weight", {f"{theirs}.{j}.layer_norm.weight": (d,)}
             last = f"{theirs}.{len(attentions)}"
             names = ("wi_0", "wi_1") if config.gated else ("wi",)
             wi = {f"{last}.DenseReluDense.{name}.weight": (d_ff, d) for name in names}
-            yield Parameter(f"{ours}.feed_forward.wi.weight", wi)
+            yield f"{ours}.feed_forward.wi.weight", wi
             wo = {f"{last}.DenseReluDense.wo.weight": (d, d_ff)}
-            yield Parameter(f"{ours}.feed_forward.wo.weight", wo)
-            yield Parameter(f"{ours}.feed_forward_norm.weight", {f"{last}.layer_norm.weight": (d,)})
-        yield Parameter(f"{stack}.norm.weight", {f"{stack}.final_layer_norm.weight": (d,)})
+            yield f"{ours}.feed_forward.wo.weight", wo
+            yield f"{ours}.feed_forward_norm.weight", {f"{last}.layer_norm.weight": (d,)}
+        yield f"{stack}.norm.weight", {f"{stack}.final_layer_norm.weight": (d,)}
     if config.own_head:
-        yield Parameter(HEAD, {HEAD: (config.vocab_size, d)})
+        yield HEAD, {HEAD: (config.vocab_size, d)}

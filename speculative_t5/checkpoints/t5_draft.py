@@ -6,10 +6,9 @@ decoder's layers, their position bias and last normalization.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -57,19 +56,11 @@ def load_draft(folder: Path, target: T5 | DecoderOnlyModel | None) -> SharingDra
     return draft
 
 
-def save_draft(
-    folder: Path,
-    draft: SharingDraft,
-    name: str,
-    *,
-    more: Mapping[str, Any] | None = None,
-    files: Iterable[Path] = (),
-) -> None:
-    """Write the folder of a draft, whole or not at all.
+def save_draft(folder: Path, draft: SharingDraft, name: str, *, files: Iterable[Path] = ()) -> None:
+    """Write the folder of a draft, whole or not at all, with copies of `files`.
 
     Its weights are stored as float16, and refused if they are not finite then. `name` is the
-    target's, for people and messages; `more` are further entries of config.json, and `files` are
-    copied.
+    target's, for people and messages.
     """
     weights = {key: weight.astype(mx.float16) for key, weight in parameters_of(draft).items()}
     for key, weight in weights.items():
@@ -89,7 +80,7 @@ def save_draft(
         NewTensor(key, tuple(weight.shape), mx.float16, [as_numpy(weight)])
         for key, weight in weights.items()
     ]
-    write_folder(folder, config | own | dict(more or {}), tensors, files)
+    write_folder(folder, config | own, tensors, files)
 
 
 def inspect_draft(folder: ModelFolder) -> tuple[str, int]:

@@ -40,13 +40,9 @@ class Task:
 def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
     """Read the options for a task from a model's generation_config.json and config.json.
 
-    Those in `task_specific_params` come over those of generation_config.json, as in transformers.
-    Lengths that transformers counts with the start token are one less here.
-
-    Args:
-        name_or_path: As `load` takes it.
-        task: A name in `task_specific_params`, such as "summarization"; "default" stands for
-            generation_config.json alone.
+    Those in `task_specific_params` come over those of generation_config.json, as in transformers;
+    the task "default" stands for the latter alone. Lengths that transformers counts with the start
+    token are one less here.
 
     Raises:
         ValueError: If there is no such model or task, or it asks for an option that is not offered.

@@ -1,6 +1,4 @@
-"""Tensors in safetensors and npz files: a checked header says where each is.
-
-Each tensor is read by itself, and none before it is asked for.
+"""Tensors in safetensors and npz files, each read when it is asked for.
 
 numpy has no bfloat16: such an array is uint16, beside the MLX dtype that it stands for.
 """

@@ -2,12 +2,11 @@
 
 A checkpoint is a pickle that says where in the file the numbers of each tensor are: in members of a
 zip archive or, before torch 1.6, in a row after the pickle. Every such claim is checked against the
-file, and numbers are mapped when they are read. (torch maps an archive as a whole without comparing
-its sizes with the pickle's, and loads an old file into memory.)
+file, and numbers are mapped when they are read.
 
-A pickle is a program. `Machine` follows only the few opcodes that a dictionary of tensors needs.
-Where the pickle would call a function to make a tensor or a storage, it keeps a description. The
-standard `Unpickler` has no bounds: keys that are nested deeply crash it when they are hashed.
+A pickle is a program. `Machine` follows only the few opcodes that a dictionary of tensors needs,
+and describes what the pickle would call a function for. (The standard `Unpickler` has no bounds:
+keys that are nested deeply crash it when they are hashed.)
 """
 
 from __future__ import annotations
@@ -119,7 +118,6 @@ def _read_archive(path: Path) -> dict[str, StoredTensor]:
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """Read a member, up to the size of a pickle."""
     if member.compress_type != zipfile.ZIP_STORED:
         raise Refused(f"its {printable(member.filename)} is compressed")
     with archive.open(member) as opened:
@@ -185,7 +183,7 @@ def _describe(path: Path, held: Any) -> dict[str, StoredTensor]:
 
 
 def _span(tensor: Tensor) -> int:
-    """Return the distance in numbers from a tensor's first one to behind its last."""
+    """Return the numbers from a tensor's first one to its last."""
     if 0 in tensor.shape:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
@@ -293,7 +291,6 @@ class Machine:
         return last[0]
 
     def _last(self, count: int) -> list[Any]:
-        """Pop the last values."""
         if len(self._stack) < count:
             raise ValueError("its pickle takes a value where there is none")
         values = self._stack[-count:]
@@ -332,7 +329,7 @@ def kind_of(value: Any) -> str:
 
 
 def expect(value: Any, kind: type, what: str) -> Any:
-    """Return the value if it is of that type; `what` names it in the message otherwise."""
+    """Return a value of that type; a message names it by `what`."""
     if type(value) is not kind:
         raise ValueError(f"{what} in its pickle is a {kind_of(value)}, expected a {kind.__name__}")
     return value
@@ -351,7 +348,6 @@ def _find_global(module: Any, name: Any) -> _Global:
 
 
 def _reduce(function: Any, arguments: Any) -> Any:
-    """Describe the result of one of the known functions."""
     wanted = expect(function, _Global, "what is called").name
     values = expect(arguments, tuple, "what a function gets")
     if wanted == _ORDERED_DICT and len(values) <= 1:

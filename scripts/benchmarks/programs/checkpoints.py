@@ -29,10 +29,10 @@ def as_hugging_face(model: T5, folder: Path) -> None:
         raise ValueError("a quantized model or a umt5 cannot be written as a T5 of transformers")
     arrays = dict(tree_flatten(model.parameters()))
     tensors = {}
-    for parameter in plan(config):
+    for ours, sources in plan(config):
         rows = 0
-        for name, (size, *_) in parameter.sources.items():
-            part = arrays[parameter.name][rows : rows + size]
+        for name, (size, *_) in sources.items():
+            part = arrays[ours][rows : rows + size]
             tensors[name], rows = mx.contiguous(part), rows + size
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
@@ -58,7 +58,7 @@ def read_back(folder: Path) -> T5:
     tensors = mx.load(str(folder / "model.safetensors"))
     model = T5(checkpoint.config)
     model.load_weights(
-        [(p.name, mx.concatenate([tensors[n] for n in p.sources])) for p in checkpoint.parameters]
+        [(p, mx.concatenate([tensors[n] for n in s])) for p, s in checkpoint.parameters.items()]
     )
     mx.eval(model.parameters())
     return model
