@@ -25,7 +25,7 @@ Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
 
 MIN_SHARE = 0.01  # of the weights: quantizing a smaller embedding gains nothing
 
-# Infinity as an integer. The bits of NaN are above it; those of a negative number have one more.
+# Infinity as an integer; the bits of NaN are above it.
 _INFINITIES = {mx.float32: 0x7F800000, mx.float16: 0x7C00, mx.bfloat16: 0x7F80}
 
 
@@ -121,11 +121,8 @@ def convert(
 
 def _own_settings(source: ModelFolder) -> dict[str, Any]:
     """Return the settings that a config.json has beside the model's own: ours, and of tasks."""
-    own = {
-        "prefix": source.prefix,
-        "draft": source.draft,
-        "min_probability": source.min_probability,
-    }
+    checked = ("prefix", "draft", "min_probability")
+    own = {name: getattr(source, name) for name in checked}
     kept = (TASKS, "tokenizer_class", "split_special_tokens")
     own |= {name: source.config.get(name) for name in kept}
     return {key: value for key, value in own.items() if value}

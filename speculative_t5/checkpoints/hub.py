@@ -145,20 +145,14 @@ def find_cached(name: str) -> Path | None:
 
 def _list_files(name: str, revision: str | None) -> list[str] | None:
     """Return the names of a repository's files; None if the Hub cannot be reached."""
-    from huggingface_hub import HfApi
-
-    # HTTPError belongs to its HTTP client, which differs by version.
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        HfHubHTTPError,
-        HTTPError,
-        OfflineModeIsEnabled,
-    )
+    from huggingface_hub import HfApi, errors
 
     try:
         found = HfApi().model_info(name, revision=revision, timeout=TIMEOUT)
-    except HfHubHTTPError:  # the Hub has answered
+    except errors.HfHubHTTPError:  # the Hub has answered
         raise
-    except (OfflineModeIsEnabled, HTTPError):
+    # HTTPError belongs to its HTTP client, which differs by version.
+    except (errors.OfflineModeIsEnabled, errors.HTTPError):  # type: ignore[attr-defined]
         return None
     return [file.rfilename for file in found.siblings or ()]
 

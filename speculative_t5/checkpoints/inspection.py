@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from .t5 import open_checkpoint
 from .t5_draft import inspect_draft
 from .tensors import dtype_name
 
-SOURCE_TOKENS, OUTPUT_TOKENS = 512, 256  # that the memory to run is reported for
+COMPUTED = ("float32", "bfloat16")  # the types that the memory to run is reported for
+SOURCE_TOKENS, OUTPUT_TOKENS = 512, 256  # and the tokens
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,7 @@ class Sizes:
 
     options: str  # of the command, for example "--quantize 8"; "as it is" for none
     file: int  # weights.npz
-    # To run it, for each type to compute in: weights, and keys and values for a prompt of
-    # `SOURCE_TOKENS` and an output of `OUTPUT_TOKENS`.
+    # To run it, for each type to compute in: weights, and keys and values for those tokens.
     memory: dict[str, int]
 
 
@@ -170,28 +171,24 @@ def family(config: T5Config, tokenizer: Tokenizer) -> str:
 
 def ways(config: T5Config, kinds: dict[str, mx.Dtype]) -> Iterator[Sizes]:
     """Yield the ways to convert a model, and the sizes of each; `kinds` are the stored types."""
-    if kinds:
-        yield Sizes("as it is", num_bytes(new_layout(config, kinds)), _memory(config))
-    for name in ("float32", "bfloat16"):
-        file = num_bytes(new_layout(config, DTYPES[name]))
-        yield Sizes(f"--dtype {name}", file, _memory(config))
-    for bits in (8, 4):
-        try:
-            small = quantized(config, Quantization(bits))
-        except ValueError:  # no matrix has whole groups: not an option here
-            continue
-        file = num_bytes(new_layout(small, kinds or mx.float32))
-        yield Sizes(f"--quantize {bits}", file, _memory(small))
-
-
-def _memory(config: T5Config) -> dict[str, int]:
     inner = config.num_heads * config.d_kv
     cached = 2 * config.num_decoder_layers * inner * (SOURCE_TOKENS + OUTPUT_TOKENS)
-    dtypes = {name: DTYPES[name] for name in ("float32", "bfloat16")}
-    return {
-        name: num_bytes(new_layout(config, dtype)) + cached * dtype.size
-        for name, dtype in dtypes.items()
-    }
+
+    def sizes(options: str, config: T5Config, stored: mx.Dtype | Mapping[str, mx.Dtype]) -> Sizes:
+        memory = {
+            name: num_bytes(new_layout(config, DTYPES[name])) + cached * DTYPES[name].size
+            for name in COMPUTED
+        }
+        return Sizes(options, num_bytes(new_layout(config, stored)), memory)
+
+    if kinds:
+        yield sizes("as it is", config, kinds)
+    for name in COMPUTED:
+        yield sizes(f"--dtype {name}", config, DTYPES[name])
+    for bits in (8, 4):
+        with contextlib.suppress(ValueError):  # no matrix has whole groups: not an option here
+            small = quantized(config, Quantization(bits))
+            yield sizes(f"--quantize {bits}", small, kinds or mx.float32)
 
 
 def as_lines(found: Inspection) -> Iterator[str]:

@@ -29,14 +29,9 @@ BLOCK_BYTES = 1 << 20  # what is done to a block finds it in the cache of a core
 
 # The name of each type in safetensors, and the numpy type that holds it.
 SAFETENSORS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
-NUMPY: dict[mx.Dtype, np.dtype[Any]] = {
-    mx.float32: np.dtype("<f4"),
-    mx.float16: np.dtype("<f2"),
-    mx.bfloat16: np.dtype("<u2"),
-    mx.uint32: np.dtype("<u4"),
-}
+NUMPY = {mx.float32: "<f4", mx.float16: "<f2", mx.bfloat16: "<u2", mx.uint32: "<u4"}
 # The name of each type in .npy files; MLX writes bfloat16 as two bytes of no type.
-NPY = {mx.float32: "<f4", mx.float16: "<f2", mx.bfloat16: "<V2", mx.uint32: "<u4"}
+NPY = NUMPY | {mx.bfloat16: "<V2"}
 _FROM_NPY = {np.dtype(name): dtype for dtype, name in NPY.items()}
 AGAIN = "download or convert the model again"
 
