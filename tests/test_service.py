@@ -131,7 +131,7 @@ def random_call(rng: random.Random) -> tuple[list[Any], dict[str, Any]]:
 async def test_calls_get_what_the_decoder_gives_them_alone(kind: str) -> None:
     decoder = make_lettered(kind)
     rng = random.Random(1)
-    wanted = [random_call(rng) for _ in range(16)]
+    wanted = [random_call(rng) for _ in range(16 if kind == "t5" else 8)]
     for given, options in wanted[:6]:
         options["stop"] = rng.sample("abcdefghijklm", 2)
         given[:] = given[:2]
@@ -151,7 +151,7 @@ async def test_calls_get_what_the_decoder_gives_them_alone(kind: str) -> None:
         assert found == expected
         figures = served.figures()
         assert figures["emitted"] >= sum(len(o) for each in expected for o, *_ in each)
-        assert figures["drafted"] >= figures["accepted"] > 0 and figures["rounds"] > 10
+        assert figures["drafted"] >= figures["accepted"] > 0 and figures["rounds"] > 5
         assert figures["prompt_tokens"] == sum(len(p) for given, _ in wanted for p in given)
         assert figures["failures"] == 0 and "seconds_since_round" in figures
 
