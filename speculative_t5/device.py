@@ -86,8 +86,7 @@ def enter_thread() -> None:
     """Prepare the calling thread for MLX; to be called before every generation.
 
     Raises:
-        RuntimeError: If this process was forked after MLX had been used: the child has none of
-            MLX's threads, and its first computation would wait for them forever.
+        RuntimeError: If this process was forked after MLX had been used, and would wait forever.
     """
     if _Process.forked:
         raise RuntimeError(

@@ -1,8 +1,7 @@
 """Several processes that do the same work together, by MLX's distributed layer.
 
-They compare what they are about to do before they begin, so that one that would do something else
-is found out at once; and they can take the first one's results. Until all have started, the first
-process reports for the others, so that an error is one line however many processes have it. MLX's
+They compare what they are about to do before they begin. Until all have started, the first process
+reports for the others, so that an error is one line however many processes have it. MLX's
 operations that wait for other processes cannot be interrupted from Python. Imports `errors`.
 """
 

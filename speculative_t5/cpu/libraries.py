@@ -1,10 +1,9 @@
 """The libraries that are loaded ahead of MLX on Linux, T5's layers in C, and threads.
 
 MLX's CPU wheel for Linux links the reference BLAS, but calls the functions of libraries that were
-loaded globally before it. Those are our own products of few rows (native/products.c), which pass
-larger ones to the OpenBLAS of the package scipy-openblas32; where they were not built, it is a copy
-of that OpenBLAS under BLAS's usual names (see setup.py). So `device` imports this module before
-anything else imports `mlx.core`. Everything works without any of them.
+loaded globally before it: our own products of few rows (native/products.c), which pass larger ones
+to the OpenBLAS of the package scipy-openblas32; or, where they were not built, a copy of that
+OpenBLAS under BLAS's usual names (see setup.py). Everything works without any of them.
 """
 
 from __future__ import annotations

@@ -198,10 +198,7 @@ class _Layer:
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """Make the model that a config.json describes, with random weights; all but OPT by mlx-lm.
-
-    Refuses an unknown model_type, a setting that does not fit it, and all where mlx-lm is missing.
-    """
+    """Make the model that a config.json describes, with random weights; all but OPT by mlx-lm."""
     kind = model_type(config)
     if kind == "opt":
         return opt.Model(opt.ModelArgs.from_dict(config))

@@ -78,14 +78,11 @@ def check_divisible(config: T5Config, size: int) -> None:
 
 
 def shard(model: T5, group: mx.distributed.Group) -> None:
-    """Split a model's layers among the processes of a group, each keeping its part.
+    """Split a model's layers among the processes of a group, or refuse sizes that do not divide.
 
     From then on every process has to run the same passes. `T5.broadcast` makes their choices those
     of the first: what each computes by itself, after the last sum, has the same bits on equal
     machines only. Weights that are loaded later have to be parts, as `checkpoints.load` reads them.
-
-    Raises:
-        ValueError: If the processes cannot share heads, units or groups of weights evenly.
     """
     if model.num_processes > 1:
         raise ValueError(

@@ -25,13 +25,10 @@ MAX_SENTINELS = 10_000  # more than any model has, and few enough to list
 
 
 def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
-    """Load the tokenizer of a model folder, and check that it fits the model's config if given.
+    """Load the tokenizer of a model folder; refuse one that does not fit the config, if given.
 
     Reads tokenizer.json, or else spiece.model, or else vocab.json and merges.txt (codet5). ByT5
     needs none of them: tokenizer_config.json or config.json names ByT5Tokenizer.
-
-    Raises:
-        ValueError: If the folder has none of them, the file cannot be read, or it does not fit.
     """
     refuse_pointers(folder)
     tokenizer: T5Tokenizer
@@ -174,10 +171,7 @@ class SentencePieceTokenizer:
     def _find_added(
         self, folder: Path, settings: Mapping[str, Any]
     ) -> tuple[dict[str, int], set[str]]:
-        """Find the tokens beside the pieces, and which of them are special.
-
-        T5's sentinels follow the pieces in reverse order.
-        """
+        """Find the tokens beside the pieces, and which are special: sentinels go backwards."""
         listed, special = _read_added_tokens(folder, settings)
         added = {
             text: token
@@ -340,11 +334,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _read_added_tokens(
     folder: Path, settings: Mapping[str, Any]
 ) -> tuple[dict[str, int], set[str]]:
-    """Read the ids of tokens added to a tokenizer, from both files that list them.
-
-    Returns:
-        The ids by text, and the texts that are special: decoding leaves these out.
-    """
+    """Read the ids of tokens added to a tokenizer by text, and which texts decoding leaves out."""
     listed = _read_object(folder / "added_tokens.json")
     decoder = settings.get("added_tokens_decoder")
     special = set()
