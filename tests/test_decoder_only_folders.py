@@ -65,11 +65,14 @@ def test_logits_match_transformers(kind: str, tmp_path: Path) -> None:
     assert model.info.vocabulary == tokenizer.vocabulary
 
 
-def test_weights_may_be_sharded_or_pickled(tmp_path: Path) -> None:
+def test_weights_may_be_sharded_or_pickled_or_have_gpt2s_first_names(tmp_path: Path) -> None:
     import torch
 
     reference = write_causal(tmp_path, "gpt2")
     expected = logits(tmp_path)
+    masks = {"h.0.attn.bias": mx.ones((1, 1, 64, 64)), "h.1.attn.masked_bias": mx.array(-1e4)}
+    rename_gpt2(tmp_path, **masks)
+    np.testing.assert_array_equal(logits(tmp_path), expected)
     (tmp_path / "model.safetensors").unlink()
     reference.save_pretrained(tmp_path, max_shard_size="10KB")
     np.testing.assert_array_equal(logits(tmp_path), expected)
@@ -83,14 +86,6 @@ def rename_gpt2(folder: Path, **more: mx.array) -> None:
     path = str(folder / "model.safetensors")
     older = {name.removeprefix("transformer."): tensor for name, tensor in mx.load(path).items()}
     mx.save_safetensors(path, older | more, metadata={"format": "pt"})
-
-
-def test_gpt2_may_have_its_first_names_and_masks(tmp_path: Path) -> None:
-    write_causal(tmp_path, "gpt2")
-    expected = logits(tmp_path)
-    masks = {"h.0.attn.bias": mx.ones((1, 1, 64, 64)), "h.1.attn.masked_bias": mx.array(-1e4)}
-    rename_gpt2(tmp_path, **masks)
-    np.testing.assert_array_equal(logits(tmp_path), expected)
 
 
 @pytest.mark.parametrize(("kind", "quantize"), [("gpt2", False), ("gpt2", True), ("qwen3", True)])
@@ -260,24 +255,17 @@ def test_senseless_numbers_are_refused(tmp_path: Path) -> None:
         ("num_hidden_layers", (0, 10**9)),
         ("max_position_embeddings", (0, -1, float("inf"), 1e9)),
     ]
-    for name, values in senseless:
-        for value in values:
-            with refused(f"{name} in config.json is .*, expected ", tmp_path):
-                load(write(tmp_path, **{name: value}))
-
-
-def test_senseless_rotations_are_refused(tmp_path: Path) -> None:
-    for found, wrong in (
+    cases = [(name, {name: value}) for name, values in senseless for value in values]
+    for name, value in (
         ("rope_theta", -1.0), ("factor", 0.0), ("low_freq_factor", float("nan")),
         ("original_max_position_embeddings", 1e30), ("short_factor", [1.0, float("inf")]),
         ("mscale", float("nan")),
     ):  # fmt: skip
-        for name, scaling in (
-            ("rope_scaling", {found: wrong}),
-            ("rope_parameters", {"full_attention": {found: wrong}}),
-        ):
-            with refused(f"{found} in config.json is .*, expected"):
-                load(write(tmp_path, **{name: YARN | scaling}))
+        cases.append((name, {"rope_scaling": YARN | {name: value}}))
+        cases.append((name, {"rope_parameters": YARN | {"full_attention": {name: value}}}))
+    for name, settings in cases:
+        with refused(f"{name} in config.json is .*, expected ", tmp_path):
+            load(write(tmp_path, **settings))
 
 
 def test_other_configs_are_refused(tmp_path: Path) -> None:
@@ -380,7 +368,7 @@ def test_chats_are_formatted_by_the_models_template(folder: Path) -> None:
     assert plain.generate([SAID], max_tokens=3).stats.emitted
 
 
-def test_malformed_messages_are_refused(folder: Path) -> None:
+def test_malformed_messages_and_bad_templates_are_refused(folder: Path) -> None:
     malformed: dict[str, Any] = {
         "str for role, int for content": {"role": "user", "content": 3},
         "nothing": {},
@@ -391,9 +379,6 @@ def test_malformed_messages_are_refused(folder: Path) -> None:
             decoder(folder).encode([SAID, message])
     with refused("the content of a message is not UTF-8"):
         DecoderOnlyTokenizer(folder).encode_chat([{"role": "user", "content": "\udc80"}])
-
-
-def test_a_missing_or_refusing_template_is_named(folder: Path) -> None:
     edit_json(folder / "tokenizer_config.json", chat_template="{{ raise_exception('no\nusers') }}")
     with refused(r"refuses these messages \(no\)"):
         decoder(folder).encode([SAID])

@@ -29,7 +29,7 @@ SHIPPED = {"correct-base", "correct-draft", "correct-small"}
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The parent of a current folder without models, for a user who has converted none."""
-    monkeypatch.setattr(model_folder, "_users_folder", lambda: tmp_path / "user" / "weights")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
     monkeypatch.delenv(model_folder.VARIABLE, raising=False)
     here = tmp_path / "here"
     here.mkdir()
@@ -62,7 +62,7 @@ def test_a_name_is_looked_up_in_order(elsewhere: Path, monkeypatch: pytest.Monke
     named = put(elsewhere / "named")
     (named / "weights.npz").rename(named / "model.safetensors")  # the kind of model is no matter
     here = put(Path("weights"))
-    user = put(elsewhere / "user" / "weights")
+    user = put(elsewhere / "user" / "speculative_t5" / "weights")
     monkeypatch.setenv(model_folder.VARIABLE, str(elsewhere / "named"))
     for folder in (named, here, user):
         assert model_folder.find_folder("model") == folder
@@ -74,21 +74,16 @@ def test_new_models_go_to_the_first_folder(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as homeless:
-        homeless.setattr(model_folder, "_users_folder", lambda: None)
+        no_home = Mock(side_effect=RuntimeError("no home"))
+        homeless.setattr(model_folder, "user_data_path", no_home)
         assert model_folder.new_folder("new") == Path("weights/new")
         assert len(model_folder.weights_folders()) == 2
-    assert model_folder.new_folder("new") == elsewhere / "user" / "weights" / "new"
+    user = elsewhere / "user" / "speculative_t5" / "weights"
+    assert model_folder.new_folder("new") == user / "new"
     Path("weights").mkdir()
     assert model_folder.new_folder("new") == Path("weights/new")
     monkeypatch.setenv(model_folder.VARIABLE, str(elsewhere / "named"))
     assert model_folder.new_folder("new") == elsewhere / "named" / "new"
-
-
-def test_the_users_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert model_folder._users_folder() == tmp_path / "speculative_t5" / "weights"
-    monkeypatch.setattr(model_folder, "user_data_path", Mock(side_effect=RuntimeError("no home")))
-    assert model_folder._users_folder() is None
 
 
 def test_a_draft_is_looked_for_beside_its_target(elsewhere: Path) -> None:
@@ -119,7 +114,7 @@ def test_a_model_may_have_a_least_probability(elsewhere: Path) -> None:
 
 
 def test_an_unreadable_folder_is_skipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (put(elsewhere / "user" / "weights", "hidden") / "weights.npz").unlink()
+    (put(elsewhere / "user" / "speculative_t5" / "weights", "hidden") / "weights.npz").unlink()
     denied = PropertyMock(side_effect=PermissionError(13, "denied"))
     monkeypatch.setattr(ModelFolder, "weights", denied)
     assert {folder.name for folder in model_folder.model_folders()} == SHIPPED
@@ -134,15 +129,11 @@ def test_a_conversion_wins_over_its_checkpoint_in_the_current_folder(elsewhere: 
     assert model_folder.find_folder("model") == Path("model")
 
 
-# Those of t5-small, and one of our own.
+# One of t5-small's, and two of our own.
 TASKS: dict[str, Any] = {
     "summarization": {
         "early_stopping": True, "length_penalty": 2.0, "max_length": 200, "min_length": 30,
         "no_repeat_ngram_size": 3, "num_beams": 4, "prefix": "summarize: ",
-    },
-    "translation_en_to_de": {
-        "early_stopping": True, "max_length": 300, "num_beams": 4,
-        "prefix": "translate English to German: ",
     },
     "stories": {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "forced_bos_token_id": 7},
     "groups": {"num_beam_groups": 2, "num_beams": 4},
@@ -158,7 +149,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_lengths_are_counted_without_the_start_token(folder: Path) -> None:
+def test_a_tasks_options_come_over_those_for_all_prompts(folder: Path) -> None:
+    """Lengths are counted without the start token; neutral values of other options are taken."""
+    assert read_task(folder).options == {"max_tokens": 40}
+    found = read_task(folder, "stories")
+    assert found.prefix is None
+    assert found.options == {
+        "temperature": 0.7, "top_k": 9, "top_p": 0.9, "forced_tokens": (7,), "max_tokens": 40,
+    }  # fmt: skip
+    raw = {"min_p": 0.0, "sequence_bias": [], "top_h": None, "stop_strings": ["\n"]}
+    (folder / "generation_config.json").write_text(json.dumps(raw))
+    assert read_task(folder).options == {"stop": ["\n"]}
     (folder / "generation_config.json").unlink()
     found = read_task(folder, "summarization")
     assert found.prefix == "summarize: "
@@ -166,21 +167,9 @@ def test_lengths_are_counted_without_the_start_token(folder: Path) -> None:
         "num_beams": 4, "length_penalty": 2.0, "early_stopping": True, "no_repeat_ngram_size": 3,
         "max_tokens": 199, "min_tokens": 29,
     }  # fmt: skip
-
-
-def test_a_tasks_options_come_over_those_for_all_prompts(folder: Path) -> None:
-    assert read_task(folder).options == {"max_tokens": 40}
-    found = read_task(folder, "stories")
-    assert found.prefix is None
-    assert found.options == {
-        "temperature": 0.7, "top_k": 9, "top_p": 0.9, "forced_tokens": (7,), "max_tokens": 40,
-    }  # fmt: skip
-
-
-def test_neutral_values_and_stops_are_taken(folder: Path) -> None:
-    raw = {"min_p": 0.0, "sequence_bias": [], "top_h": None, "stop_strings": ["\n"]}
-    (folder / "generation_config.json").write_text(json.dumps(raw))
-    assert read_task(folder).options == {"stop": ["\n"]}
+    for task, message in (("summarisation", "summarization"), ("groups", "num_beam_groups 2")):
+        with refused(message):
+            read_task(folder, task)
 
 
 @pytest.mark.cpu
@@ -206,14 +195,6 @@ def test_a_command_takes_a_tasks_options_and_says_so(
     check_message(done.err[0].removeprefix("error: "))
 
 
-@pytest.mark.parametrize(
-    ("task", "found"), [("summarisation", "summarization"), ("groups", "num_beam_groups 2")]
-)
-def test_what_is_not_known_or_offered_is_refused(folder: Path, task: str, found: str) -> None:
-    with refused(found):
-        read_task(folder, task)
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
     source = tmp_path_factory.mktemp("source") / "source"
@@ -221,13 +202,7 @@ def source(tmp_path_factory: pytest.TempPathFactory, spiece: bytes) -> Path:
     return source
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # no other test lists its models
-
-
-def test_reported_sizes_are_those_written(source: Path) -> None:
+def test_reported_sizes_are_those_written(source: Path, elsewhere: Path) -> None:
     ways = [{}, {"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantize": 8}, {"quantize": 4}]
     found = inspect(str(source))
     for reported, arguments in zip(found.sizes, ways, strict=True):
@@ -250,7 +225,9 @@ def test_reported_sizes_are_those_written(source: Path) -> None:
     assert found.sizes[0].memory["float32"] == 4 * found.num_parameters + caches
 
 
-def test_drafts_share_the_tokenizer_and_are_smaller(source: Path, spiece: bytes) -> None:
+def test_drafts_share_the_tokenizer_and_are_smaller(
+    source: Path, spiece: bytes, elsewhere: Path
+) -> None:
     """Those that the target's folder names, or that were distilled for it, come first."""
     one = {"num_layers": 1, "num_decoder_layers": 1}
     for name, shape in (("small", one), ("tiny", one | {"d_ff": 20})):

@@ -140,6 +140,8 @@ def test_a_row_that_cannot_be_used_has_an_error_and_no_output(make: Any) -> None
     assert table["score"].null_count == 3
     bytes_ = generate(pa.table({"prompt": pa.array([7, None])}))
     assert bytes_["text"].null_count == 2
+    out = make(truncate=True, max_source_length=8)(pa.table({"prompt": ["The sea " * 9, "old"]}))
+    assert out["truncated"].to_pylist() == [True, False]
 
 
 @pytest.mark.parametrize("many", [{}, {"scores": True, "temperature": 1.0, "index_column": "i",
@@ -162,11 +164,6 @@ def test_types_do_not_depend_on_the_rows(make: Any, many: dict[str, Any]) -> Non
     assert [len(array) for array in batches[1].values()] == [0] * len(kinds[0])
 
 
-def test_cut_prompts_are_marked(make: Any) -> None:
-    out = make(truncate=True, max_source_length=8)(pa.table({"prompt": ["The sea " * 9, "old"]}))
-    assert out["truncated"].to_pylist() == [True, False]
-
-
 def test_pickles_hold_options_alone(make: Any) -> None:
     generate = make(dtype=mx.float32)
     batch = pa.table({"prompt": PROMPTS[:3]})
@@ -187,6 +184,9 @@ def test_columns_that_do_not_fit_are_refused(make: Any) -> None:
         for each in (batch, pa.table(batch)):
             with refused(".", found):
                 make(**options)(each)
+    with refused("a batch must be", "list"):
+        make()([{"prompt": "a"}])
+    assert make()({"prompt": ["old man"]})["error"].tolist() == [None], "a list is a column"
 
 
 def test_wrong_options_are_refused_before_any_model_is_loaded() -> None:
@@ -207,12 +207,6 @@ def test_wrong_options_are_refused_before_any_model_is_loaded() -> None:
     for options, found in wrong:
         with refused(".", found):
             Generator("no such model", **options)
-
-
-def test_batches_of_other_kinds_are_refused(make: Any) -> None:
-    with refused("a batch must be", "list"):
-        make()([{"prompt": "a"}])
-    assert make()({"prompt": ["old man"]})["error"].tolist() == [None]
 
 
 def test_unknown_options_and_models_are_refused(make: Any, tmp_path: Path) -> None:
