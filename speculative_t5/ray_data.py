@@ -189,7 +189,6 @@ class Generator:
         return batch
 
     def _check_names(self, found: Collection[str]) -> None:
-        """Refuse names of columns that are to be added too."""
         for name in self.columns:
             if name in found:
                 raise ValueError(
@@ -198,7 +197,6 @@ class Generator:
                 )
 
     def _decode(self, values: Sequence[Any], indices: Sequence[Any]) -> list[Row]:
-        """Return the outputs in the order of the rows."""
         if not values:
             return []
         decoder = self.decoder  # what it may raise is no error of a row
@@ -253,7 +251,6 @@ def _as_index(value: Any) -> int:
 
 
 def _value(name: str, row: Row) -> Any:
-    """Return a row's value in a column, None for null."""
     done = row.done
     if name in COUNTS:
         return getattr(done.stats, COUNTS[name]) if done else 0

@@ -169,7 +169,6 @@ def num_bytes(layout: Layout) -> int:
 
 
 def _sibling(name: str, last: str) -> str:
-    """Return x.last for x.weight, x.scales or x.biases."""
     return f"{name.rsplit('.', 1)[0]}.{last}"
 
 

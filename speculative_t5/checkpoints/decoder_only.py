@@ -278,7 +278,6 @@ def _quantize(
 
 
 def _check_fit(folder: Path, model: DecoderOnlyModel, vocabulary: Vocabulary) -> None:
-    """Refuse a tokenizer or an EOS with ids that the model has no row for."""
     size, rows = vocabulary.size, model.info.vocab_size
     if size - len(vocabulary.special) > rows:
         raise ValueError(

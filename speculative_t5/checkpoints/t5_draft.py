@@ -92,7 +92,6 @@ def inspect_draft(folder: ModelFolder) -> tuple[str, int]:
 
 
 def _target_name(folder: ModelFolder) -> str:
-    """Return the name of a draft's target for messages."""
     name = folder.config.get("target")
     return printable(name) if isinstance(name, str) else "a model that it does not name"
 
