@@ -66,10 +66,11 @@ def test_a_folder_holds_the_draft_rounded_to_float16(target: T5, tmp_path: Path)
     assert SpeculativeDecoder(target, decoder.draft, draft_vocab=30).draft_vocab == 30
 
 
-def test_the_target_may_be_stored_quantized_and_computed_in_any_type(
-    home: Path, tmp_path: Path
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantize": 4}], ids=str)
+def test_the_target_may_be_stored_and_computed_in_any_type(
+    options: dict[str, Any], home: Path, tmp_path: Path
 ) -> None:
-    stored = convert(str(home / "source"), tmp_path / "other", group_size=32, quantize=4)
+    stored = convert(str(home / "source"), tmp_path / "other", group_size=32, **options)
     for dtype in ("float32", "bfloat16", "float16"):
         model, _ = load(stored, dtype=dtype)
         draft, tokenizer = load(home / "weights" / "mine", target=model)
