@@ -9,7 +9,6 @@ enumeration does not see: keys, lookups, and draft lengths that change.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,7 +33,6 @@ from conftest import (
     EOS,
     PAIRS,
     VARIED,
-    Watched,
     output_distribution,
     tiny_draft,
     tiny_pair,
@@ -285,30 +283,6 @@ def test_outputs_do_not_depend_on_the_batch_size(
         assert len({n for o in alone for n in o.stats.num_accepted}) > 1, "and accept differently"
     batch = decoder.generate_batch(prompts(), batch_size=6, **options)
     assert without_times(batch) == without_times(alone)
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_round_reads_no_more_of_a_long_output(
-    drafter: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder = make_decoder("t5", drafter)
-    target, start = decoder.model, type(decoder.model).start
-    started: list[Watched] = []
-
-    def watched(self: Any, prompts: Any, **options: Any) -> Any:
-        session, contexts = start(self, prompts, **options)
-        if self is target:
-            contexts = [Watched(context) for context in contexts]
-            started.extend(contexts)
-        return session, contexts
-
-    monkeypatch.setattr(type(target), "start", watched)
-    endless = replace(target.info, eos_token_ids=frozenset())
-    monkeypatch.setattr(target, "info", endless)
-    rounds = decoder.stream([5, 6, 7, EOS], max_tokens=120)
-    reads = [started[0].count for _ in rounds][:-1]  # the last round copies the output
-    each = [later - earlier for earlier, later in itertools.pairwise(reads)]
-    assert len(each) > 5 and max(each) < 20, each
 
 
 def test_a_row_samples_by_its_index() -> None:

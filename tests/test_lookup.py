@@ -177,39 +177,6 @@ def test_a_round_reads_no_more_of_a_long_text(kind: str, alphabet: int) -> None:
 EOS = 1
 
 
-def found(source: str, output: str, sizes: tuple[int, int] = (1, 8)) -> str:
-    """Return the proposal, with words as tokens; "." is the end of the source."""
-    words = sorted(set(f"{source} {output}".split()))
-    ids = {word: i for i, word in enumerate(words)}
-    first, second = ([ids[word] for word in text.split()] for text in (source, output))
-    return " ".join(words[i] for i in Lookup(first, *sizes).propose(second, 9))
-
-
-TWICE = "k a b 1 a b 2 ."
-
-
-@pytest.mark.parametrize(
-    ("source", "output", "expected", "options"),
-    [
-        # Tokens that followed in the source, and after a token that replaces one of the source.
-        ("I has a red car .", "I", "has a red car .", {}),
-        ("I has a red car .", "I have", "a red car .", {}),
-        ("I has a red car .", "I do have", "", {}),
-        # The longest match comes first; cut at two tokens both are as long, and the place decides.
-        (TWICE, "k a b", "1 a b 2 .", {}),
-        (TWICE, "k k k k a b", "2 .", {"sizes": (1, 2)}),
-        # The output so far is looked up, too: a longer match beats the source's.
-        ("a 9 .", "a 1 a 2 a", "9 .", {}),
-        ("a 9 .", "k a 1 k a", "1 k a", {}),
-        # Shorter matches than min_ngram are ignored.
-        ("x a y .", "a", "", {"sizes": (2, 8)}),
-        ("x a y .", "x a", "y .", {"sizes": (2, 8)}),
-    ],
-)
-def test_lookups(source: str, output: str, expected: str, options: Any) -> None:
-    assert found(source, output, **options) == expected
-
-
 def lookup() -> LookupDrafter:
     special = frozenset({0, EOS, 7})
     return LookupDrafter(replace(tiny_model().info, special_tokens=special))

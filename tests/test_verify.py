@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import partial
 
 from speculative_t5.decoding.drafters import Draft
 from speculative_t5.decoding.sampling import one_hot, position_keys, sample
@@ -68,31 +67,6 @@ def test_acceptance_and_the_next_token_are_independent(rule: Rule) -> None:
     p = np.tile([0.4, 0.3, 0.2, 0.1, 0.0], (6, 1))
     q = np.tile([0.1, 0.1, 0.2, 0.3, 0.3], (5, 1))
     assert sampled_distance(rule, p, q) < TOLERANCE
-
-
-def constant(rows: list[list[float]], batch: int) -> mx.array:
-    return mx.broadcast_to(mx.array(rows)[None], (batch, len(rows), len(rows[0])))
-
-
-@each_rule
-def test_acceptance_rate_is_the_overlap_of_p_and_q(rule: Rule) -> None:
-    """E[accepted] = sum min(p, q) (2211.17192, theorem 3.5), here 0.1 + 0.2 + 0.2."""
-    rows = 100_000
-    q = constant([[0.1, 0.2, 0.3, 0.4]], rows)
-    p = constant([[0.5, 0.3, 0.2, 0.0], [0.25] * 4], rows)
-    draft = whole(sample_draft(q, row_keys(rows, 1)), q)
-    verdict = judge(rule, draft, p, row_keys(rows, 2))
-    assert mx.mean(verdict.num_accepted).item() == pytest.approx(0.5, abs=0.01)
-
-
-def test_delta_adds_to_the_probability_of_acceptance() -> None:
-    rows = 100_000
-    q, p = constant([[0.5, 0.5]], rows), constant([[0.2, 0.8], [0.5, 0.5]], rows)
-    draft = whole(mx.zeros((rows, 1), mx.int32), q)
-    for delta, expected in ((0.25, 0.65), (0.7, 1.0), (1.0, 1.0)):
-        verdict = judge(partial(token_acceptance, delta=delta), draft, p, row_keys(rows, 3))
-        found = mx.mean(verdict.num_accepted).item()
-        assert found == pytest.approx(expected, abs=0.006 if expected < 1 else 0)
 
 
 @pytest.mark.parametrize(
