@@ -28,10 +28,9 @@ from speculative_t5.decoding.drafters import (
     ModelDrafter,
 )
 from speculative_t5.decoding.logits import NOTHING
-from speculative_t5.decoding.loop import Indexed, Plan, Request, RowOptions, StopChecker, cut
+from speculative_t5.decoding.loop import Plan, Request, RowOptions, StopChecker, cut
 from speculative_t5.decoding.sampling import Sampler
 from speculative_t5.decoding.verify import Acceptance, Verdict, Verifier, residual
-from speculative_t5.generation.outputs import Several
 from speculative_t5.models import SharingDraft
 
 import mlx.core as mx
@@ -314,13 +313,12 @@ def gap(
     prompts: Sequence[list[int]] = PROMPTS,
     delta: float = 0.0,
     stop: int | None = None,
-    several: bool = False,
 ) -> float:
     """Return the largest gap between the distribution of a row and that of its own options.
 
     There are rows of all histories for each prompt and sampler, in random order, so that neighbours
     differ; and some that are greedy. All outputs end after the token `stop`, as they do after stop
-    strings. Histories are of prompts of their own, or of `several` outputs of each prompt.
+    strings.
     """
     target, draft = unrelated_pair(kind, vocab_size=SIZE)
     plan = make_plan(drafter, target, draft, num_draft, Verifier(delta, rule == "block"))
@@ -331,13 +329,8 @@ def gap(
         rows += [((n, i), turns) for n in range(len(sampled)) for turns in known[tuple(prompt)]]
         rows += [((n, i), []) for n in range(len(sampled), len(samplers))] * OF_EACH_GREEDY
     rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
-    if several:
-        rows.sort(key=lambda row: row[0])
-    indexed: Iterable[Indexed] = enumerate(prompts[i] for (_, i), _ in rows)
-    if several:
-        indexed = Several(len(rows) // len(prompts), None).repeated(enumerate(prompts))
     own = [RowOptions(s, MAX_TOKENS, seed=0, stop_checker=stop_checker(stop)) for s in samplers]
-    requests = (Request(row, source, own[rows[row][0][0]]) for row, source in indexed)
+    requests = [Request(row, prompts[i], own[n]) for row, ((n, i), _) in enumerate(rows)]
     groups, turns = zip(*rows, strict=True)
     with scripted(turns) as notes:
         outputs = loop_outputs(target, requests, plan, batch_size)

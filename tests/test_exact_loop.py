@@ -60,12 +60,6 @@ def test_filtered_loop_outputs_follow_the_filtered_distribution(
     assert gap(kind, sampled=[sampler]) < ROUNDING
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("kind", PAIRS)
-def test_several_outputs_follow_the_targets_distribution(kind: str, rule: str) -> None:
-    assert gap(kind, rule, several=True) < ROUNDING
-
-
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize(
     ("kind", "rule"), [("t5", "token"), ("qwen3", "block"), ("sharing", "block")]
