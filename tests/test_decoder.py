@@ -89,9 +89,9 @@ BATCHED += [
     ("sharing", "penalized and sampled", "block", "both"),
 ]
 
-# 85 outputs, 8,000 samples: the expected distance is below sqrt(85 / 8,000) / 2 = 0.052. With 63
-# outputs it is below 0.044.
-COUNT, TOLERANCE = 8_000, 0.055
+# 85 outputs, 5,000 samples: the expected distance is below sqrt(85 / 5,000) / 2 = 0.066, and as
+# some outputs are rare, below 0.05.
+COUNT, TOLERANCE = 5_000, 0.06
 
 
 COPYING, OTHER = (3, 4, 2, 3, 3, 2, 4, 1), (3, 4, 2, 1)
@@ -164,7 +164,7 @@ CHANGING = ("both", {"schedule": FollowingCounts(), "vocab_size": 3, "max_tokens
         ("model", {"num_draft": 2, "verify": "token"}, "t5"),
         ("lookup", {"num_draft": 2, "verify": "block"}, "t5"),
         ("both", {"num_draft": 2, "filters": {"top_k": 3, "top_p": 0.8}}, "t5"),
-        *((*CHANGING, kind) for kind in PAIRS),
+        *((*CHANGING, kind) for kind in ("t5", "sharing")),
     ],
 )
 def test_sampled_outputs_follow_the_targets_distribution(
