@@ -169,9 +169,8 @@ def measure(
 ) -> list[Report]:
     """Measure variants, plain decoding among them, and bare costs on the same source ids.
 
-    Everything is measured `turns` times, at least once, in a new order each time. `progress`
-    receives 1 to `turns` + 2 as the work goes on. A variant of which all outputs end in their first
-    round is refused.
+    Everything is measured `turns` times, in a new order each time. `progress` receives 1 to `turns`
+    + 2. A variant of which all outputs end in their first round is refused.
     """
     order = random.Random(0)
     sweep(variants, prompts, order)  # the first use is slower

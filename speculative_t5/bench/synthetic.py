@@ -16,16 +16,12 @@ from ..decoding import Draft, Drafter, Groups, ModelInfo, Plan, Round, Session, 
 from ..generation import GenerationOptions, SpeculativeDecoder
 from ..models import T5, DecoderOnlyModel, T5Config, build
 
-_SIZES = {  # d_model, d_kv, d_ff, heads, layers of each stack
-    "t5-efficient-tiny": (256, 64, 1024, 4, 4),
-    "t5-small": (512, 64, 2048, 8, 6),
-    "t5-base": (768, 64, 3072, 12, 12),
-    "t5-large": (1024, 64, 4096, 16, 24),
-    "t5-3b": (1024, 128, 16384, 32, 24),
-}
-SHAPES = {
-    name: T5Config(d_model, d_kv, d_ff, num_heads, depth, depth, vocab_size=32128)
-    for name, (d_model, d_kv, d_ff, num_heads, depth) in _SIZES.items()
+SHAPES = {  # d_model, d_kv, d_ff, heads, layers of each stack
+    "t5-efficient-tiny": T5Config(256, 64, 1024, 4, 4, 4, vocab_size=32128),
+    "t5-small": T5Config(512, 64, 2048, 8, 6, 6, vocab_size=32128),
+    "t5-base": T5Config(768, 64, 3072, 12, 12, 12, vocab_size=32128),
+    "t5-large": T5Config(1024, 64, 4096, 16, 24, 24, vocab_size=32128),
+    "t5-3b": T5Config(1024, 128, 16384, 32, 24, 24, vocab_size=32128),
 }
 
 
@@ -245,8 +241,7 @@ def settled_outputs(
     """Return the outputs that a decoder gives for the same prompts when its drafter replays them.
 
     Where passes of several tokens round differently, plain decoding's output may be left at a
-    near-tie, and every draft after that would be wrong. Each replay of what was given instead
-    agrees for longer, because drafts are right at the same positions; there are at most `REPLAYS`.
+    near-tie, and every draft after that would be wrong. Each replay instead agrees for longer.
     """
     settled = dict(outputs)
     for prompt in settled:

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -150,7 +150,12 @@ def bench(
         bar.set_description("measuring")
         reports = measure(variants, sources, turns, lambda done: bar.update(done - bar.n))
         bar.set_description("starting processes")
-        starts = [] if random_weights else _starts(model, same)
+        arguments = ["--model", model, "--prompt", PROMPTS[1]]
+        for name, value in same.items():
+            arguments += [] if value is None else [name, value]
+        # The first one reads the files into the page cache.
+        times = range(0 if random_weights else STARTS + 1)
+        starts = [first_token_seconds(arguments) for _ in times][1:]
     result: dict[str, Any] = {
         "machine": {
             "device": str(mx.default_device()),
@@ -233,14 +238,6 @@ def _replaying(
         own = synthetic.settled_outputs(each.decoder, outputs, acceptance, max_tokens)
         found.append(replace(each, plan=synthetic.synthetic_plan(each.decoder, own, acceptance)))
     return found
-
-
-def _starts(model: str, given: Mapping[str, str | None]) -> list[float]:
-    """Return seconds to the first output of new processes, once files are in the page cache."""
-    arguments = ["--model", model, "--prompt", PROMPTS[1]]
-    for name, value in given.items():
-        arguments += [] if value is None else [name, value]
-    return [first_token_seconds(arguments) for _ in range(STARTS + 1)][1:]
 
 
 def first_token_seconds(arguments: Sequence[str]) -> float:

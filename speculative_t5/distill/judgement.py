@@ -261,7 +261,11 @@ def judge(
     measured = _measure(
         task, draft, prompts[:max_prompts], max_tokens, turns, max_seconds, progress
     )
-    previous = task.previous
+    names = [*measured[0]] if measured else []
+    own, before = (
+        [speed_of(measured, name) for name in names if name.startswith(f"{drafter} ")]
+        for drafter in (OWN, BEFORE)
+    )
     reason = "every output ends with its first token, which leaves nothing to speed up"
     kind = "CPU" if device.on_cpu() else "GPU"
     return Judgement(
@@ -277,9 +281,9 @@ def judge(
         turns=turns,
         max_tokens=max_tokens,
         plain=bench.typical(measured, bench.PLAIN, bench.tokens_per_second) if measured else 0.0,
-        speeds=speeds_of(measured, OWN),
-        previous=None if previous is None else task.previous_name or str(previous),
-        previous_speeds=speeds_of(measured, BEFORE),
+        speeds=own,
+        previous=None if task.previous is None else task.previous_name,
+        previous_speeds=before,
         machine=f"{kind}, {device.chip()}, {count(libraries.num_threads(), 'thread')}",
         dtype=dtype_name(task.target.dtype),
         made_by=made_by,
@@ -341,12 +345,6 @@ def _measure(
 def affordable(seconds: Sequence[float], most: float) -> int:
     """Return how many of the first prompts take at most `most` seconds together, at least 1."""
     return max(1, sum(total <= most for total in accumulate(seconds)))
-
-
-def speeds_of(turns: Sequence[bench.Turn], drafter: str) -> list[Speed]:
-    """Return the speeds of one drafter, in the order of its variants."""
-    names = [name for turn in turns[:1] for name in turn if name.startswith(f"{drafter} ")]
-    return [speed_of(turns, name) for name in names]
 
 
 def speed_of(turns: Sequence[bench.Turn], name: str) -> Speed:

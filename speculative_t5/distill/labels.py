@@ -56,12 +56,7 @@ def label(
     The file at `path` gets one line of JSON for each label; whole chunks in it are kept. `enough`
     takes all labels so far, after each chunk, and True ends the labelling. `progress` takes the
     numbers of examples labelled so far and of tokens in their labels, at the start and as each
-    output ends.
-
-    Raises:
-        ValueError: If an option is out of its range, a line of the file is not the label of its
-            example, or another process is writing to it.
-        OSError: If the file cannot be written.
+    output ends. A file with a line that is not the label of its example is refused.
     """
     # What was allowed in the data may be longer than the target was made for.
     longest = max((len(example.prompt) for example in examples), default=0)

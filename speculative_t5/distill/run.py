@@ -144,12 +144,7 @@ class RunFolder:
 
     @contextmanager
     def begun(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Make the folder, or resume its run if the settings are the same; lock it meanwhile.
-
-        Raises:
-            ValueError: If its run has other settings, another process is at work in it, or it is
-                not the folder of a run.
-        """
+        """Make the folder, or resume its run if the settings are the same; lock it meanwhile."""
         if self.path.exists() and self.read(SETTINGS) is None:
             # A run killed at its very start leaves these.
             first = ("lock", PARTIAL)
@@ -176,11 +171,7 @@ class RunFolder:
             yield
 
     def read(self, name: str, **kinds: Any) -> dict[str, Any] | None:
-        """Return the object in a JSON file; None if there is no file.
-
-        Raises:
-            ValueError: If it is damaged, or an entry is not of the type that `kinds` has for it.
-        """
+        """Return the object in a JSON file, its entries of these kinds; None if there is none."""
         path = self.path / name
         if not path.exists():
             return None
