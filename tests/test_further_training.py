@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+import train_correct
 from conftest import edit_json, write_checkpoint
 from families import TEXT
 from further_training import Run, mix, start, train_further, with_bytes
@@ -41,6 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by a second at each look."""
     seconds = itertools.count(0.0)
     monkeypatch.setattr(further_training.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(train_correct, "POOL", 64)
 
 
 def examples() -> Iterator[Example]:
@@ -112,6 +114,7 @@ def test_the_result_is_converted_and_trained_further(
 ) -> None:
     """The vocabulary grows once, and the prefix stays."""
     monkeypatch.setattr(further_training, "HELD_OUT", 2)
+    monkeypatch.setattr(train_correct, "POOL", 64)
     edit_json(converted / "config.json", prefix="correct: ", draft="small", min_probability=0.5)
     data, text, source = write_pairs(tmp_path), "Ünïcode ☃", converted
     for name in ("first", "second"):
@@ -154,6 +157,7 @@ def test_caution_asks_the_teacher_or_the_weights_before(
         return lambda ids, mask, labels: labels
 
     monkeypatch.setattr(further_training, "HELD_OUT", 2)
+    monkeypatch.setattr(train_correct, "POOL", 64)
     monkeypatch.setattr(further_training, "Caution", caution)
     teacher = start(converted, 500)  # of the size that the vocabulary grows to
     own = teacher.get_input_embeddings().weight[5, 0].item()

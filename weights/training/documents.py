@@ -40,10 +40,7 @@ def read_documents(paths: Sequence[Path]) -> list[str]:
 
 
 def split(documents: Sequence[str], share: float = HELD_OUT) -> tuple[list[str], list[str]]:
-    """Split off the last `share` of the characters, at the beginning of a line.
-
-    The document at the border may be in both parts.
-    """
+    """Split off the last `share` of the characters, at the beginning of a line."""
     left = round(sum(map(len, documents)) * (1 - share))
     for i, document in enumerate(documents):
         if left <= len(document):

@@ -47,7 +47,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.optimization import Adafactor
 
 PIECES, VOCAB_SIZE = 3000, 3200
-TOKENS = 4400  # of a step, padding included
+TOKENS, POOL = 4400, 4096  # of a step, padding included; examples that are sorted together
 SHAPES = {
     "correct-base": {"d_model": 384, "d_kv": 64, "num_heads": 6, "d_ff": 1536,
                      "num_layers": 6, "num_decoder_layers": 6},
@@ -241,7 +241,7 @@ def batches(
     """Yield batches of similar lengths and at most `tokens` padded ones: (ids, mask, labels)."""
     rng = random.Random(seed)
     while True:
-        pool = sorted(islice(examples, 4096), key=lambda e: (len(e[0]), len(e[1])))
+        pool = sorted(islice(examples, POOL), key=lambda e: (len(e[0]), len(e[1])))
         groups: list[list[Example]] = [[]]
         for example in pool:
             group = groups[-1]

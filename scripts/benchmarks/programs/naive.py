@@ -39,8 +39,7 @@ def step(
 ) -> tuple[mx.array, list[KeysValues]]:
     """Run the decoder over one more token, given the encoder's output (S, d_model).
 
-    The cache holds each layer's keys and values of the tokens before. Returns logits (1, V), and
-    the cache with the new position.
+    The cache holds each layer's keys and values. Returns logits (1, V), and the grown cache.
     """
     num_heads = model.config.num_heads
     length = cache[0][0].shape[1] + 1 if cache else 1
