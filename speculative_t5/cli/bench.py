@@ -151,8 +151,8 @@ def bench(
         reports = measure(variants, sources, turns, lambda done: bar.update(done - bar.n))
         bar.set_description("starting processes")
         arguments = ["--model", model, "--prompt", PROMPTS[1]]
-        for name, value in same.items():
-            arguments += [] if value is None else [name, value]
+        for name, given in same.items():
+            arguments += [] if given is None else [name, given]
         # The first one reads the files into the page cache.
         times = range(0 if random_weights else STARTS + 1)
         starts = [first_token_seconds(arguments) for _ in times][1:]
