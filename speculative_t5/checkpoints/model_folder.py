@@ -54,7 +54,7 @@ class ModelFolder:
         raise ValueError(f"{self.path} is not a model folder: it has no config.json{what}")
 
     def setting(self, name: str) -> Any:
-        """Return an entry of config.json; None where that cannot be read, as `config` says why."""
+        """Return an entry of config.json; None where that cannot be read (`config` says why)."""
         try:
             return self.config.get(name)
         except (OSError, ValueError):
@@ -62,7 +62,7 @@ class ModelFolder:
 
     @property
     def kind(self) -> Kind:
-        """What it seems to hold; a T5, whose loader judges it, where it says nothing else."""
+        """What it seems to hold: by default a T5, whose loader then judges it."""
         kind = self.setting("model_type")
         if kind == DRAFT_TYPE:
             return "t5-draft"
@@ -87,7 +87,7 @@ class ModelFolder:
 
     @property
     def min_probability(self) -> float | None:
-        """The least probability of changes that a rewritten text takes over; see `rewrite`."""
+        """The least probability of a change that a rewritten text keeps; see `rewrite`."""
         found = self.config.get("min_probability")
         if found is not None and (type(found) not in (int, float) or not 0 <= found <= 1):
             raise ValueError(

@@ -40,7 +40,7 @@ class Task:
 def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
     """Read the options for a task from a model's generation_config.json and config.json.
 
-    Those in `task_specific_params` come over those of generation_config.json, as in transformers;
+    Those in `task_specific_params` override those of generation_config.json, as in transformers;
     the task "default" stands for the latter alone. Lengths that transformers counts with the start
     token are one less here.
 

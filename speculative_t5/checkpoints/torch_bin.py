@@ -5,7 +5,7 @@ zip archive or, before torch 1.6, in a row after the pickle. Every such claim is
 file, and numbers are mapped when they are read.
 
 A pickle is a program. `Machine` follows only the few opcodes that a dictionary of tensors needs,
-and describes what the pickle would call a function for. (The standard `Unpickler` has no bounds:
+and describes what the pickle would have called. (The standard `Unpickler` has no bounds:
 keys that are nested deeply crash it when they are hashed.)
 """
 

@@ -99,7 +99,7 @@ def beam_search(
     """Search for the most probable outputs of prompts, and yield each prompt's result as it ends.
 
     Up to `batch_size` prompts are searched side by side, `num_beams` rows of a pass each; the next
-    ones begin when all of them have ended. Results do not depend on the prompts beside. Of a
+    ones begin when all of them have ended. Results do not depend on the other prompts. Of a
     request's options the length, the stop ids and the sampler's transform count; a transform is
     applied to log-probabilities, whose exponentials need not sum to 1 then. `broadcast` is applied
     to what a pass has found.
@@ -148,7 +148,7 @@ def _continuations(session: Session, searches: Sequence[_Search], width: int) ->
         starts = [len(search.context) for search, _ in rows]
         nothing = mx.zeros((len(rows), 0), dtype=mx.int32)
         log_probs = groups.transformed(log_probs, TokenHistory(contexts, starts, nothing))
-    # Of n beams at most n continuations end by each id: this leaves n that do not end.
+    # At most n continuations of n beams end by each id: this leaves n that do not end.
     count = max(2, *(1 + len(search.ends) for search in searches)) * width
     totals = (scores[:, None] + log_probs[:, 0]).reshape(len(searches), -1, log_probs.shape[2])
     return best_continuations(totals, count)

@@ -116,8 +116,8 @@ class LookupDrafter:
     """Prompt lookup: drafts what followed the output's last tokens in the prompt or the output.
 
     It needs no model. Where outputs copy from their sources, as in correcting or summarising, the
-    text at hand is a good draft. See `Lookup` for the rule and the sizes of n-grams. EOS is
-    proposed, as the last token, where the end of the source is reached, and no other special token.
+    text at hand is a good draft. See `Lookup` for the rule and the sizes of n-grams. Of
+    special tokens only EOS is proposed, as the last token, where the end of the source is reached.
     """
 
     def __init__(self, info: ModelInfo, min_ngram: int = 1, max_ngram: int = 8) -> None:
@@ -380,7 +380,7 @@ class ModelDrafter:
 
 
 def padded(values: mx.array, vocab_size: int, value: float = 0.0) -> mx.array:
-    """Add to values (..., V) of the first ids those of the others, up to `vocab_size`."""
+    """Pad the values (..., V) of the first ids to `vocab_size`."""
     missing = vocab_size - values.shape[-1]
     widths = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
     return mx.pad(values, widths, constant_values=value) if missing else values

@@ -14,12 +14,12 @@ class Lookup:
     It proposes the tokens after the longest match of the output's last min_ngram to max_ngram
     tokens. Among equally long matches it prefers one in the source, the nearest to the position
     that matches the output's length (tasks that copy do it in order), then the latest in the
-    output. Without any match, it takes the last token to replace one of the source: it matches the
-    tokens before that, and skips one token of the source.
+    output. Without any match, it assumes that the last token replaced one of the source: it
+    matches the tokens before that, and skips one token of the source.
 
     Source and output are one text, which only grows. An index maps n-grams to the positions where
     they end, so that a proposal late in a text costs no more than an early one. It holds single
-    tokens, and a longer n-gram only where the same without its first token occurs more than once.
+    tokens, and a longer n-gram only where its end without the first token occurs more than once.
 
     Example:
         With source "I has a red car" and output "I" the longest match is "I": "has a red car". With

@@ -96,7 +96,7 @@ class Row:
         options = request.options
         self.request, self.index = request, request.index
         self.context = context
-        self.start = len(context)  # of the output, behind what the session started with
+        self.start = len(context)  # of the output, after the initial context
         self.ends = stop_reasons(model, options.stop_ids)
         self.remaining = token_budget(model, context, options.max_tokens)  # that may be emitted
         self.began = began
@@ -126,8 +126,8 @@ class Row:
     ) -> Round:
         """Emit the tokens that stand; a cut may leave fewer than were accepted.
 
-        What cannot go on fails in the round after its last token, as in plain decoding: the output
-        may have ended before.
+        A row that cannot go on fails one round later, as in plain decoding: it may have ended by
+        then.
         """
         if not tokens:
             self.stopped = True
@@ -194,7 +194,7 @@ class Batch:
 
     def __init__(self, model: LanguageModel, plan: Plan) -> None:
         self.rows: list[Row] = []  # those that have ended, too, until `add` or `drop`
-        self.started = time.perf_counter()  # later by the time not to count
+        self.started = time.perf_counter()  # moved later by time that does not count
         self._plan = plan
         self._model = model
         self._session: Session | None = None  # None as long as there are no rows

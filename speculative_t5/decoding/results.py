@@ -75,7 +75,7 @@ class Stats:
 
     @property
     def rounds(self) -> int:
-        """Forward passes of the target's decoder, except one begun where the output then ended."""
+        """Forward passes of the target's decoder, except one begun before the end was known."""
         return len(self.num_draft)
 
     @property

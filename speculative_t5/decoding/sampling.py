@@ -46,7 +46,7 @@ class Sampler:
         return self.temperature == 0
 
     def is_like(self, other: Sampler) -> bool:
-        """Whether another one gives the same values: greedy ones do not use their filters."""
+        """Whether another one gives the same values; greedy ones ignore their filters."""
         both_greedy = self.greedy and other.greedy
         return self == other or (both_greedy and self.transform == other.transform)
 

@@ -56,8 +56,8 @@ def token_probabilities(
 
     Up to rounding these are the probabilities of decoding. At temperature 0, where decoding has
     only 0 and 1, they are those of temperature 1. The model, a target or a draft with its
-    tokenizer, may choose among ids below `vocab_size`, if it has as many; the sampler's transform
-    is about the first `num_ids`, by default those.
+    tokenizer, chooses among the ids below `vocab_size` that it has; the sampler's transform covers
+    the first `num_ids`, by default as many.
     """
     if sampler.temperature == 0:
         sampler = replace(sampler, temperature=1.0)

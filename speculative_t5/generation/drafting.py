@@ -58,7 +58,7 @@ def bind(
 def _spelled(
     model: LanguageModel, tokenizer: Tokenizer | None, name: str, text: str
 ) -> list[tuple[int, ...]]:
-    """Return the ids of a text at the beginning of another one, and those after a space.
+    """Return the ids of a text where an output begins, and those after a space.
 
     They are without EOS and a BOS before them. `name` is that of the option, for messages.
     """

@@ -59,7 +59,7 @@ class Buffers:
     def fit(self, needed: int) -> None:
         """Resize if the capacity is too small for `needed` positions, or twice too large.
 
-        All rows are as large as the longest needs; that room is given back when its text has ended.
+        All rows are as large as the longest needs; the room is freed when that row ends.
         """
         least = capacity_for(needed)
         if not needed <= self.capacity <= 2 * least:

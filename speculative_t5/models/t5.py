@@ -179,7 +179,7 @@ class CrossAttention(nn.Module):
     def __call__(self, x: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
         """Attend from (B, L, d_model) to keys and values (P, H, T, D), without a position bias.
 
-        With fewer sources than rows, B / P rows after each other read one as a single row.
+        With fewer sources than rows, B / P consecutive rows read one as a single row.
         """
         grouped = x.reshape(len(source[0]), -1, x.shape[2])
         (q,) = split_heads(self.q(grouped), 1, self.num_heads)
@@ -301,7 +301,7 @@ class Decoder(nn.Module):
             x: Embedded tokens, (B, L, d_model).
             offsets: Position of each row's first token, (B,) int32, or (1,) if all are the same.
             cache: Each layer's keys and values, (B, H, T, D), with room for L more.
-            sources: What `read` returned, for the sources of B / P rows after each other each.
+            sources: What `read` returned, for sources of B / P consecutive rows each.
             mask: Additive padding mask of the sources, (P, 1, 1, T of the sources).
             tables: `PositionBias.tables()` of this decoder.
 

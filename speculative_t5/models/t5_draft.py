@@ -26,7 +26,7 @@ class SharingConfig:
 
 
 def _of_target(name: str) -> Any:
-    """Return a property: what the draft's target has by that name now."""
+    """Return a property that reads the target's attribute of that name."""
     return property(lambda draft: getattr(draft.target, name))
 
 

@@ -25,7 +25,7 @@ from .t5 import T5, CrossAttention, PositionBias, SelfAttention
 
 @dataclass(frozen=True)
 class Split:
-    """How a matrix is split: along an axis, each of several equal segments of it by itself."""
+    """How a matrix is split: along an axis, each of several equal segments separately."""
 
     axis: int
     segments: int = 1

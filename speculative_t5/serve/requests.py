@@ -55,7 +55,7 @@ OFF: dict[str, tuple[Any, ...]] = {
 OTHERS = (
     "model", "models", "prompt", "messages", "stream", "stream_options", "speculative_t5", "user",
 )  # fmt: skip
-# Fields with the options that they set. In chats max_tokens has the other name; it comes over it.
+# Fields with the options that they set. In chats max_completion_tokens overrides max_tokens.
 UNSET = ("max_new_tokens", "num_return_sequences", "logits_processors", *OFF)
 OPTIONS = {
     **{each.name: each.name for each in dataclass_fields(GenerationOptions)

@@ -151,7 +151,7 @@ class EventStream(Response):
     """Server-sent events, ended as soon as the client has gone.
 
     `parts` yields texts of events, and whether more will come; it is cancelled when the client
-    goes. `close` is called at the end, whatever it is.
+    goes. `close` is called at the end in any case.
     """
 
     media_type = "text/event-stream"

@@ -124,7 +124,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """Closes itself when it has nothing to answer for too long, and comes only if there are files.
+    """Closes itself when it has nothing to answer for too long, and is refused if files run out.
 
     uvicorn would never close one that is silent, or sends a head byte by byte, and its
     `limit_concurrency` does not count connections before their first request. Some of what is used
@@ -218,8 +218,8 @@ def check_site(
     """Refuse requests that a browser makes for another site.
 
     A page anywhere may let its own name point to 127.0.0.1, and then reads what the server here
-    answers; the Host header still has that name. And it may send a request blindly, of which
-    browsers say that it is cross-site.
+    answers; the Host header still has that name. And it may send a request blindly, which
+    browsers mark as cross-site.
     """
     if local and not is_local_name(headers.get("host", "localhost")):
         raise Refused(
@@ -270,7 +270,7 @@ def is_local_name(host: str) -> bool:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Read API keys from a file, one per line; blank lines and those that begin with # are none."""
+    """Read API keys from a file, one per line; blank lines and comments (#) are skipped."""
     try:
         lines = path.read_bytes().decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -291,7 +291,7 @@ def read_keys(path: Path) -> list[str]:
 
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """Read the body of a request, of at most that many bytes, which arrives in that time."""
+    """Read the body of a request, of at most `most` bytes, within `seconds`."""
     length = request.headers.get("content-length", "")
     too_large, parts, size = length.isdigit() and int(length) > most, [], 0
     try:

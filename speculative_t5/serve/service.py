@@ -224,7 +224,7 @@ class Service:
         """Refuse new calls, and end when the others have ended, or in an error after a time.
 
         As soon as `hurried` returns True, they end in that error after the round. The thread is not
-        joined in another one, for which asyncio would wait to the end.
+        joined in a helper thread, for which asyncio would wait.
         """
         until = time.monotonic() + seconds
         with self._changed:
@@ -372,7 +372,7 @@ class Service:
         self._send([*zip(outputs, results, strict=True)])
 
     def _end(self, error: str, state: State | None = None) -> None:
-        """End running outputs in an error; with a state all others as well, and take no more.
+        """End running outputs in an error; with a state, all outputs, and refuse new ones.
 
         With a state it may be called in any thread.
         """
