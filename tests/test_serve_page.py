@@ -330,6 +330,7 @@ def test_errors_are_the_servers_one_line(browser: Browser, server: Served) -> No
     type_and_generate(browser, "break")
     wait_for(browser, "error", "the output broke off: generate it again")
     server.server.should_exit = True
+    server.service.let_go()
     wait_until(lambda: not is_there(server.client))
     type_and_generate(browser, "He are here")
     wait_for(browser, "error", "no usable answer (Failed to fetch): check that the server")
