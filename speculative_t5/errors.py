@@ -64,7 +64,9 @@ def option(
 def described(options: Any) -> Any:
     """Add to a dataclass's docstring what its options do, in the words of --help; see `option`."""
     helps = [(each.name, each.metadata["help"]) for each in fields(options) if each.metadata]
-    options.__doc__ += "".join(["\nOptions:", *(f"\n    {name}: {text}" for name, text in helps)])
+    if options.__doc__:  # python -OO leaves docstrings out
+        lines = ["\nOptions:", *(f"\n    {name}: {text}" for name, text in helps)]
+        options.__doc__ += "".join(lines)
     return options
 
 

@@ -146,7 +146,7 @@ class Generator:
         """Return a batch with all its columns, and those of the outputs behind them.
 
         A batch of NumPy arrays, a dict, gives such a dict; a table of pyarrow gives a table, whose
-        types are the same for every batch. (Ray derives an array's type from its values.)
+        types are the same for every batch. (Ray chooses those of arrays by their values.)
 
         The columns that are added:
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.decoding.results import Round, Stats, origins_of_round
+from speculative_t5.decoding.results import PerRound, Round, Stats, Tally, origins_of_round
 from speculative_t5.generation.outputs import Chunk, Generation, as_chunk, as_generation
 from speculative_t5.tokenizers import ByteTokenizer, Detokenizer
 
@@ -68,19 +68,54 @@ def test_a_stream_has_the_origins_of_the_generation(num_draft: int | None, max_t
 ROUNDS = ((3, 3), (3, 1), (0, 0), (2, 0))  # drafted and accepted
 
 
-def test_a_snapshot_does_not_change_later() -> None:
-    snapshots = [Stats()]
+def snapshots() -> list[Stats]:
+    """Statistics after each of `ROUNDS`."""
+    tally, found = Tally(), []
     for number, (drafted, accepted) in enumerate(ROUNDS, start=1):
-        snapshots.append(snapshots[-1].after(3, drafted, accepted, accepted + 1, float(number)))
-    for number, stats in enumerate(snapshots[1:], start=1):
+        tally.add(3, drafted, accepted, accepted + 1)
+        found.append(tally.stats(float(number)))
+    return found
+
+
+def test_a_snapshot_does_not_change_later() -> None:
+    for number, stats in enumerate(snapshots(), start=1):
         drafted, accepted = zip(*ROUNDS[:number], strict=True)
         given = Stats((3,) * number, drafted, accepted, sum(accepted) + number, float(number))
-        assert stats == given and stats.last_round == (3, *ROUNDS[number - 1])
-        assert copy.deepcopy(stats) == pickle.loads(pickle.dumps(stats)) == stats
+        for name in ("rounds", "drafted", "accepted", "last_round", "acceptance_by_position"):
+            assert getattr(stats, name) == getattr(given, name)
+        assert (repr(stats), hash(stats)) == (repr(given), hash(given))
+        assert stats == given and dataclasses.asdict(stats) == dataclasses.asdict(given)
+        assert (stats.num_draft, stats.num_drafted) == ((3,) * number, drafted)
         with pytest.raises(dataclasses.FrozenInstanceError):
             stats.num_draft = ()  # type: ignore[misc]
     assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (4, 8, 4, 8)
     assert (stats.acceptance_by_position, stats.tokens_per_second) == ((2 / 3, 1 / 3, 1 / 2), 2.0)
+
+
+def test_copies_of_snapshots_are_plain_values() -> None:
+    first, last = snapshots()[0], snapshots()[-1]
+    for stats in (first, last):
+        for other in (copy.copy(stats), copy.deepcopy(stats), pickle.loads(pickle.dumps(stats))):
+            assert other == stats and vars(other).keys() == {
+                field.name for field in dataclasses.fields(Stats)
+            }
+    with pytest.raises(AttributeError, match="'Stats' object has no attribute 'num_rejected'"):
+        first.num_rejected  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_stream_builds_no_tuples_of_all_rounds() -> None:
+    """Otherwise rounds would take longer and longer."""
+    target = tiny_model(vocab_size=20, layers=2, seed=3)
+    chunks = list(SpeculativeDecoder(target, tiny_draft(target)).stream([10, 1], max_tokens=60))
+    assert len(chunks) > 5
+    for chunk in chunks:
+        stats = chunk.stats
+        assert (stats.rounds, len(chunk.origins)) and stats.acceptance_rate <= 1
+        assert stats.tokens_per_round and stats.summary()
+        assert chunk is chunks[-1] or isinstance(stats.num_draft, PerRound)
+    for number, chunk in enumerate(chunks, start=1):
+        assert len(chunk.stats.num_draft) == len(chunk.stats.num_drafted) == number
+        assert chunk.stats.num_accepted == tuple(c.num_accepted for c in chunks[:number])
 
 
 def test_the_summary_is_a_line_for_people() -> None:

@@ -56,7 +56,7 @@ def serve_all(self):
     start(self)
 service.Service._serve = serve_all
 """
-# Loading has no end, and the server is told to stop.
+# Loading never ends, and the server is told to stop.
 LOADS_FOR_EVER = """
 import os, signal
 def load(self, **_):

@@ -437,13 +437,13 @@ async def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> Non
     decoder, forever = endless()
 
     async with serving(decoder, gate, batch_size=3) as served:
-        call, waiting = (served.submit(prompts(count), forever) for count in (2, 5))
-        await until(lambda: is_now(served, rows=2))
+        calls = [served.submit(prompts(2), forever) for _ in range(4)]  # the last has no row
+        await until(lambda: is_now(served, rows=3))
         stopping = asyncio.create_task(served.stop(0))
         await until(lambda: served.state == "stopping")
         gate.open(1)
         await stopping
-        for each in (call, waiting):
+        for each in calls:
             await asyncio.wait_for(check_failure(each, DecodingFailed, service.STOPPED), 10)
         assert served.state == "stopped" and served.figures()["failures"] == 0
     check_message(service.STOPPED)

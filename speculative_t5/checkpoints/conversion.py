@@ -245,4 +245,5 @@ def is_finite(block: np.ndarray, dtype: mx.Dtype) -> bool:
     infinity, size = _INFINITIES[dtype], block.itemsize
     bits = block.reshape(-1).view(f"u{size}")
     negative = infinity | 1 << (8 * size - 1)
+    # Of signed integers the largest is a positive number's; of unsigned ones, a negative number's.
     return bool(bits.view(f"i{size}").max() < infinity and bits.max() < negative)

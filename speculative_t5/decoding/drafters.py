@@ -116,8 +116,8 @@ class LookupDrafter:
     """Prompt lookup: drafts what followed the output's last tokens in the prompt or the output.
 
     It needs no model. Where outputs copy from their sources, as in correcting or summarising, the
-    text at hand is a good draft. See `Lookup` for the rule and the sizes of n-grams. Of
-    special tokens only EOS is proposed, as the last token, where the end of the source is reached.
+    text at hand is a good draft. See `Lookup` for the rule and the sizes of n-grams. Of special
+    tokens only EOS is proposed, as the last token, where the end of the source is reached.
     """
 
     def __init__(self, info: ModelInfo, min_ngram: int = 1, max_ngram: int = 8) -> None:
@@ -292,7 +292,10 @@ class ModelDrafter:
         for position in range(num_draft):
             if position:
                 # A transform may have forced a token that the draft lacks.
-                logits = step(mx.minimum(tokens[:, -1:], self._model.info.vocab_size - 1))
+                last = tokens[:, -1:]
+                if groups.transforms:
+                    last = mx.minimum(last, self._model.info.vocab_size - 1)
+                logits = step(last)
             if groups.transforms:
                 logits = self._transformed(logits, contexts, tokens, groups)
             own = logits[:, 0]

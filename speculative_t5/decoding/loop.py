@@ -16,7 +16,7 @@ from .draft_length import Outcome, Schedule
 from .drafters import Drafter, EmptyDrafter
 from .logits import NOTHING_LEFT, TokenHistory
 from .protocols import Encoded, LanguageModel, Session, SharingModel
-from .results import FinishReason, Round, Stats, read
+from .results import FinishReason, Round, Tally, read
 from .sampling import Groups, Sampler, final_keys, round_keys, sample
 from .verify import Verifier
 
@@ -101,7 +101,7 @@ class Row:
         self.remaining = token_budget(model, context, options.max_tokens)  # that may be emitted
         self.began = began
         self.stop_checker = options.stop_checker() if options.stop_checker else None
-        self.stats = Stats()
+        self.tally = Tally()
         self.finish_reason: FinishReason | None = None
         self.stopped = False  # ended from outside, or because no token can follow
 
@@ -119,7 +119,7 @@ class Row:
         seed, number = self.request.options.seed, self.request.number
         if seed is None:
             return None
-        return round_keys(seed, self.index if number is None else number, self.stats.rounds + later)
+        return round_keys(seed, self.index if number is None else number, self.tally.rounds + later)
 
     def emit(
         self, tokens: list[int], num_accepted: int, num_drafted: int, num_draft: int, now: float
@@ -131,7 +131,7 @@ class Row:
         """
         if not tokens:
             self.stopped = True
-            return Round(self.index, [], 0, self.stats, error=NOTHING_LEFT)
+            return Round(self.index, [], 0, self.tally.stats(now - self.began), error=NOTHING_LEFT)
         asked = min(num_draft, self.limit)
         emitted, self.finish_reason = cut(tokens, self.ends, self.remaining)
         end_id = None if self.finish_reason in (None, "length") else emitted[-1]
@@ -142,12 +142,12 @@ class Row:
         self.context += emitted
         self.remaining -= len(emitted)
         num_accepted = min(num_accepted, len(emitted))
-        seconds = now - self.began
-        self.stats = self.stats.after(asked, num_drafted, num_accepted, len(emitted), seconds)
-        output = self.context[self.start :] if self.finish_reason else []
+        self.tally.add(asked, num_drafted, num_accepted, len(emitted))
+        reason = self.finish_reason
+        stats = self.tally.stats(now - self.began, final=reason is not None)
+        output = self.context[self.start :] if reason else []
         if end_id is not None:
             output, emitted = output[:-1], emitted[:-1]
-        reason, stats = self.finish_reason, self.stats
         return Round(self.index, emitted, num_accepted, stats, reason, output, end_id)
 
 

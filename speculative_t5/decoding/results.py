@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from itertools import islice
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 
@@ -47,11 +48,12 @@ class Stats:
 
     In a batch, `seconds` runs from the row's first round to its last, for all rows together. It
     includes encoding for the rows that begin the batch; later prompts are encoded ahead of time.
+    The three sequences are tuples once the generation has finished, and `PerRound` views before.
     """
 
-    num_draft: tuple[int, ...] = ()  # K of each round: how many tokens the drafter was asked for
-    num_drafted: tuple[int, ...] = ()  # that it proposed; a lookup may find fewer
-    num_accepted: tuple[int, ...] = ()  # and that were accepted and emitted, after a cut
+    num_draft: Sequence[int] = ()  # K of each round: how many tokens the drafter was asked for
+    num_drafted: Sequence[int] = ()  # that it proposed; a lookup may find fewer
+    num_accepted: Sequence[int] = ()  # and that were accepted and emitted, after a cut
     emitted: int = 0  # tokens, EOS included
     seconds: float = 0.0  # wall-clock time from the prompt's ids to the last token
 
@@ -59,18 +61,6 @@ class Stats:
         return (
             f"Stats(rounds={self.rounds}, drafted={self.drafted}, accepted={self.accepted}, "
             f"emitted={self.emitted}, seconds={self.seconds:.3f})"
-        )
-
-    def after(
-        self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int, seconds: float
-    ) -> Stats:
-        """Return the statistics after one more round, `seconds` after the prompt's ids."""
-        return Stats(
-            (*self.num_draft, num_draft),
-            (*self.num_drafted, num_drafted),
-            (*self.num_accepted, num_accepted),
-            self.emitted + emitted,
-            seconds,
         )
 
     @property
@@ -151,6 +141,62 @@ def total(done: Sequence[Stats]) -> Stats:
         sum(stats.emitted for stats in done),
         sum(stats.seconds for stats in done),
     )
+
+
+class PerRound(Sequence[int]):
+    """A count for each round so far, equal to the tuple of them.
+
+    It shares a list, which only grows, with the loop and with other views. So a view takes as long
+    to make after the last round as after the first. Copies are tuples.
+    """
+
+    def __init__(self, counts: list[int]) -> None:
+        self._counts = counts
+        self._length = len(counts)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._counts, self._length)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        return self._counts[range(self._length)[index]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple | PerRound) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[int, ...]]]:
+        return tuple, (tuple(self),)
+
+
+class Tally:
+    """Counts one output's rounds."""
+
+    def __init__(self) -> None:
+        self._counts: tuple[list[int], ...] = ([], [], [])  # of the tuples of Stats
+        self.rounds = self.emitted = 0
+
+    def add(self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int) -> None:
+        """Count one more round."""
+        for counts, count in zip(self._counts, (num_draft, num_drafted, num_accepted), strict=True):
+            counts.append(count)
+        self.rounds += 1
+        self.emitted += emitted
+
+    def stats(self, seconds: float, *, final: bool = False) -> Stats:
+        """Return the statistics of the rounds so far."""
+        views = (tuple(counts) if final else PerRound(counts) for counts in self._counts)
+        num_draft, num_drafted, num_accepted = views
+        return Stats(num_draft, num_drafted, num_accepted, self.emitted, seconds)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Groups:
                 found.append((sampler, [row]))
             else:
                 rows.append(row)
-        self._groups = found
+        self._groups = [(sampler, rows, mx.array(rows)) for sampler, rows in found]
         grouped = [row for _, rows in found for row in rows]
         self._order = mx.array(sorted(range(len(grouped)), key=grouped.__getitem__))
         self.greedy_rows = [sampler.greedy for sampler in samplers]
@@ -111,15 +111,15 @@ class Groups:
         if len(self._groups) == 1:
             return self._groups[0][0].transformed(logits, history)
         return self._join(
-            sampler.transformed(logits[mx.array(rows)], history.of_rows(rows))
-            for sampler, rows in self._groups
+            sampler.transformed(logits[index], history.of_rows(rows))
+            for sampler, rows, index in self._groups
         )
 
     def probs(self, logits: mx.array) -> mx.array:
         """Turn logits (B, ..., V) into probabilities (B, ..., V) float32, row by row."""
         if len(self._groups) == 1:
             return self._groups[0][0].probs(logits)
-        return self._join(sampler.probs(logits[mx.array(rows)]) for sampler, rows in self._groups)
+        return self._join(sampler.probs(logits[index]) for sampler, _, index in self._groups)
 
     def _join(self, parts: Iterable[mx.array]) -> mx.array:
         """Put values of the groups, (B_g, ...) each, together in the order of rows, (B, ...)."""

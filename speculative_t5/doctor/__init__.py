@@ -17,16 +17,22 @@ CHECKS = (
     Check(
         arithmetic.logits, "models of every family compute here what they compute on a plain CPU"
     ),
-    Check(arithmetic.rows, "every row of a pass is computed alike, as steady mode needs", True),
-    Check(outputs.greedy, "greedy outputs are the same with a draft and without", True),
+    Check(
+        arithmetic.rows, "every row of a pass is computed alike, as steady mode needs", loads=True
+    ),
+    Check(outputs.greedy, "greedy outputs are the same with a draft and without", loads=True),
     Check(outputs.sampling, "sampled outputs follow the target's distribution"),
-    Check(outputs.threads, "threads that share a decoder get the outputs of a single thread", True),
+    Check(
+        outputs.threads,
+        "threads that share a decoder get the outputs of a single thread",
+        loads=True,
+    ),
     Check(
         outputs.known,
         "the shipped pair gives the outputs here that it gave where it was made",
-        True,
-    ),  # fmt: skip
-    Check(speed.speed, "what passes cost here, and how many tokens to draft", True),
+        loads=True,
+    ),
+    Check(speed.speed, "what passes cost here, and how many tokens to draft", loads=True),
 )
 
 

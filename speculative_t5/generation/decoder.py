@@ -150,8 +150,12 @@ class SpeculativeDecoder:
         Raises:
             StartError: In all processes, if their versions, weights or options differ.
         """
-        given, apart = locals(), ("cls", "model", "draft", "dtype", "group")
-        options: dict[str, Any] = {name: given[name] for name in given if name not in apart}
+        options: dict[str, Any] = {
+            "num_draft": num_draft, "delta": delta, "verify": verify, "lookup": lookup,
+            "min_ngram": min_ngram, "max_ngram": max_ngram, "draft_vocab": draft_vocab,
+            "steady": steady, "chat": chat, "prefix": prefix,
+            "max_source_length": max_source_length, "truncate": truncate,
+        }  # fmt: skip
         if implied := draft is ...:
             draft = named_draft(locate(model))
         if group is not None:

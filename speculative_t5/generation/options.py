@@ -70,18 +70,18 @@ OTHERS = {
 class GenerationOptions:
     """The options of a call, each in its range.
 
-    Beyond --help: with num_draft "auto", a seed gives the same tokens as long
-    as the stored calibration is kept. `speculative=False` decodes with the target alone, and
-    `max_new_tokens` is another name for `max_tokens`. `repetition_penalty` divides positive logits
-    of the tokens in the output (of a decoder-only model also in the prompt), and multiplies
-    negative ones. `bad_words` are ids, or text: the ids that the tokenizer gives it at the
-    beginning of a text and after a space; other ids may spell it, too. `logits_processors` are
-    functions of (tokens so far (T,) int32, logits (1, V) float32) that return logits (1, V), as
-    mlx-lm's; they are called for each drafted token, too, and must depend on their arguments alone.
-    `stop` is a text or several, which are not part of the output. Output j of prompt i samples as
-    prompt `num_return_sequences` * i + j would. `scores` take one more pass over the output. A beam
-    search, see `BeamOptions`, finds the best outputs by the target alone; samples, drafts, stop
-    strings and streams do not go with it.
+    Beyond --help: with num_draft "auto", a seed gives the same tokens as long as the stored
+    calibration is kept. `speculative=False` decodes with the target alone, and `max_new_tokens` is
+    another name for `max_tokens`. `repetition_penalty` divides positive logits of the tokens in the
+    output (of a decoder-only model also in the prompt), and multiplies negative ones. `bad_words`
+    are ids, or text: the ids that the tokenizer gives it at the beginning of a text and after a
+    space; other ids may spell it, too. `logits_processors` are functions of (tokens so far (T,)
+    int32, logits (1, V) float32) that return logits (1, V), as mlx-lm's; they are called for each
+    drafted token, too, and must depend on their arguments alone. `stop` is a text or several, which
+    are not part of the output. Output j of prompt i samples as prompt `num_return_sequences` * i +
+    j would. `scores` take one more pass over the output. A beam search, see `BeamOptions`, finds
+    the best outputs by the target alone; samples, drafts, stop strings and streams do not go with
+    it.
     """
 
     max_tokens: int = in_output(

@@ -33,7 +33,8 @@ from .server import check_key, check_site, guarded, read_body
 from .service import Busy, Call, DecodingFailed, Service, Unavailable, WrongPrompt
 
 CLIENT_GONE = 499  # only in logs and metrics: there is nobody to receive it
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/")
+COMPLETIONS, CHAT, MODELS = "/v1/completions", "/v1/chat/completions", "/v1/models"
+PATHS = (COMPLETIONS, CHAT, MODELS, "/health", "/metrics", "/")
 PREFIX = "speculative_t5_"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # Figures of the service: what there is now, and totals without the warm-up.
@@ -135,13 +136,13 @@ class Endpoints(Collector):
             f"{PREFIX}request_seconds", "From a request to the end of its outputs."
         )
         self.routes = [
-            Route(PATHS[0], partial(self._generate, chat=False), methods=["POST"]),
-            Route(PATHS[1], partial(self._generate, chat=True), methods=["POST"]),
-            Route(PATHS[2], self._models),
-            Route(PATHS[2] + "/{model:path}", self._one_model),
-            Route(PATHS[3], self._health),
-            Route(PATHS[4], self._metrics),
-            Route(PATHS[5], self._page),
+            Route(COMPLETIONS, partial(self._generate, chat=False), methods=["POST"]),
+            Route(CHAT, partial(self._generate, chat=True), methods=["POST"]),
+            Route(MODELS, self._models),
+            Route(MODELS + "/{model:path}", self._one_model),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            Route("/", self._page),
         ]
 
     def collect(self) -> Iterator[Metric]:
@@ -290,7 +291,7 @@ def counted(app: ASGIApp, registry: prometheus.CollectorRegistry) -> ASGIApp:
         finally:
             # A path below an endpoint counts with it; others are one, or clients could name many.
             path = scope["path"]
-            known = "/v1/models" if path.startswith("/v1/models/") else path
+            known = MODELS if path.startswith(f"{MODELS}/") else path
             answered.labels(known if known in PATHS else "other", str(status)).inc()
 
     return count

@@ -404,7 +404,7 @@ def result_of(output: Output, done: Round) -> Result:
         return ValueError(done.error)
     try:
         return as_chunk(done, output.detokenizer)
-    except Exception:
+    except Exception:  # it must not end the outputs of other calls
         log.exception("the text of an output cannot be made")
         return DecodingFailed(FAILED)
 

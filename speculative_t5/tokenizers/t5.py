@@ -326,8 +326,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    with _reading(path, "JSON"):
+    try:
         read = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {first_line(error)}; {AGAIN}") from error
     return read if isinstance(read, dict) else {}
 
 
