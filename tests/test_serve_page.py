@@ -12,7 +12,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.decoding import FinishReason, Stats
+from speculative_t5.decoding import FinishReason
+from speculative_t5.decoding.results import Tally
 from speculative_t5.generation import MEANINGS, ORIGIN_STYLES, Chunk, GenerationOptions
 from speculative_t5.serve import DecodingFailed
 from speculative_t5.serve.page import CSP, PAGE
@@ -151,10 +152,11 @@ class PageCall(FakeCall):
     """A prompt says what happens: "fail", "break" or "wait" after the first round, or no such."""
 
     async def chunks(self, patience: float | None = None) -> AsyncIterator[tuple[int, Chunk]]:
-        stats, (prompt,) = Stats(), self.prompts
+        tally, (prompt,) = Tally(), self.prompts
         rounds = SPECULATIVE if self.options.speculative else PLAIN
         for pieces, rest, (drafted, accepted, emitted) in rounds:
-            stats = stats.after(drafted, drafted, accepted, emitted, stats.seconds + 0.25)
+            tally.add(drafted, drafted, accepted, emitted)
+            stats = tally.stats(0.25 * tally.rounds)
             last: FinishReason | None = "eos" if rest else None
             text = "".join(pieces) + rest
             yield 0, Chunk(text, [5] * len(pieces), accepted, stats, last, tuple(pieces))
