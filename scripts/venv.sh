@@ -10,7 +10,7 @@ if ! "$python" -m pip --version >/dev/null 2>&1; then
             "(apt-get install python3.11-venv, brew install python, or python.org), and run this again" >&2
         exit 2
     fi
-    "$newer" -m venv --clear .venv
+    "$newer" -m venv --clear --upgrade-deps .venv  # an old pip needs twice the time
 fi
 
 # Print everything that the installed package is built from: sources, compiler, Python and MLX.
@@ -27,6 +27,8 @@ print(pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
 stamp=.venv/installed-${extra:-base}
 if [[ ! -e $stamp || $(built_from) != $(<"$stamp") ]]; then
     echo "installing into .venv${extra:+ (extra: $extra)} ..." >&2
-    "$python" -m pip install --quiet --disable-pip-version-check --editable ".${extra:+[$extra]}"
+    # Bytecode is made when a module is first imported: of most it never is.
+    "$python" -m pip install --quiet --disable-pip-version-check --no-compile \
+        --editable ".${extra:+[$extra]}"
     built_from >"$stamp"
 fi

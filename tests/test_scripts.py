@@ -24,7 +24,7 @@ STUB = """#!/bin/sh
 case "$*" in
     --version) echo "Python 3.{minor}.1" ;;
     -c*) [ {minor} -ge 11 ] ;;
-    "-m venv --clear .venv") echo "$0" >chosen; mkdir -p .venv/bin; cp fake .venv/bin/python ;;
+    "-m venv"*) echo "$0" >chosen; mkdir -p .venv/bin; cp fake .venv/bin/python ;;
 esac
 """
 SOURCE = Path("speculative_t5", "cpu", "native", "products.c")
