@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import planted_bugs
@@ -13,19 +14,25 @@ from planted_bugs import Bug
 BUGS = planted_bugs.read_bugs(REPOSITORY)
 
 
+@cache
+def defined(file: str) -> set[str]:
+    tree = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
+@cache
+def dumped(code: str) -> str:
+    return ast.dump(ast.parse(code))
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_bug_can_be_planted(bug: Bug) -> None:
     text = (REPOSITORY / bug.file).read_text(encoding="utf-8")
-    planted = bug.planted(text)
-    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text))
+    assert dumped(bug.planted(text)) != dumped(text)
     test, *_ = planted_bugs.pytest_arguments(bug.test)
     file, *names = test.partition("[")[0].split("::")
-    defined = {
-        node.name
-        for node in ast.walk(ast.parse((REPOSITORY / file).read_text(encoding="utf-8")))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    }
-    assert defined.issuperset(names)
+    assert defined(file).issuperset(names)
 
 
 def test_names_are_unique() -> None:
