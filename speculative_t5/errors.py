@@ -118,6 +118,14 @@ def not_utf8(error: UnicodeDecodeError) -> str:
     return f"not UTF-8: byte {byte:#04x} at offset {error.start}; convert it to UTF-8"
 
 
+def decoded(data: bytes, name: str) -> str:
+    """Return the text that bytes, called `name`, hold in UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is {not_utf8(error)}") from error
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, shortened and escaped, or else its type."""
     lines = str(error).strip().splitlines() or [""]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 PARTIAL = ".partial-"  # how the names of new files begin; processes have names of their own
 
@@ -109,6 +110,20 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 def is_special(name: str) -> bool:
     """Whether a name is of something that is no plain file, such as a pipe or a device."""
     return os.path.exists(name) and not os.path.isfile(name)
+
+
+def json_line(record: Mapping[str, Any]) -> bytes:
+    """Return a record as one line of JSON; half a surrogate pair is escaped, as it came."""
+    return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+
+
+def json_object(raw: bytes) -> dict[str, Any]:
+    """Return the record of a whole line; an empty one if there is none in it."""
+    try:
+        found = json.loads(raw) if raw.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class LineFile:

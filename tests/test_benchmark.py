@@ -117,8 +117,7 @@ def test_the_command_measures_the_shipped_pair(
     monkeypatch.setattr(bench_command, "first_token_seconds", lambda arguments: len(arguments))
     models = [str(REPOSITORY / "weights" / name) for name in ("correct-base", "correct-small")]
     options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 32, "as_json": True}
-    options |= {"dtype": "float32"}
-    options["steady"] = True
+    options |= {"dtype": "float32", "steady": True, "prompts": tmp_path / "prompts.txt"}
     widths, plan = set(), SpeculativeDecoder.plan
 
     def planned(*given: Any, **options: Any) -> Plan:
@@ -127,7 +126,7 @@ def test_the_command_measures_the_shipped_pair(
         return made
 
     monkeypatch.setattr(SpeculativeDecoder, "plan", planned)
-    bench(*models, tmp_path / "prompts.txt", **options)
+    bench(model=models[0], draft_model=models[1], **options)
     result = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in result["rows"]] == [
         "regular", "K = 3", "steady K = 3", "auto", "lookup"

@@ -8,52 +8,29 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from itertools import chain, islice
-from typing import Annotated, BinaryIO, cast
+from pathlib import Path
+from typing import Annotated, cast
 
 import mlx.core as mx
 import typer
 from tqdm import tqdm
 
+from .. import tokenizers
 from ..distributed import ProcessGroup, process_group
 from ..errors import count, option
 from ..files import is_special
-from ..generation import Generation
-from ..tokenizers import (
-    JSON_SUFFIXES,
-    PROMPT_FIELD,
-    Format,
-    Line,
-    Shard,
-    count_lines,
-    open_input,
-    read_lines,
-)
-from . import job
+from ..generation import Generation, process_facts
+from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, Line, Shard
+from . import job, terminal
 from .job import ADVICE, UNDONE, Counts, Output, Record, Requests, process, shown_name
-from .options import (
-    DecoderOptions,
-    Keywords,
-    choose,
-    with_groups,
-)
-from .terminal import (
-    FAILED,
-    SOME_FAILED,
-    Failure,
-    a_few_of,
-    cut_at,
-    give_tips,
-    handle_signals,
-    note,
-    one_line,
-    rates,
-)
+from .options import DecoderOptions, Keywords, choose, draft_of, with_options
+from .terminal import note, one_line
 
 MAX_ERRORS_SHOWN = 10  # on standard error
 Read = Callable[[Shard], Iterator[Line]]  # the lines of a shard
@@ -107,13 +84,8 @@ class FileOptions:
         if self.join and self.resume:
             raise ValueError("--join replaces OUTPUT, which --resume keeps: leave out --resume")
 
-    def format_of(self, source: str) -> Format:
-        """Return the format of the input."""
-        is_json = self.field is not None or source.endswith(JSON_SUFFIXES)
-        return cast(Format, self.format or ("jsonl" if is_json else "text"))
 
-
-@with_groups
+@with_options
 def batch(
     ctx: typer.Context,
     source: Annotated[
@@ -121,7 +93,6 @@ def batch(
         typer.Argument(
             metavar="INPUT",
             help="File of prompts, one per line, as text or JSON Lines; - is standard input.",
-            show_default=False,
         ),
     ],
     *,
@@ -139,13 +110,15 @@ def batch(
     the first one joins the parts at the end. With --parallel tensor they share the model instead.
     """
     output, force = files.output, files.force
-    with open_input(source) as stream:
-        form, at = files.format_of(source), stream.tell() if stream.seekable() else None
+    is_json = files.field is not None or source.endswith(JSON_SUFFIXES)
+    form = cast(Format, files.format or ("jsonl" if is_json else "text"))
+    with tokenizers.open_input(source) as stream:
+        at = stream.tell() if stream.seekable() else None
 
         def read(part: Shard) -> Iterator[Line]:
             if at is not None:
                 stream.seek(at)
-            return read_lines(stream, form, files.field or PROMPT_FIELD, part)
+            return tokenizers.read_lines(stream, form, files.field or PROMPT_FIELD, part)
 
         processes = process_group()
         if processes is None or processes.is_first:
@@ -155,21 +128,25 @@ def batch(
         if files.join:
             if processes:
                 raise ValueError("--join is for one process: run it without a launcher")
-            joined = job.join_parts(output, read(Shard()))
+            joined = job.join_parts(output, read(Shard()), job.all_parts(output))
             note(f"[{count(joined.done, 'record')} in {output}, {joined.failed:,} with errors]")
-            raise typer.Exit(SOME_FAILED if joined.failed else 0)
-        total = count_lines(stream)
+            raise typer.Exit(terminal.SOME_FAILED if joined.failed else 0)
+        total = tokenizers.count_lines(stream)
         if total is not None:
             _check_prompts(source, read(Shard()))
         options, keywords = choose(ctx, options, keywords)
         facts = {}
         if processes:
-            if not stream.seekable():
+            if at is None:
                 raise ValueError(
                     "several processes cannot read one pipe: write the prompts to a file, and give "
                     "that"
                 )
-            facts = options.facts() | {"the options": str(keywords), "the input": _digest(stream)}
+            draft = draft_of(options.model, options.draft_model)
+            facts = process_facts(options.model, draft, dtype=options.dtype)
+            stream.seek(at)
+            digest = hashlib.file_digest(cast(BufferedReader, stream), "sha256").hexdigest()
+            facts |= {"the options": str(keywords), "the input": f"SHA-256 {digest[:16]}"}
         work = Division(files, processes, facts)
         if work.is_done(read):
             return
@@ -197,9 +174,7 @@ def batch(
                 lines, counts = islice(lines, skipped, None), Counts(skipped)
             writer.begin()
             most = keywords["max_tokens"]
-            with Progress(
-                expected, counts, most, writer.is_file, work.shown, work.label
-            ) as progress:
+            with Progress(expected, counts, most, work, writer.is_file) as progress:
 
                 def emit(record: Record) -> None:
                     writer.append_bytes(record.to_json())
@@ -208,14 +183,14 @@ def batch(
                 encode = partial(decoder.fit, max_tokens=most)
                 process(lines, generate, encode, emit, watch=progress.count, kept=counts.kept)
         if expected is not None and progress.written < expected:
-            raise Failure(
+            raise terminal.Failure(
                 f"{source} changed during the run: it had {expected} lines to do, then "
                 f"{progress.written}; run this again once nothing changes it any more"
             )
         failed = work.finish(read, counts.failed)
-    give_tips()
+    terminal.give_tips()
     if failed:
-        raise typer.Exit(SOME_FAILED)
+        raise typer.Exit(terminal.SOME_FAILED)
 
 
 class Division:
@@ -227,42 +202,39 @@ class Division:
     """
 
     group: mx.distributed.Group | None = None  # the processes that share the model
-    shown = "all"  # or "errors" or "nothing"
     label = ""  # put before the summary
-    _has_lines = False  # of its own, as one of several processes
+    parts: Sequence[Path] = ()  # of the processes that have lines of their own
 
     def __init__(
         self, files: FileOptions, processes: ProcessGroup | None, facts: dict[str, str]
     ) -> None:
         self.output, self.resume, self.force = files.output, files.resume, files.force
         self.shard = Shard.parse(files.shard)
+        self.is_first = processes is None or processes.is_first
         self._whole, self._processes, self._facts = files.output, processes, facts
-        self._is_first = processes is None or processes.is_first
         if processes is None:
             return
         if files.parallel == "tensor":
             self.group = processes.group
-            if not self._is_first:
+            if not self.is_first:
                 self.output, self.resume, self.force = os.devnull, False, False
-                self.shown = "nothing"
             return
         if self._whole == "-" or is_special(self._whole):
             raise ValueError(
                 f"several processes write parts beside their output, and {shown_name(self._whole)} "
                 "is not a file: give an --output that is one"
             )
-        self.shard = Shard(processes.group.rank() + 1, processes.group.size())
+        rank, size = processes.group.rank(), processes.group.size()
         if not self.force:
-            job.check_parts(self._whole, self.shard.count)
-        self.output = job.part_name(self._whole, self.shard)
-        self.shown, self.label = "all" if self._is_first else "errors", f"{processes.name}: "
-        self._has_lines = True
+            job.check_parts(self._whole, size)
+        self.shard, self.parts = Shard(rank + 1, size), job.part_paths(self._whole, size)
+        self.output, self.label = str(self.parts[rank]), f"{processes.name}: "
 
     def is_done(self, read: Read) -> bool:
         """Whether the first process, on whose machine the output is, finds that all is done."""
-        if self._processes is None or not (self._has_lines and self.resume):
+        if self._processes is None or not (self.parts and self.resume):
             return False
-        found = self._is_first and job.has_all_records(self._whole, read(Shard()))
+        found = self.is_first and job.has_all_records(self._whole, read(Shard()))
         done = bool(self._processes.compare(self._facts, {"done": found})["done"])
         if done:
             note(f"{self._whole} has all records already")
@@ -273,49 +245,46 @@ class Division:
         if self._processes is None:
             return 0
         first = int(self._processes.compare(self._facts, {"done": done})["done"])
-        if not self._has_lines:
+        if not self.parts:
             self._processes.start({})
-            return 0 if self._is_first else first
+            return 0 if self.is_first else first
         # By now each process has locked its part: what has no lock is of an earlier run.
-        if self.force and self._is_first:
+        if self.force and self.is_first:
             for path in job.find_parts(self._whole):
                 if not job.is_busy(path):
                     path.unlink(missing_ok=True)
             if os.path.exists(self._whole):
                 os.truncate(self._whole, 0)
         self._processes.start({})
-        handle_signals()  # from here on it waits for none of them
+        terminal.handle_signals()  # from here on it waits for none of them
         return 0
 
     def finish(self, read: Read, failed: int) -> int:
         """End the job; of its `failed` records with errors, return how many decide how it ends."""
-        if not self._is_first:
+        if not self.is_first:
             return 0  # launchers end all processes when one ends with an error
-        if not self._has_lines:
+        if not self.parts:
             return failed
-        missing = job.wait_for_parts(self._whole, self.shard.count)
-        if missing:
+        if missing := job.wait_for_parts(self.parts):
             names = " and ".join(map(str, missing))
             note(
                 f"not on this machine: {names}; copy what is missing, then run batch with --join, "
                 "without a launcher"
             )
-            raise typer.Exit(FAILED)
+            raise typer.Exit(terminal.FAILED)
+        if job.has_content(self._whole):
+            raise terminal.Failure(
+                f"{self._whole} meanwhile holds records of another job: save it elsewhere, and run "
+                "batch with --join"
+            )
         try:
-            joined = job.join_parts(self._whole, read(Shard()), self.shard.count)
+            joined = job.join_parts(self._whole, read(Shard()), self.parts)
         except ValueError as error:
-            raise Failure(str(error)) from error
+            raise terminal.Failure(str(error)) from error
         processes = f"of {self.shard.count} processes"
         errors = f", {joined.failed:,} with errors" if joined.failed else ""
         note(f"[{count(joined.done, 'record')} {processes} in {self._whole}{errors}]")
         return joined.failed
-
-
-def _digest(stream: BinaryIO) -> str:
-    at = stream.tell()
-    found = hashlib.file_digest(cast(BufferedReader, stream), "sha256").hexdigest()
-    stream.seek(at)
-    return f"SHA-256 {found[:16]}"
 
 
 def _check_prompts(source: str, lines: Iterable[Line]) -> None:
@@ -338,18 +307,17 @@ class Progress(AbstractContextManager["Progress"]):
     total: int | None
     counts: Counts  # of an earlier run, which go on
     max_tokens: int
+    work: Division
     resumable: bool
-    shown: str
-    label: str
 
     def __post_init__(self) -> None:
         self.written = self.counts.done - len(self.counts.kept)
         self._unknown: dict[str, None] = {}  # characters, in the order they were found
         self._lacking = 0  # prompts with some of them
-        self._errors = 0  # shown
+        self._errors = 0  # since the run began
         self._sums: Counter[str] = Counter()  # of the statistics in `COUNTED`
         self._began = time.perf_counter()
-        hidden = None if self.shown == "all" else True  # None: if it is not a terminal
+        hidden = None if self.work.is_first else True  # None: if it is not a terminal
         self._bar = tqdm(
             total=self.total, initial=self.counts.done, unit=" prompts", disable=hidden
         )
@@ -360,7 +328,12 @@ class Progress(AbstractContextManager["Progress"]):
             return
         if record.done is None:
             self.counts.failed += 1
-            self._show(f"line {record.line.number}: {record.error}")
+            self._errors += 1
+            text = one_line(f"line {record.line.number}: {record.error}")
+            if self._errors > MAX_ERRORS_SHOWN:
+                text = "further errors are only in the output"
+            if self._errors <= MAX_ERRORS_SHOWN + 1 and (self.work.is_first or self.work.parts):
+                tqdm.write(text, file=sys.stderr)
         else:
             for done in (record.done, *record.done.alternatives):
                 self._sums.update({name: getattr(done.stats, name) for name in COUNTED})
@@ -372,22 +345,15 @@ class Progress(AbstractContextManager["Progress"]):
         self._unknown |= dict.fromkeys(unknown)
         self._bar.update()
 
-    def _show(self, error: str) -> None:
-        self._errors += self.shown != "nothing"
-        if 0 < self._errors <= MAX_ERRORS_SHOWN:
-            tqdm.write(one_line(error), file=sys.stderr)
-        elif self._errors == MAX_ERRORS_SHOWN + 1:
-            tqdm.write("further errors are only in the output", file=sys.stderr)
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the bar and show the summary."""
         self._bar.close()
         if self._lacking:
             note(
                 f"prompts with characters that the model's vocabulary lacks: {self._lacking:,} "
-                f"({a_few_of(self._unknown)}); it sees the unknown token instead"
+                f"({terminal.a_few_of(self._unknown)}); it sees the unknown token instead"
             )
-        note(f"{self.label}[{', '.join(self._parts())}]")
+        note(f"{self.work.label}[{', '.join(self._parts())}]")
         if kind is not None and self.written and self.resumable:
             note("the records written so far are kept; --resume decodes the other lines")
 
@@ -402,11 +368,11 @@ class Progress(AbstractContextManager["Progress"]):
         if self.counts.failed:
             yield f"{self.counts.failed:,} with errors"
         if at_most := self.counts.cut[self.max_tokens]:
-            yield f"{at_most:,} {cut_at(self.max_tokens)}"
+            yield f"{at_most:,} {terminal.cut_at(self.max_tokens)}"
         if others := self.counts.cut.total() - at_most:
-            yield f"{others:,} {cut_at(None)}"
+            yield f"{others:,} {terminal.cut_at(None)}"
         if self._sums["rounds"]:
-            yield from rates(**self._sums, seconds=seconds)
+            yield from terminal.rates(**self._sums, seconds=seconds)
             resident, arrays = peak_memory() / 1e6, mx.get_peak_memory() / 1e6
             yield f"peak memory {resident:,.0f} MB, MLX's {arrays:,.0f}"
 

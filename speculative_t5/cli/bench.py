@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import mlx.core as mx
-import typer
 from tqdm import tqdm
 
 from .. import __version__, device
 from ..bench import PLAIN, Report, Variant, check_plot, draw, measure, synthetic, variants_of
 from ..checkpoints import as_dtype
-from ..errors import count as counted
-from ..errors import not_utf8
+from ..errors import count, decoded, option
 from ..generation import NumDraft, SpeculativeDecoder
-from . import options
+from .options import OF_DECODERS, draft_of, model_name, with_options
 from .terminal import Failure, columns, give_tips
 
 PROMPTS = [
@@ -40,95 +39,79 @@ PROMPTS = [
 STARTS = 5  # processes timed until their first output
 
 
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure, and how."""
+
+    prompts: Path | None = option(
+        None, "Text file with one prompt per line.", shown="six sentences to correct"
+    )
+    num_draft: str = option("1-8", "Tokens to draft: numbers and ranges, such as 1-8 or 2,4,8.")
+    steady: bool = option(False, "Measure each number in steady mode, too.")
+    max_tokens: int = option(128, "Upper bound on the tokens of an output, EOS included.")
+    turns: int = option(5, "How many times to measure everything; medians are reported.")
+    random_weights: str | None = option(
+        None,
+        "Use random weights of these shapes instead, such as t5-base:t5-small or "
+        "opt-350m:opt-125m, with drafts that are accepted as often as --acceptance says.",
+    )
+    acceptance: float = option(0.8, "With --random: the chance that a drafted token is accepted.")
+    source: int = option(256, "With --random: tokens of each prompt.")
+    count: int = option(3, "With --random: number of prompts.")
+    as_json: bool = option(False, "Print one JSON object instead of the table.")
+    plot: Path | None = option(
+        None, "File for a plot of speed-up, forwards and theory by K (needs matplotlib)."
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "max_tokens", "count", "source"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if not 0 <= self.acceptance <= 1:
+            raise ValueError(f"--acceptance must be from 0 to 1, got {self.acceptance}")
+        if self.plot:
+            check_plot(self.plot)
+
+
+@with_options
 def bench(
-    model: options.Model = options.DEFAULT_MODEL,
-    draft_model: options.DraftModel = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text file with one prompt per line.", show_default="six sentences to correct"
-        ),
-    ] = None,
-    prefix: options.Prefix = None,
-    max_source_length: options.MaxSource = None,
-    truncate: options.Truncate = False,
-    dtype: options.Dtype = None,
-    num_draft: Annotated[
-        str, typer.Option(help="Tokens to draft: numbers and ranges, such as 1-8 or 2,4,8.")
-    ] = "1-8",
-    draft_vocab: options.DraftVocab = None,
-    steady: Annotated[
-        bool, typer.Option("--steady", help="Measure each number in steady mode, too.")
-    ] = False,
-    max_tokens: Annotated[
-        int, typer.Option(help="Upper bound on the tokens of an output, EOS included.")
-    ] = 128,
-    turns: Annotated[
-        int, typer.Option(help="How many times to measure everything; medians are reported.")
-    ] = 5,
-    random_weights: Annotated[
-        str | None,
-        typer.Option(
-            "--random",
-            metavar="TARGET:DRAFT",
-            help="Use random weights of these shapes instead, such as t5-base:t5-small or "
-            "opt-350m:opt-125m, with drafts that are accepted as often as --acceptance says.",
-            show_default=False,
-        ),
-    ] = None,
-    acceptance: Annotated[
-        float, typer.Option(help="With --random: the chance that a drafted token is accepted.")
-    ] = 0.8,
-    source: Annotated[int, typer.Option(help="With --random: tokens of each prompt.")] = 256,
-    count: Annotated[int, typer.Option(help="With --random: number of prompts.")] = 3,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of the table.")
-    ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="File for a plot of speed-up, forwards and theory by K (needs matplotlib).",
-            show_default=False,
-        ),
-    ] = None,
+    *,
+    model: str = OF_DECODERS["model"],
+    draft_model: str | None = OF_DECODERS["draft_model"],
+    wanted: BenchOptions,
+    prefix: str | None = OF_DECODERS["prefix"],
+    max_source_length: int | None = OF_DECODERS["max_source_length"],
+    truncate: bool = OF_DECODERS["truncate"],
+    dtype: str | None = OF_DECODERS["dtype"],
+    draft_vocab: int | None = OF_DECODERS["draft_vocab"],
 ) -> None:
     """Measure greedy decoding, one prompt at a time: plain, speculative, lookup, auto.
 
     Everything runs interleaved in one process, so that ratios hold even if the machine's speed
     drifts.
-    """  # fmt: skip
-    lengths = _lengths(num_draft)
-    modes = ("", "steady ") if steady else ("",)
+    """
+    lengths, max_tokens = _lengths(wanted.num_draft), wanted.max_tokens
+    modes = ("", "steady ") if wanted.steady else ("",)
     # Tokens to draft, and whether in steady mode.
     ways: dict[str, tuple[NumDraft, bool]] = {
         f"{mode}K = {k}": (k, bool(mode)) for mode in modes for k in lengths
     }
-    for option, value in {
-        "--turns": turns, "--max-tokens": max_tokens, "--count": count, "--source": source
-    }.items():  # fmt: skip
-        if value < 1:
-            raise ValueError(f"{option} must be at least 1, got {value}")
-    if not 0 <= acceptance <= 1:
-        raise ValueError(f"--acceptance must be from 0 to 1, got {acceptance}")
-    if plot:
-        check_plot(plot)
-    draft = options.draft_of(model, draft_model)
-    same = {"--draft-model": draft_model, "--dtype": dtype, "--prefix": prefix}
+    draft, shapes, turns = draft_of(model, draft_model), wanted.random_weights, wanted.turns
     # Shown before anything is loaded, and gone before an error or the table.
     with tqdm(total=turns + 2, desc="loading", unit="turn", leave=False, disable=None) as bar:
-        if random_weights:
-            model, draft, *_ = (*random_weights.split(":"), None)
-            first, sources = _random(random_weights, dtype, source, count, max_tokens)
+        if shapes:
+            model, draft, *_ = (*shapes.split(":"), None)
+            first, sources = _random(shapes, dtype, wanted)
         else:
             first = SpeculativeDecoder.from_pretrained(
                 model, draft, dtype=dtype, prefix=prefix, max_source_length=max_source_length,
                 truncate=truncate,
             )  # fmt: skip
-            if plot and not first.draft:
+            if wanted.plot and not first.draft:
                 raise ValueError(
                     "there is nothing to plot without a draft model: give one with --draft-model"
                 )
-            sources = _sources(first, prompts, max_tokens)
+            sources = _sources(first, wanted.prompts, max_tokens)
             ways["auto"] = ("auto", False)
         decoders = {
             name: SpeculativeDecoder(
@@ -137,24 +120,23 @@ def bench(
             )
             for name, (k, steady) in ways.items() if first.draft
         }  # fmt: skip
-        if not random_weights:
+        if not shapes:
             decoders["lookup"] = SpeculativeDecoder(
                 first.model, "lookup", first.tokenizer, num_draft=lengths[-1],
                 draft_vocab=draft_vocab,
             )  # fmt: skip
         variants = variants_of(decoders, max_tokens)
-        if random_weights:
-            variants = _replaying(
-                first, variants, sources, acceptance, max_tokens, bar.set_description
-            )
+        if shapes:
+            variants = _replaying(first, variants, sources, wanted, bar.set_description)
         bar.set_description("measuring")
         reports = measure(variants, sources, turns, lambda done: bar.update(done - bar.n))
         bar.set_description("starting processes")
         arguments = ["--model", model, "--prompt", PROMPTS[1]]
+        same = {"--draft-model": draft_model, "--dtype": dtype, "--prefix": prefix}
         for name, given in same.items():
             arguments += [] if given is None else [name, given]
         # The first one reads the files into the page cache.
-        times = range(0 if random_weights else STARTS + 1)
+        times = range(0 if shapes else STARTS + 1)
         starts = [first_token_seconds(arguments) for _ in times][1:]
     result: dict[str, Any] = {
         "machine": {
@@ -174,22 +156,17 @@ def bench(
         "rows": [asdict(r) | ({"name": "regular"} if r.name == PLAIN else {}) for r in reports],
         "first_token_seconds": starts,
     }
-    if random_weights:
-        result |= {"acceptance": acceptance, "source": source}
-    print(json.dumps(result) if as_json else "\n".join(_table(result, reports)))
-    if plot:
-        draw(reports, plot)
+    if shapes:
+        result |= {"acceptance": wanted.acceptance, "source": wanted.source}
+    print(json.dumps(result) if wanted.as_json else "\n".join(_table(result, reports)))
+    if wanted.plot:
+        draw(reports, wanted.plot)
     give_tips()
 
 
 def _sources(decoder: SpeculativeDecoder, path: Path | None, max_tokens: int) -> list[list[int]]:
     """Return the ids of the prompts in a file, or of those that come with this command."""
-    lines = PROMPTS
-    if path:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is {not_utf8(error)}") from error
+    lines = decoded(path.read_bytes(), str(path)).splitlines() if path else PROMPTS
     sources = [decoder.fit(line, max_tokens).ids for line in lines if line.strip()]
     if not sources:
         raise ValueError(f"{path} has no prompts: write one per line")
@@ -197,9 +174,10 @@ def _sources(decoder: SpeculativeDecoder, path: Path | None, max_tokens: int) ->
 
 
 def _random(
-    shapes: str, dtype: str | None, source: int, count: int, max_tokens: int
+    shapes: str, dtype: str | None, wanted: BenchOptions
 ) -> tuple[SpeculativeDecoder, list[list[int]]]:
     """Make a pair of random weights, and prompts for it."""
+    source, max_tokens = wanted.source, wanted.max_tokens
     names = shapes.split(":")
     if len(names) != 2:
         raise ValueError(f"--random must be TARGET:DRAFT, such as t5-base:t5-small, got {shapes!r}")
@@ -213,7 +191,7 @@ def _random(
             )
     kind = as_dtype(dtype) or device.default_dtype()
     target, small = (synthetic.random_model(name, dtype=kind) for name in names)
-    prompts = synthetic.random_prompts(target, source, count)
+    prompts = synthetic.random_prompts(target, source, wanted.count)
     return SpeculativeDecoder(target, small, max_source_length=max(source, 2)), prompts
 
 
@@ -221,13 +199,12 @@ def _replaying(
     first: SpeculativeDecoder,
     variants: Sequence[Variant],
     prompts: Sequence[list[int]],
-    acceptance: float,
-    max_tokens: int,
+    wanted: BenchOptions,
     say: Callable[[str], None],
 ) -> list[Variant]:
     """Let all but the first have drafts of a given acceptance; `say` what is being prepared."""
     plain, *drafting = variants
-    outputs = {}
+    acceptance, max_tokens, outputs = wanted.acceptance, wanted.max_tokens, {}
     for number, prompt in enumerate(prompts, start=1):
         say(f"preparing prompt {number}")
         done = first.generate(prompt, max_tokens=max_tokens, speculative=False)
@@ -260,7 +237,7 @@ def first_token_seconds(arguments: Sequence[str]) -> float:
 
 
 def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
-    draft = f", {options.model_name(result['draft'])} drafts" if result["draft"] else ""
+    draft = f", {model_name(result['draft'])} drafts" if result["draft"] else ""
     names = ("", "tokens/s", "ms/round", "draft", "verify", "other", "waits", "accepted",
                "forwards", "speed-up", "theory", "efficiency", "same output")  # fmt: skip
     rows = [
@@ -272,8 +249,8 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
         )
         for r in reports
     ]  # fmt: skip
-    prompts, turns = counted(result["prompts"], "prompt"), counted(result["turns"], "turn")
-    lines = [f"{options.model_name(result['target'])}{draft}; {prompts}, greedy, {turns}, "
+    prompts, turns = count(result["prompts"], "prompt"), count(result["turns"], "turn")
+    lines = [f"{model_name(result['target'])}{draft}; {prompts}, greedy, {turns}, "
              f"{result['machine']['device']}"]  # fmt: skip
     lines += columns([names, *rows], right=range(1, len(names)))
     lines.append(
@@ -292,15 +269,14 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
 
 def _lengths(text: str) -> list[int]:
     """Parse numbers and ranges, such as 1-8 or 2,4,8."""
-    lengths: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        ends = (first, last if dash else first)
-        if not all(end.strip().isdecimal() for end in ends):
+    ranges = [re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part) for part in text.split(",")]
+    lengths: set[int] = set()
+    for found in ranges:
+        if not found:
             raise ValueError(
                 f"--num-draft must be numbers and ranges, such as 1-8 or 2,4,8, got {text!r}"
             )
-        lengths += range(int(ends[0]), int(ends[1]) + 1)
+        lengths.update(range(int(found[1]), int(found[2] or found[1]) + 1))
     if not lengths or min(lengths) < 1:
         raise ValueError(f"--num-draft must be at least 1, and ranges must rise, got {text!r}")
-    return sorted(set(lengths))
+    return sorted(lengths)

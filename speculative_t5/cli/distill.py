@@ -8,11 +8,11 @@ import math
 import os
 import re
 import shlex
-import sys
 import time
 import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
 
@@ -23,22 +23,12 @@ from .. import distill as distilling
 from ..bench import check_plot, draw_history
 from ..checkpoints import as_dtype, find_folder, load, name_of_folder, new_folder
 from ..decoding import LanguageModel
-from ..errors import check_utf8, count, first_line, not_utf8, shown
+from ..errors import check_utf8, count, decoded, first_line, option, shown
 from ..generation import SpeculativeDecoder
 from ..models import T5, SharingDraft
 from ..tokenizers import JSON_SUFFIXES, PROMPT_FIELD, Format, PromptEncoder
-from .options import (
-    Dtype,
-    MaxSource,
-    Prefix,
-    complete_draft,
-    complete_model,
-    draft_of,
-    in_output,
-    is_given,
-    with_groups,
-)
-from .terminal import is_terminal, note, visible
+from .options import OF_DECODERS, draft_of, in_output, is_given, with_options
+from .terminal import note, visible
 
 EVERY = 30  # seconds between lines where there is no terminal
 RECENT = 20  # steps whose mean loss is shown
@@ -81,74 +71,49 @@ def _read_options(ctx: typer.Context, name: str | None) -> str | None:
     return name
 
 
-@with_groups
+@with_options
 def distill(
     ctx: typer.Context,
     *,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Target, a T5: a folder, or the name of one on this machine or on the Hub.",
-            autocompletion=complete_model,
-        ),
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="Prompts: text, one per line; JSON Lines, each with a prompt and optionally a "
-            "completion; or a folder with a train and optionally a valid file."
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Folder to write.", show_default="<name of the target>-draft"),
-    ] = None,
+    model: str = option(
+        MISSING, "Target, a T5: a folder, or the name of one on this machine or on the Hub."
+    ),
+    data: Path = option(
+        MISSING,
+        "Prompts: text, one per line; JSON Lines, each with a prompt and optionally a completion; "
+        "or a folder with a train and optionally a valid file.",
+    ),
+    output: Path | None = option(None, "Folder to write.", shown="<name of the target>-draft"),
     training: Annotated[dict[str, Any], distilling.DistillOptions],
-    prefix: Prefix = None,
-    field: Annotated[
-        str, typer.Option(help="Field of each JSON object that holds the prompt.")
-    ] = PROMPT_FIELD,
-    format: Annotated[  # its name in files of options, too
-        str | None,
-        typer.Option(
-            help="Format of the data: text or jsonl.",
-            show_default=f"jsonl for names that end in {', '.join(JSON_SUFFIXES)}",
-        ),
-    ] = None,
-    max_source_length: MaxSource = None,
-    dtype: Dtype = None,
-    draft_model: Annotated[
-        str | None,
-        typer.Option(
-            help="Draft to compare with: a folder, a name, or lookup.",
-            show_default="the draft named in the target's config.json, if any",
-            autocompletion=complete_draft,
-        ),
-    ] = None,
-    start_from: Annotated[
-        str | None,
-        typer.Option(
-            help="Draft of this target to train further: a folder or a name.",
-            show_default="copies of the target's layers",
-            autocompletion=complete_draft,
-        ),
-    ] = None,
+    prefix: str | None = OF_DECODERS["prefix"],
+    field: str = option(PROMPT_FIELD, "Field of each JSON object that holds the prompt."),
+    format: str | None = option(
+        None,
+        "Format of the data: text or jsonl.",
+        shown=f"jsonl for names that end in {', '.join(JSON_SUFFIXES)}",
+    ),
+    max_source_length: int | None = OF_DECODERS["max_source_length"],
+    dtype: str | None = OF_DECODERS["dtype"],
+    draft_model: str | None = option(
+        None,
+        "Draft to compare with: a folder, a name, or lookup.",
+        shown="the draft named in the target's config.json, if any",
+    ),
+    start_from: str | None = option(
+        None,
+        "Draft of this target to train further: a folder or a name.",
+        shown="copies of the target's layers",
+    ),
     config: Annotated[
         str | None,
         typer.Option(
             help="TOML, JSON or YAML file with any of these options; the command line wins.",
-            show_default=False,
             is_eager=True,
             callback=_read_options,
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, in_output("--dry-run", help="Read the data and describe the run; write nothing.")
-    ] = False,
-    plot: Annotated[
-        Path | None,
-        in_output(help="File for a plot of the loss and of tokens per pass.", show_default=False),
-    ] = None,
+    dry_run: bool = in_output(False, "Read the data and describe the run; write nothing."),
+    plot: Path | None = in_output(None, "File for a plot of the loss and of tokens per pass."),
 ) -> None:
     """Train a draft for a T5 from prompts alone.
 
@@ -204,7 +169,7 @@ def distill(
             note(f"progress is kept in {place}; run the same command again to resume")
         raise
     finally:
-        stages.close()
+        stages.bar.close()
     program = ctx.find_root().info_name or "speculative-t5"
     print(_account(prompts, judgement))
     print("\n".join(map(visible, judgement.summary())))
@@ -218,8 +183,7 @@ class Stages:
     """Shows a run of `distill`: a bar for each stage on a terminal, otherwise a line at times."""
 
     def __init__(self) -> None:
-        self._bars = is_terminal(sys.stderr)
-        self._bar: tqdm[None] | None = None
+        self.bar = tqdm(disable=True)
         self._first: distilling.Progress | None = None  # of the stage
         self._began = self._last_line = 0.0
         self._losses: deque[float] = deque(maxlen=RECENT)
@@ -228,12 +192,13 @@ class Stages:
     def show(self, now: distilling.Progress) -> None:
         """Show how far the run is now."""
         if self._first is None or now.stage != self._first.stage:
-            self.close()
+            self.bar.close()
             self._first, self._began, self._last_line = now, time.perf_counter(), -math.inf
-            if self._bars:
-                unit = UNITS.get(now.stage, " prompts")
-                # What an earlier run has done does not count for the rate.
-                self._bar = tqdm(total=now.total, initial=now.done, desc=now.stage, unit=unit)
+            # What an earlier run has done does not count for the rate.
+            self.bar = tqdm(
+                total=now.total, initial=now.done, desc=now.stage,
+                unit=UNITS.get(now.stage, " prompts"), disable=None,
+            )  # fmt: skip
         more, seconds = "", time.perf_counter() - self._began
         if now.stage == "training":
             self._losses.append(now.loss)
@@ -242,36 +207,24 @@ class Stages:
             more = f"loss {sum(self._losses) / len(self._losses):.3f}{self._tokens_per_pass}"
         elif now.tokens > self._first.tokens:
             more = f"{(now.tokens - self._first.tokens) / seconds:,.0f} tokens/s"
-        if self._bar is not None:
-            self._bar.total = now.total
-            self._bar.set_postfix_str(more, refresh=False)
-            self._bar.update(now.done - self._bar.n)
-            return
-        line = f"{now.stage}: {now.done:,} of {now.total:,}{', ' if more else ''}{more}"
-        if now.tokens_per_pass is not None:
-            line = f"training: step {now.done:,}, {more}"
-        elif time.perf_counter() - self._last_line <= EVERY:
-            return
-        note(line)
-        self._last_line = time.perf_counter()
-
-    def close(self) -> None:
-        """End the bar of the last stage."""
-        if self._bar is not None:
-            self._bar.close()
-        self._bar = None
+        if not self.bar.disable:
+            self.bar.total = now.total
+            self.bar.set_postfix_str(more, refresh=False)
+            self.bar.update(now.done - self.bar.n)
+        elif now.tokens_per_pass is not None or seconds - self._last_line > EVERY:
+            step = f"step {now.done:,}" if now.tokens_per_pass else f"{now.done:,} of {now.total:,}"
+            note(f"{now.stage}: {step}{', ' if more else ''}{more}")
+            self._last_line = seconds
 
 
 def _account(data: distilling.Data, judgement: distilling.Judgement) -> str:
     """Return a line that says what became of each line of the data."""
     held_out = judgement.made_by["held_out"]
     used = judgement.made_by["labels"] + held_out
-    unused = len(data.train) + len(data.valid) - used
-    parts = [f"{used:,} labelled ({held_out:,} of them held out)"]
-    if unused:
-        parts.append(f"{unused:,} not needed")
-    parts.append(_skipped(data))
-    return f"read {count(data.read, 'line')}: {', '.join(parts)}"
+    rest = len(data.train) + len(data.valid) - used
+    unused = f"{rest:,} not needed, " if rest else ""
+    labelled = f"{used:,} labelled ({held_out:,} of them held out)"
+    return f"read {count(data.read, 'line')}: {labelled}, {unused}{_skipped(data)}"
 
 
 def _skipped(data: distilling.Data) -> str:
@@ -330,10 +283,9 @@ def _parsed(path: Path) -> Mapping[Any, Any]:
     if path.suffix not in parsers:
         raise ValueError(f"{path} has the suffix {path.suffix!r}, expected {', '.join(parsers)}")
     kind, parse = parsers[path.suffix]
+    text = decoded(path.read_bytes(), str(path))
     try:
-        found = parse(path.read_bytes().decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is {not_utf8(error)}") from error
+        found = parse(text)
     except (ValueError, RecursionError) as error:  # of any of the parsers
         raise ValueError(f"{path} is not {kind} ({first_line(error)}): check the file") from error
     if not isinstance(found, Mapping):
@@ -351,12 +303,7 @@ def _parse_yaml(text: str) -> Any:
     try:
         found = yaml.load(text, loader)  # a safe one
     except yaml.YAMLError as error:
-        raise ValueError(_yaml_fault(error)) from error
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{problem or first_line(error)}{where}") from error
     return {} if found is None else found
-
-
-def _yaml_fault(error: Exception) -> str:
-    """Return what is wrong with a YAML file, and where in it."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    return f"{problem or first_line(error)}{where}"

@@ -4,44 +4,37 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from tqdm import tqdm
 
 from ..checkpoints import as_dtype, find_cached, find_folder
 from ..doctor import CHECKS, Finding, Subject, chosen, run
-from ..errors import count
-from .options import DEFAULT_MODEL, DraftModel, Dtype, Model, draft_of, in_output
-from .terminal import FAILED, columns, is_terminal, visible
+from ..errors import count, option
+from .options import OF_DECODERS, draft_of, in_output, with_options
+from .terminal import FAILED, columns, visible
 
 WIDTH = 80  # columns of the report, whatever the terminal has
 INDENT = " " * 10  # of the lines below a finding
 
 
+@with_options
 def doctor(
-    model: Model = DEFAULT_MODEL,
-    draft_model: DraftModel = None,
-    dtype: Dtype = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Run only this check; may be repeated."),
-    ] = None,
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Leave this check out; may be repeated."),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        in_output("--json", help="Print one JSON object with all numbers instead of the report."),
-    ] = False,
-    list_checks: Annotated[bool, in_output("--list", help="List the checks; run none.")] = False,
+    model: str = OF_DECODERS["model"],
+    draft_model: str | None = OF_DECODERS["draft_model"],
+    dtype: str | None = OF_DECODERS["dtype"],
+    only: list[str] | None = option(None, "Run only this check; may be repeated."),
+    skip: list[str] | None = option(None, "Leave this check out; may be repeated."),
+    as_json: bool = in_output(
+        False, "Print one JSON object with all numbers instead of the report."
+    ),
+    list_checks: bool = in_output(False, "List the checks; run none."),
 ) -> None:
     """Check on this machine that outputs are right, and measure how many tokens to draft.
 
@@ -66,7 +59,8 @@ def doctor(
         print(without_home(f"speculative_t5 doctor: {model}, {drafts}\n"), flush=True)
     began, findings = time.perf_counter(), []
     for number, check in enumerate(checks, start=1):
-        with _shown(f"{check.name} ({number} of {len(checks)}) ..."):
+        now = f"{check.name} ({number} of {len(checks)}) ..."
+        with tqdm(desc=now, bar_format="{desc}", leave=False, disable=None):
             finding = run(check, subject)
         finding = Finding(**_without_home(asdict(finding)))
         findings.append(finding)
@@ -119,19 +113,6 @@ def without_home(text: str) -> str:
 def _without_home(value: Any) -> Any:
     """Apply `without_home` to every text in a value of JSON."""
     return json.loads(without_home(json.dumps(value, ensure_ascii=False)))
-
-
-@contextmanager
-def _shown(text: str) -> Iterator[None]:
-    """Show on a terminal what is going on, until it ends, by Ctrl-C included."""
-    shown = is_terminal(sys.stderr)
-    if shown:
-        print(text, end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        if shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _folder(model: str) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import takewhile
 from os.path import commonprefix
 from pathlib import Path
@@ -20,10 +18,10 @@ import typer
 from tqdm import tqdm
 
 from ..documents import Document, Piece, RewriteOptions, Rewritten, changes, lines
-from ..errors import count, not_utf8, option
-from ..files import LineFile, is_special, write_whole
+from ..errors import count, decoded, option
+from ..files import LineFile, is_special, json_line, json_object, write_whole
 from . import terminal
-from .options import DecoderOptions, with_groups
+from .options import DecoderOptions, in_output, with_options
 from .terminal import note, one_line
 
 SHOWN = 40  # characters of a piece that was kept, and of the output that was refused
@@ -33,7 +31,6 @@ STDOUT = "/dev/stdout"
 SUFFIX = ".partial.jsonl"
 
 Header = dict[str, Any]
-in_output = partial(option, panel="Output")
 
 
 @dataclass(frozen=True)
@@ -59,21 +56,18 @@ class OutputOptions:
     )
 
 
-@with_groups(changes={"task": None})
+@with_options(changes={"task": None})
 def document(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE", help="Text in UTF-8; - is standard input.", show_default=False
-        ),
+        typer.Argument(metavar="FILE", help="Text in UTF-8; - is standard input."),
     ],
     *,
     files: OutputOptions,
     wanted: RewriteOptions,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Pieces to decode side by side.", show_default="16, or 1 with --steady"),
-    ] = None,
+    batch_size: int | None = option(
+        None, "Pieces to decode side by side.", shown="16, or 1 with --steady"
+    ),
     options: DecoderOptions,
 ) -> None:
     """Rewrite a text of any length, for example to correct it; only its sentences change.
@@ -103,7 +97,10 @@ def document(
                 check_target(name, stream, force=files.force)
         if files.resume and not is_file:
             raise ValueError(f"--resume continues a file, which {output} is not: leave it out")
-        text = _read(stream, "standard input" if source == "-" else source)
+        name = "standard input" if source == "-" else source
+        text = decoded(stream.read(), name)
+    if not text:
+        raise ValueError(f"{name} is empty: give some text")
     decoder = options.load()
     whole = Document(decoder, text, wanted)
     whole.rewrite(batch_size=batch_size)  # checks the options
@@ -119,13 +116,13 @@ def document(
     with kept or nullcontext():
         result = _decoded(whole, kept, batch_size)
         if output is not None or not files.json:
-            _write(result.text, output)
+            _write(result.text.encode(), output)
         if files.json:
             record = _record(result) | ({"text": result.text} if output is None else {})
-            _write(json.dumps(record, ensure_ascii=False) + "\n", None)
+            _write(json_line(record), None)
     if page is not None:
         title = f"Changes in {source if source != '-' else 'the text'}"
-        _write(result.to_html(title), page)
+        _write(result.to_html(title).encode(), page)
     if files.diff == "terminal":
         _print_changes(result, stderr=output is None or files.json)
     if not files.json:
@@ -169,30 +166,22 @@ def _page(output: str | None, files: OutputOptions) -> str | None:
     if files.diff_output is None and (output is None or is_special(output)):
         raise ValueError("--diff html writes a page: give its name with --diff-output")
     page = files.diff_output if files.diff_output is not None else f"{output}.diff.html"
-    if is_same(page, output or STDOUT):
+    names = page, output or STDOUT  # which need not exist yet
+    is_same = len({*map(os.path.realpath, names)}) == 1
+    if is_same or (all(map(os.path.exists, names)) and os.path.samefile(*names)):
         raise ValueError(f"{page} is the output itself: give another name with --diff-output")
     return page
 
 
-def _read(stream: BinaryIO, name: str) -> str:
-    data = stream.read()
-    if not data:
-        raise ValueError(f"{name} is empty: give some text")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is {not_utf8(error)}") from error
-
-
-def _write(text: str, output: str | None) -> None:
+def _write(data: bytes, output: str | None) -> None:
     """Write a file as a whole, or to standard output or what is no plain file."""
     if output is None:
-        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     elif is_special(output):
-        Path(output).write_bytes(text.encode())
+        Path(output).write_bytes(data)
     else:
-        write_whole(output, text.encode())
+        write_whole(output, data)
 
 
 def _print_changes(done: Rewritten, *, stderr: bool) -> None:
@@ -235,13 +224,6 @@ def _record(done: Rewritten) -> dict[str, Any]:
     }
 
 
-def is_same(name: str, other: str) -> bool:
-    """Whether two names are of one file, which need not exist yet."""
-    if os.path.realpath(name) == os.path.realpath(other):
-        return True
-    return os.path.exists(name) and os.path.exists(other) and os.path.samefile(name, other)
-
-
 def check_target(name: str, stream: BinaryIO, *, force: bool) -> None:
     """Refuse to write a file over the input, or without `force` over anything else."""
     if not name:
@@ -282,14 +264,16 @@ class PartialFile(LineFile):
         self.count = 0  # pieces in the file
 
     def opened(self) -> None:
+        """Take over the pieces of an earlier run, or write the first line."""
         try:
-            self._begin()
+            self._take_over()
+            if not self.size:
+                self.append_bytes(json_line(self._header))
         finally:
-            if not self.size:  # its first line could not be written
+            if not self.size:
                 self.path.unlink(missing_ok=True)
 
-    def _begin(self) -> None:
-        """Take over the pieces of an earlier run, or write the first line."""
+    def _take_over(self) -> None:
         lines, end = self.lines(), 0
         first = next(lines, b"")
         is_whole = first.endswith(b"\n")
@@ -298,14 +282,14 @@ class PartialFile(LineFile):
                 f"{self.path} holds the pieces of an earlier run: use --resume to continue after "
                 "them, or --force to start over"
             )
-        is_torn = _line(self._header).startswith(first)  # or nothing yet
+        is_torn = json_line(self._header).startswith(first)  # or nothing yet
         if not (is_whole or is_torn) and (self._resume or not self._force):
             raise ValueError(
                 f"{self.path} holds something other than pieces: give another --output, or use "
                 "--force without --resume to replace it"
             )
         if is_whole and self._resume:
-            found = _parse(first)
+            found = json_object(first)
             for name, value in self._header.items():
                 if found.get(name) != value:
                     raise ValueError(
@@ -314,7 +298,7 @@ class PartialFile(LineFile):
                     )
             end = len(first)
             for raw in takewhile(lambda raw: raw.endswith(b"\n"), lines):
-                piece = _parse(raw)
+                piece = json_object(raw)
                 number = piece.get("piece")
                 if not isinstance(number, int) or not {"output", "reason"} <= piece.keys():
                     raise ValueError(
@@ -324,14 +308,12 @@ class PartialFile(LineFile):
                 self.earlier[number] = piece
                 end += len(raw)
         self.cut(end)
-        if not end:
-            self.append_bytes(_line(self._header))
         self.count = len(self.earlier)
 
     def append(self, piece: Header) -> None:
         """Keep a piece that is done."""
         with terminal.signals_held():
-            self.append_bytes(_line(piece))
+            self.append_bytes(json_line(piece))
             self.count += 1
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -341,16 +323,3 @@ class PartialFile(LineFile):
             done = count(self.count, "piece")
             note(f"the work so far ({done}) is kept; --resume continues from there")
         super().__exit__(kind)
-
-
-def _line(record: Header) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def _parse(raw: bytes) -> Header:
-    """Parse a line; what is no object becomes one without anything."""
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from ..files import LineFile, lock, replacing
+from ..files import LineFile, json_line, json_object, lock, replacing
 from ..generation import Generation, as_record
-from ..tokenizers import MAX_LINE, Line, Shard, Source
+from ..tokenizers import MAX_LINE, Line, Source
 from .terminal import signals_held
 
 MAX_RECORD = 8 * MAX_LINE  # bytes; JSON may take 6 for a character, and the output adds some
@@ -69,8 +69,7 @@ class Record:
             record |= {"alternatives": others} if others else {}
             record["stats"] = {"tokens": stats.emitted}
             record["stats"] |= {name: getattr(stats, name) for name in COUNTS}
-        # Half of a surrogate pair, which only an escape can give, is escaped again.
-        return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+        return json_line(record)
 
 
 def says_undone(record: Mapping[str, Any], line: Line) -> bool:
@@ -100,15 +99,10 @@ def process(
     """Make a record of each line, and emit the records in the order of the lines.
 
     If it is interrupted, or fails, it emits what is decoded, and for lines before that records
-    which say that they are not.
-
-    Args:
-        lines: The input.
-        generate: Takes indices and source ids when it has room, and yields outputs as they end.
-        encode: Turns text into ids as the model reads them; a ValueError becomes the line's error.
-        emit: Takes the records in order.
-        watch: Takes each record as soon as it is made, perhaps before those ahead of it.
-        kept: Whole records of an earlier run, by the number of their line.
+    which say that they are not. `generate` takes indices and source ids when it has room, and
+    yields outputs as they end. A ValueError of `encode` becomes the line's error. `watch` takes
+    each record as soon as it is made, perhaps before those ahead of it. `kept` are whole records
+    of an earlier run, by the number of their line.
     """
     order: deque[Line] = deque()
     ready: dict[int, Record] = {}
@@ -225,8 +219,7 @@ class Output(LineFile):
                 f"--resume needs an --output that is a file, which {shown_name(name)} is not: "
                 "give one, or leave --resume out"
             )
-        if found and self.is_file:
-            self._check_size(found.st_size)
+        self._check_size(found.st_size if found and self.is_file else 0)
 
     def _check_size(self, size: int) -> None:
         if size and not (self._keep or self._replace):
@@ -249,11 +242,11 @@ class Output(LineFile):
         earlier, at, end, ahead = Counts(), 0, 0, list[Line]()
         for number, raw in enumerate(self.lines(MAX_RECORD), 1):
             at += len(raw)
-            record, line = parse_record(raw), next(lines, None)
-            if record is None and line and at == self.size and _is_torn(raw, line):
+            record, line = json_object(raw), next(lines, None)
+            if "id" not in record and line and at == self.size and _is_torn(raw, line):
                 ahead.append(line)
                 break
-            record, line = check_record(f"{self._name}, line {number},", record, line)
+            line = check_record(f"{self._name}, line {number},", record, line)
             if says_undone(record, line):
                 ahead.append(line)
                 if gaps:
@@ -269,12 +262,10 @@ class Output(LineFile):
         return chain(ahead, lines), earlier
 
 
-def check_record(
-    where: str, record: dict[str, Any] | None, line: Line | None
-) -> tuple[dict[str, Any], Line]:
-    """Return a record of this line of the input; refuse anything else, found at `where`."""
+def check_record(where: str, record: Mapping[str, Any], line: Line | None) -> Line:
+    """Return the line of the input that a record, found at `where`, must be about."""
     advice = "give another --output, or --force to start over"
-    if record is None:
+    if "id" not in record:
         raise ValueError(f"{where} is not a record of a batch: {advice}")
     if line is None:
         raise ValueError(f"{where} is more than the input has lines for: {advice}")
@@ -284,20 +275,11 @@ def check_record(
             f"{where} is not about line {line.number} of the input, as it has another id, prompt "
             f"or other field: {advice}"
         )
-    return record, line
+    return line
 
 
 def _as_text(fields: Mapping[str, Any]) -> str:
     return json.dumps(fields, sort_keys=True)  # as text, NaN equals itself
-
-
-def parse_record(raw: bytes) -> dict[str, Any] | None:
-    """Parse a record; return None if it is not one, or not a whole line."""
-    try:
-        record = json.loads(raw) if raw.endswith(b"\n") else None
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and "id" in record else None
 
 
 def _is_torn(raw: bytes, line: Line) -> bool:
@@ -307,45 +289,35 @@ def _is_torn(raw: bytes, line: Line) -> bool:
     return written.startswith(head) or head.startswith(written)
 
 
-def part_name(output: str, shard: Shard) -> str:
-    """Return the name of the file for a shard's records."""
-    return f"{output}.{shard.number}-of-{shard.count}"
-
-
 def part_paths(output: str, count: int) -> list[Path]:
     """Return the names of all parts of an output, in order."""
-    return [Path(part_name(output, Shard(number, count))) for number in range(1, count + 1)]
+    return [Path(f"{output}.{number}-of-{count}") for number in range(1, count + 1)]
 
 
-def find_parts(output: str) -> dict[Path, Shard]:
-    """Find the parts of an output, in order."""
+def find_parts(output: str) -> dict[Path, int]:
+    """Return the parts of an output that are there, and how many belong together with each."""
     number = "([1-9][0-9]{0,8})"
     pattern = re.compile(re.escape(Path(output).name) + rf"\.{number}-of-{number}")
-    found = {path: pattern.fullmatch(path.name) for path in Path(output).parent.iterdir()}
-    parts = {path: Shard(int(m[1]), int(m[2])) for path, m in found.items() if m}
-    return dict(sorted(parts.items(), key=lambda item: (item[1].count, item[1].number)))
+    found = {path: pattern.fullmatch(path.name) for path in sorted(Path(output).parent.iterdir())}
+    return {path: int(match[2]) for path, match in found.items() if match}
 
 
 def check_parts(output: str, count: int) -> None:
     """Refuse to go on with records of another number of processes."""
-    for path, shard in find_parts(output).items():
-        if shard.count != count and path.stat().st_size:
+    for path, other in find_parts(output).items():
+        if other != count and has_content(path):
             raise ValueError(
-                f"{path} was written by one of {shard.count} processes, and {count} are running: "
-                f"run {shard.count} again, or give --force to start over"
+                f"{path} was written by one of {other} processes, and {count} are running: "
+                f"run {other} again, or give --force to start over"
             )
 
 
 def has_all_records(output: str, lines: Iterator[Line]) -> bool:
-    """Whether an output has a record of each line.
-
-    Raises:
-        ValueError: If it has some of them only, or if there are records in parts as well.
-    """
-    if not _size(Path(output)):
+    """Whether an output has a record of each line; refuse one of only some, or parts beside it."""
+    if not has_content(output):
         return False
     for part in find_parts(output):
-        if _size(part):
+        if has_content(part):
             raise ValueError(
                 f"both {output} and its part {part} have records: delete those that you do not need"
             )
@@ -354,13 +326,12 @@ def has_all_records(output: str, lines: Iterator[Line]) -> bool:
     return True
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def has_content(path: str | Path) -> bool:
+    return os.path.exists(path) and os.path.getsize(path) > 0
 
 
-def wait_for_parts(output: str, count: int) -> list[Path]:
+def wait_for_parts(parts: Sequence[Path]) -> list[Path]:
     """Wait until no process writes to a part; return those that are not on this machine."""
-    parts = part_paths(output, count)
     for path in parts:
         while path.exists() and is_busy(path):
             time.sleep(POLL)
@@ -376,21 +347,12 @@ def is_busy(path: Path) -> bool:
     return False
 
 
-def join_parts(output: str, lines: Iterator[Line], count: int | None = None) -> Counts:
+def join_parts(output: str, lines: Iterator[Line], parts: Sequence[Path]) -> Counts:
     """Write the records of all parts to the output, in the order of the lines; remove the parts.
 
-    The output is replaced as a whole, or not at all. With the `count` of parts, it must not have
-    got records meanwhile; without, they are those that are there.
-
-    Raises:
-        ValueError: If a part is missing, not whole, still being written or of other lines.
+    The output is replaced as a whole, or not at all. A part that is not whole, still being written
+    or of other lines is refused.
     """
-    if count is not None and _size(Path(output)):
-        raise ValueError(
-            f"{output} meanwhile holds records of another job: save it elsewhere, and run batch "
-            "with --join"
-        )
-    parts = _all_parts(output, count)
     joined = Counts()
     with ExitStack() as undo:
         for path in parts:
@@ -398,23 +360,22 @@ def join_parts(output: str, lines: Iterator[Line], count: int | None = None) -> 
             lock(part.fileno(), f"a process is writing to {path}: wait for it to end")
         with replacing(output) as new, new.open("wb") as file:
             for raw in _records(parts, lines, "run the command again with --resume"):
-                joined.count(parse_record(raw) or {})
+                joined.count(json_object(raw))
                 file.write(raw)
         for path in parts:
             path.unlink(missing_ok=True)
     return joined
 
 
-def _all_parts(output: str, count: int | None) -> list[Path]:
+def all_parts(output: str) -> list[Path]:
     """Return the parts in order; refuse to go on if one is missing, or some are of other runs."""
     found = find_parts(output)
     if not found:
         raise ValueError(
-            f"there are no parts of {output} beside it, such as {part_name(output, Shard(1, 2))}: "
+            f"there are no parts of {output} beside it, such as {part_paths(output, 2)[0]}: "
             "copy them there, or give another --output"
         )
-    counts = {shard.count for path, shard in found.items() if _size(path)}
-    counts = {count} if count else counts or {shard.count for shard in found.values()}
+    counts = {count for path, count in found.items() if has_content(path)} or {*found.values()}
     if len(counts) > 1:
         raise ValueError(
             f"{output} has parts of {' and of '.join(map(str, sorted(counts)))} processes: "
@@ -429,18 +390,14 @@ def _all_parts(output: str, count: int | None) -> list[Path]:
 
 
 def _records(parts: Sequence[Path], lines: Iterable[Line], advice: str) -> Iterator[bytes]:
-    """Yield the records of files that have those of the lines in turn.
-
-    Raises:
-        ValueError: If one is missing, or of another line.
-    """
+    """Yield the records of files that have those of the lines in turn; refuse any others."""
     with ExitStack() as stack:
         files = [stack.enter_context(part.open("rb")) for part in parts]
         for number, line in enumerate(lines):
             path, file = parts[number % len(parts)], files[number % len(parts)]
             raw = file.readline(MAX_RECORD)
-            record = parse_record(raw)
-            if not raw.endswith(b"\n") or (record is not None and says_undone(record, line)):
+            record = json_object(raw)
+            if not raw.endswith(b"\n") or says_undone(record, line):
                 raise ValueError(f"{path} has no record of line {line.number}: {advice}")
             check_record(f"{path}, line {number // len(parts) + 1},", record, line)
             yield raw

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import os
 import stat
@@ -22,11 +20,11 @@ from ..bench import speedup
 from ..checkpoints import DTYPES, as_lines, convert, inspect
 from ..cpu import libraries
 from ..distributed import process_group
-from ..errors import check_utf8, not_utf8, option
-from ..generation import Generation, GenerationOptions, SpeculativeDecoder
+from ..errors import check_utf8, decoded, option
+from ..generation import Generation, GenerationOptions, SpeculativeDecoder, as_record
 from . import terminal
 from .batch import batch
-from .bench import bench
+from .bench import PROMPTS, bench
 from .distill import distill
 from .doctor import doctor
 from .document import document
@@ -40,18 +38,13 @@ from .options import (
     in_models,
     in_output,
     is_given,
-    with_groups,
+    with_options,
 )
 from .repl import repl
 from .serve import serve
 from .terminal import footer, note
 
-DEFAULT_PROMPT = (
-    "my sister have never been too paris. She wants to to go their next summer, but its "
-    "very expensive"
-)
-
-
+DEFAULT_PROMPT = PROMPTS[0].removeprefix("correct: ")
 EXAMPLES = """Examples:
 
 {name} --prompt "He go home" --show-drafts
@@ -67,27 +60,20 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@with_groups
+@with_options
 def generate(
     ctx: typer.Context,
     *,
-    prompt: Annotated[
-        str | None,
-        in_models(
-            help="Prompt; - reads it from standard input. Without this option, a pipe or a "
-            "redirected file is read.",
-            show_default=f"a sentence to correct, if the model is {DEFAULT_MODEL}",
-        ),
-    ] = None,
+    prompt: str | None = in_models(
+        None,
+        "Prompt; - reads it from standard input. Without this option, a pipe or a redirected file "
+        "is read.",
+        shown=f"a sentence to correct, if the model is {DEFAULT_MODEL}",
+    ),
     options: DecoderOptions,
     keywords: Keywords,
-    show_drafts: Annotated[
-        bool,
-        in_output("--show-drafts", help="On a terminal, colour tokens by where they came from."),
-    ] = False,
-    as_json: Annotated[
-        bool, in_output("--json", help="Print one JSON object at the end instead of the text.")
-    ] = False,
+    show_drafts: bool = in_output(False, "On a terminal, colour tokens by where they came from."),
+    as_json: bool = in_output(False, "Print one JSON object at the end instead of the text."),
     version: Annotated[
         bool,
         typer.Option(
@@ -190,24 +176,20 @@ class ConvertOptions:
     allow_nonfinite: bool = option(False, "Convert even if some weights are NaN or infinite.")
 
 
-@with_groups
+@with_options
 def convert_command(
     checkpoint: Annotated[
         str | None,
         typer.Argument(
             metavar="MODEL",
             help="Checkpoint folder, converted or not, or a name on the Hugging Face Hub.",
-            show_default=False,
         ),
     ] = None,
     *,
     options: Annotated[dict[str, Any], ConvertOptions],
-    only_inspect: Annotated[
-        bool,
-        typer.Option(
-            "--inspect", help="Show how large the model would be in each type; write nothing."
-        ),
-    ] = False,
+    only_inspect: bool = option(
+        False, "Show how large the model would be in each type; write nothing."
+    ),
 ) -> None:
     """Convert a Hugging Face T5 checkpoint to a model folder."""
     given = [name for name in (checkpoint, options.pop("model")) if name is not None]
@@ -220,18 +202,16 @@ def convert_command(
     if only_inspect:
         print("\n".join(as_lines(inspect(model, revision=options["revision"]))))
         return
-    with contextlib.ExitStack() as stack:
+    # Not before the first bytes: a refusal stays one line.
+    with tqdm(
+        desc="converting", unit="B", unit_scale=True, disable=None, delay=1e-3, mininterval=0
+    ) as bar:
 
-        @functools.cache
-        def bar(total: int) -> Any:  # not before the first bytes: a refusal stays one line
-            return stack.enter_context(
-                tqdm(total=total, desc="converting", unit="B", unit_scale=True, disable=None)
-            )
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
 
-        folder = convert(
-            model, **options, note=note,
-            progress=lambda done, total: bar(total).update(done - bar(total).n),
-        )  # fmt: skip
+        folder = convert(model, **options, note=note, progress=show)
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{folder} ({size / 1e6:.1f} MB)")
 
@@ -243,18 +223,17 @@ def main() -> NoReturn:
     app = terminal.new_app(completion=installed)  # a shell completes the names of programs
     epilog = EXAMPLES.format(name=name)
     app.callback(invoke_without_command=True, epilog=epilog, help=_help(generate))(generate)
-    for command, short in (
-        (repl, "Try prompts and options one after another."),
-        (batch, "Generate for each line of a file of prompts."),
-        (document, "Rewrite a text of any length, sentence by sentence."),
-        (serve, "Serve a model over HTTP, in OpenAI's protocol."),
-        (models, "List the models on this machine, and which drafts fit them."),
-        (convert_command, "Convert a Hugging Face checkpoint."),
-        (distill, "Train a draft for a T5 from prompts alone."),
-        (bench, "Measure how fast decoding is on this machine."),
-        (doctor, "Check on this machine that outputs are right."),
+    for word, command, short in (
+        ("repl", repl, "Try prompts and options one after another."),
+        ("batch", batch, "Generate for each line of a file of prompts."),
+        ("document", document, "Rewrite a text of any length, sentence by sentence."),
+        ("serve", serve, "Serve a model over HTTP, in OpenAI's protocol."),
+        ("models", models, "List the models on this machine, and which drafts fit them."),
+        ("convert", convert_command, "Convert a Hugging Face checkpoint."),
+        ("distill", distill, "Train a draft for a T5 from prompts alone."),
+        ("bench", bench, "Measure how fast decoding is on this machine."),
+        ("doctor", doctor, "Check on this machine that outputs are right."),
     ):
-        word = command.__name__.removesuffix("_command")
         app.command(word, short_help=short, help=_help(command))(command)
     terminal.run(app, name)
 
@@ -274,13 +253,15 @@ def _help(command: Callable[..., None]) -> str:
 
 def _refuse_options_before(ctx: typer.Context, command: str) -> None:
     """Refuse options before a command's name, which would have no effect."""
-    commands = cast(Any, ctx.command).commands
-    for name in ctx.params:
-        if is_given(ctx, name):
-            option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
-            if name in {each.name for each in commands[command].params}:
-                raise ValueError(f"{option} comes before {command!r}: put it after {command!r}")
-            raise ValueError(f"{option} is not an option of {command!r}: leave it out")
+    group = cast(Any, ctx.command)
+    others = {each.name for each in group.commands[command].params}
+    for given in group.params:
+        if is_given(ctx, given.name):
+            if given.name in others:
+                raise ValueError(
+                    f"{given.opts[0]} comes before {command!r}: put it after {command!r}"
+                )
+            raise ValueError(f"{given.opts[0]} is not an option of {command!r}: leave it out")
 
 
 def _read_prompt(*, asked: bool) -> str | None:
@@ -302,21 +283,15 @@ def _read_prompt(*, asked: bool) -> str | None:
         return None
     if not asked and not stat.S_ISFIFO(mode) and not stat.S_ISREG(mode):
         return None
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the prompt on standard input is {not_utf8(error)}") from error
+    return decoded(sys.stdin.buffer.read(), "the prompt on standard input").strip()
 
 
 def _as_dict(done: Generation) -> dict[str, object]:
     own = [each.name for each in fields(done.stats)]
     names = [*COUNTS, *own, "acceptance_by_position", "tokens_per_second"]
-    alternatives = [_as_dict(each) for each in done.alternatives]
-    return {
-        "text": done.text,
-        "tokens": done.tokens,
-        "finish_reason": done.finish_reason,
-        **({} if done.score is None else {"score": done.score}),
-        "stats": {name: getattr(done.stats, name) for name in names},
-        **({"alternatives": alternatives} if alternatives else {}),
-    }
+    stats = {name: getattr(done.stats, name) for name in names}
+    found: dict[str, object] = {"text": done.text, "tokens": done.tokens, **as_record(done)}
+    found["stats"] = stats
+    if done.alternatives:
+        found["alternatives"] = [_as_dict(each) for each in done.alternatives]
+    return found

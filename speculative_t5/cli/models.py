@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated
 
 from ..checkpoints import Listed, convert_command, list_models
-from .options import in_output
+from .options import in_output, with_options
 from .terminal import columns, note, one_line
 
 
+@with_options
 def models(
-    as_json: Annotated[
-        bool, in_output("--json", help="Print one JSON object per line instead of the table.")
-    ] = False,
+    as_json: bool = in_output(False, "Print one JSON object per line instead of the table."),
 ) -> None:
     """List the models on this machine: family, size, stored types, and the drafts that fit each."""
     found = list_models()

@@ -8,10 +8,9 @@ names, and completion.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
@@ -22,13 +21,7 @@ import typer
 from ..checkpoints import DTYPES, ModelFolder, model_folders, named_draft, read_task
 from ..decoding import EarlyStopping
 from ..errors import check_utf8, option
-from ..generation import (
-    DraftingOptions,
-    GenerationOptions,
-    NumDraft,
-    SpeculativeDecoder,
-    process_facts,
-)
+from ..generation import DraftingOptions, GenerationOptions, NumDraft, SpeculativeDecoder, Words
 from .terminal import note, one_line
 
 Value = TypeVar("Value")
@@ -36,11 +29,10 @@ Value = TypeVar("Value")
 DEFAULT_MODEL = "correct-base"
 # Of --help, in order; options without one come first.
 PANELS = (None, "Models", "Drafting", "Sampling", "Output", "Constraints", "Beam search")
-in_models, in_output = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("Models", "Output")
+in_models, in_output, in_server = (
+    partial(option, panel=panel) for panel in ("Models", "Output", "Server")
 )
-of_models = partial(option, panel="Models")
-# For `with_groups`: what needs finished outputs is not shown by commands that refuse it.
+# For `with_options`: what needs finished outputs is not shown by commands that refuse it.
 UNSHOWN: dict[str, dict[str, Any]] = {
     name: {"hidden": True} for name in ("scores", "num_beams", "length_penalty", "early_stopping")
 }
@@ -48,13 +40,11 @@ UNSHOWN: dict[str, dict[str, Any]] = {
 
 # For a shell that completes values; typer drops those that do not begin as what is typed.
 def complete_model() -> Iterator[str]:
-    """Yield the values of --model."""
     return (folder.name for folder in model_folders() if ModelFolder(folder).kind != "t5-draft")
 
 
-def complete_draft() -> Iterator[str]:
-    """Yield the values of --draft-model."""
-    return chain((folder.name for folder in model_folders()), ["lookup"])
+def complete_draft() -> list[str]:
+    return [*(folder.name for folder in model_folders()), "lookup"]
 
 
 # The keywords of `GenerationOptions` that are on the command line, not checked yet.
@@ -65,38 +55,38 @@ Keywords = Annotated[dict[str, Any], GenerationOptions]
 class DecoderOptions(DraftingOptions):
     """Which models to load, how to read prompts, and how to draft and verify."""
 
-    model: str = of_models(
+    model: str = in_models(
         DEFAULT_MODEL,
         "Target: a folder, or the name of a model on this machine or on the Hugging Face Hub.",
     )
-    draft_model: str | None = of_models(
+    draft_model: str | None = in_models(
         None,
         "Draft: a folder or a name, with the target's tokenizer; or lookup, which needs no model "
         "and copies from the prompt and the output.",
         shown="the draft named in the target's config.json, if any",
     )
-    chat: bool = of_models(False, "Apply the model's chat template to each prompt.")
-    prefix: str | None = of_models(
+    chat: bool = in_models(False, "Apply the model's chat template to each prompt.")
+    prefix: str | None = in_models(
         None,
         "Text to put before each prompt that lacks it, for example 'summarize: '.",
         shown="the prefix named in the model's config.json, if any",
     )
-    max_source_length: int | None = of_models(
+    max_source_length: int | None = in_models(
         None,
         "Longest prompt in tokens; a longer one is an error, unless --truncate cuts it.",
         shown="the length in the model's config.json, else 512 for a T5",
     )
-    truncate: bool = of_models(
+    truncate: bool = in_models(
         False,
         "Cut prompts that are too long: a T5's at the end, a decoder-only model's at the "
         "beginning, to leave room for --max-tokens.",
     )
-    dtype: str | None = of_models(
+    dtype: str | None = in_models(
         None,
         "Type to compute in: float32, float16 or bfloat16.",
         shown="float32 on a CPU, bfloat16 elsewhere",
     )
-    task: str | None = of_models(
+    task: str | None = in_models(
         None,
         "Use the options that the checkpoint has for a task, such as summarization; or default, "
         "for those that it has for all tasks. Options given here win.",
@@ -119,11 +109,6 @@ class DecoderOptions(DraftingOptions):
         """Those for making a decoder of models that are loaded."""
         loading = ("model", "draft_model", "dtype", "task", "regular_decode")
         return {name: value for name, value in vars(self).items() if name not in loading}
-
-    def facts(self) -> dict[str, str]:
-        """Return the facts that must be the same in all processes that do a job together."""
-        draft = draft_of(self.model, self.draft_model)
-        return process_facts(self.model, draft, dtype=self.dtype)
 
 
 def choose(
@@ -159,34 +144,44 @@ def is_given(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def with_groups(
+def with_options(
     command: Callable[..., None] | None = None,
     *,
     changes: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({}),
 ) -> Callable[..., Any]:
-    """Let a command take groups of options; typer sees an option for each field of a group.
+    """Let a command take what `errors.option` describes: groups, and single options as defaults.
 
-    A group is a parameter whose type is a dataclass; one that is `Annotated` with a dataclass gets
-    the values as a dict. `changes` overrides, by option name, what a group says about an option,
-    such as its help; with None the command does not have the option.
+    A group is a parameter whose type is a dataclass; typer sees an option for each field. One that
+    is `Annotated` with a dataclass gets the values as a dict. `changes` overrides, by option name,
+    what a group says about an option, such as its help; with None the command does not have it.
     """
     if command is None:
-        return partial(with_groups, changes=changes)
+        return partial(with_options, changes=changes)
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     for name, given in signature.parameters.items():
         group = getattr(given.annotation, "__metadata__", [given.annotation])[0]
         if is_dataclass(group):
-            groups[name] = group
-            parameters += _parameters(group, changes)
+            groups[name], hints = group, get_type_hints(group)
+            # Fields without words for --help are for Python alone.
+            told = [f for f in fields(group) if f.metadata and changes.get(f.name, {}) is not None]
+            told.sort(key=lambda each: PANELS.index(each.metadata["panel"]))
+            parameters += [_parameter(f.name, hints[f.name], f, changes) for f in told]
+        elif isinstance(given.default, Field):
+            parameters.append(_parameter(name, given.annotation, given.default, changes))
         else:
             parameters.append(given.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @wraps(command)
     def call(**values: Any) -> None:
+        values = {each.name: each.default for each in parameters} | values
         for name, group in groups.items():
-            keywords = _taken(group, values)
+            hints = get_type_hints(group)
+            keywords = {each: values.pop(each) for each in hints if each in values}
+            for each in keywords:
+                if hints[each] in FORMS:
+                    keywords[each] = FORMS[hints[each]][2](each, keywords[each])
             is_made = signature.parameters[name].annotation is group
             values[name] = group(**keywords) if is_made else keywords
         command(**values)
@@ -196,41 +191,26 @@ def with_groups(
     return call
 
 
-def _parameters(
-    group: Any, changes: Mapping[str, Mapping[str, Any] | None]
-) -> Iterator[inspect.Parameter]:
-    """Yield the options of a group, in the order of their panels."""
-    hints = get_type_hints(group)
-    # Fields without words for --help are for Python alone.
-    told = [f for f in fields(group) if f.metadata and changes.get(f.name, {}) is not None]
-    for each in sorted(told, key=lambda each: PANELS.index(each.metadata["panel"])):
-        hint, default = hints[each.name], each.default
-        if each.name in FORMS:
-            hint, default, _ = FORMS[each.name]
-        kind = str if get_origin(hint) is Literal else hint
-        hint = Annotated[kind, described(each, **(changes.get(each.name) or {}))]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        yield inspect.Parameter(each.name, keyword, default=default, annotation=hint)
-
-
-def described(each: Field[Any], **changes: Any) -> Any:
-    """Return the option that a field describes, see `errors.option`."""
-    about = each.metadata
-    names = NAMES.get(each.name, (f"--{each.name.replace('_', '-')}",))
+def _parameter(
+    name: str, hint: Any, each: Field[Any], changes: Mapping[str, Mapping[str, Any] | None]
+) -> inspect.Parameter:
+    """Return the parameter in which typer sees an option."""
+    about, spelled = each.metadata, name.replace("_", "-")
+    switch = f"--{spelled}/--no-{spelled}" if each.default is True else f"--{spelled}"
     looks = {
         "help": about["help"],
         "rich_help_panel": about["panel"],
         "show_default": True if about["shown"] is None else about["shown"],
     }
-    return typer.Option(*names, **(looks | LOOKS.get(each.name, {}) | changes))
-
-
-def _taken(group: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Take a group's values out of those of the command line, and give them Python's forms."""
-    found = {each.name: values.pop(each.name) for each in fields(group) if each.name in values}
-    for name in FORMS.keys() & found.keys():
-        found[name] = FORMS[name][2](name, found[name])
-    return found
+    looks |= LOOKS.get(name, {}) | dict(changes.get(name) or {})
+    hint, default, _ = FORMS.get(hint, (hint, each.default, None))
+    kind = str if get_origin(hint) is Literal else hint
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is MISSING else default,
+        annotation=Annotated[kind, typer.Option(*NAMES.get(name, (switch,)), **looks)],
+    )
 
 
 def draft_of(model: str, draft_model: str | None) -> str | None:
@@ -266,10 +246,8 @@ def _early_stopping(name: str, text: str) -> EarlyStopping:
 
 
 def _ids(name: str, text: str | None) -> tuple[int, ...]:
-    def ids(text: str) -> tuple[int, ...]:
-        return tuple(map(int, text.split(",")))
-
-    return parsed(name, text, ids, "ids separated by commas") if text else ()
+    expected = "ids separated by commas"
+    return parsed(name, text, lambda ids: tuple(map(int, ids.split(","))), expected) if text else ()
 
 
 def _texts(name: str, texts: list[str] | None) -> tuple[str, ...]:
@@ -286,36 +264,36 @@ def _biases(name: str, texts: list[str] | None) -> dict[int, float]:
     return dict(parsed(name, text, pair, "ID=BIAS, such as 17=-2.5") for text in texts or [])
 
 
-# Options whose values are typed in another form than Python's: type, default and parser.
-FORMS: dict[str, tuple[Any, Any, Callable[[str, Any], Any]]] = {
-    "num_draft": (str, str(DraftingOptions.num_draft), draft_length),
-    "suppress_tokens": (str | None, None, _ids),
-    "bad_words": (list[str] | None, None, _texts),
-    "logit_bias": (list[str] | None, None, _biases),
-    "forced_tokens": (str | None, None, _ids),
-    "stop": (list[str] | None, None, _texts),
-    "stop_token_ids": (str | None, None, _ids),
-    "early_stopping": (str, "off", _early_stopping),
+# The types of options that are typed in another form than Python's: type, default and parser.
+FORMS: dict[Any, tuple[Any, Any, Callable[[str, Any], Any]]] = {
+    NumDraft: (str, str(DraftingOptions.num_draft), draft_length),
+    Sequence[int]: (str | None, None, _ids),
+    str | Sequence[int]: (str | None, None, _ids),
+    str | Sequence[str]: (list[str] | None, None, _texts),
+    Words: (list[str] | None, None, _texts),
+    Mapping[int, float] | None: (list[str] | None, None, _biases),
+    EarlyStopping: (str, "off", _early_stopping),
 }
 # What else --help or a shell needs.
 LOOKS: dict[str, dict[str, Any]] = {
     "model": {"autocompletion": complete_model},
     "draft_model": {"autocompletion": complete_draft},
+    "start_from": {"autocompletion": complete_draft},
+    "only": {"metavar": "NAME"},
+    "skip": {"metavar": "NAME"},
     "dtype": {"autocompletion": lambda: DTYPES},
     "verify": {"autocompletion": lambda: ("auto", "token", "block")},
     "logit_bias": {"metavar": "ID=BIAS"},
+    "random_weights": {"metavar": "TARGET:DRAFT"},
 }
 NAMES = {
     "max_source_length": ("--max-source-length", "--max-source"),
     "num_return_sequences": ("--num-return-sequences", "-n"),
     "keep_wo": ("--keep-wo/--no-keep-wo",),
+    "as_json": ("--json",),
+    "list_checks": ("--list",),
+    "only_inspect": ("--inspect",),
+    "random_weights": ("--random",),
 }
-FIELDS = {each.name: each for each in fields(DecoderOptions)}
 # For commands that take some of the options of a decoder.
-Model = Annotated[str, described(FIELDS["model"])]
-DraftModel = Annotated[str | None, described(FIELDS["draft_model"])]
-Prefix = Annotated[str | None, described(FIELDS["prefix"])]
-MaxSource = Annotated[int | None, described(FIELDS["max_source_length"])]
-Truncate = Annotated[bool, described(FIELDS["truncate"])]
-Dtype = Annotated[str | None, described(FIELDS["dtype"])]
-DraftVocab = Annotated[int | None, described(FIELDS["draft_vocab"])]
+OF_DECODERS: dict[str, Any] = {each.name: each for each in fields(DecoderOptions)}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -25,7 +25,7 @@ from .options import (
     in_output,
     model_name,
     parsed,
-    with_groups,
+    with_options,
 )
 from .terminal import note, one_line
 
@@ -43,34 +43,29 @@ COMMANDS = {
 # Only when typed: a file may hold them as prompts.
 BARE = {"exit": "/quit", "quit": "/quit", "help": "/help"}
 
-# What /set shows, and changes, except for the prefix; by name, in `Settings`.
+# What /set shows, and changes, except for the prefix.
 SHOWN = (
     "num_draft", "delta", "verify", "temperature", "top_k", "top_p", "max_tokens", "seed",
     "show_drafts", "prefix",
 )  # fmt: skip
 ON_OFF = {"on": True, "off": False}
 DECODING = tuple(DecoderOptions().keywords)
-GENERATION = {each.name for each in fields(GenerationOptions)}
-Settings = Mapping[str, Any]
+GENERATION = tuple(each.name for each in fields(GenerationOptions))
 
 
-@with_groups(changes={"regular_decode": None, "num_return_sequences": {"hidden": True}, **UNSHOWN})
+@with_options(changes={"regular_decode": None, "num_return_sequences": {"hidden": True}, **UNSHOWN})
 def repl(
     ctx: typer.Context,
     *,
     options: DecoderOptions,
     keywords: Keywords,
-    show_drafts: Annotated[
-        bool, in_output(help="On a terminal, colour tokens by where they came from.")
-    ] = True,
-    history: Annotated[
-        Path | None,
-        in_output(
-            help="Keep the lines typed on a terminal, prompts included, in this file, and find "
-            "them again in later sessions.",
-            show_default="they are not kept",
-        ),
-    ] = None,
+    show_drafts: bool = in_output(True, "On a terminal, colour tokens by where they came from."),
+    history: Path | None = in_output(
+        None,
+        "Keep the lines typed on a terminal, prompts included, in this file, and find them again "
+        "in later sessions.",
+        shown="they are not kept",
+    ),
 ) -> None:
     """Try prompts and options one after another, on models that are loaded once.
 
@@ -105,17 +100,12 @@ def repl(
         raise typer.Exit(terminal.SOME_FAILED)
 
 
-def _keywords(settings: Settings) -> dict[str, Any]:
-    """Return the keywords for `SpeculativeDecoder.generate`."""
-    return {name: value for name, value in settings.items() if name in GENERATION}
-
-
 @dataclass
 class Conversation:
     """One session: a decoder, its settings, and the statistics so far."""
 
     decoder: SpeculativeDecoder  # whose models stay
-    settings: Settings
+    settings: Mapping[str, Any]  # by name: of the decoder, of its calls, and show_drafts
     typed: bool = False  # by a person, who may leave out the slash of a few commands
     prompt: str | None = None  # the last one, without its prefix
     done: list[Stats] = field(default_factory=list)
@@ -124,11 +114,9 @@ class Conversation:
         self._change()
 
     def handle(self, line: str) -> bool:
-        """Carry out a line; return False if it says to leave.
+        """Carry out a line, or raise a ValueError; return False if the line says to leave.
 
-        Raises:
-            ValueError: If it cannot be carried out; nothing has changed then.
-            KeyboardInterrupt: If it is stopped; the session can continue.
+        After an error, KeyboardInterrupt included, nothing has changed.
         """
         line = BARE.get(line.rstrip(), line) if self.typed else line
         line = line.strip()
@@ -157,23 +145,22 @@ class Conversation:
         settings = {**self.settings, **changes}
         models = self.decoder.model, self.decoder.draft, self.decoder.tokenizer
         decoder = SpeculativeDecoder(*models, **{name: settings[name] for name in DECODING})
-        options = GenerationOptions(**_keywords(settings))
+        keywords = {name: settings[name] for name in GENERATION if name in settings}
+        options = GenerationOptions(**keywords)
         options.check_stream()
         decoder.bind(options)
-        self.decoder, self.settings = decoder, settings
+        self.decoder, self.settings, self._keywords = decoder, settings, keywords
         self._print_settings(changes)
 
     def _generate(self, prompt: str) -> None:
-        settings = self.settings
-        source = self.decoder.fit(prompt, settings["max_tokens"])
+        max_tokens, keywords = self.settings["max_tokens"], self._keywords
+        source = self.decoder.fit(prompt, max_tokens)
         terminal.note_unread(source)
         self.prompt = prompt
-        chunks = terminal.note_if_slow(
-            lambda: self.decoder.stream(source.ids, **_keywords(settings))
-        )
-        last = terminal.show(chunks, drafts=settings["show_drafts"] and self.decoder.drafts)
+        chunks = terminal.note_if_slow(lambda: self.decoder.stream(source.ids, **keywords))
+        last = terminal.show(chunks, drafts=self.settings["show_drafts"] and self.decoder.drafts)
         self.done.append(last.stats)
-        note(terminal.footer(last.stats, last.finish_reason, settings["max_tokens"]))
+        note(terminal.footer(last.stats, last.finish_reason, max_tokens))
 
     def _set(self, rest: str) -> None:
         name, _, text = rest.replace("=", " ", 1).partition(" ")
@@ -186,8 +173,9 @@ class Conversation:
         if name == "prefix":
             raise ValueError(f"the prefix is not set with /set, got {text!r}: use /prefix TEXT")
         if name not in SHOWN:
-            names = ", ".join(name for name in SHOWN if name != "prefix")
-            raise ValueError(f"there is no setting named {name!r}: choose from {names}")
+            raise ValueError(
+                f"there is no setting named {name!r}: choose from {', '.join(SHOWN[:-1])}"
+            )
         text, kind = text.strip(), type(self.settings[name])
         if name == "num_draft":
             value: Any = draft_length(name, text)
@@ -253,10 +241,9 @@ class Conversation:
         spent = 0.0
         while spent < COMPARE_SECONDS and len(runs[True]) <= COMPARE_TURNS:
             for speculative, generations in runs.items():
-                keywords = _keywords(self.settings) | {"speculative": speculative}
-                done = self.decoder.generate(prompt, **keywords)
-                generations.append(done)
-                spent += done.stats.seconds
+                keywords = self._keywords | {"speculative": speculative}
+                generations.append(self.decoder.generate(prompt, **keywords))
+                spent += generations[-1].stats.seconds
         return {way: done[1:] or done for way, done in runs.items()}
 
     def _help(self, _: str) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,9 +19,10 @@ from .options import (
     DecoderOptions,
     Keywords,
     choose,
+    in_server,
     is_given,
     model_name,
-    with_groups,
+    with_options,
 )
 from .terminal import note
 
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
     from ..serve import Settings
 
 MOST_SECONDS = 86_400  # of a shutdown
-in_server = partial(typer.Option, rich_help_panel="Server")
 
 
-@with_groups(
+@with_options(
     changes={
         "seed": {
             "help": "Seed of requests that give none.",
@@ -44,37 +44,27 @@ in_server = partial(typer.Option, rich_help_panel="Server")
 def serve(
     ctx: typer.Context,
     *,
-    host: Annotated[
-        str,
-        in_server(help="Address to listen on; 0.0.0.0 listens on every address of this machine."),
-    ] = "127.0.0.1",
-    port: Annotated[int, in_server(help="Port to listen on; 0 chooses a free one.")] = 8080,
-    batch_size: Annotated[
-        int | None,
-        in_server(help="Outputs to decode side by side.", show_default="16, or 1 with --steady"),
-    ] = None,
-    max_queue: Annotated[
-        int, in_server(help="Outputs that may wait; further requests get status 429.")
-    ] = 256,
-    api_key_file: Annotated[
-        Path | None,
-        in_server(
-            help="File of API keys, one per line; each request must carry one of them.",
-            show_default="no key is needed",
-        ),
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None,
-        in_server(
-            help="Site whose pages may send requests from a browser, such as https://example.org, "
-            "or * for all; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    shutdown_seconds: Annotated[
-        float,
-        in_server(help="Seconds that running outputs have to finish after SIGTERM or Ctrl-C."),
-    ] = 30.0,
+    host: str = in_server(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 listens on every address of this machine."
+    ),
+    port: int = in_server(8080, "Port to listen on; 0 chooses a free one."),
+    batch_size: int | None = in_server(
+        None, "Outputs to decode side by side.", shown="16, or 1 with --steady"
+    ),
+    max_queue: int = in_server(256, "Outputs that may wait; further requests get status 429."),
+    api_key_file: Path | None = in_server(
+        None,
+        "File of API keys, one per line; each request must carry one of them.",
+        shown="no key is needed",
+    ),
+    cors_origin: list[str] | None = in_server(
+        None,
+        "Site whose pages may send requests from a browser, such as https://example.org, "
+        "or * for all; may be repeated.",
+    ),
+    shutdown_seconds: float = in_server(
+        30.0, "Seconds that running outputs have to finish after SIGTERM or Ctrl-C."
+    ),
     options: DecoderOptions,
     keywords: Keywords,
 ) -> None:

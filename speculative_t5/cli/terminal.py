@@ -35,10 +35,10 @@ SLOW_START = (
 )
 MAX_NAMED = 5  # characters that a vocabulary lacks
 FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # typer exports one of its errors about arguments; this is their base class.
 ArgumentError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
-AFTER_FAILURE = "run it again, with a smaller model or batch if memory was short"
 # What to do about the system's own errors, by number.
 ADVICE = {
     errno.ENOENT: "check the path and its folder",
@@ -51,7 +51,6 @@ ADVICE = {
     errno.EFBIG: "raise the limit on files' sizes (ulimit -f), or write elsewhere",
     errno.EIO: "check the disk, or use another",
 }
-OTHER_ADVICE = "check the path and what it leads to"
 
 TIPS_SWITCH = "SPECULATIVE_T5_TIPS"  # "0" silences them
 DAY = 24 * 60 * 60  # seconds
@@ -127,20 +126,22 @@ def run(app: typer.Typer, name: str) -> NoReturn:
         fail(failure(error), BAD_INPUT if isinstance(error, ValueError) else FAILED, error)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        text = error.strerror or str(error)
+        if error.errno is None or text.endswith(os.strerror(error.errno)):  # the system's own
+            text += f"; {ADVICE.get(error.errno or 0, 'check the path and what it leads to')}"
         where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{_with_advice(error)}", FAILED if full else BAD_INPUT, error)
+        fail(f"{where}{text}", FAILED if full else BAD_INPUT, error)
 
 
-def _terminate(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)
-
-
-def handle_signals(interrupted: Any = signal.default_int_handler, ended: Any = _terminate) -> None:
+def handle_signals(
+    interrupted: Any = signal.default_int_handler,
+    ended: Any = lambda number, _: sys.exit(128 + number),
+) -> None:
     """Set what Ctrl-C and other signals that end a process do.
 
     By default they raise an exception, so that half-written files are removed.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, interrupted if number == signal.SIGINT else ended)
 
@@ -149,11 +150,7 @@ def handle_signals(interrupted: Any = signal.default_int_handler, ended: Any = _
 def signals_held() -> Iterator[None]:
     """Hold a signal that ends the process until the block is done; a second one acts at once."""
     waiting: list[int] = []
-    handlers = {
-        ending: handler
-        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if callable(handler := signal.getsignal(ending))
-    }
+    handlers = {n: handler for n in ENDING if callable(handler := signal.getsignal(n))}
 
     def hold(number: int, frame: FrameType | None) -> None:
         waiting.append(number)
@@ -238,11 +235,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(chunks: Iterable[Chunk], *, drafts: bool) -> Chunk:
-    """Print a stream as it comes: the text alone, or on a terminal coloured by drafts.
-
-    Returns:
-        The last chunk.
-    """
+    """Print a stream as it comes, on a terminal perhaps coloured; return the last chunk."""
     out, last = console(), Chunk("", [], 0, Stats())
     if not out.is_terminal:
         for last in chunks:
@@ -304,9 +297,7 @@ def rates(emitted: int, rounds: int, drafted: int, accepted: int, seconds: float
 
 def cut_at(max_tokens: int | None) -> str:
     """Say where an output was cut; None is for the end of a decoder-only model's context."""
-    return (
-        "cut where the context ends" if max_tokens is None else f"cut at --max-tokens {max_tokens}"
-    )
+    return f"cut at --max-tokens {max_tokens}" if max_tokens else "cut where the context ends"
 
 
 def note_unread(source: Source) -> None:
@@ -352,11 +343,12 @@ def fail(message: str, code: int, error: BaseException | None = None) -> NoRetur
 
 def failure(error: ValueError | RuntimeError | MemoryError) -> str:
     """Return the message of an error; a failure while running is called so."""
+    text, advice = str(error) or type(error).__name__, ""
     if isinstance(error, ValueError):
-        return str(error)
-    if isinstance(error, Failure):
-        return f"failed while running: {error}"
-    return f"failed while running: {str(error) or type(error).__name__}; {AFTER_FAILURE}"
+        return text
+    if not isinstance(error, Failure):
+        advice = "; run it again, with a smaller model or batch if memory was short"
+    return f"failed while running: {text}{advice}"
 
 
 def columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
@@ -378,14 +370,6 @@ def _argument_error(error: Any) -> str:
         text += " (to give a prompt, use --prompt)"
     checked = getattr(error.__cause__, "errors", None)  # pydantic's
     return f"{text}, got {checked()[0]['input']!r}" if callable(checked) else text
-
-
-def _with_advice(error: OSError) -> str:
-    """Return an error's message, with what to do if the message is the system's own."""
-    text = error.strerror or str(error)
-    if error.errno is not None and not text.endswith(os.strerror(error.errno)):
-        return text
-    return f"{text}; {ADVICE.get(error.errno or 0, OTHER_ADVICE)}"
 
 
 def _open_closed_streams() -> None:
