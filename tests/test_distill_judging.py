@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder
+from speculative_t5 import SpeculativeDecoder, bench
 from speculative_t5.bench import Run, draw_history
 from speculative_t5.distill import Agreement, Judgement, Speed, Task, judge
-from speculative_t5.distill.judgement import MOST, affordable, speed_of
+from speculative_t5.distill.judgement import MOST, speed_of
 from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
 from speculative_t5.models.t5 import T5
 
@@ -66,8 +66,21 @@ def test_a_speed_is_a_median_of_ratios_within_turns() -> None:
 
 
 @pytest.mark.parametrize(("most", "count"), [(0.5, 1), (3.0, 2), (3.5, 2), (6.0, 3), (9.0, 3)])
-def test_prompts_are_as_many_as_there_is_time_for(most: float, count: int) -> None:
-    assert affordable([1.0, 2.0, 3.0], most) == count
+def test_prompts_are_as_many_as_there_is_time_for(
+    target: T5, most: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sweep(variants: Any, prompts: Any, order: Any, **_: Any) -> Any:
+        """The first prompt takes one second, the second two and the third three."""
+        runs = [run(1.0 + PROMPTS.index(prompt), 1, 1) for prompt in prompts]
+        return {variant.name: runs for variant in variants}
+
+    monkeypatch.setattr(bench, "sweep", sweep)
+    task, passes = Task(target, None, "big"), 11
+    found = judge(
+        task, tiny_draft(target), "small", PROMPTS, KNOWN,
+        max_tokens=10, turns=1, max_seconds=passes * most, made_by={},
+    )  # fmt: skip
+    assert found.prompts == count
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Moments at which a run is killed, one after the other: those before a call of the system, by the
 # file that it would write, and those at a report. With the first step that the run had trained.
 KILLS = [
-    ("replace settings.json", 1, None),
-    ("replace labelled.json", 1, None),  # between the stages
+    ("replace run.json", 1, None),
+    ("replace run.json", 2, None),  # between the stages
     ("train", 50, None),
     ("trained", 3, 1),
     ("replace state.safetensors", 2, 1),  # between the history and the state of step 8
@@ -132,12 +132,9 @@ def stop_at_step_9(kind: str, at: object) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
-        ("settings.json", b"", "settings.json is not JSON: Expecting value"),
-        ("labelled.json", b'{"valid": 8', "labelled.json is not JSON: Expecting ',' delimiter"),
-        ("labelled.json", b'{"valid": "8"}', "labelled.json has '8' as valid"),
-        ("progress.json", b"", "progress.json is not JSON"),
-        ("progress.json", b"{}", "progress.json has None as losses"),
-        ("spent.json", b"{", "spent.json is not JSON"),
+        ("run.json", b"", "run.json is not JSON: Expecting value"),
+        ("run.json", None, "run.json is not JSON: Expecting ',' delimiter"),
+        ("run.json", b'{"settings": "8"}', "run.json has '8' as settings"),
         ("state.safetensors", None, "state.safetensors is truncated or damaged"),
     ],
 )

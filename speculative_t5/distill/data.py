@@ -81,21 +81,22 @@ def read_data(
     # The valid file comes first, so that its prompts are the ones kept.
     valid = reader.read(valid_path, 1) if valid_path else []
     train = reader.read(train_path, 1 if valid_path else 2)
+    most = MOST_HELD_OUT
     if valid_path is None:
-        valid = _hold_out(train, min(max(len(train) // HELD_OUT, 1), MOST_HELD_OUT))
+        valid, most = train, min(max(len(train) // HELD_OUT, 1), MOST_HELD_OUT)
+    elif len(valid) > most:
+        reader.skipped[f"held out beyond {most}"] = len(valid) - most
+    valid = sorted(valid, key=lambda example: _digest(example.prompt))[:most]
+    if valid_path is None:
         chosen = {example.line for example in valid}
         train = [example for example in train if example.line not in chosen]
-    else:
-        if (beyond := len(valid) - MOST_HELD_OUT) > 0:
-            reader.skipped[f"held out beyond {MOST_HELD_OUT}"] = beyond
-        valid = _hold_out(valid, MOST_HELD_OUT)
     random.Random(seed).shuffle(train)
     digest = hashlib.sha256(b"".join(reader.digests)).hexdigest()
     return Data(train, valid, reader.lines, dict(reader.skipped), digest)
 
 
 def _find_files(path: Path) -> tuple[Path, Path | None]:
-    """Return the file to train on, and the file of held-out prompts if there is one."""
+    """Return the file to train on, and that of held-out prompts if there is one."""
     if path.is_file():
         return path, None
     path.stat()  # raises an error if there is nothing
@@ -174,9 +175,8 @@ class _Reader:
             return "too long"
         if (key := _digest(ids)) in self.seen:
             return "repeated"
-        target = None
-        if completion is not None:
-            target = self.tokenizer.encode(completion)
+        target = None if completion is None else self.tokenizer.encode(completion)
+        if target is not None:
             # A completion may name EOS itself.
             target = target[: target.index(target[-1]) + 1]
             if len(target) > self.max_tokens:
@@ -193,11 +193,6 @@ def _form_of(path: Path) -> Format:
     if suffix in TABLES:
         raise ValueError(f"{path} is a table, expected lines of text or JSON Lines")
     return "jsonl" if suffix in JSON_SUFFIXES else "text"
-
-
-def _hold_out(examples: Sequence[Example], count: int) -> list[Example]:
-    """Return those whose prompts have the smallest digests, in their order."""
-    return sorted(examples, key=lambda example: _digest(example.prompt))[:count]
 
 
 def _digest(ids: Sequence[int]) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from typing import Any, Literal
 
 from .. import bench, device
@@ -77,7 +76,7 @@ class Judgement:
     turns: int  # how often each was decoded in each way
     max_tokens: int  # upper bound on tokens of each output
     plain: float  # tokens per second without a draft; 0.0 if not measured
-    speeds: list[Speed]  # of this draft, for each K and for "auto"
+    speeds: list[Speed]  # of this draft, for each K and then for "auto"
     previous: str | None  # the draft in use before
     previous_speeds: list[Speed]  # of that one, at its best K and at "auto"
     machine: str  # the device and the processor
@@ -87,12 +86,12 @@ class Judgement:
     @property
     def best(self) -> Speed | None:
         """The K with the most tokens per second; None if speeds were not measured."""
-        return fastest([speed for speed in self.speeds if speed.num_draft != "auto"])
+        return fastest(self.speeds[:-1])
 
     @property
     def auto(self) -> Speed | None:
         """What "auto" gives; None if speeds were not measured."""
-        return next((speed for speed in self.speeds if speed.num_draft == "auto"), None)
+        return self.speeds[-1] if self.speeds else None
 
     @property
     def pays(self) -> bool:
@@ -143,7 +142,7 @@ class Judgement:
         figures = {"tokens per pass": self.tokens_per_pass}
         if self.speeds:
             lines.append(f"measured here: {self._conditions()}")
-            figures["speed-up"] = [s.speedup for s in self.speeds if s.num_draft != "auto"]
+            figures["speed-up"] = [speed.speedup for speed in self.speeds[:-1]]
         numbers = range(1, len(self.tokens_per_pass) + 1)
         lines.append(f"{'K':15}" + "".join(f"{k:6}" for k in numbers))
         for name, values in figures.items():
@@ -261,9 +260,8 @@ def judge(
     measured = _measure(
         task, draft, prompts[:max_prompts], max_tokens, turns, max_seconds, progress
     )
-    names = [*measured[0]] if measured else []
     own, before = (
-        [speed_of(measured, name) for name in names if name.startswith(f"{drafter} ")]
+        [speed_of(measured, name) for name in (measured or [{}])[0] if name.startswith(drafter)]
         for drafter in (OWN, BEFORE)
     )
     reason = "every output ends with its first token, which leaves nothing to speed up"
@@ -303,13 +301,6 @@ def _measure(
     order, done, total = random.Random(0), 0, 0
     numbers: list[NumDraft] = [*range(1, MOST + 1), "auto"]
 
-    def ways(name: str, small: LanguageModel | Literal["lookup"]) -> list[bench.Variant]:
-        decoders = {
-            f"{name} {k}": SpeculativeDecoder(task.target, small, task.tokenizer, num_draft=k)
-            for k in numbers
-        }
-        return bench.variants_of(decoders, max_tokens)
-
     def turn(prompts: Sequence[list[int]], variants: Sequence[bench.Variant]) -> bench.Turn:
         return bench.sweep(variants, prompts, order, progress=count_one)
 
@@ -318,9 +309,16 @@ def _measure(
         done += 1
         progress(done, total)
 
-    plain, *own = ways(OWN, draft)
-    before = [] if task.previous is None else ways(BEFORE, task.previous)[1:]
-    first = [plain, *own, *before]
+    drafters: dict[str, LanguageModel | Literal["lookup"]] = {OWN: draft}
+    if task.previous is not None:
+        drafters[BEFORE] = task.previous
+    decoders = {
+        f"{name} {k}": SpeculativeDecoder(task.target, small, task.tokenizer, num_draft=k)
+        for name, small in drafters.items()
+        for k in numbers
+    }
+    plain, *others = first = bench.variants_of(decoders, max_tokens)
+    own, before = others[: len(numbers)], others[len(numbers) :]
     # How often each prompt is decoded: to warm up, to find the best K of the draft in use before,
     # and in the turns.
     passes = 1 + len(before) + turns * (1 + len(own) + 2 * bool(before))
@@ -328,11 +326,11 @@ def _measure(
     warm: list[bench.Run] = []
     for prompt in prompts:
         warm += turn([prompt], [plain])[bench.PLAIN]
-        if sum(run.seconds for run in warm) * passes > max_seconds:
+        if late := sum(run.seconds for run in warm) * passes > max_seconds:
             break
     if not any(len(run.emitted) > 1 for run in warm):
         return []
-    prompts = prompts[: affordable([run.seconds * passes for run in warm], max_seconds)]
+    prompts = prompts[: max(1, len(warm) - late)]
     total = len(warm) + len(first) + (passes - 1) * len(prompts)
     turn(prompts[:1], first)  # the first use of everything is slower, and "auto" calibrates
     if before:
@@ -340,11 +338,6 @@ def _measure(
         *fixed, auto = before
         before = [max(fixed, key=lambda way: bench.tokens_per_second(tried[way.name])), auto]
     return [turn(prompts, [plain, *own, *before]) for _ in range(turns)]
-
-
-def affordable(seconds: Sequence[float], most: float) -> int:
-    """Return how many of the first prompts take at most `most` seconds together, at least 1."""
-    return max(1, sum(total <= most for total in accumulate(seconds)))
 
 
 def speed_of(turns: Sequence[bench.Turn], name: str) -> Speed:

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import mlx.core as mx
 from ..decoding import LanguageModel, in_order_of_length
 from ..files import LineFile
 from ..generation import SpeculativeDecoder
-from ..models import T5Config
+from ..models import T5, additive
 from .data import Example
 
 POOL = 2048  # labels that are sorted by length together
@@ -27,10 +28,6 @@ class Label:
     line: int  # the number of the prompt's line in its file, from 1
     prompt: list[int]  # source ids, EOS included
     tokens: list[int]  # target ids; EOS is the last unless `max_tokens` cut the output
-
-    def to_json(self) -> bytes:
-        """Return one line of JSON, newline included."""
-        return json.dumps(vars(self), separators=(",", ":")).encode() + b"\n"
 
 
 def label(
@@ -48,15 +45,15 @@ def label(
 ) -> list[Label]:
     """Label examples, in their order, and return the labels.
 
-    The label of an example with a completion is that; all others are the target's own outputs. A
-    sampled one depends on its place among the examples and the seed. Each chunk is decoded by
-    itself and synced with the disk, so that a killed run that is resumed, with the same options,
-    gives the same bytes.
+    An example's completion is its label; without one the target generates it. A sampled label
+    depends on its place among the examples and the seed. The file at `path` gets a line of JSON
+    for each; a line that is not the label of its example is refused. Each chunk is decoded by
+    itself and synced with the disk, and whole chunks are kept, so that a killed run that is
+    resumed, with the same options, gives the same bytes.
 
-    The file at `path` gets one line of JSON for each label; whole chunks in it are kept. `enough`
-    takes all labels so far, after each chunk, and True ends the labelling. `progress` takes the
-    numbers of examples labelled so far and of tokens in their labels, at the start and as each
-    output ends. A file with a line that is not the label of its example is refused.
+    `enough` takes all labels so far, after each chunk, and True ends the labelling. `progress`
+    takes the numbers of examples labelled so far and of tokens in their labels, at the start and as
+    each output ends.
     """
     # What was allowed in the data may be longer than the target was made for.
     longest = max((len(example.prompt) for example in examples), default=0)
@@ -91,7 +88,8 @@ def label(
                 tokens += len(output)
                 progress(first + len(found), tokens)
             new = [Label(e.line, e.prompt, found[i]) for i, e in part.items()]
-            file.append_bytes(b"".join(each.to_json() for each in new), sync=True)
+            lines = (json.dumps(vars(each), separators=(",", ":")) + "\n" for each in new)
+            file.append_bytes("".join(lines).encode(), sync=True)
             labels += new
         return labels
 
@@ -105,7 +103,9 @@ def _whole_chunks(
     for raw, example in zip(file.lines(), examples, strict=False):
         if not raw.endswith(b"\n"):
             break
-        label = _parse(raw)
+        label = None
+        with suppress(ValueError, TypeError):
+            label = Label(**json.loads(raw))
         if label is None or (label.line, label.prompt) != (example.line, example.prompt):
             raise ValueError(
                 f"{path}, line {len(labels) + 1}, is not a label of line {example.line} of the "
@@ -119,40 +119,43 @@ def _whole_chunks(
     return labels[:kept]
 
 
-def _parse(raw: bytes) -> Label | None:
-    try:
-        return Label(**json.loads(raw))
-    except (ValueError, TypeError):
-        return None
-
-
 @dataclass(frozen=True)
 class LabelBatch:
-    """Labelled prompts, padded."""
+    """Labelled prompts, encoded and padded."""
 
-    sources: mx.array  # (B, S) int32
-    source_mask: mx.array  # (B, S) bool, True at real tokens
+    memory: mx.array  # the encoder's output, (B, S, d_model) in the target's type
+    mask: mx.array  # what to add to attention's scores, (B, 1, 1, S)
     # What the decoder reads, the start token and then all labels but the last, (B, L) int32.
     fed: mx.array
     # Where `fed` is real, as indices of the flattened (B * L,) array, (P,) int32.
     positions: mx.array
     labels: mx.array  # the token after each of these, (P,) int32
 
+    def real(self, x: mx.array) -> mx.array:
+        """Return the rows of (B, L, d) at these positions, (P, d)."""
+        return x.reshape(-1, x.shape[-1])[self.positions]
 
-def make_batch(examples: Sequence[Label], config: T5Config) -> LabelBatch:
-    """Pad examples to one batch for a target of that configuration."""
-    start, pad = config.decoder_start_token_id, config.pad_token_id
+
+def make_batch(examples: Sequence[Label], target: T5) -> LabelBatch:
+    """Encode examples and pad them to one batch."""
+    start, pad = target.config.decoder_start_token_id, target.config.pad_token_id
+
+    def padded(rows: Sequence[list[int]], width: int) -> mx.array:
+        return mx.array([row + [pad] * (width - len(row)) for row in rows], dtype=mx.int32)
+
     sources = [example.prompt for example in examples]
     fed = [[start, *example.tokens[:-1]] for example in examples]
     width, length = max(map(len, sources)), max(map(len, fed))
+    real = mx.array([len(ids) for ids in sources])[:, None] > mx.arange(width)
+    mask = additive(real, target.dtype)
+    memory = target.encoder(target.shared(padded(sources, width)), mask)
+    mx.eval(memory)
     positions = [row * length + i for row, ids in enumerate(fed) for i in range(len(ids))]
+    labels = [token for example in examples for token in example.tokens]
     return LabelBatch(
-        mx.array([ids + [pad] * (width - len(ids)) for ids in sources], dtype=mx.int32),
-        mx.array([len(ids) for ids in sources])[:, None] > mx.arange(width),
-        mx.array([ids + [pad] * (length - len(ids)) for ids in fed], dtype=mx.int32),
-        mx.array(positions, dtype=mx.int32),
-        mx.array([token for example in examples for token in example.tokens], dtype=mx.int32),
-    )
+        memory, mask, padded(fed, length),
+        mx.array(positions, dtype=mx.int32), mx.array(labels, dtype=mx.int32),
+    )  # fmt: skip
 
 
 def group(examples: Sequence[Label], batch_tokens: int) -> list[list[Label]]:

@@ -8,12 +8,12 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from ..checkpoints import dtype_name, load_draft, read_json, save_draft
 from ..errors import shown
@@ -22,11 +22,10 @@ from ..models import T5, SharingConfig, SharingDraft, copy_layers, sample_weight
 from .data import Data, Example
 from .judgement import Judgement, Task, judge
 from .labels import Label, label
-from .training import AGAIN, Agreement, DistillOptions, Training, agreement
+from .training import DistillOptions, Training, agreement
 
 SUFFIX = ".distill"
-SETTINGS, STEPS, SPENT = "settings.json", "steps.json", "spent.json"
-LABELLED = "labelled.json"  # how many prompts have labels, by split
+RUN = "run.json"  # its `_State`
 INPUTS = {"data": "other data", "target": "another target"}  # settings that are digests
 LABEL_CHUNK = 256  # prompts that are labelled between two syncs with the disk, at most
 HELD_OUT_SHARE, LABEL_SHARE = 0.15, 0.4  # of the minutes, after which labels are enough
@@ -88,11 +87,10 @@ def distill(
         "target": sha256(sample_weights(task.target).encode()).hexdigest()[:DIGITS],
         "start_from": task.start.fingerprint[:DIGITS] if task.start else None,
     }
-    with folder.begun(settings):
-        run = _Run(task, data, folder, options, report)
+    with folder.begun(settings) as state:
+        run = _Run(task, data, folder, state, options, report)
         valid, train = run.label()
-        draft, history = run.train(train, valid)
-        return run.judge(draft, train, valid, history, output)
+        return run.judge(run.train(train, valid), valid, output)
 
 
 def check_output(output: Path) -> None:
@@ -136,6 +134,19 @@ def new_draft(
     return draft
 
 
+@dataclass
+class _State:
+    """What a run keeps in run.json, with which it resumes."""
+
+    settings: dict[str, Any]
+    seconds: float = 0.0  # in all its processes
+    labelled: dict[str, int] = field(default_factory=dict)  # prompts, by split, where it is done
+    steps: int = 0  # to take; 0: not known yet
+    checks: int = 0  # to make while training
+    losses: list[float] = field(default_factory=list)  # by step
+    history: list[dict[str, Any]] = field(default_factory=list)  # by check
+
+
 class RunFolder:
     """OUTPUT.distill, beside the output; removed when the output is complete."""
 
@@ -143,9 +154,10 @@ class RunFolder:
         self.path = output.with_name(output.name + SUFFIX)
 
     @contextmanager
-    def begun(self, settings: Mapping[str, Any]) -> Iterator[None]:
+    def begun(self, settings: dict[str, Any]) -> Iterator[_State]:
         """Make the folder, or resume its run if the settings are the same; lock it meanwhile."""
-        if self.path.exists() and self.read(SETTINGS) is None:
+        path = self.path / RUN
+        if self.path.exists() and not path.exists():
             # A run killed at its very start leaves these.
             first = ("lock", PARTIAL)
             if any(not path.name.startswith(first) for path in self.path.iterdir()):
@@ -156,65 +168,37 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("a") as file:
             lock(file.fileno(), f"another process is at work in {self.path}: wait for it to end")
-            known = self.read(SETTINGS)
-            if known is None:
-                known = dict(settings)
-                self.write(SETTINGS, known)
+            if not path.exists():
+                self.write(RUN, asdict(_State(settings)))
+            state = _read(path)
             for name, value in settings.items():
-                if known.get(name) != value:
-                    before = INPUTS.get(name) or _as_option(name, known.get(name))
+                if state.settings.get(name) != value:
+                    before = INPUTS.get(name) or _as_option(name, state.settings.get(name))
                     now = "" if name in INPUTS else f", and this one has {_as_option(name, value)}"
                     raise ValueError(
                         f"the run in {self.path} was started with {before}{now}: "
                         "use the same to resume it, or delete the folder to start over"
                     )
-            yield
-
-    def read(self, name: str, **kinds: Any) -> dict[str, Any] | None:
-        """Return the object in a JSON file, its entries of these kinds; None if there is none."""
-        path = self.path / name
-        if not path.exists():
-            return None
-        again = "delete the folder to start over" if name in (SETTINGS, STEPS) else AGAIN
-        found = read_json(path, again=again)
-        for entry, kind in kinds.items():
-            if not isinstance(value := found.get(entry), kind):
-                raise ValueError(f"{path} has {shown(value)} as {entry}: {again}")
-        return found
+            yield state
 
     def write(self, name: str, value: Any) -> None:
         """Write a JSON file, whole or not at all."""
         write_whole(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
 
 
+def _read(path: Path) -> _State:
+    again = "delete the folder to start over"
+    found = read_json(path, again=again)
+    for entry, kind in get_type_hints(_State).items():
+        if not isinstance(value := found.get(entry), get_origin(kind) or kind):
+            raise ValueError(f"{path} has {shown(value)} as {entry}: {again}")
+    return _State(**found)
+
+
 def _as_option(name: str, value: Any) -> str:
     """Return an option as it is typed."""
     option = f"--{name.replace('_', '-')}"
     return f"no {option}" if value is None else f"{option} {shlex.quote(str(value))}"
-
-
-class _Time:
-    """The seconds that a run has taken, in all its processes, and those it may take."""
-
-    def __init__(self, folder: RunFolder, minutes: float | None) -> None:
-        self.limit = None if minutes is None else 60 * minutes
-        self._folder = folder
-        self._before = float((folder.read(SPENT, seconds=float) or {"seconds": 0.0})["seconds"])
-        self._began = perf_counter()
-
-    @property
-    def spent(self) -> float:
-        """Seconds since the run began, those between its processes left out."""
-        return self._before + perf_counter() - self._began
-
-    def save(self) -> None:
-        """Keep the seconds for a process that resumes the run."""
-        self._folder.write(SPENT, {"seconds": self.spent})
-
-    def left(self, share: float = 1.0) -> float:
-        """Return the seconds until a share of the limit is spent."""
-        assert self.limit is not None
-        return max(0.0, self.limit * share - self.spent)
 
 
 @dataclass
@@ -224,55 +208,73 @@ class _Run:
     task: Task
     data: Data
     folder: RunFolder
+    state: _State
     options: DistillOptions
     report: Report
 
     def __post_init__(self) -> None:
-        self.time = _Time(self.folder, self.options.minutes)
+        self._began = perf_counter() - self.state.seconds  # if nothing had stopped it
+        minutes = self.options.minutes
+        self._limit = math.inf if minutes is None else 60 * minutes
+
+    @property
+    def spent(self) -> float:
+        """Seconds that the run has taken, those between its processes left out."""
+        return perf_counter() - self._began
+
+    def left(self, share: float = 1.0) -> float:
+        """Return the seconds until a share of the minutes is spent, if there are minutes."""
+        return max(0.0, self._limit * share - self.spent)
+
+    def save(self) -> None:
+        """Write the state."""
+        self.state.seconds = self.spent
+        self.folder.write(RUN, asdict(self.state))
 
     def label(self) -> tuple[list[Label], list[Label]]:
         """Label the prompts, those held out first; return held-out labels and others."""
-        # How many prompts have labels, of the splits that are done.
-        known = self.folder.read(LABELLED, valid=int | None, train=int | None) or {}
+        options, train = self.options, self.data.train
         # The draft will be judged by what the target says, whatever the file gives.
-        held_out = [replace(example, completion=None) for example in self.data.valid]
-        found = []
-        for split, examples in (("valid", held_out), ("train", self.data.train)):
-            found.append(self._label(split, examples[: known.get(split)]))
-            if split not in known:
-                known[split] = len(found[-1])
-                self.folder.write(LABELLED, known)
-        return found[0], found[1]
+        valid = [replace(example, completion=None) for example in self.data.valid]
+        wanted = (options.num_steps or math.inf) * options.batch_tokens
+        return (
+            self._label("valid", valid, "labelling held-out prompts", HELD_OUT_SHARE, 0.0),
+            self._label(
+                "train", train, "labelling prompts", LABEL_SHARE, options.temperature, wanted
+            ),
+        )
 
-    def _label(self, split: str, examples: Sequence[Example]) -> list[Label]:
-        """Label prompts while they are wanted, for the steps or in their share of the minutes."""
-        options, time, chunk = self.options, self.time, LABEL_CHUNK
-        stage, share = "labelling held-out prompts", HELD_OUT_SHARE
-        temperature, wanted = 0.0, math.inf
-        if split == "train":
-            stage, share, temperature = "labelling prompts", LABEL_SHARE, options.temperature
-            wanted = (options.num_steps or math.inf) * options.batch_tokens
-        if time.limit is not None:  # which is looked at after each chunk
+    def _label(
+        self,
+        split: str,
+        examples: Sequence[Example],
+        stage: str,
+        share: float,
+        temperature: float,
+        wanted: float = math.inf,
+    ) -> list[Label]:
+        """Label until there are `wanted` tokens, or a share of the minutes is spent."""
+        options, labelled = self.options, self.state.labelled
+        examples = examples[: labelled.get(split)]
+        chunk = LABEL_CHUNK
+        if options.minutes is not None:  # the time is looked at after each chunk
             chunk = min(chunk, 8 * options.label_batch)
         first: tuple[int, float] | None = None  # labels and time at the first report
         sources = sum(len(each.prompt) for each in examples) / len(examples)
 
         def enough(labels: Sequence[Label]) -> bool:
-            time.save()
-            if time.limit is not None:
-                return not time.left(share)
-            return sum(len(each.prompt) + len(each.tokens) for each in labels) >= wanted
+            self.save()
+            tokens = sum(len(each.prompt) + len(each.tokens) for each in labels)
+            return not self.left(share) or tokens >= wanted
 
         def progress(done: int, tokens: int) -> None:
             nonlocal first
-            first = first or (done, time.spent)
-            new, total = done - first[0], math.inf
-            if new and time.limit is not None:
-                seconds = max(time.spent - first[1], 1e-9)
-                total = done + new * time.left(share) / seconds
-            elif new:
-                total = max(done, wanted / (sources + tokens / done))
-            total = min(total, len(examples))
+            first = first or (done, self.spent)
+            total: float = len(examples)
+            if new := done - first[0]:
+                seconds = max(self.spent - first[1], 1e-9)
+                by_time = done + new * self.left(share) / seconds
+                total = min(total, by_time, max(done, wanted / (sources + tokens / done)))
             self.report(Progress(stage, done, round(total), tokens))
 
         labels = label(
@@ -282,33 +284,35 @@ class _Run:
         )  # fmt: skip
         tokens = sum(len(each.tokens) for each in labels)
         self.report(Progress(stage, len(labels), len(labels), tokens))
+        labelled[split] = len(labels)
+        self.save()
         return labels
 
-    def train(
-        self, labels: Sequence[Label], valid: Sequence[Label]
-    ) -> tuple[SharingDraft, list[dict[str, Any]]]:
-        """Train, and return the draft and the history of its loss and its tokens per pass."""
-        folder = self.folder
-        steps, checks = self._steps(labels, valid)
-        training = self._training(labels, steps)
-        state = folder.path / "state.safetensors"
-        known = folder.read("progress.json", losses=list, history=list)
-        if known and state.exists():
-            training.restore(state)
-        known = known or {"losses": [], "history": []}
-        losses: list[float] = known["losses"][: training.step_number]
-        history = [each for each in known["history"] if each["step"] <= training.step_number]
-        every, saved = -(-steps // checks), perf_counter()
+    def train(self, labels: Sequence[Label], valid: Sequence[Label]) -> SharingDraft:
+        """Train, and keep the losses and the history of tokens per pass in the state."""
+        state, path = self.state, self.folder.path / "state.safetensors"
+        if self.options.num_steps is not None:
+            state.steps, state.checks = self.options.num_steps, CHECKS
+        elif not state.steps:
+            self._plan(labels, valid)
+        training, steps = self._training(labels, state.steps), state.steps
+        if path.exists():
+            training.restore(path)
+        # Steps after the saved one are taken again.
+        losses = state.losses = state.losses[: training.step_number]
+        history = [each for each in state.history if each["step"] <= training.step_number]
+        state.history = history
+        every, saved = -(-steps // state.checks), perf_counter()
         while (step := training.step_number + 1) <= steps:
             losses.append(training.step())
             if not math.isfinite(losses[-1]):
                 raise ValueError(
-                    f"the loss is {losses[-1]} at step {step}: delete {folder.path} and use a "
+                    f"the loss is {losses[-1]} at step {step}: delete {self.folder.path} and use a "
                     "smaller --learning-rate"
                 )
             tokens = None
             if step % every == 0 or step == steps:
-                found = self._agreement(training, valid)
+                found = agreement(training.draft, valid, self.options.batch_tokens)
                 tokens = found.tokens_per_pass(CHECK_DRAFT)
                 since = losses[history[-1]["step"] if history else 0 :]
                 history.append({
@@ -318,67 +322,50 @@ class _Run:
             self.report(Progress("training", step, steps, loss=losses[-1], tokens_per_pass=tokens))
             late = perf_counter() - saved > SAVE_SECONDS
             if step % SAVE_EVERY == 0 or step == steps or late:
-                folder.write("progress.json", {"losses": losses, "history": history})
-                training.save(state)
-                self.time.save()
+                self.save()
+                training.save(path)
                 saved = perf_counter()
-        return training.draft, history
-
-    def _agreement(self, training: Training, valid: Sequence[Label]) -> Agreement:
-        return agreement(training.draft, valid, self.options.batch_tokens, training.output_weight)
+        return training.draft
 
     def _training(self, labels: Sequence[Label], steps: int) -> Training:
         draft = new_draft(self.task.target, self.options, self.task.start)
         return Training(draft, labels, self.options, steps)
 
-    def _steps(self, labels: Sequence[Label], valid: Sequence[Label]) -> tuple[int, int]:
-        """Return the numbers of steps and of checks; where minutes are given, by a trial.
+    def _plan(self, labels: Sequence[Label], valid: Sequence[Label]) -> None:
+        """Choose how many steps and checks there are, by a trial, for the minutes that are left.
 
         Checks get at most a fifth of the time.
         """
-        folder = self.folder
-        if self.options.num_steps is not None:
-            return self.options.num_steps, CHECKS
-        if known := folder.read(STEPS, steps=int, checks=int):
-            return known["steps"], known["checks"]
         trial = self._training(labels, 10**6)
         times = [_seconds(trial.step) for _ in range(TRIAL + 1)]
-        check = _seconds(lambda: self._agreement(trial, valid))
-        state = folder.path / "trial.safetensors"
-        step, save = median(times[1:]), _seconds(lambda: trial.save(state))
-        state.unlink()
+        check = _seconds(lambda: agreement(trial.draft, valid, self.options.batch_tokens))
+        path = self.folder.path / "trial.safetensors"
+        step, save = median(times[1:]), _seconds(lambda: trial.save(path))
+        path.unlink()
         step += save * max(1 / SAVE_EVERY, step / SAVE_SECONDS)
         # The draft is compared once more before it is judged.
-        left = self.time.left(1 - JUDGE_SHARE) - check
-        checks = max(1, min(CHECKS, int(0.2 * left / max(check, 1e-9))))
-        steps = max(1, int((left - checks * check) / step))
-        folder.write(STEPS, {"steps": steps, "checks": checks})
-        return steps, checks
+        left = self.left(1 - JUDGE_SHARE) - check
+        self.state.checks = max(1, min(CHECKS, int(0.2 * left / max(check, 1e-9))))
+        self.state.steps = max(1, int((left - self.state.checks * check) / step))
+        self.save()
 
-    def judge(
-        self,
-        trained: SharingDraft,
-        labels: Sequence[Label],
-        valid: Sequence[Label],
-        history: Sequence[Mapping[str, Any]],
-        output: Path,
-    ) -> Judgement:
+    def judge(self, trained: SharingDraft, valid: Sequence[Label], output: Path) -> Judgement:
         """Judge the draft as it will be loaded, and write its folder."""
-        task, options, folder = self.task, self.options, self.folder
-        draft_folder = folder.path / "draft"
-        save_draft(draft_folder, trained, task.name)
-        draft = load_draft(draft_folder, task.target)
+        task, options, folder, state = self.task, self.options, self.folder, self.state
+        save_draft(folder.path / "draft", trained, task.name)
+        draft = load_draft(folder.path / "draft", task.target)
         found = agreement(draft, valid, options.batch_tokens)
-        made = {"steps": history[-1]["step"], "labels": len(labels), "held_out": len(valid)}
-        made_by = {k: v for k, v in ((folder.read(SETTINGS) or {}) | made).items() if v is not None}
+        done = state.labelled
+        made = {"steps": state.steps, "labels": done["train"], "held_out": done["valid"]}
+        made_by = {k: v for k, v in (state.settings | made).items() if v is not None}
         judgement = judge(
             task, draft, output.name, [each.prompt for each in valid], found,
             made_by=made_by, max_tokens=options.max_tokens,
-            max_seconds=MAX_JUDGING if options.minutes is None else self.time.left(),
+            max_seconds=MAX_JUDGING if options.minutes is None else self.left(),
             progress=lambda done, total: self.report(Progress("judging", done, total)),
         )  # fmt: skip
         folder.write("judgement.json", judgement.to_json())
-        folder.write("history.json", history)
+        folder.write("history.json", state.history)
         (folder.path / "README.md").write_text(judgement.as_markdown(), encoding="utf-8")
         files = [folder.path / name for name in ("README.md", "judgement.json", "history.json")]
         check_output(output)  # the name may have been taken meanwhile

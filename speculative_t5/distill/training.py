@@ -18,13 +18,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..decoding import Sampler, argmax
 from ..errors import check_number, check_options, option
 from ..files import replacing
-from ..models import T5, SharingDraft, additive, plain_weight
+from ..models import T5, SharingDraft, plain_weight
 from .labels import Label, LabelBatch, batches, group, make_batch
 
 LossName = Literal["ce", "kl", "ce+kl", "tv", "lk"]
 LOSSES: tuple[LossName, ...] = get_args(LossName)
 LOGITS = 2**22  # that exist at a time, of draft and target each
-AGAIN = "delete the file, and run the same command again"
 DEFAULT_STEPS = 2000
 WARM_UP, CLIP = 50, 1.0  # steps; norm of the gradient
 # Numbers of 4 bytes that exist at the peak. Counted by `mx.get_peak_memory` on the CPU for one and
@@ -98,25 +97,24 @@ class Training:
         self._options = options
         self._steps = steps
         draft.decoder.set_dtype(mx.float32)
-        self.output_weight = output_weight(draft)
-        mx.eval(self.output_weight)
+        self._output_weight = output_weight(draft)
+        mx.eval(self._output_weight)
         self._optimizer = optim.Adam(options.learning_rate, betas=[0.9, 0.99], bias_correction=True)
         self._optimizer.init(draft.decoder.trainable_parameters())
         self._batches = batches(labels, options.batch_tokens, options.seed)
 
     def step(self) -> float:
         """Train on the next batch, and return its loss per token."""
-        target, loss, weight = self.draft.target, self._options.loss, self.output_weight
-        batch = make_batch(next(self._batches), target.config)
+        target, loss, weight = self.draft.target, self._options.loss, self._output_weight
+        batch = make_batch(next(self._batches), target)
         self._optimizer.learning_rate = mx.array(self._rate())
-        memory, mask = encoded(target, batch)
         target_logits, widest = None, weight.shape[0]
         if loss != "ce":
-            target_logits, widest = logits_of(target, batch, memory, mask), target.info.vocab_size
+            target_logits, widest = logits_of(target, batch), target.info.vocab_size
 
         def surrogate(decoder: nn.Module) -> tuple[mx.array, float]:
             """Return a scalar with the loss's gradient, and the loss."""
-            hidden = last_hidden(self.draft, batch, memory, mask)
+            hidden = last_hidden(self.draft, batch)
             value, gradient = head_loss(loss, hidden, weight, batch.labels, target_logits, widest)
             count = batch.labels.size
             return (hidden * gradient / count).sum(), value / count
@@ -146,7 +144,9 @@ class Training:
         try:
             arrays, metadata = cast(Any, mx.load(str(path), return_metadata=True))
         except RuntimeError as error:
-            raise ValueError(f"{path} is truncated or damaged: {AGAIN}") from error
+            raise ValueError(
+                f"{path} is truncated or damaged: delete the file, and run the same command again"
+            ) from error
         state = cast(dict[str, Any], tree_unflatten(list(arrays.items())))
         self.draft.decoder.update(state["decoder"])
         self._optimizer.state = state["optimizer"]
@@ -173,8 +173,7 @@ def head_loss(
         hidden: What the output matrix multiplies, (P, d_model) float32, as the gradient.
         weight: The output matrix, (V, d_model), of the ids that the draft may propose.
         labels: The target's tokens, (P,) int32; ids of V and above do not count for "ce".
-        target_logits: Given the ends of a range of positions, returns the target's logits there,
-            (range, all its ids). None for "ce", which needs none.
+        target_logits: Returns the target's logits of a range of positions; None for "ce".
         widest: The most logits of a position, of `weight` or `target_logits`.
     """
     rows = max(1, LOGITS // widest)
@@ -227,36 +226,20 @@ def loss_sum(
     return -mx.log(mx.maximum(overlap, 1e-6)).sum()
 
 
-def encoded(target: T5, batch: LabelBatch) -> tuple[mx.array, mx.array]:
-    """Return the encoder's output, (B, S, d_model), and the additive mask, (B, 1, 1, S)."""
-    mask = additive(batch.source_mask, target.dtype)
-    memory = target.encoder(target.shared(batch.sources), mask)
-    mx.eval(memory)
-    return memory, mask
-
-
-def logits_of(
-    target: T5, batch: LabelBatch, memory: mx.array, mask: mx.array
-) -> Callable[[int, int], mx.array]:
+def logits_of(target: T5, batch: LabelBatch) -> Callable[[int, int], mx.array]:
     """Return the `target_logits` of `head_loss`."""
-    hidden = at_positions(target.decode(memory, batch.fed, mask), batch)
+    hidden = batch.real(target.decode(batch.memory, batch.fed, batch.mask))
     mx.eval(hidden)
     return lambda first, last: target.logits(hidden[None, first:last])[0].astype(mx.float32)
 
 
-def last_hidden(
-    draft: SharingDraft, batch: LabelBatch, memory: mx.array, mask: mx.array
-) -> mx.array:
+def last_hidden(draft: SharingDraft, batch: LabelBatch) -> mx.array:
     """Return what the draft's output matrix multiplies at each of the batch's positions, (P, d)."""
-    read = [x.astype(mx.float32) for x in (draft.target.shared(batch.fed), memory, mask)]
-    x = at_positions(draft.decoder.whole(*read), batch)
+    embedded = draft.target.shared(batch.fed)
+    read = [x.astype(mx.float32) for x in (embedded, batch.memory, batch.mask)]
+    x = batch.real(draft.decoder.whole(*read))
     hidden: mx.array = draft.decoder.norm(x) * draft.target.head.scale
     return hidden
-
-
-def at_positions(x: mx.array, batch: LabelBatch) -> mx.array:
-    """Return the rows of (B, L, d) at the batch's positions, (P, d)."""
-    return x.reshape(-1, x.shape[-1])[batch.positions]
 
 
 def output_weight(draft: SharingDraft) -> mx.array:
@@ -272,9 +255,7 @@ class Agreement:
     number of drafted tokens: up to its first wrong token a draft follows the true tokens, which are
     those that the pass has read.
 
-    Args:
-        rows: For each output, whether the draft has each token right, given the true tokens before
-            it; EOS included.
+    `rows` say for each output whether the draft has each token right, EOS included.
     """
 
     def __init__(self, rows: Sequence[Sequence[bool]]) -> None:
@@ -308,19 +289,14 @@ class Agreement:
                 pos += right + 1
 
 
-def agreement(
-    draft: SharingDraft,
-    labels: Sequence[Label],
-    batch_tokens: int,
-    weight: mx.array | None = None,
-) -> Agreement:
+def agreement(draft: SharingDraft, labels: Sequence[Label], batch_tokens: int) -> Agreement:
     """Compare the draft's greedy choices with labels, which are the target's greedy outputs."""
     rows: list[list[bool]] = []
-    weight = output_weight(draft) if weight is None else weight
+    weight = output_weight(draft)
+    step = max(1, LOGITS // weight.shape[0])
     for examples in group(labels, batch_tokens):
-        batch = make_batch(examples, draft.target.config)
-        hidden = last_hidden(draft, batch, *encoded(draft.target, batch))
-        step = max(1, LOGITS // weight.shape[0])
+        batch = make_batch(examples, draft.target)
+        hidden = last_hidden(draft, batch)
         parts = range(0, len(batch.labels), step)
         chosen = mx.concatenate([argmax(hidden[i : i + step] @ weight.T) for i in parts])
         right = iter(cast(list[bool], (chosen == batch.labels).tolist()))
@@ -337,9 +313,8 @@ def training_memory(draft: SharingDraft, options: DistillOptions, length: float)
     inner = config.d_ff * (2 if config.gated else 1)
     scores = 2 * length * config.num_heads
     token = config.num_decoder_layers * (WIDTH * config.d_model + INNER * inner + SCORES * scores)
-    activations = options.batch_tokens / 2 * token
-    heads = HEADS[options.loss != "ce"] * LOGITS
-    numbers = OWN * own_parameters(draft) + heads + activations
+    numbers = OWN * own_parameters(draft) + options.batch_tokens / 2 * token
+    numbers += HEADS[options.loss != "ce"] * LOGITS
     output = draft.target.output
     if hasattr(output, "scales") or output.weight.dtype != mx.float32:
         ids = draft.draft_vocab or draft.info.vocab_size
