@@ -65,11 +65,10 @@ def sweep(
     timed: bool = False,
     progress: Callable[[], None] = lambda: None,
 ) -> Turn:
-    """Decode each prompt in all ways, and return one turn.
+    """Decode each prompt in all ways, in a new order for each.
 
-    For each prompt the ways come in a new order, so that ratios hold even if the machine's speed
-    drifts. The first use of everything is slower: sweep once more before figures count. `timed`
-    measures parts of rounds, with a wait after each draft. `progress` is called after each output.
+    The first use of everything is slower: sweep once more before figures count. `timed` measures
+    parts of rounds, with a wait after each draft. `progress` is called after each output.
     """
     turn: dict[str, list[Run]] = {variant.name: [] for variant in variants}
     for prompt in prompts:
@@ -184,13 +183,12 @@ def measure(
                 "to measure: give longer prompts, a larger --max-tokens or a smaller "
                 "--num-draft"
             )
-    drafting = [variant.decoder for variant in variants if variant.decoder.draft]
-    decoder = [*drafting, variants[0].decoder][0]
+    decoders = [variant.decoder for variant in variants]
+    decoder = next((each for each in decoders if each.draft), decoders[0])
     found = {
         shape_of(variant, outcome)
         for variant in variants
-        for run in timed[variant.name]
-        for outcome in run.outcomes[1:]
+        for outcome in later_outcomes(timed[variant.name])
     }
     shapes = sorted(found | {(k, length) for k, _ in found for length in (1, k + 1)})
     length = max(1, round(fmean(len(run.tokens) for run in timed[PLAIN]) / 2))
@@ -198,7 +196,7 @@ def measure(
     def bare_costs() -> Costs:
         target = Stepper(decoder.model, prompts[0], length)
         draft = Stepper(decoder.draft, prompts[0], length) if decoder.draft else None
-        return measure_costs(target, draft, shapes, drafted_ids(decoder))
+        return measure_costs(target, draft, shapes, drafted_ids(decoder), MIN_SECONDS)
 
     bare_costs()
     measured, costs = [], []
@@ -220,18 +218,15 @@ def make_report(
 
     def theory(runs: Sequence[Run], costs: Costs) -> float:
         """Return the speed-up that these rounds would have if only bare passes took time."""
-        outcomes = [outcome for run in runs for outcome in run.outcomes[1:]]
-        seconds = sum(costs.seconds(*shape_of(variant, outcome)) for outcome in outcomes)
-        return costs.plain * emitted_later(runs) / seconds
+        shapes = (shape_of(variant, outcome) for outcome in later_outcomes(runs))
+        return costs.plain * emitted_later(runs) / sum(costs.seconds(*shape) for shape in shapes)
 
     speedups = [gain([turn], name, later_per_second) for turn in turns]
     theories = [theory(turn[name], cost) for turn, cost in zip(turns, costs, strict=True)]
-    outcomes = [outcome for run in last for outcome in run.outcomes]
-    drafted = sum(sum(outcome.num_drafted) for outcome in outcomes)
-    accepted = sum(sum(outcome.num_accepted) for outcome in outcomes)
-    parts = [outcome for run in timed for outcome in run.outcomes[1:]]
-    draft_ms = 1e3 * fmean(outcome.draft_seconds for outcome in parts)
-    verify_ms = 1e3 * fmean(outcome.verify_seconds for outcome in parts)
+    drafted = sum(sum(outcome.num_drafted) for run in last for outcome in run.outcomes)
+    accepted = sum(sum(outcome.num_accepted) for run in last for outcome in run.outcomes)
+    draft_ms = 1e3 * fmean(outcome.draft_seconds for outcome in later_outcomes(timed))
+    verify_ms = 1e3 * fmean(outcome.verify_seconds for outcome in later_outcomes(timed))
     return Report(
         name=name,
         tokens_per_second=typical(turns, name, tokens_per_second),
@@ -254,6 +249,10 @@ def make_report(
 def shape_of(variant: Variant, outcome: Outcome) -> tuple[int, int]:
     """Return the tokens that a model drafted in a round, and those of the target's pass."""
     return outcome.num_draft if variant.decoder.draft else 0, 1 + max(outcome.num_drafted)
+
+
+def later_outcomes(runs: Sequence[Run]) -> list[Outcome]:
+    return [outcome for run in runs for outcome in run.outcomes[1:]]
 
 
 def emitted_later(runs: Sequence[Run]) -> int:
@@ -288,19 +287,17 @@ def measure_costs(
     draft: Stepper | None,
     shapes: Sequence[tuple[int, int]],
     vocab_size: int,
-    *,
-    min_seconds: float | None = None,
+    min_seconds: float,
 ) -> Costs:
     """Measure bare costs of rounds (K, L); drafts are of the first `vocab_size` ids.
 
-    Each is measured for `min_seconds`, by default `MIN_SECONDS`, and at least `REPEATS` times.
+    Each is measured for `min_seconds`, and at least `REPEATS` times.
     """
-    enough = MIN_SECONDS if min_seconds is None else min_seconds
 
     def seconds(num_draft: int, length: int) -> float:
         samples: list[float] = []
         first = time.perf_counter()
-        while len(samples) < REPEATS or time.perf_counter() - first < enough:
+        while len(samples) < REPEATS or time.perf_counter() - first < min_seconds:
             began = time.perf_counter()
             drafted = draft.draft(num_draft, vocab_size) if draft else []
             target.verify(length, drafted)
