@@ -252,6 +252,7 @@ def shape_of(variant: Variant, outcome: Outcome) -> tuple[int, int]:
 
 
 def later_outcomes(runs: Sequence[Run]) -> list[Outcome]:
+    """Return the outcomes of all rounds but the first of each output."""
     return [outcome for run in runs for outcome in run.outcomes[1:]]
 
 

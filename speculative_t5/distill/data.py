@@ -188,7 +188,6 @@ class _Reader:
 
 
 def _form_of(path: Path) -> Format:
-    """Return the format that a file's name stands for."""
     suffix = path.suffix.lower()
     if suffix in TABLES:
         raise ValueError(f"{path} is a table, expected lines of text or JSON Lines")

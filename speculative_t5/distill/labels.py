@@ -163,10 +163,9 @@ def group(examples: Sequence[Label], batch_tokens: int) -> list[list[Label]]:
 
     An example that has more makes a group of its own.
     """
-    ordered = sorted(examples, key=lambda each: (len(each.prompt), len(each.tokens), each.line))
     groups: list[list[Label]] = []
     width = length = 0
-    for example in ordered:
+    for example in sorted(examples, key=lambda e: (len(e.prompt), len(e.tokens), e.line)):
         width, length = max(width, len(example.prompt)), max(length, len(example.tokens))
         if not groups or (len(groups[-1]) + 1) * (width + length) > batch_tokens:
             groups.append([])

@@ -65,11 +65,9 @@ def distill(
     """Train a draft for a target, and write its folder.
 
     A run that was stopped resumes when it is called again; with `steps` rather than `minutes`, the
-    weights are then the same, byte for byte, as without the stop, on the same machine.
-
-    Meanwhile the run works in OUTPUT.distill beside the output. `report` is called after each
-    prompt, step and output. `read_by` are the options that the data were read by; a run resumes
-    with the same ones only.
+    weights are then the same, byte for byte, as without the stop, on the same machine. Meanwhile
+    it works in OUTPUT.distill. `report` is called after each prompt, step and output. `read_by` are
+    the options that the data were read by; a run resumes with the same ones only.
 
     Raises:
         ValueError: If the output exists, the options do not fit the target, the run that was
@@ -102,23 +100,19 @@ def check_output(output: Path) -> None:
 def check_options(target: T5, options: DistillOptions, start: SharingDraft | None = None) -> None:
     """Refuse options that do not fit the target, or the draft to train further."""
     config, size = target.config, target.info.vocab_size
-    if options.layers > (depth := config.num_decoder_layers):
-        raise ValueError(
-            f"layers must be at most {depth}, the target's own decoder layers, got {options.layers}"
-        )
-    if options.d_ff is not None and options.d_ff > config.d_ff:
-        raise ValueError(
-            f"d_ff must be at most {config.d_ff}, the target's own, got {options.d_ff}"
-        )
-    vocab, least = options.draft_vocab, target.info.eos_token_id + 1
-    if vocab is not None and not least <= vocab <= size:
+    layers, d_ff, vocab = options.layers, options.d_ff, options.draft_vocab
+    for name, asked, most, whose in (
+        ("layers", layers, config.num_decoder_layers, "the target's own decoder layers"),
+        ("d_ff", d_ff, config.d_ff, "the target's own"),
+    ):
+        if asked is not None and asked > most:
+            raise ValueError(f"{name} must be at most {most}, {whose}, got {asked}")
+    if vocab is not None and not (least := target.info.eos_token_id + 1) <= vocab <= size:
         raise ValueError(f"draft_vocab must be from {least} to {size}, got {vocab}")
-    if start is not None:
-        own, depth = start.own.d_ff, start.own.num_decoder_layers
-        pairs = {"layers": (options.layers, depth), "d_ff": (options.d_ff or own, own)}
-        for name, (asked, has) in pairs.items():
-            if asked != has:
-                raise ValueError(f"{name} must be {has}, as the first draft has, got {asked}")
+    own = start.own if start else SharingConfig(layers, d_ff or config.d_ff)
+    for name, asked, has in (("layers", layers, own.num_decoder_layers), ("d_ff", d_ff, own.d_ff)):
+        if asked is not None and asked != has:
+            raise ValueError(f"{name} must be {has}, as the first draft has, got {asked}")
 
 
 def new_draft(
@@ -196,7 +190,6 @@ def _read(path: Path) -> _State:
 
 
 def _as_option(name: str, value: Any) -> str:
-    """Return an option as it is typed."""
     option = f"--{name.replace('_', '-')}"
     return f"no {option}" if value is None else f"{option} {shlex.quote(str(value))}"
 
@@ -227,7 +220,6 @@ class _Run:
         return max(0.0, self._limit * share - self.spent)
 
     def save(self) -> None:
-        """Write the state."""
         self.state.seconds = self.spent
         self.folder.write(RUN, asdict(self.state))
 
@@ -376,7 +368,6 @@ class _Run:
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    """Return the seconds that an action takes."""
     began = perf_counter()
     action()
     return perf_counter() - began

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
 
@@ -127,26 +126,19 @@ def _errors(name: str, dtype: mx.Dtype) -> dict[str, float]:
     module.set_dtype(dtype)
     # The same weights for both: only the arithmetic differs.
     plain.update(tree_map(lambda weight: weight.astype(mx.float32), module.parameters()))
-    exact = _on_plain_cpu(plain, prompts, outputs)
+    mx.disable_compile()
+    try:
+        with mx.stream(mx.cpu):
+            model = plain if isinstance(plain, T5) else tiny.ready(plain)
+            exact = np.array(_whole(model, prompts, outputs))
+    finally:
+        mx.enable_compile()
     model = tiny.ready(module)
     return {
         "whole sequences": _error(_whole(model, prompts, outputs), exact),
         "steps": _error(_stepped(model, prompts, outputs), exact),
         "steady steps": _error(_stepped(model, prompts, outputs, width=6), exact),
     }
-
-
-def _on_plain_cpu(
-    module: nn.Module, prompts: Sequence[list[int]], outputs: Sequence[list[int]]
-) -> np.ndarray:
-    """Score outputs on the CPU, with nothing compiled."""
-    mx.disable_compile()
-    try:
-        with mx.stream(mx.cpu):
-            model = module if isinstance(module, T5) else tiny.ready(module)
-            return np.array(_whole(model, prompts, outputs))
-    finally:
-        mx.enable_compile()
 
 
 def _whole(
@@ -179,14 +171,12 @@ def _stepped(
     second row keeps fewer of the others than the first.
     """
     session, contexts = model.start(prompts, width=width)
-    begin = session.lengths
-    length = len(outputs[0])
+    begin, length = session.lengths, len(outputs[0])
     fed = [[c[-1], *o[:-1]] for c, o in zip(contexts, outputs, strict=True)]
     done = [0] * len(prompts)
     parts: list[list[mx.array]] = [[] for _ in prompts]
-    passes = itertools.cycle(sizes)
-    while min(done) < length:
-        size, tokens = next(passes), []
+    for size in itertools.cycle(sizes):
+        tokens = []
         for row, kept in zip(fed, done, strict=True):
             right = row[kept : kept + size]
             wrong = [3 + (7 * (kept + i)) % 150 for i in range(size + rejected - len(right))]
@@ -198,6 +188,8 @@ def _stepped(
             done[i] = kept + more
         session.truncate([b + kept for b, kept in zip(begin, done, strict=True)])
         mx.eval(found)
+        if min(done) == length:
+            break
     return mx.stack([mx.concatenate(each) for each in parts])
 
 
@@ -212,9 +204,7 @@ def rows(subject: Subject) -> Finding:
     The subject's own type is checked with its target, the others with a small random T5.
     """
     details: dict[str, Any] = {}
-    failures: list[str] = []
-    notes: list[str] = []
-    slow: list[str] = []
+    failures, notes, slow = list[str](), list[str](), list[str]()
     target = load(subject.model, dtype=subject.dtype)[0]
     own = dtype_of(target)
     for name, dtype in DTYPES.items():
@@ -257,10 +247,9 @@ def unlike_single_rows(model: LanguageModel) -> list[int]:
 
 def fed_alike(model: LanguageModel, width: int) -> bool:
     """Whether logits of steady passes have the same bits however the text before was fed."""
-    single, *others = (
-        _fed(model, TEXT, sizes, width) for sizes in ([1], [width], [3, 1, width, 2])
-    )
-    return all(_same_bits(single, other) for other in others)
+    single = _fed(model, TEXT, [1], width)
+    others = ([width], [3, 1, width, 2])
+    return all(_same_bits(single, _fed(model, TEXT, sizes, width)) for sizes in others)
 
 
 def _fed(

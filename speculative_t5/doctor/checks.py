@@ -36,17 +36,11 @@ LAST_LINES = 20  # of standard error, kept with a failure
 
 @dataclass(frozen=True)
 class Subject:
-    """The models that the checks are about; a check loads them if it needs them.
+    """The models that the checks are about; a check loads them if it needs them."""
 
-    Attributes:
-        model: The target's folder, or its name.
-        draft: The draft's; None for prompt lookup, which needs no model.
-        dtype: The type to compute in, by its name; None for what `load` chooses.
-    """
-
-    model: str = SHIPPED
-    draft: str | None = None
-    dtype: str | None = None
+    model: str = SHIPPED  # the target's folder, or its name
+    draft: str | None = None  # the draft's; None for prompt lookup, which needs no model
+    dtype: str | None = None  # the name of the type to compute in; None for what `load` chooses
 
     @property
     def is_shipped(self) -> bool:
@@ -129,11 +123,7 @@ class Check:
 
 
 def run(check: Check, subject: Subject) -> Finding:
-    """Run a check in a process, and return its finding, or that of how the process ended.
-
-    The process receives the check's name as its argument and the subject as JSON on standard
-    input; it writes the finding as JSON to standard output (see `__main__`).
-    """
+    """Run a check in a process (`__main__`); return its finding, or that of how it ended."""
     began = time.perf_counter()
     try:
         done = subprocess.run(

@@ -66,34 +66,29 @@ def device(subject: Subject) -> Finding:
     memory = memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     name, limits, buffers = machine.chip(used), _limits(), info.get("resource_limit")
     apple = re.search(r"\bM\d+\b", name)
-    chip = apple[0] if apple else None
+    chip, dtype = apple[0] if apple else None, machine.default_dtype()
     details: dict[str, Any] = {
         "device": str(used), "info": info, "generation": chip, "memory": memory, **limits,
-        "threads": libraries.num_threads(), "default_dtype": dtype_name(machine.default_dtype()),
+        "threads": libraries.num_threads(), "default_dtype": dtype_name(dtype),
     }  # fmt: skip
-    where = "the CPU" if machine.on_cpu() else "the GPU"
-    reason = f"MLX computes on {where}: {name}, {_size(memory)} of memory"
+    where, threads, about = "the GPU", "", ": half the size of float32, with its range"
     if machine.on_cpu():
-        reason += f", {details['threads']} threads"
+        where, threads = "the CPU", f", {details['threads']} threads"
+        about = ": the CPU's libraries have no faster type"
+    elif chip in SLOW_BFLOAT16 and dtype == mx.bfloat16:
+        about = (
+            f"; some users report float16 to be faster on an {chip}, but it overflows in v1.1 and "
+            "flan models"
+        )
+    reason = f"MLX computes on {where}: {name}, {_size(memory)} of memory{threads}"
     if choice:
         reason += f" ({machine.CHOICE}={choice})"
     notes = [
         ", ".join(f"{name.replace('_', ' ')} {_size(limit)}" for name, limit in limits.items())
         + (f"; at most {buffers:,} buffers" if buffers else ""),
-        f"{details['default_dtype']} by default{_about_dtype(chip)}",
+        f"{details['default_dtype']} by default{about}",
     ]
     return Finding("device", "ok", reason, notes, details)
-
-
-def _about_dtype(chip: str | None) -> str:
-    if machine.on_cpu():
-        return ": the CPU's libraries have no faster type"
-    if chip in SLOW_BFLOAT16 and machine.default_dtype() == mx.bfloat16:
-        return (
-            f"; some users report float16 to be faster on an {chip}, but it overflows in v1.1 and "
-            "flan models"
-        )
-    return ": half the size of float32, with its range"
 
 
 def _limits() -> dict[str, int]:
