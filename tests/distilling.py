@@ -20,6 +20,7 @@ from speculative_t5.distill import (
     Task,
     distill,
     judge,
+    judgement,
 )
 from speculative_t5.distill import run as stages
 from speculative_t5.models import SharingDraft
@@ -28,8 +29,7 @@ from speculative_t5.models.t5 import T5
 import pytest
 from conftest import EOS, tiny_model
 
-STEPS = 14
-SHORT = DistillOptions(steps=STEPS, batch_tokens=100, learning_rate=3e-3, max_tokens=8)
+SHORT = DistillOptions(steps=14, batch_tokens=100, learning_rate=3e-3, max_tokens=8)
 
 
 def target(**changes: Any) -> T5:
@@ -44,8 +44,6 @@ def examples(count: int, seed: int) -> list[Example]:
 
 
 DATA = Data(examples(60, 1), examples(8, 2), 70, {"empty": 2}, "0123456789abcdef" * 4)
-
-
 STAGES = {
     "labelling held-out prompts": "valid", "labelling prompts": "train", "training": "trained",
     "judging": "judging",
@@ -80,7 +78,8 @@ def go(
 ) -> Judgement:
     task = Task(model or target(), None, "tiny", start=start)
     short = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
-    with mock.patch.multiple(stages, judge=partial(judge, turns=1, max_prompts=2), **short):
+    quick = mock.patch.multiple(stages, judge=partial(judge, turns=1, max_prompts=2), **short)
+    with quick, mock.patch.object(judgement, "MOST", 2):
         return distill(task, data, output, options, watch or Watch(), read_by=read_by)
 
 
@@ -98,9 +97,8 @@ def labels_of(folder: Path, **changes: Any) -> tuple[list[Any], list[Any]]:
     output = folder / "draft"
     with pytest.raises(Stop):
         go(output, Watch(act), replace(SHORT, **changes.pop("options", {})), **changes)
-    found = [
+    valid, train = (
         [json.loads(line)["tokens"] for line in path.read_text().splitlines()]
-        for name in ("valid", "train")
-        if (path := folder / "draft.distill" / f"{name}.jsonl")
-    ]
-    return found[0], found[1]
+        for path in (folder / "draft.distill" / f"{name}.jsonl" for name in ("valid", "train"))
+    )
+    return valid, train

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,16 +13,30 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import PLAIN, Report, Run, Stepper, Variant, measure, variants_of
 from speculative_t5.bench.benchmark import PASSES, Costs, make_report, record, speedup
+from speculative_t5.bench.synthetic import (
+    CAUSAL_SHAPES,
+    SHAPES,
+    ReplayDrafter,
+    check_shapes,
+    context_of,
+    random_model,
+    random_prompts,
+    replay,
+    settled_outputs,
+)
 from speculative_t5.cli import bench as bench_command
 from speculative_t5.cli.bench import _lengths, bench, first_token_seconds
-from speculative_t5.decoding import Outcome, Plan, Stats
+from speculative_t5.decoding import ModelDrafter, Outcome, Plan, Stats
 from speculative_t5.generation import Chunk, Generation, GenerationOptions
-from speculative_t5.models.t5 import T5
+from speculative_t5.models import T5, DecoderOnlyModel, T5Config, build
 
+import mlx.core as mx
 import pytest
 from checkpoints import refused
 from commands import on_a_terminal
+from conftest import GREEDY as GROUPS
 from conftest import KINDS, REPOSITORY, tiny, tiny_draft, tiny_model
+from mlx.utils import tree_flatten
 
 GREEDY = GenerationOptions(max_tokens=30)
 PROMPTS = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
@@ -233,3 +249,179 @@ def test_a_real_decoder_gives_an_estimate(target: T5) -> None:
     done = decoder.generate([3, 4, 1], max_tokens=60, temperature=1.0)
     found = speedup(decoder, [3, 4, 1], done.stats, options)
     assert done.stats.emitted > 2 and found is not None and found > 0
+
+
+@pytest.mark.parametrize(("kind", "acceptance"), [("t5", 0.6), ("gpt2", 1.0)])
+def test_replayed_drafts_are_right_as_often_as_asked(kind: str, acceptance: float) -> None:
+    """The output is the target's own all the same."""
+    options: Any = {"eos_token_id": 19} if kind == "t5" else {"seed": 26}  # outputs that vary
+    target = tiny(kind, vocab_size=20, layers=2, **options)
+    choice = random.Random(0)
+    prompts = [[*choice.choices(range(2, 19), k=4), 1] for _ in range(10)]
+    alone = SpeculativeDecoder(target)
+    outputs = {tuple(p): alone.generate(p, max_tokens=60).tokens for p in prompts}
+    decoder = SpeculativeDecoder(target, tiny(kind, vocab_size=20, seed=3), num_draft=1)
+    done = [replay(decoder, outputs, acceptance, prompt, 60) for prompt in prompts]
+    assert [last.output for last in done] == list(outputs.values())
+    drafted = sum(last.stats.drafted for last in done)
+    accepted = sum(last.stats.accepted for last in done)
+    assert drafted > 200
+    # Over a few hundred tokens; the last one of an output that ended early may be drafted wrong.
+    assert accepted / drafted == pytest.approx(acceptance, abs=0.07)
+
+
+class Rounded:
+    """A session whose passes of several tokens choose other ids after one that is 7."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def step_argmax(self, tokens: mx.array, *others: Any) -> mx.array:
+        answers = self._session.step_argmax(tokens, *others)
+        return mx.where((tokens == 7) & (tokens.shape[1] > 1), (answers + 1) % 19, answers)
+
+
+def test_replayed_drafts_are_accepted_where_wide_passes_choose_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = tiny("t5", vocab_size=20, layers=2, eos_token_id=19)
+    alone = SpeculativeDecoder(target)
+    prompts = random_prompts(target, 5, 20)
+    plain = {tuple(p): alone.generate(p, max_tokens=60).tokens for p in prompts}
+    start = T5.start
+
+    def rounded(model: T5, *given: Any, **options: Any) -> Any:
+        session, contexts = start(model, *given, **options)
+        return (Rounded(session) if model is target else session), contexts
+
+    monkeypatch.setattr(T5, "start", rounded)
+    decoder = SpeculativeDecoder(target, tiny("t5", vocab_size=20, seed=3), num_draft=2)
+    settled = settled_outputs(decoder, plain, 1.0, 60)
+    assert 0 < sum(settled[prompt] != plain[prompt] for prompt in plain) < len(plain)
+    for outputs, least, most in ((plain, 0.0, 0.9), (settled, 0.99, 1.0)):
+        done = [replay(decoder, outputs, 1.0, prompt, 60).stats for prompt in prompts]
+        accepted = sum(stats.accepted for stats in done) / sum(stats.drafted for stats in done)
+        assert least < accepted <= most
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_replayed_drafts_follow_the_context(kind: str) -> None:
+    first, second = [5, 9, 1], [7, 3, 3, 8, 1]
+    outputs = {tuple(first): list(range(2, 12)), tuple(second): [7, 8, 9, 10, 11]}
+    inner_model = tiny(kind, vocab_size=20)
+    inner: Any = ModelDrafter(inner_model, 20)
+    calls, propose = [], inner.propose
+    inner.propose = lambda *given: calls.append(given[1]) or propose(*given)
+    drafter = ReplayDrafter(inner, outputs, acceptance=1.0, target=inner_model.info)
+    drafter.start([first])
+    for prompt, drafts in (
+        (first, [([], 3, [2, 3, 4]), ([2, 3], 2, [4, 5])]),
+        (second, [([], 0, []), ([7], 2, [8, 9]), ([7, 8], 2, [9, 10])]),
+    ):
+        begin = prompt if kind == "gpt2" else [0]
+        for emitted, num_draft, expected in drafts:
+            draft = drafter.propose([[*begin, *emitted]], num_draft, GROUPS, None)
+            assert draft.tokens.tolist() == [expected]
+        drafter.replace([0], [second])
+        drafter.select([0])
+    assert calls == [3, 2, 0, 2, 2], "at the cost of its own drafts"
+
+
+def test_shapes_are_the_published_ones() -> None:
+    """Count parameters, in millions, of models that are never evaluated."""
+    models = {s: build(config) for s, config in CAUSAL_SHAPES.items()}
+    models |= {shape: T5(config) for shape, config in SHAPES.items()}
+    millions = {
+        shape: round(sum(w.size for _, w in tree_flatten(model.parameters())) / 1e6, 1)
+        for shape, model in models.items()
+    }
+    assert millions == {
+        "gpt2": 124.4, "gpt2-medium": 354.8, "gpt2-large": 774.0, "gpt2-xl": 1557.6,
+        "opt-125m": 125.2, "opt-350m": 331.2, "opt-1.3b": 1315.8,
+        "qwen3-0.6b": 596.0, "qwen3-1.7b": 1720.6, "qwen3-4b": 4022.5,
+        "t5-efficient-tiny": 15.6, "t5-small": 60.5, "t5-base": 222.9, "t5-large": 737.7,
+        "t5-3b": 2851.6,
+    }  # fmt: skip
+    contexts = {"gpt2-xl": 1024, "opt-350m": 2048, "qwen3-4b": 40960, "t5-base": None}
+    assert {shape: context_of(shape) for shape in contexts} == contexts
+
+
+@pytest.fixture
+def small_shapes(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put small shapes under the names of published ones, and measure briefly."""
+    ids, d_model, depth = {"vocab_size": 60, "eos_token_id": 59}, "hidden_size", "num_hidden_layers"
+    opt = ids | {d_model: 32, depth: 3, "ffn_dim": 64, "num_attention_heads": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    for shape, changes in {
+        "gpt2": ids | {"n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64},
+        "opt-125m": opt | {"word_embed_proj_dim": 32},
+        "opt-350m": opt | {"word_embed_proj_dim": 16},
+        "qwen3-0.6b": ids | heads | {d_model: 32, depth: 3, "intermediate_size": 48},
+    }.items():
+        monkeypatch.setitem(CAUSAL_SHAPES, shape, CAUSAL_SHAPES[shape] | changes)
+    monkeypatch.setitem(SHAPES, "t5-small", T5Config(16, 8, 32, 2, 2, 2, vocab_size=60))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [("gpt2", mx.bfloat16), *((s, mx.float32) for s in ("opt-350m", "qwen3-0.6b", "t5-small"))],
+)
+def test_random_models_do_not_end_and_seldom_repeat(
+    small_shapes: None, shape: str, dtype: mx.Dtype
+) -> None:
+    model = random_model(shape, dtype=dtype, seed=1)
+    assert isinstance(model, T5 if shape == "t5-small" else DecoderOnlyModel)
+
+    found, again = (
+        dict(tree_flatten(getattr(each, "model", each).parameters()))
+        for each in (model, random_model(shape, dtype=dtype, seed=1))
+    )
+    assert {w.dtype for w in found.values()} == {dtype}
+    assert all(mx.array_equal(found[name], again[name]) for name in found)
+    for prompt in random_prompts(model, 20, 3):
+        done = SpeculativeDecoder(model).generate(prompt, max_tokens=40)
+        assert done.finish_reason == "length"
+        assert len({*done.tokens}) > 4 or shape == "t5-small"
+
+
+def test_shapes_that_make_no_pair_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pair, found in (
+        (("t5-base", "gpt2"), "t5-base has the vocabulary of t5, gpt2 that of gpt2"),
+        (("gpt2-xl", "opt-125m"), "of gpt2, opt-125m that of opt"),
+        (("gpt2", "gpt3"), "there is no shape 'gpt3': choose from t5-efficient-tiny, t5-small, "),
+    ):
+        with refused(found):
+            check_shapes(*pair)
+    check_shapes("opt-1.3b", "opt-125m")
+    check_shapes("t5-3b", "t5-small")
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    with refused("gpt2 .*mlx-lm", "gpt2"):
+        random_model("gpt2")
+
+
+def test_a_synthetic_pair_is_measured(
+    small_shapes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    widths, start = set(), DecoderOnlyModel.start
+
+    def watched(*given: Any, width: int | None = None) -> Any:
+        widths.add(width)
+        return start(*given, width=width)
+
+    monkeypatch.setattr(DecoderOnlyModel, "start", watched)
+    plot = tmp_path / "plot.png"
+    sizes: Any = {"source": 20, "max_tokens": 24, "count": 2, "turns": 1, "num_draft": "1,3"}
+    sizes |= {"steady": True, "dtype": "float32"}
+    bench(random_weights="opt-350m:opt-125m", acceptance=1.0, plot=plot, **sizes)
+    title, names, *rows, forwards, _, _, _ = capsys.readouterr().out.splitlines()
+    ends = {name: names.index(name) + len(name) for name in ("waits", "forwards", "same output")}
+    columns = [[row[:end].split()[-1] for end in ends.values()] for row in rows]
+    assert columns == [["1.00", n, "2/2"] for n in ("1.00", "2.00", "4.00", "2.00", "4.00")]
+    names = ["plain", "K = 1", "K = 3", "steady K = 1", "steady K = 3"]
+    assert [row[:12].rstrip() for row in rows] == names
+    assert widths >= {None, 2, 4}
+    assert max(map(len, (title, names, forwards))) <= 140 and forwards.startswith("forwards: ")
+    assert plot.is_file()

@@ -1,8 +1,13 @@
-"""Whole runs of `distill` on a tiny target: what they learn and write, and what they take."""
+"""Whole runs of `distill` on a tiny target: what they learn, write and take; runs that resume."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +29,8 @@ from speculative_t5.distill.training import Training
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS
+from checkpoints import refused
+from conftest import EOS, REPOSITORY
 from distilling import DATA, SHORT, Stop, Watch, examples, go, labels_of, target
 from messages import check_message
 from test_sharing import TARGETS, make_target
@@ -56,9 +62,8 @@ def test_a_draft_learns_and_loads_beside_its_target_alone(tmp_path: Path) -> Non
     rounds = sum(each.stats.rounds for each in drafted)
     emitted = sum(each.stats.emitted for each in drafted)
     assert emitted / rounds == pytest.approx(checks[-1], rel=0.02), "it was counted right"
-    with pytest.raises(ValueError) as caught:
+    with refused("is a draft for tiny, and the target is another model"):
         load(output, target=target(seed=19))
-    check_message(str(caught.value), "is a draft for tiny, and the target is another model")
 
 
 @pytest.mark.parametrize("kind", [*TARGETS, "float16"])
@@ -109,9 +114,8 @@ def test_a_draft_of_a_smaller_vocabulary_proposes_nothing_else(tmp_path: Path) -
 
 
 def test_a_run_that_diverges_ends(tmp_path: Path) -> None:
-    with pytest.raises(ValueError) as caught:
+    with refused("the loss is nan at step 2"):
         go(tmp_path / "draft", options=replace(SHORT, learning_rate=1e30))
-    check_message(str(caught.value), "the loss is nan at step 2")
     assert not (tmp_path / "draft").exists()
 
 
@@ -194,3 +198,168 @@ def test_a_run_takes_the_minutes_it_was_given(tmp_path: Path, clock: Any) -> Non
     assert done["valid"].done < 150 and done["train"].done < 400
     totals = {now.total for now in watch.of("trained")}
     assert len(totals) == 1 and totals.pop() > 50
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run."""
+    output = tmp_path_factory.mktemp("whole") / "draft"
+    go(output)
+    return output
+
+
+# Moments at which a run is killed, one after the other: those before a call of the system, by the
+# file that it would write, and those at a report. With the first step that the run had trained.
+KILLS = [
+    ("replace run.json", 1, None),
+    ("replace run.json", 2, None),  # between the stages
+    ("train", 50, None),
+    ("replace state.safetensors", 2, 1),  # between the history and the state of step 8
+    ("judging", 3, 5),
+    ("rename draft", 2, None),
+]
+# Forks before MLX has computed anything.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import speculative_t5
+from distilling import Watch, go
+output, *kills = sys.argv[1:]
+counts = {}
+def act(found, value):
+    if found == "trained" and counts.setdefault(found, value) == value:
+        print(value, flush=True)
+    if f"{found} {value}" == kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+def fatal(call):
+    whole = getattr(os, call)
+    def replaced(old, new):
+        name = f"{call} {Path(new).name}"
+        counts[name] = counts.get(name, 0) + 1
+        act(name, counts[name])
+        whole(old, new)
+    return replaced
+os.replace, os.rename = fatal("replace"), fatal("rename")
+for kill in kills:
+    if (child := os.fork()) == 0:
+        go(Path(output), Watch(act))
+        os._exit(0)
+    print(kill, os.waitpid(child, 0)[1], Path(output).exists(), flush=True)
+"""
+
+
+def test_a_run_killed_many_times_gives_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+    output = tmp_path / "draft"
+    places = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    kills = [f"{kind} {at}" for kind, at, _ in KILLS]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(output), *kills],
+        env=os.environ | {"PYTHONPATH": places}, capture_output=True, check=False, text=True,
+    )  # fmt: skip
+    begun = [f"{first}\n" if first else "" for *_, first in KILLS]
+    ends = [f"{kill} {int(signal.SIGKILL)} False\n" for kill in kills]
+    assert done.stdout == "".join(map("".join, zip(begun, ends, strict=True))), done.stderr
+    watch = Watch()
+    judgement = go(output, watch)
+    stored = json.loads((output / "judgement.json").read_text())
+    assert stored == json.loads(json.dumps(judgement.to_json()))
+    labelled = [judgement.made_by[name] for name in ("held_out", "labels")]
+    assert labelled == [len(DATA.valid), len(DATA.train)]
+    assert watch.of("trained") == []
+    for name in ("weights.npz", "history.json", "config.json"):
+        assert (output / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
+    labels_of(tmp_path)
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"options": replace(SHORT, learning_rate=0.01)},
+         "with --learning-rate 0.003, and this one has --learning-rate 0.01"),
+        ({"options": replace(SHORT, steps=None, minutes=1.0)},
+         "with --steps 14, and this one has no --steps"),
+        ({"data": replace(DATA, digest="f" * 64)}, "started with other data"),
+        ({"model": target(seed=19)}, "started with another target"),
+        ({"prefix": "correct: "}, "no --prefix, and this one has --prefix 'correct: '"),
+    ]  # fmt: skip
+    for change, found in changes:
+        with refused("", found):
+            go(tmp_path / "draft", **change)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder around a run that was stopped after it had saved its state."""
+    folder = tmp_path_factory.mktemp("stopped")
+
+    def act(kind: str, at: object) -> None:
+        if (kind, at) == ("trained", 9):
+            raise Stop
+
+    with pytest.raises(Stop):
+        go(folder / "draft", Watch(act))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("run.json", b"", "run.json is not JSON: Expecting value"),
+        ("run.json", None, "run.json is not JSON: Expecting ',' delimiter"),
+        ("run.json", b'{"settings": "8"}', "run.json has '8' as settings"),
+        ("state.safetensors", None, "state.safetensors is truncated or damaged"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named_and_can_be_deleted(
+    name: str, content: bytes | None, found: str, stopped: Path, whole: Path, tmp_path: Path
+) -> None:
+    """None is for the file without its last bytes."""
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "draft.distill" / name
+    path.write_bytes(path.read_bytes()[:-3] if content is None else content)
+    with pytest.raises(ValueError) as caught:
+        go(tmp_path / "draft")
+    assert f"{tmp_path / 'draft.distill'}{os.sep}{found}" in str(caught.value)
+    check_message(str(caught.value))
+    if "delete the folder to start over" in str(caught.value):
+        shutil.rmtree(path.parent)
+    else:
+        assert "delete the file, and run the same command again" in str(caught.value)
+        path.unlink()
+    go(tmp_path / "draft")
+    for file in ("weights.npz", "history.json"):
+        assert (tmp_path / "draft" / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+def test_one_process_at_a_time_works_on_a_draft(tmp_path: Path) -> None:
+    def act(kind: str, _: object) -> None:
+        if kind == "trained":
+            with refused("another process is at work in"):
+                go(tmp_path / "draft")
+            raise Stop
+
+    with pytest.raises(Stop):
+        go(tmp_path / "draft", Watch(act))
+
+
+def test_another_folder_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "draft.distill"
+    folder.mkdir()
+    files = {"thesis.txt": "all of it", "lock": "a key", "settings.json.new": "{"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    with refused("exists and is not the working folder of a run"):
+        go(tmp_path / "draft")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == files
+
+
+def test_an_output_that_appears_during_the_run_is_left_alone(tmp_path: Path) -> None:
+    output = tmp_path / "draft"
+
+    def act(kind: str, at: object) -> None:
+        if (kind, at) == ("judging", 1):
+            output.mkdir()
+            (output / "weights.npz").write_text("another model")
+
+    with refused("", f"{output} exists"):
+        go(output, Watch(act))
+    assert [path.read_text() for path in output.iterdir()] == ["another model"]

@@ -1,14 +1,21 @@
-"""Agreement against real decoding with drafts of any quality, and losses against formulas."""
+"""Losses against formulas, agreement against real decoding, and what is said of a draft."""
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 from functools import cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
-from speculative_t5 import SpeculativeDecoder
-from speculative_t5.distill import LOSSES, Agreement, training
+from speculative_t5 import SpeculativeDecoder, bench
+from speculative_t5.bench import Run, draw_history
+from speculative_t5.distill import LOSSES, Agreement, Judgement, Speed, Task, judge, training
+from speculative_t5.distill.judgement import MOST, speed_of
+from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
+from speculative_t5.models.t5 import T5
 
 import mlx.core as mx
 import numpy as np
@@ -122,3 +129,180 @@ def test_losses_and_gradients_are_those_of_the_formulas(
     assert found[0] == pytest.approx(expected[0].item(), rel=1e-4)
     assert mx.allclose(found[1], expected[1], rtol=1e-4, atol=1e-5)
     assert max(asked, default=0) <= training.LOGITS, "no more of them exist at a time"
+
+
+JUDGED = [[5, 9, 1], [7, 3, 3, 8, 1], [4, 1]]
+KNOWN = Agreement([[True, True, True, False, True]] * 10)
+
+
+@pytest.fixture(scope="module")
+def target() -> T5:
+    return tiny_model(vocab_size=20, layers=2, eos_token_id=19)
+
+
+def run(seconds: float, *emitted: int, tokens: tuple[int, ...] = (7, 8)) -> Run:
+    return Run(seconds=seconds, emitted=list(emitted), tokens=list(tokens))
+
+
+def speeds(*ratios: float, same: int = 8) -> list[Speed]:
+    """Return speeds for K = 1, 2, ... and, by the last ratio, for "auto"."""
+    numbers: list[Any] = [*range(1, len(ratios)), "auto"]
+    return [Speed(k, 100 * r, r, 2.0, same) for k, r in zip(numbers, ratios, strict=True)]
+
+
+def judgement(*ratios: float, **changes: Any) -> Judgement:
+    made: Any = {
+        "target": "big", "draft": "small", "held_out": 10, "held_out_tokens": 1200,
+        "agreement": 0.9, "by_place": [0.9, 0.8], "tokens_per_pass": [1.9, 2.6, 2.6],
+        "unmeasured": None, "prompts": 8, "turns": 3, "max_tokens": 64, "plain": 100.0,
+        "speeds": speeds(*ratios), "previous": None, "previous_speeds": [],
+        "machine": "CPU", "dtype": "float32", "made_by": {"steps": 2000},
+    }  # fmt: skip
+    return Judgement(**made | changes)
+
+
+def test_a_speed_is_a_median_of_ratios_within_turns() -> None:
+    """The second turn is half as fast in everything, the third only without a draft."""
+    plain = [run(2.0, 1, 1, 1, 1), run(2.0, 1, 1)]  # 1.5 tokens a second
+    drafted = [run(0.5, 3, 1), run(1.0, 2)]  # 4 a second
+    turns = [
+        {"plain": plain, "new 3": drafted},
+        {
+            "plain": [replace(r, seconds=2 * r.seconds) for r in plain],
+            "new 3": [replace(r, seconds=2 * r.seconds) for r in drafted],
+        },
+        {"plain": [replace(r, seconds=4 * r.seconds) for r in plain], "new 3": drafted},
+    ]
+    found = speed_of(turns, "new 3")
+    assert (found.num_draft, found.tokens_per_second) == (3, 4.0)
+    assert found.speedup == pytest.approx(4 / 1.5)
+    assert found.tokens_per_pass == 6 / 3 and found.same == 2
+
+
+@pytest.mark.parametrize(("most", "count"), [(0.5, 1), (3.0, 2), (3.5, 2), (6.0, 3), (9.0, 3)])
+def test_prompts_are_as_many_as_there_is_time_for(
+    target: T5, most: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sweep(variants: Any, prompts: Any, order: Any, **_: Any) -> Any:
+        """The first prompt takes one second, the second two and the third three."""
+        runs = [run(1.0 + JUDGED.index(prompt), 1, 1) for prompt in prompts]
+        return {variant.name: runs for variant in variants}
+
+    monkeypatch.setattr(bench, "sweep", sweep)
+    task, passes = Task(target, None, "big"), 11
+    found = judge(
+        task, tiny_draft(target), "small", JUDGED, KNOWN,
+        max_tokens=10, turns=1, max_seconds=passes * most, made_by={},
+    )  # fmt: skip
+    assert found.prompts == count
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"), [(None, "other"), ("lookup", "sharing"), ("model", "sharing")]
+)
+def test_everything_is_measured(target: T5, quick: None, before: Any, kind: str) -> None:
+    small: Any = tiny_draft(target)
+    if kind == "sharing":
+        small = SharingDraft(target, SharingConfig(1, target.config.d_ff))
+        copy_layers(small)
+    previous = tiny_draft(target, noise=0.3) if before == "model" else before
+    seen: list[tuple[int, int]] = []
+    found = judge(
+        Task(target, None, "big", previous, "old"), small, "small", JUDGED, KNOWN,
+        max_tokens=10, turns=2, max_prompts=2, made_by={"layers": 1},
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    ways = 10 + 9 * bool(before)
+    total = ways + 2 * (1 + 9 * bool(before) + 2 * (10 + 2 * bool(before)))
+    assert seen == [(done, total) for done in range(1, total + 1)]
+    assert [speed.num_draft for speed in found.speeds] == [*range(1, MOST + 1), "auto"]
+    assert found.prompts == 2 and {speed.same for speed in found.speeds} == {2}
+    decoder = SpeculativeDecoder(target, small, num_draft=3)
+    stats = [decoder.generate(prompt, max_tokens=10).stats for prompt in JUDGED[:2]]
+    passes = sum(each.emitted for each in stats) / sum(each.rounds for each in stats)
+    assert found.speeds[2].tokens_per_pass == passes
+    assert found.plain > 0 and found.best and found.auto
+    if before:
+        assert found.previous == "old"
+        best, auto = found.previous_speeds
+        assert best.num_draft in range(1, MOST + 1) and auto.num_draft == "auto"
+        assert "The draft in use before, old, gives" in found.as_markdown()
+    else:
+        assert (found.previous, found.previous_speeds) == (None, [])
+
+
+def test_outputs_of_one_token_leave_nothing_to_measure(target: T5) -> None:
+    task, draft = Task(target, None, "big"), tiny_draft(target)
+    found = judge(task, draft, "small", JUDGED, KNOWN, max_tokens=1, made_by={})
+    assert (found.held_out, found.held_out_tokens, found.agreement) == (10, 50, 0.8)
+    assert found.tokens_per_pass == [KNOWN.tokens_per_pass(k) for k in range(1, 9)]
+    assert found.by_place == [1.0, 1.0, 1.0, 0.0]  # no draft comes further
+    assert not found.pays and (found.prompts, found.speeds) == (0, [])
+    assert "ends with its first token" in found.verdict
+
+
+def test_the_verdict_is_by_the_best_number_or_auto() -> None:
+    assert judgement(1.2, 1.6, 1.4, 1.5).verdict == (
+        "It pays: decoding is 1.60 times as fast as without a draft with --num-draft 2, "
+        "and 1.50 times with --num-draft auto."
+    )
+    assert judgement(0.8, 0.7, 1.06).verdict.startswith("It pays: decoding is 1.06")
+    assert judgement(1.06, 0.7, 0.9).pays
+
+
+def test_a_draft_that_does_not_pay_is_called_so() -> None:
+    found = judgement(1.05, 0.9, 1.0)
+    assert not found.pays
+    assert found.verdict == (
+        "It does not pay: decoding is 1.05 times as fast as without a draft with --num-draft 1, "
+        "the best fixed number, and 1.00 times with --num-draft auto; distill from more prompts or "
+        "for more steps, or try --draft-model lookup."
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "said"),
+    [(1.5, 1.8, "which is faster: keep it"), (1.5, 1.5, "about as fast"), (1.5, 1.2, "1.25 times")],
+)
+def test_the_draft_in_use_before_is_compared(own: float, other: float, said: str) -> None:
+    before = [Speed(4, 100 * other, other, 2.0, 8), Speed("auto", 100.0, 1.0, 2.0, 8)]
+    found = judgement(own, own, previous="old", previous_speeds=before)
+    assert f"old, gives {other:.2f} times with --num-draft 4" in found.notes[0]
+    assert said in found.notes[0]
+    assert "| old, 4 | 2.00 |" in found.as_markdown()
+
+
+@pytest.mark.parametrize(
+    ("changes", "same", "said"),
+    [({}, 6, "Up to 2 of 8 outputs differ"), ({"held_out": 7}, 8, "come from 7 held-out outputs"),
+     ({"prompts": 1}, 1, "come from 1 prompt.")],
+)  # fmt: skip
+def test_notes_say_what_limits_the_figures(changes: Any, same: int, said: str) -> None:
+    assert judgement(1.5, 1.5).notes == []
+    (note,) = judgement(1.5, 1.5, **changes, speeds=speeds(1.5, 1.5, same=same)).notes
+    assert said in note
+
+
+def test_the_readme_has_a_row_for_each_number() -> None:
+    text = judgement(1.5, 1.6, 1.4, 1.55).as_markdown()
+    assert "| 2 | 2.60 | 80.0 % | 160 | 1.60 | 8/8 |" in text
+    assert "| 3 | 2.60 |  | 140 | 1.40 | 8/8 |" in text
+    assert "| auto | 2.00 |  | 155 | 1.55 | 8/8 |" in text
+    assert "90.0 % of 1,200 tokens in 10 held-out outputs" in text
+    assert "| `steps` | 2000 |" in text and "other machines give others" in text
+
+
+def test_a_judgement_is_stored_whole() -> None:
+    found = judgement(1.5, 1.6, previous="old", previous_speeds=speeds(1.1, 1.2))
+    stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert stored["best"] == 1 and stored["pays"] is True
+    assert stored["speeds"][0]["tokens_per_second"] == 150 and stored["previous"] == "old"
+
+
+def test_a_history_is_plotted(tmp_path: Path) -> None:
+    history = [{"step": 10, "loss": 1.0, "tokens_per_pass": 2.0},
+               {"step": 20, "loss": 0.5, "tokens_per_pass": 2.5}]  # fmt: skip
+    for part in (history, history[:1]):
+        path = tmp_path / f"{len(part)}.png"
+        draw_history(part, path)
+        assert path.read_bytes().startswith(b"\x89PNG")

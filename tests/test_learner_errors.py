@@ -1,18 +1,29 @@
-"""Learners' errors made by rule, and the surroundings that both sides share."""
+"""Errors made by rule for training, what is taken out again, and how corrections are judged."""
 
 from __future__ import annotations
 
 import random
 import re
 from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import corruption
 import pytest
+import sentencepiece as spm
+import torch
+from caution import Caution
 from conftest import REPOSITORY
 from corruption import PREFIX, training_examples
+from evaluate_correct import corrections, corrections_line
+from judge_correct import LEARNERS, Judged, listing, read_pairs, summary
 from learner_errors import Learner, nouns, phrases, spelling, verbs
 from learner_errors.surroundings import TEMPLATES, aside, fill, rename, surround
 from learner_errors.tables import Lexicon, Row, Table
 from learner_errors.unseen import Words, british, interject, replace_words
+from messages import check_message
+from train_correct import batches, load_tokenizer
 
 # Verbs are known by their forms, and a plural by its singular.
 WORDS = """live lives lived living work works worked working like likes liked liking talk talks
@@ -174,3 +185,179 @@ def test_examples_join_sentences_and_leave_some_alone() -> None:
     assert 200 * 0.2 < same < 200 * 0.5
     assert max(len(target) for _, target in pairs) > 200
     assert any("\n" in target for _, target in pairs)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "expected"),
+    [
+        ("drop_stop", "It is late.", {"It is late"}),
+        ("drop_stop", "It is late", {None}),
+        ("drop_capital", "Tom likes Mary.", {"tom likes Mary.", "Tom likes mary."}),
+        ("drop_apostrophe", "It's late, isn't it?", {"Its late, isn't it?", "It's late, isnt it?"}),
+        ("drop_word", "He went to the sea.", {"He went the sea.", "He went to sea."}),
+        ("double_word", "Tom ran.", {"Tom tom ran."}),
+        ("slip", "I do.", {None}),
+    ],
+)
+def test_damage(rule: str, words: str, expected: set[str | None]) -> None:
+    found = [getattr(corruption, rule)(words.split(), random.Random(i)) for i in range(20)]
+    assert {out and " ".join(out) for out in found} == expected
+
+
+@pytest.mark.parametrize(("words", "errors"), [("a b c", 0), ("a x c", 1), ("a a b c", 1), ("", 3)])
+def test_word_errors_is_the_edit_distance(words: str, errors: int) -> None:
+    assert corruption.word_errors(words, "a b c") == errors
+
+
+def test_split_is_fixed() -> None:
+    out = [i for i in range(20_000) if corruption.held_out(f"sentence {i}")]
+    assert len(out) / 20_000 == pytest.approx(0.02, abs=0.004)
+    assert out[:7] == [108, 124, 152, 203, 220, 237, 248]
+
+
+UNSURE = 0.4
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> spm.SentencePieceProcessor:
+    return load_tokenizer(Path(__file__).parents[1] / "weights" / "correct-base")
+
+
+class Model:
+    """Gives each token of the labels probability 1, but `UNSURE` to those of some words."""
+
+    def __init__(self, unsure: set[int]) -> None:
+        self._unsure = unsure
+
+    def eval(self) -> Model:
+        return self
+
+    def __call__(self, *, labels: torch.Tensor, **_: torch.Tensor) -> Any:
+        logits = torch.full((*labels.shape, 3200), -30.0)
+        known = labels.clamp(min=0)[..., None]
+        chosen = torch.tensor(0.0).expand(known.shape).clone()
+        for token in self._unsure:
+            logits[..., 2][labels == token] = torch.tensor(1 - UNSURE).log()  # the rest
+            chosen[known == token] = torch.tensor(UNSURE).log()
+        return SimpleNamespace(logits=logits.scatter(-1, known, chosen))
+
+
+def targets(
+    tokenizer: spm.SentencePieceProcessor, pairs: list[tuple[str, str]], unsure: str, least: float
+) -> list[str]:
+    """Return the targets that are left of some pairs, by a model that is unsure of some words."""
+    caution = Caution(Model(set(tokenizer.encode(unsure))), tokenizer, least=least)
+    encoded = [
+        (tokenizer.encode(PREFIX + source, add_eos=True), tokenizer.encode(target, add_eos=True))
+        for source, target in pairs
+    ]
+    found = []
+    for batch in batches(iter(encoded), 0, tokens=64, forever=False):
+        for row in caution(*batch).tolist():
+            ids = [i for i in row if i >= 0]
+            assert ids[-1] == 1
+            assert ids.count(1) == 1
+            found.append(tokenizer.decode(ids[:-1]))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "unsure"),
+    [
+        ("He go home.", "He goes home.", "goes"),
+        ("He is very tired.", "He is tired.", "tired"),
+        ("I like music.", "I like the music.", "the"),
+        ("The childrens play.", "The children play.", "play"),
+        ("He rains, but not now.", "He rains but not now.", "but"),
+        ("What you are doing?", "What are you doing?", "are"),
+        ("I go to", "I go to school.", "school"),
+        ("sometmies we meet.", "Sometimes we meet.", "Sometimes"),
+    ],
+)
+def test_what_a_model_is_not_sure_of_stays(
+    tokenizer: spm.SentencePieceProcessor, source: str, target: str, unsure: str
+) -> None:
+    pairs = [(source, target)]
+    assert targets(tokenizer, pairs, unsure, 0.5) == [source]
+    assert targets(tokenizer, pairs, unsure, 0.01) == [target]
+    assert targets(tokenizer, pairs, "money", 0.99) == [target]
+
+
+def test_other_corrections_are_made_unless_they_are_close(
+    tokenizer: spm.SentencePieceProcessor,
+) -> None:
+    pairs = [
+        ("He go home, and then we sees him.", "He goes home, and then we see him."),
+        ("He go if we sees him.", "He goes if we see him."),
+        ("He go and sees him.", "He goes and see him."),
+    ]  # fmt: skip
+    assert targets(tokenizer, pairs, "goes", 0.5) == sorted(
+        [
+            "He go home, and then we see him.",
+            "He go if we see him.",
+            "He go and sees him.",
+        ]
+    )
+
+
+def test_right_text_is_left_to_be_learnt(tokenizer: spm.SentencePieceProcessor) -> None:
+    assert targets(tokenizer, [("We see him.", "We see him.")], "see him", 0.5) == ["We see him."]
+
+
+def test_texts_are_counted_by_what_became_of_them() -> None:
+    judged = [
+        Judged("He go home.", "He goes home.", "He goes home."),
+        Judged("He go at home.", "He goes home.", "He go home."),
+        Judged("He go home.", "He goes home.", "He go home."),
+        Judged("He go home.", "He goes home.", "He gone home."),
+        Judged("He go home.", "He goes home.", "She go to home."),
+        Judged("It is late.", "It is late.", "It is late."),
+        Judged("It is 9:30.", "It is 9:30.", "It is 9."),
+    ]
+    assert summary(judged) == [
+        "5 texts with errors: 1 corrected exactly; 2 improved, 1 unchanged, "
+        "1 as wrong in another way, 1 worse",
+        "  wrong words: 6 before, 6 after",
+        "2 right ones: 1 unchanged, 1 wrong words after",
+    ]
+    assert listing(judged[4:]) == [
+        "", "   text  He go home.", "   good  He goes home.", "1 > 3  She go to home.",
+        "", "   good  It is 9:30.", "0 > 1  It is 9.",
+    ]  # fmt: skip
+
+
+def test_a_hundred_texts_have_errors_and_fifty_have_none() -> None:
+    pairs = read_pairs(LEARNERS)
+    assert sum(text != correction for text, correction in pairs) == 100
+    assert sum(text == correction for text, correction in pairs) == 50
+    assert len(set(pairs)) == 150
+
+
+def test_a_line_without_a_correction_is_named(tmp_path: Path) -> None:
+    (tmp_path / "texts.tsv").write_text("a\ta\nb\n")
+    with pytest.raises(ValueError, match="line 2") as info:
+        read_pairs(tmp_path / "texts.tsv")
+    check_message(str(info.value), "0 tabs")
+
+
+def test_corrections_are_told_by_their_place_and_words() -> None:
+    assert corrections("He go at home now.", "He goes home now.") == {(1, 3, ("goes",))}
+    assert corrections("It is late.", "It is late.") == set()
+    assert corrections("I go to school", "I go to the school.") == {(3, 4, ("the", "school."))}
+
+
+def test_precision_counts_twice_as_much_as_recall() -> None:
+    texts = ["a x c d", "a x c y", "a b", "a b"]
+    outputs = ["a b c d", "a z c y", "a b", "a c"]
+    references = ["a b c d", "a b c d", "a b", "a b"]
+    line = corrections_line(texts, outputs, references)
+    # Three were made, one of them right; three were wanted.
+    assert "precision 33.3%, recall 33.3%, F0.5 33.3%; 1 of 2 right texts unchanged" in line
+    line = corrections_line(texts, ["a b c d", *texts[1:]], references)
+    assert "precision 100.0%, recall 33.3%, F0.5 71.4%; 2 of 2 right" in line
+
+
+@pytest.mark.parametrize("texts", [[], ["a b"]])
+def test_text_without_errors_has_a_line_too(texts: list[str]) -> None:
+    line = corrections_line(texts, texts, texts)
+    assert f"F0.5 0.0%; {len(texts)} of {len(texts)} right" in line
