@@ -151,9 +151,8 @@ def _randomize(model: nn.Module, eos: int, dtype: mx.Dtype, seed: int) -> None:
 class ReplayDrafter:
     """A drafter that costs as much as another one, and proposes a known output.
 
-    It gives any rate of acceptance at the real cost of a pair, even if weights are random. The
-    chance of each token to be right is `acceptance`; prompt and position decide, so that it is the
-    same in every run. `outputs` are the greedy ones of the target, by the ids of their prompts.
+    The chance of each token to be right is `acceptance`; prompt and position decide, so that it is
+    the same in every run. `outputs` are the greedy ones of the target, by the ids of their prompts.
     """
 
     def __init__(

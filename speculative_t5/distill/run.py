@@ -99,20 +99,20 @@ def check_output(output: Path) -> None:
 
 def check_options(target: T5, options: DistillOptions, start: SharingDraft | None = None) -> None:
     """Refuse options that do not fit the target, or the draft to train further."""
-    config, size = target.config, target.info.vocab_size
-    layers, d_ff, vocab = options.layers, options.d_ff, options.draft_vocab
-    for name, asked, most, whose in (
-        ("layers", layers, config.num_decoder_layers, "the target's own decoder layers"),
-        ("d_ff", d_ff, config.d_ff, "the target's own"),
-    ):
-        if asked is not None and asked > most:
-            raise ValueError(f"{name} must be at most {most}, {whose}, got {asked}")
+    config, size, vocab = target.config, target.info.vocab_size, options.draft_vocab
+    if options.layers > (most := config.num_decoder_layers):
+        raise ValueError(
+            f"layers must be at most {most}, the target's own decoder layers, got {options.layers}"
+        )
+    if options.d_ff is not None and options.d_ff > (most := config.d_ff):
+        raise ValueError(f"d_ff must be at most {most}, the target's own, got {options.d_ff}")
     if vocab is not None and not (least := target.info.eos_token_id + 1) <= vocab <= size:
         raise ValueError(f"draft_vocab must be from {least} to {size}, got {vocab}")
-    own = start.own if start else SharingConfig(layers, d_ff or config.d_ff)
-    for name, asked, has in (("layers", layers, own.num_decoder_layers), ("d_ff", d_ff, own.d_ff)):
-        if asked is not None and asked != has:
-            raise ValueError(f"{name} must be {has}, as the first draft has, got {asked}")
+    if start is not None:
+        own = {"layers": start.own.num_decoder_layers, "d_ff": start.own.d_ff}
+        for name, has in own.items():
+            if (asked := getattr(options, name)) not in (None, has):
+                raise ValueError(f"{name} must be {has}, as the first draft has, got {asked}")
 
 
 def new_draft(
