@@ -41,16 +41,16 @@ pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("quick")]
 
 def test_a_draft_learns_and_loads_beside_its_target_alone(tmp_path: Path) -> None:
     output, watch, model = tmp_path / "draft", Watch(), target()
-    options = replace(SHORT, steps=120, batch_tokens=300, learning_rate=1e-2)
+    options = replace(SHORT, steps=80, batch_tokens=300, learning_rate=1e-2)
     go(output, watch, options, replace(DATA, train=examples(300, 3)), model)
     losses = [now.loss for now in watch.of("trained")]
-    assert len(losses) == 120 and sum(losses[-20:]) < 0.7 * sum(losses[:20])
+    assert len(losses) == 80 and sum(losses[-20:]) < 0.7 * sum(losses[:20])
     checks = [now.tokens_per_pass for now in watch.of("trained") if now.tokens_per_pass]
     records = json.loads((output / "history.json").read_text())
-    assert [r["step"] for r in records] == [24, 48, 72, 96, 120]
+    assert [r["step"] for r in records] == [16, 32, 48, 64, 80]
     assert [r["tokens_per_pass"] for r in records] == checks
     assert records[-1]["agreement"] > max(records[0]["agreement"], 0.5)
-    assert records[1]["loss"] == pytest.approx(sum(losses[24:48]) / 24)
+    assert records[1]["loss"] == pytest.approx(sum(losses[16:32]) / 16)
 
     draft, tokenizer = load(output, target=model)
     assert tokenizer is None
@@ -66,8 +66,10 @@ def test_a_draft_learns_and_loads_beside_its_target_alone(tmp_path: Path) -> Non
         load(output, target=target(seed=19))
 
 
-@pytest.mark.parametrize("kind", [*TARGETS, "float16"])
-@pytest.mark.parametrize("loss", ["kl", "tv", "lk"])
+@pytest.mark.parametrize(
+    ("loss", "kind"), [*(("kl", kind) for kind in (*TARGETS, "float16")), ("tv", "plain"),
+                       ("lk", "plain")]
+)  # fmt: skip
 def test_a_copy_of_all_layers_has_nothing_to_learn(loss: Any, kind: str) -> None:
     model = make_target("plain" if kind == "float16" else kind)
     if kind == "float16":
@@ -129,21 +131,17 @@ def test_a_draft_is_rounded_once_whatever_the_targets_type(tmp_path: Path) -> No
     assert not any(mx.array_equal(*pair) for pair in zip(weights, coarser, strict=True))
 
 
-def test_a_draft_is_trained_further(tmp_path: Path) -> None:
+def test_a_draft_is_trained_further(whole: Path, tmp_path: Path) -> None:
     model = target()
-    go(tmp_path / "first", model=model)
-    start: Any = load(tmp_path / "first", target=model)[0]
-    with pytest.raises(ValueError, match="layers must be 1, as the first draft has, got 2"):
+    start: Any = load(whole, target=model)[0]
+    with refused("layers must be 1, as the first draft has, got 2"):
         go(tmp_path / "second", options=replace(SHORT, layers=2), model=model, start=start)
-    with pytest.raises(ValueError, match="d_ff must be 16, as the first draft has, got 8"):
+    with refused("d_ff must be 16, as the first draft has, got 8"):
         go(tmp_path / "second", options=replace(SHORT, d_ff=8), model=model, start=start)
     options = replace(SHORT, steps=1, learning_rate=1e-9)  # changes nothing that float16 shows
     go(tmp_path / "second", options=options, model=model, start=start)
-    go(tmp_path / "copies", options=options, model=model)
-    first, second, copies = (
-        (tmp_path / name / "weights.npz").read_bytes() for name in ("first", "second", "copies")
-    )
-    assert first == second != copies
+    weights = [(folder / "weights.npz").read_bytes() for folder in (whole, tmp_path / "second")]
+    assert weights[0] == weights[1]
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def outputs_of(number: int) -> list[tuple[list[int], int, list[bool]]]:
     return found
 
 
-@pytest.mark.parametrize("num_draft", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("num_draft", [1, 3, 8])
 def test_decoding_takes_as_many_passes_and_accepts_as_often(num_draft: int) -> None:
     for number, draft in enumerate(DRAFTS):
         rows = []
