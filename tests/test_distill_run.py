@@ -280,7 +280,7 @@ def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
         ({"prefix": "correct: "}, "no --prefix, and this one has --prefix 'correct: '"),
     ]  # fmt: skip
     for change, found in changes:
-        with refused("", found):
+        with refused(found):
             go(tmp_path / "draft", **change)
 
 
@@ -358,6 +358,6 @@ def test_an_output_that_appears_during_the_run_is_left_alone(tmp_path: Path) -> 
             output.mkdir()
             (output / "weights.npz").write_text("another model")
 
-    with refused("", f"{output} exists"):
+    with refused(f"{output} exists"):
         go(output, Watch(act))
     assert [path.read_text() for path in output.iterdir()] == ["another model"]

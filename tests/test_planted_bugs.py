@@ -35,6 +35,16 @@ def test_bug_can_be_planted(bug: Bug) -> None:
     assert defined(file).issuperset(names)
 
 
+def test_cases_in_brackets_exist(request: pytest.FixtureRequest) -> None:
+    """Those of the files that this run of pytest has collected: all of them in a whole run."""
+    config, collected = request.config, {item.nodeid for item in request.session.items}
+    if config.option.keyword or any("::" in argument for argument in config.args):
+        pytest.skip("some tests of these files were not asked for")
+    files = {test.partition("::")[0] for test in collected}
+    tests = {bug.test for bug in BUGS if "[" in bug.test and bug.test.partition("::")[0] in files}
+    assert tests <= collected
+
+
 def test_names_are_unique() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS)
 
@@ -70,13 +80,8 @@ def test_runner_tells_which_bugs_are_seen(checkout: Path) -> None:
     ]
     lines: list[str] = []
     verdicts = planted_bugs.check(bugs, checkout, report=lines.append)
-    ends = [
-        "seen",
-        "NOT SEEN (passed)",
-        "NOT SEEN (pytest ended",
-        "NOT SEEN (without the bug",
-        "skipped",
-    ]
+    ends = ["seen", "NOT SEEN (passed)", "NOT SEEN (pytest ended", "NOT SEEN (without the bug",
+            "skipped"]  # fmt: skip
     for line, (name, verdict), end in zip(lines, verdicts.items(), ends, strict=True):
         assert line.startswith(f"{name} ") and line.endswith(verdict) and end in verdict
     assert "3 * x" not in (checkout / "speculative_t5" / "__init__.py").read_text()
