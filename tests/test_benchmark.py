@@ -132,7 +132,7 @@ def test_the_command_measures_the_shipped_pair(
     (tmp_path / "prompts.txt").write_text(f"{bench_command.PROMPTS[0]}\n\n")
     monkeypatch.setattr(bench_command, "first_token_seconds", lambda arguments: len(arguments))
     models = [str(REPOSITORY / "weights" / name) for name in ("correct-base", "correct-small")]
-    options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 32, "as_json": True}
+    options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 16, "as_json": True}
     options |= {"dtype": "float32", "steady": True, "prompts": tmp_path / "prompts.txt"}
     widths, plan = set(), SpeculativeDecoder.plan
 
@@ -161,10 +161,11 @@ def test_the_command_measures_the_shipped_pair(
     assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
 
 
-def test_processes_are_timed_until_their_first_byte() -> None:
+def test_processes_are_timed_until_their_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < first_token_seconds(["--version"]) < 60
-    with pytest.raises(RuntimeError, match="gave no text"):
-        first_token_seconds(["--model", "nowhere"])
+    monkeypatch.setattr("sys.executable", "false")
+    with pytest.raises(RuntimeError, match="gave no text .exit code 1."):
+        first_token_seconds([])
 
 
 def test_a_terminal_shows_progress_before_anything_is_loaded(
@@ -251,13 +252,15 @@ def test_a_real_decoder_gives_an_estimate(target: T5) -> None:
     assert done.stats.emitted > 2 and found is not None and found > 0
 
 
-@pytest.mark.parametrize(("kind", "acceptance"), [("t5", 0.6), ("gpt2", 1.0)])
-def test_replayed_drafts_are_right_as_often_as_asked(kind: str, acceptance: float) -> None:
+@pytest.mark.parametrize(("kind", "acceptance", "count"), [("t5", 0.6, 10), ("gpt2", 1.0, 3)])
+def test_replayed_drafts_are_right_as_often_as_asked(
+    kind: str, acceptance: float, count: int
+) -> None:
     """The output is the target's own all the same."""
     options: Any = {"eos_token_id": 19} if kind == "t5" else {"seed": 26}  # outputs that vary
     target = tiny(kind, vocab_size=20, layers=2, **options)
     choice = random.Random(0)
-    prompts = [[*choice.choices(range(2, 19), k=4), 1] for _ in range(10)]
+    prompts = [[*choice.choices(range(2, 19), k=4), 1] for _ in range(count)]
     alone = SpeculativeDecoder(target)
     outputs = {tuple(p): alone.generate(p, max_tokens=60).tokens for p in prompts}
     decoder = SpeculativeDecoder(target, tiny(kind, vocab_size=20, seed=3), num_draft=1)
@@ -265,7 +268,7 @@ def test_replayed_drafts_are_right_as_often_as_asked(kind: str, acceptance: floa
     assert [last.output for last in done] == list(outputs.values())
     drafted = sum(last.stats.drafted for last in done)
     accepted = sum(last.stats.accepted for last in done)
-    assert drafted > 200
+    assert drafted > 20 * count
     # Over a few hundred tokens; the last one of an output that ended early may be drafted wrong.
     assert accepted / drafted == pytest.approx(acceptance, abs=0.07)
 
@@ -413,13 +416,13 @@ def test_a_synthetic_pair_is_measured(
 
     monkeypatch.setattr(DecoderOnlyModel, "start", watched)
     plot = tmp_path / "plot.png"
-    sizes: Any = {"source": 20, "max_tokens": 24, "count": 2, "turns": 1, "num_draft": "1,3"}
+    sizes: Any = {"source": 20, "max_tokens": 12, "count": 1, "turns": 1, "num_draft": "1,3"}
     sizes |= {"steady": True, "dtype": "float32"}
     bench(random_weights="opt-350m:opt-125m", acceptance=1.0, plot=plot, **sizes)
     title, names, *rows, forwards, _, _, _ = capsys.readouterr().out.splitlines()
     ends = {name: names.index(name) + len(name) for name in ("waits", "forwards", "same output")}
     columns = [[row[:end].split()[-1] for end in ends.values()] for row in rows]
-    assert columns == [["1.00", n, "2/2"] for n in ("1.00", "2.00", "4.00", "2.00", "4.00")]
+    assert columns == [["1.00", n, "1/1"] for n in ("1.00", "2.00", "4.00", "2.00", "4.00")]
     names = ["plain", "K = 1", "K = 3", "steady K = 1", "steady K = 3"]
     assert [row[:12].rstrip() for row in rows] == names
     assert widths >= {None, 2, 4}

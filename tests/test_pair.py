@@ -28,12 +28,12 @@ def decoder() -> SpeculativeDecoder:
 def plain(decoder: SpeculativeDecoder) -> dict[str, Generation]:
     """Plain outputs for damaged sentences, none of them from the training text."""
     corruptor, rng = Corruptor(TEXT), random.Random(0)
-    sources = sorted({PREFIX + corruptor.sentence(text, rng) for text in TEXT})[:40]
-    assert len(sources) == 40
+    sources = sorted({PREFIX + corruptor.sentence(text, rng) for text in TEXT})[:12]
+    assert len(sources) == 12
     return {source: decoder.generate(source, speculative=False) for source in sources}
 
 
-@pytest.mark.parametrize("num_draft", [1, 5, 8])
+@pytest.mark.parametrize("num_draft", [1, 8])
 def test_greedy_speculative_outputs_equal_plain_ones(
     decoder: SpeculativeDecoder, plain: dict[str, Generation], num_draft: int
 ) -> None:

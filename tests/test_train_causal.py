@@ -94,7 +94,7 @@ def test_weights_depend_on_the_seed_alone(prepared: Corpus) -> None:
     assert all(mx.array_equal(a, b) for a, b in zip(found[0], found[1], strict=True))
     assert not mx.array_equal(found[0][0], found[2][0])
     before = train_causal.mean_loss(model, prepared[2])
-    train_causal.train(model, prepared[1], 30, seed=0)
+    train_causal.train(model, prepared[1], 15, seed=0)
     assert train_causal.mean_loss(model, prepared[2]) < before - 0.5
 
 
@@ -159,9 +159,10 @@ def converted(tmp_path: Path, spiece: bytes) -> Path:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that goes on by a second at each look."""
+    """A clock that goes on by a second at each look, and no warm-up."""
     seconds = itertools.count(0.0)
     monkeypatch.setattr(further_training.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(further_training, "WARM_UP", 1)
     monkeypatch.setattr(train_correct, "POOL", 64)
 
 
@@ -253,7 +254,7 @@ def test_the_result_is_converted_and_trained_further(
 
 def test_a_model_learns_what_its_teacher_says(converted: Path, tmp_path: Path, clock: None) -> None:
     """The loss is the divergence from the teacher: 0 for itself, and it falls for another."""
-    run = make_run(start(converted, 120), minutes=2)
+    run = make_run(start(converted, 120), minutes=0.4)
     batch = torch.tensor([EXAMPLE[0]]), torch.ones(1, 4), torch.tensor([[*EXAMPLE[1], -100]])
     right = run._loss(*batch).item()
     run.teacher = start(converted, 120).eval()
@@ -262,7 +263,7 @@ def test_a_model_learns_what_its_teacher_says(converted: Path, tmp_path: Path, c
     for weight in run.teacher.parameters():
         weight.data += 0.1 * torch.randn_like(weight)
     before = run._loss(*batch).item()
-    run.train(examples, {}, tmp_path / "model.pt", every=1, batch=64)
+    run.train(examples, {}, tmp_path / "model.pt", every=1, batch=16)
     assert 0 < run._loss(*batch).item() < before / 2
 
 
@@ -293,11 +294,11 @@ def test_caution_asks_the_teacher_or_the_weights_before(
 
 
 def test_a_cautious_run_learns_other_targets(converted: Path, tmp_path: Path, clock: None) -> None:
-    run = make_run(start(converted, 120), minutes=2)
+    run = make_run(start(converted, 120), minutes=0.4)
     ids, mask, other = torch.tensor([EXAMPLE[0]]), torch.ones(1, 4), torch.tensor([[11, 12, 1]])
     run.caution = lambda ids, *_: other.repeat(len(ids), 1)  # type: ignore[assignment]
     before = run._loss(ids, mask, other).item()
-    run.train(examples, {}, tmp_path / "model.pt", every=1, batch=64)
+    run.train(examples, {}, tmp_path / "model.pt", every=1, batch=16)
     assert run._loss(ids, mask, other).item() < before / 2
 
 
