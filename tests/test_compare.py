@@ -180,30 +180,17 @@ def test_programs_share_a_checkpoint_in_16_bits(
         serving.load_program("ctranslate2", spec)
 
 
-@pytest.mark.parametrize(
-    ("backend", "cuda", "mps", "expected"),
-    [("cpu", True, True, "cpu"), ("cuda", True, False, "cuda"), ("cuda", False, True, "cpu"),
-     ("metal", True, True, "mps"), ("metal", True, False, "cpu")],
-)  # fmt: skip
-def test_torch_uses_the_gpu_that_mlx_uses(
-    backend: str, cuda: bool, mps: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    assert serving.torch_device(backend) == expected
+def test_torch_uses_the_gpu_that_mlx_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend, cuda, mps, expected in (
+        ("cpu", True, True, "cpu"), ("cuda", True, False, "cuda"), ("cuda", False, True, "cpu"),
+        ("metal", True, True, "mps"), ("metal", True, False, "cpu"),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda mps=mps: mps)
+        assert serving.torch_device(backend) == expected
 
 
-@pytest.mark.parametrize(
-    ("backend", "gpus", "expected"),
-    [
-        ("cuda", 1, [("cuda", "bfloat16"), ("cuda", "int8_bfloat16")]),
-        ("cuda", 0, [("cpu", "bfloat16"), ("cpu", "int8")]),
-        ("metal", 1, [("cpu", "bfloat16"), ("cpu", "int8")]),
-    ],
-)
-def test_ctranslate2_uses_the_gpu_that_mlx_uses(
-    backend: str, gpus: int, expected: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctranslate2_uses_the_gpu_that_mlx_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[tuple[str, str]] = []
 
     class Translator:
@@ -212,13 +199,20 @@ def test_ctranslate2_uses_the_gpu_that_mlx_uses(
             used.append((device, compute_type))
 
     monkeypatch.setattr(ctranslate2, "Translator", Translator)
-    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: gpus)
-    kinds = {kind for _, kind in expected}
-    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: kinds)
-    for name in ("ctranslate2", "ctranslate2 int8"):
-        spec = {"place": "", "threads": 1, "backend": backend, "dtype": "bfloat16"}
-        serving.load_program(name, spec)
-    assert used == expected
+    for backend, gpus, where, eight_bits in (
+        ("cuda", 1, "cuda", "int8_bfloat16"), ("cuda", 0, "cpu", "int8"),
+        ("metal", 1, "cpu", "int8"),
+    ):  # fmt: skip
+        kinds = {"bfloat16", eight_bits}
+        monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(
+            ctranslate2, "get_supported_compute_types", lambda device, kinds=kinds: kinds
+        )
+        used.clear()
+        for name in ("ctranslate2", "ctranslate2 int8"):
+            spec = {"place": "", "threads": 1, "backend": backend, "dtype": "bfloat16"}
+            serving.load_program(name, spec)
+        assert used == [(where, "bfloat16"), (where, eight_bits)]
 
 
 def test_types_are_the_devices_default_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +233,7 @@ def test_workers_take_turns_are_reported_and_left_out_when_they_fail(
     (tmp_path / "draft").symlink_to(place / "draft")
     shutil.copytree(place / "target", tmp_path / "target")
     monkeypatch.setattr(workers, "convert", lambda *_: "it has no shape")
+    monkeypatch.setattr(workers, "PAUSE", 0.0)
     options = ON_CPU | {"dtype": "float23", "num_draft": 3}  # ours have the checkpoint's type
     with contextlib.ExitStack() as stack:
         started = workers.start(names, options, tmp_path, PROMPTS[:1], MAX_TOKENS, stack)

@@ -30,27 +30,22 @@ def models() -> Pair:
     return target, tiny_draft(target, noise=0.3)
 
 
-@pytest.mark.parametrize(
-    ("flags", "max_tokens", "expected"),
-    [  # rounds, drafted, accepted, rejected, emitted, opened
+def test_rounds_are_counted_from_flags() -> None:
+    for flags, max_tokens, expected in (  # rounds, drafted, accepted, rejected, emitted, opened
         ([T, T, F, T, F, T], 6, (3, 5, 4, 1, 6, 1)),  # the last round had room for one
         ([F, F, F], 3, (3, 2 + 2 + 1, 0, 3, 3, 0)),
         ([T, T, F, T, T], 9, (2, 4, 4, 0, 5, 1)),  # EOS was drafted
         ([T], 9, (1, 2, 1, 0, 1, 1)),  # it came first: the rest of the draft is not judged
         ([F], 9, (1, 2, 0, 1, 1, 0)),
         ([T, F, T, T, F], 5, (2, 4, 3, 1, 5, 1)),
-    ],
-)
-def test_rounds_are_counted_from_flags(
-    flags: list[bool], max_tokens: int, expected: tuple[int, ...]
-) -> None:
-    counts = Counts(*expected, outputs=1)
-    assert count_flags(flags, 2, max_tokens) == counts
-    total = counts + Counts(1, 2, 1, 1, 2, 1, 1)
-    rounds, drafted, accepted, rejected, emitted, _ = expected
-    assert (total.outputs, total.acceptance) == (2, (accepted + 1) / (drafted + 2))
-    assert total.judged == (accepted + 1) / (accepted + rejected + 2)
-    assert total.tokens_per_round == (emitted + 2) / (rounds + 1)
+    ):
+        counts = Counts(*expected, outputs=1)
+        assert count_flags(flags, 2, max_tokens) == counts
+        total = counts + Counts(1, 2, 1, 1, 2, 1, 1)
+        rounds, drafted, accepted, rejected, emitted, _ = expected
+        assert (total.outputs, total.acceptance) == (2, (accepted + 1) / (drafted + 2))
+        assert total.judged == (accepted + 1) / (accepted + rejected + 2)
+        assert total.tokens_per_round == (emitted + 2) / (rounds + 1)
     assert Counts().acceptance == Counts().judged == Counts().tokens_per_round == 0
 
 
@@ -124,13 +119,12 @@ def test_second_token_is_distributed_as_the_sum_over_first_ones(
     assert second_token_counts(outputs, 4, eos=1).tolist() == [0, 1, 2, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("statistic", "freedom", "expected"),
-    [(3.8415, 1, 0.05), (5.9915, 2, 0.05), (18.307, 10, 0.05), (24.996, 15, 0.05),
-     (135.807, 100, 0.01), (0.0, 3, 1.0), (0.0, 4, 1.0), (1.0, 0, 1.0), (4000.0, 20, 0.0)],
-)  # fmt: skip
-def test_tails_are_those_of_tables(statistic: float, freedom: int, expected: float) -> None:
-    assert chi_square_tail(statistic, freedom) == pytest.approx(expected, rel=1e-3)
+def test_tails_are_those_of_tables() -> None:
+    for statistic, freedom, expected in (
+        (3.8415, 1, 0.05), (5.9915, 2, 0.05), (18.307, 10, 0.05), (24.996, 15, 0.05),
+        (135.807, 100, 0.01), (0.0, 3, 1.0), (0.0, 4, 1.0), (1.0, 0, 1.0), (4000.0, 20, 0.0),
+    ):  # fmt: skip
+        assert chi_square_tail(statistic, freedom) == pytest.approx(expected, rel=1e-3)
 
 
 def test_rare_cells_are_pooled() -> None:

@@ -373,21 +373,16 @@ def test_a_slow_type_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment._limits() == limits, "reading the limits leaves them"
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("import os; os.abort()", "the process ended with signal 6, SIGABRT"),
-        ("import time; time.sleep(9)", "it did not end within 0.5 s"),
-        ("raise ValueError('no weights')", "exit code 1: ValueError: no weights"),
-        ("pass", "the process ended with exit code 0"),
-    ],
-)
-def test_a_process_that_crashes_or_hangs_is_a_finding(
-    code: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checks, "COMMAND", (sys.executable, "-Sc", code))
-    found = run(Check(outputs.known, "", deadline=0.5 if "sleep" in code else 60), Subject())
-    assert (found.name, found.status) == ("known", "failed") and reason in found.reason
+def test_a_process_that_crashes_or_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, reason in {
+        "import os; os.abort()": "the process ended with signal 6, SIGABRT",
+        "import time; time.sleep(9)": "it did not end within 0.5 s",
+        "raise ValueError('no weights')": "exit code 1: ValueError: no weights",
+        "pass": "the process ended with exit code 0",
+    }.items():
+        monkeypatch.setattr(checks, "COMMAND", (sys.executable, "-Sc", code))
+        found = run(Check(outputs.known, "", deadline=0.5 if "sleep" in code else 60), Subject())
+        assert (found.name, found.status) == ("known", "failed") and reason in found.reason
 
 
 def faked(monkeypatch: pytest.MonkeyPatch, **statuses: Any) -> list[Subject]:
@@ -404,19 +399,17 @@ def faked(monkeypatch: pytest.MonkeyPatch, **statuses: Any) -> list[Subject]:
     return seen
 
 
-@pytest.mark.parametrize("status", ["ok", "skipped", "failed"])
-def test_only_failures_change_the_exit_code(
-    status: str, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faked(monkeypatch, rows=status)
-    done = call("doctor")
-    assert (done.code, done.err) == (int(status == "failed"), [])
-    lines = done.out.splitlines()
-    assert lines[0] == "speculative_t5 doctor: correct-base, drafts by correct-small"
-    assert [line.split()[0] for line in lines[2:-2] if line[:1] != " "] == NAMES
-    assert f"rows      {status.ljust(7)}  see" in done.out  # the path may need another line
-    assert ("1 of 10 checks failed in 0 s: rows" in lines[-1]) == (status == "failed")
-    assert max(map(len, lines)) <= 80
+def test_only_failures_change_the_exit_code(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for status in ("ok", "skipped", "failed"):
+        faked(monkeypatch, rows=status)
+        done = call("doctor")
+        assert (done.code, done.err) == (int(status == "failed"), [])
+        lines = done.out.splitlines()
+        assert lines[0] == "speculative_t5 doctor: correct-base, drafts by correct-small"
+        assert [line.split()[0] for line in lines[2:-2] if line[:1] != " "] == NAMES
+        assert f"rows      {status.ljust(7)}  see" in done.out  # the path may need another line
+        assert ("1 of 10 checks failed in 0 s: rows" in lines[-1]) == (status == "failed")
+        assert max(map(len, lines)) <= 80
 
 
 def test_checks_are_chosen(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,22 +426,17 @@ def test_checks_are_chosen(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.split()[0] for line in call("doctor", "--list").out.splitlines()] == NAMES
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_bad_options_are_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    faked(monkeypatch)
+    for options in (
         ("--only", "row"), ("--skip", "all"), ("--only", "rows", "--skip", "rows"),
         ("--model", "no-such-model"), ("--model", "no/such/folder"),
         ("--draft-model", "no-such-model"), ("--dtype", "float64"),
-    ],
-)  # fmt: skip
-def test_bad_options_are_one_line(
-    options: tuple[str, ...], call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faked(monkeypatch)
-    done = call("doctor", *options)
-    assert (done.code, done.out) == (2, "")
-    (line,) = done.err
-    check_message(line.removeprefix("error: "), options[-1])
+    ):  # fmt: skip
+        done = call("doctor", *options)
+        assert (done.code, done.out) == (2, "")
+        (line,) = done.err
+        check_message(line.removeprefix("error: "), options[-1])
 
 
 def test_json_has_every_number(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,18 +63,13 @@ def test_commands_are_understood() -> None:
         understand(command)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "python -m speculative_t5 bench --no-such-option",
-        "python -m speculative_t5 bench --acceptance much",
-        "python scripts/benchmarks/compare.py shape t5-base --only nothing",
-        "python -m pytest --no-such-option",
-    ],
-)
-def test_the_check_of_commands_can_fail(command: str) -> None:
-    with pytest.raises((ArgumentError, AssertionError)):
-        understand(tuple(command.split()))
+def test_the_check_of_commands_can_fail() -> None:
+    for command in (
+        "-m speculative_t5 bench --no-such-option", "-m speculative_t5 bench --acceptance much",
+        "scripts/benchmarks/compare.py shape t5-base --only nothing", "-m pytest --no-such-option",
+    ):  # fmt: skip
+        with pytest.raises((ArgumentError, AssertionError)):
+            understand(("python", *command.split()))
 
 
 def test_the_script_prints_what_it_would_run_and_refuses_a_cpu(

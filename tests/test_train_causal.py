@@ -113,22 +113,18 @@ def test_spelling_the_end_does_not_end_a_document(texts: list[str]) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == f"onetwo {END} three"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "output", "message"),
-    [
+def test_unusable_text_and_output_are_refused(tmp_path: Path) -> None:
+    for name, content, output, message in (
         ("a.txt.xz", b"no archive", "pair", "error: .*a.txt.xz cannot be read as text"),
         ("a.txt", b"too little\n" * 90, "pair", "to hold out, and each has to be more than 256"),
         ("a.txt", b"", ".", "holds a.txt and is not a pair: choose another"),
         ("a.txt", b"", "a.txt", "is a file and is not a pair: choose another"),
-    ],
-)
-def test_unusable_text_and_output_are_refused(
-    tmp_path: Path, name: str, content: bytes, output: str, message: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(SystemExit, match=message):
-        train_causal.main(text=[tmp_path / name], output=tmp_path / output, steps=1, seed=0)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(SystemExit, match=message):
+            train_causal.main(text=[tmp_path / name], output=tmp_path / output, steps=1, seed=0)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).unlink()
 
 
 def test_failure_leaves_the_old_pair(
