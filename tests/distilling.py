@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +18,6 @@ from speculative_t5.distill import (
     Progress,
     Task,
     distill,
-    judge,
     judgement,
 )
 from speculative_t5.distill import run as stages
@@ -77,9 +75,9 @@ def go(
     **read_by: Any,
 ) -> Judgement:
     task = Task(model or target(), None, "tiny", start=start)
-    short = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
-    quick = mock.patch.multiple(stages, judge=partial(judge, turns=1, max_prompts=2), **short)
-    with quick, mock.patch.object(judgement, "MOST", 2):
+    short: Any = {"LABEL_CHUNK": 16, "SAVE_EVERY": 4, "CHECKS": 5, "SAVE_SECONDS": 1e9}
+    few: Any = {"TURNS": 1, "MAX_PROMPTS": 2, "MOST": 2}
+    with mock.patch.multiple(stages, **short), mock.patch.multiple(judgement, **few):
         return distill(task, data, output, options, watch or Watch(), read_by=read_by)
 
 

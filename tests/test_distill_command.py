@@ -7,13 +7,12 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from speculative_t5.checkpoints import load, save_draft
 from speculative_t5.cli.distill import Stages
-from speculative_t5.distill import DistillOptions, Judgement, judge, new_draft, training
+from speculative_t5.distill import DistillOptions, Judgement, judgement, new_draft, training
 from speculative_t5.distill import run as stages_of_run
 
 import mlx.core as mx
@@ -29,8 +28,8 @@ SHORT = ("--steps", "4", "--batch-tokens", "200", "--max-tokens", "6")
 
 @pytest.fixture(autouse=True)
 def short(quick: None, place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(stages_of_run, "judge", partial(judge, turns=1, max_prompts=2))
-    monkeypatch.setattr("speculative_t5.distill.judgement.MOST", 2)
+    for name, value in {"TURNS": 1, "MAX_PROMPTS": 2, "MOST": 2}.items():
+        monkeypatch.setattr(judgement, name, value)
     before = {*place.rglob("*")}
     yield
     for path in {*place.rglob("*")} - before:  # other tests share the folder
@@ -54,12 +53,12 @@ def test_a_draft_is_made_judged_drawn_and_used(
     monkeypatch.setattr(Judgement, "pays", True)
     done = distill(call, prompts, *SHORT, "--plot", "loss.png")
     assert done.code == 0, done.err
-    account, *judgement, where, usage = done.out.splitlines()
+    account, *figures, where, usage = done.out.splitlines()
     assert account == (
         "read 45 lines: 40 labelled (2 of them held out), 5 skipped (3 repeated, 1 empty, "
         "1 too long)"
     )
-    assert any("held-out output" in line for line in judgement)
+    assert any("held-out output" in line for line in figures)
     folder = place / "weights" / "target-draft"
     assert where.startswith("weights/target-draft: ") and where.endswith(" MB; to use it:")
     named = "  python -m speculative_t5 --model target --draft-model target-draft --num-draft "

@@ -161,7 +161,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     def judged(*args: Any, max_seconds: float, **options: Any) -> Judgement:
         clock.judging = max_seconds
         clock.now += max_seconds
-        return judge(*args, max_seconds=0.0, turns=1, **options)
+        return judge(*args, max_seconds=0.0, **options)
 
     monkeypatch.setattr(stages, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(stages, "judge", judged)
@@ -170,6 +170,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     slow(stages, "agreement", 9.0)
     for name, value in (("SAVE_EVERY", 10), ("CHECKS", 5)):
         monkeypatch.setattr(stages, name, value)
+    monkeypatch.setattr("speculative_t5.distill.judgement.TURNS", 1)
     return clock
 
 

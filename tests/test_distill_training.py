@@ -13,6 +13,7 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, bench
 from speculative_t5.bench import Run, draw_history
 from speculative_t5.distill import LOSSES, Agreement, Judgement, Speed, Task, judge, training
+from speculative_t5.distill import judgement as judging
 from speculative_t5.distill.judgement import MOST, speed_of
 from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
 from speculative_t5.models.t5 import T5
@@ -189,10 +190,10 @@ def test_prompts_are_as_many_as_there_is_time_for(
         return {variant.name: runs for variant in variants}
 
     monkeypatch.setattr(bench, "sweep", sweep)
-    task, passes = Task(target, None, "big"), 11
+    task, passes = Task(target, None, "big"), 31
     found = judge(
         task, tiny_draft(target), "small", JUDGED, KNOWN,
-        max_tokens=10, turns=1, max_seconds=passes * most, made_by={},
+        max_tokens=10, max_seconds=passes * most, made_by={},
     )  # fmt: skip
     assert found.prompts == count
 
@@ -200,16 +201,20 @@ def test_prompts_are_as_many_as_there_is_time_for(
 @pytest.mark.parametrize(
     ("before", "kind"), [(None, "other"), ("lookup", "sharing"), ("model", "sharing")]
 )
-def test_everything_is_measured(target: T5, quick: None, before: Any, kind: str) -> None:
+def test_everything_is_measured(
+    target: T5, quick: None, before: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small: Any = tiny_draft(target)
     if kind == "sharing":
         small = SharingDraft(target, SharingConfig(1, target.config.d_ff))
         copy_layers(small)
     previous = tiny_draft(target, noise=0.3) if before == "model" else before
+    for name, value in {"TURNS": 2, "MAX_PROMPTS": 2}.items():
+        monkeypatch.setattr(judging, name, value)
     seen: list[tuple[int, int]] = []
     found = judge(
         Task(target, None, "big", previous, "old"), small, "small", JUDGED, KNOWN,
-        max_tokens=10, turns=2, max_prompts=2, made_by={"layers": 1},
+        max_tokens=10, max_seconds=900.0, made_by={"layers": 1},
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     ways = 10 + 9 * bool(before)
@@ -233,7 +238,7 @@ def test_everything_is_measured(target: T5, quick: None, before: Any, kind: str)
 
 def test_outputs_of_one_token_leave_nothing_to_measure(target: T5) -> None:
     task, draft = Task(target, None, "big"), tiny_draft(target)
-    found = judge(task, draft, "small", JUDGED, KNOWN, max_tokens=1, made_by={})
+    found = judge(task, draft, "small", JUDGED, KNOWN, max_tokens=1, max_seconds=900.0, made_by={})
     assert (found.held_out, found.held_out_tokens, found.agreement) == (10, 50, 0.8)
     assert found.tokens_per_pass == [KNOWN.tokens_per_pass(k) for k in range(1, 9)]
     assert found.by_place == [1.0, 1.0, 1.0, 0.0]  # no draft comes further

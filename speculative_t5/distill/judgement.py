@@ -20,6 +20,7 @@ from .training import Agreement
 WORTH = 1.05  # a smaller speed-up is none
 FEW = 8  # prompts; figures of fewer are rough
 MOST = 8  # tokens to draft
+TURNS, MAX_PROMPTS = 3, 24  # that are measured
 OWN, BEFORE = "new", "before"  # drafts, in the names of variants
 HEAD = ("K", "tokens per pass", "right at place K", "tokens/s", "speed-up", "same output")
 LEGEND = (
@@ -242,9 +243,7 @@ def judge(
     agreement: Agreement,
     *,
     max_tokens: int,
-    turns: int = 3,
-    max_prompts: int = 24,
-    max_seconds: float = 900.0,
+    max_seconds: float,
     made_by: Mapping[str, Any],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Judgement:
@@ -253,13 +252,11 @@ def judge(
     Everything runs one prompt at a time and interleaved (`bench.sweep`). Where there is nothing to
     measure, the judgement says so. The draft in use before is measured at its best K and at "auto".
 
-    `prompts` are source ids in a random order; of the first `max_prompts` fewer are taken, but at
+    `prompts` are source ids in a random order; of the first `MAX_PROMPTS` fewer are taken, but at
     least one, where all would need more than about `max_seconds`. `progress` receives how many
     outputs are done, and how many there are in all at most.
     """
-    measured = _measure(
-        task, draft, prompts[:max_prompts], max_tokens, turns, max_seconds, progress
-    )
+    measured = _measure(task, draft, prompts[:MAX_PROMPTS], max_tokens, max_seconds, progress)
     own, before = (
         [speed_of(measured, name) for name in (measured or [{}])[0] if name.startswith(drafter)]
         for drafter in (OWN, BEFORE)
@@ -276,7 +273,7 @@ def judge(
         tokens_per_pass=[agreement.tokens_per_pass(k) for k in range(1, MOST + 1)],
         unmeasured=None if measured else reason,
         prompts=len(measured[0][bench.PLAIN]) if measured else 0,
-        turns=turns,
+        turns=TURNS,
         max_tokens=max_tokens,
         plain=bench.typical(measured, bench.PLAIN, bench.tokens_per_second) if measured else 0.0,
         speeds=own,
@@ -293,7 +290,6 @@ def _measure(
     draft: LanguageModel,
     prompts: Sequence[list[int]],
     max_tokens: int,
-    turns: int,
     max_seconds: float,
     progress: Callable[[int, int], None],
 ) -> list[bench.Turn]:
@@ -321,7 +317,7 @@ def _measure(
     own, before = others[: len(numbers)], others[len(numbers) :]
     # How often each prompt is decoded: to warm up, to find the best K of the draft in use before,
     # and in the turns.
-    passes = 1 + len(before) + turns * (1 + len(own) + 2 * bool(before))
+    passes = 1 + len(before) + TURNS * (1 + len(own) + 2 * bool(before))
     total = len(first) + passes * len(prompts)
     warm: list[bench.Run] = []
     for prompt in prompts:
@@ -337,7 +333,7 @@ def _measure(
         tried = turn(prompts, before)
         *fixed, auto = before
         before = [max(fixed, key=lambda way: bench.tokens_per_second(tried[way.name])), auto]
-    return [turn(prompts, [plain, *own, *before]) for _ in range(turns)]
+    return [turn(prompts, [plain, *own, *before]) for _ in range(TURNS)]
 
 
 def speed_of(turns: Sequence[bench.Turn], name: str) -> Speed:
