@@ -216,13 +216,19 @@ BAD = {
 }
 
 
-def test_bad_input_is_one_line_and_leaves_nothing(place: Path, call: Call, prompts: Path) -> None:
+@pytest.fixture
+def inputs(place: Path) -> Path:
+    """The folder of tests with things that a draft cannot be made of."""
     (place / "empty.txt").write_text("")
     (place / "long.txt").write_text("".join(f"{'many words ' * 300}{i}\n" for i in range(3)))
     write_causal(place / "causal")
     target, _ = load(place / "weights" / "target")
     save_draft(place / "made", new_draft(target, DistillOptions()), "target")  # type: ignore[arg-type]
-    before = {*place.rglob("*")}
+    return place
+
+
+def test_bad_input_is_one_line_and_leaves_nothing(inputs: Path, call: Call, prompts: Path) -> None:
+    before = {*inputs.rglob("*")}
     for arguments, found in BAD.items():
         given = {"--model": "target", "--data": str(prompts), "--output": "new"}
         given |= dict(zip(arguments[::2], arguments[1::2], strict=True))
@@ -231,9 +237,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(place: Path, call: Call, promp
         (line,) = done.err
         assert found in line and done.out == ""
         check_message(line.removeprefix("error: "))
-    cache = place / "cache"  # matplotlib's
-    left = {path for path in place.rglob("*") if cache not in (path, *path.parents)} - before
-    assert left <= {place / "stdin"}
+    cache = inputs / "cache"  # matplotlib's
+    left = {path for path in inputs.rglob("*") if cache not in (path, *path.parents)} - before
+    assert left <= {inputs / "stdin"}
 
 
 def test_a_stopped_run_goes_on_by_the_same_command(

@@ -26,7 +26,7 @@ from conftest import tiny_draft, tiny_model
 SIZE, WIDTH, PLACES = 12, 4, 11
 MODEL = tiny_model(vocab_size=20, seed=18, layers=2, eos_token_id=19)
 RNG = random.Random(5)
-PROMPTS = [[*RNG.choices(range(2, 19), k=RNG.randrange(1, 7)), 19] for _ in range(15)]
+PROMPTS = [[*RNG.choices(range(2, 19), k=RNG.randrange(1, 7)), 19] for _ in range(30)]
 DRAFTS = [tiny_draft(MODEL, noise=noise) for noise in (0.0, 0.1, 0.3, 3.0)]
 
 
@@ -47,7 +47,7 @@ def outputs_of(number: int) -> list[tuple[list[int], int, list[bool]]]:
     return found
 
 
-@pytest.mark.parametrize("num_draft", [1, 3, 8])
+@pytest.mark.parametrize("num_draft", [1, 8])
 def test_decoding_takes_as_many_passes_and_accepts_as_often(num_draft: int) -> None:
     for number, draft in enumerate(DRAFTS):
         rows = []
