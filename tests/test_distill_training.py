@@ -67,15 +67,13 @@ def test_decoding_takes_as_many_passes_and_accepts_as_often(num_draft: int) -> N
     assert len(set(map(tuple, rows))) > 5
 
 
-def test_figures_of_a_row_worked_by_hand() -> None:
+def test_figures_worked_by_hand() -> None:
     found = Agreement([[True, True, False, True, False, False]])
     assert found.rate == 3 / 6 and found.num_tokens == 6
     assert [found.tokens_per_pass(k) for k in (1, 2, 8)] == [6 / 4, 6 / 3, 6 / 3]
     # Rounds of 3, 2 and 1 tokens: right right wrong, right wrong, wrong.
     assert found.by_place(3) == [2 / 3, 1 / 2, 0.0]
-
-
-def test_places_that_no_draft_came_to_are_left_out() -> None:
+    # Places that no draft came to are left out.
     assert Agreement([[False, False]]).by_place(4) == [0.0]
     assert Agreement([[True, True]]).by_place(4) == [1.0, 1.0]
 
@@ -166,13 +164,13 @@ def test_a_speed_is_a_median_of_ratios_within_turns() -> None:
     """The second turn is half as fast in everything, the third only without a draft."""
     plain = [run(2.0, 1, 1, 1, 1), run(2.0, 1, 1)]  # 1.5 tokens a second
     drafted = [run(0.5, 3, 1), run(1.0, 2)]  # 4 a second
+
+    def slower(runs: list[Run], factor: int) -> list[Run]:
+        return [replace(run, seconds=factor * run.seconds) for run in runs]
+
     turns = [
-        {"plain": plain, "new 3": drafted},
-        {
-            "plain": [replace(r, seconds=2 * r.seconds) for r in plain],
-            "new 3": [replace(r, seconds=2 * r.seconds) for r in drafted],
-        },
-        {"plain": [replace(r, seconds=4 * r.seconds) for r in plain], "new 3": drafted},
+        {"plain": slower(plain, by), "new 3": slower(drafted, of_drafts)}
+        for by, of_drafts in ((1, 1), (2, 2), (4, 1))
     ]
     found = speed_of(turns, "new 3")
     assert (found.num_draft, found.tokens_per_second) == (3, 4.0)
@@ -253,9 +251,6 @@ def test_the_verdict_is_by_the_best_number_or_auto() -> None:
     )
     assert judgement(0.8, 0.7, 1.06).verdict.startswith("It pays: decoding is 1.06")
     assert judgement(1.06, 0.7, 0.9).pays
-
-
-def test_a_draft_that_does_not_pay_is_called_so() -> None:
     found = judgement(1.05, 0.9, 1.0)
     assert not found.pays
     assert found.verdict == (
