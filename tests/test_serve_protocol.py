@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.serve import Settings, make_app
-from speculative_t5.serve.responses import as_event
+from speculative_t5.serve.app import as_event
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families

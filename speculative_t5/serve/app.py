@@ -1,10 +1,13 @@
-"""The application: OpenAI's routes, health, metrics and a page, on a `Service`."""
+"""The application: OpenAI's routes and answers, health, metrics and a page, on a `Service`."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -28,7 +31,6 @@ from ..tokenizers import ChatTokenizer, Prompt
 from . import requests
 from .page import HEADERS, PAGE
 from .requests import Refused
-from .responses import DONE, PING, Answer, EventStream, as_event, unless_gone
 from .server import check_key, check_site, guarded, read_body
 from .service import Busy, Call, DecodingFailed, Service, Unavailable, WrongPrompt
 
@@ -51,6 +53,16 @@ HELP = {
     "seconds_since_round": "Seconds since the last pass of the target, if there was one.",
 }
 STALLED = 120.0  # seconds without a round while a request waits
+
+REASONS: dict[str | None, str] = {"eos": "stop", "stop": "stop", "length": "length"}
+STATISTICS = ("rounds", "drafted", "accepted", "emitted", "seconds")
+DONE = "data: [DONE]\n\n"
+PING = ": ping\n\n"
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
 
 
 @dataclass(frozen=True)
@@ -177,7 +189,8 @@ class Endpoints(Collector):
     async def _page(self, _: Request) -> Response:
         return HTMLResponse(PAGE, headers=HEADERS)
 
-    async def _generate(self, request: Request, *, chat: bool) -> Response:
+    async def _generate(self, request: Request, *, chat: bool) -> ASGIApp:
+        """Let a request's call join, and return what sends its answer."""
         settings = self._settings
         body = await read_body(request, settings.max_body, settings.body_seconds)
         fields = requests.parse_body(body)
@@ -191,17 +204,8 @@ class Endpoints(Collector):
             field = "messages" if chat else "prompt"
             param = field if isinstance(error, WrongPrompt) else None
             raise requests.as_refusal(error, param) from error
-        answer = Answer(
-            settings.model, chat=chat, traced=fields.get("speculative_t5", False),
-            num_outputs=call.num_outputs, prompt_tokens=sum(call.prompt_tokens),
-        )  # fmt: skip
-        if fields.get("stream"):
-            usage = fields.get("stream_options", {}).get("include_usage")
-            return EventStream(self._parts(call, answer, usage=usage), close=call.cancel)
-        try:
-            return JSONResponse(await unless_gone(request.receive, self._whole(call, answer)))
-        finally:
-            call.cancel()
+        answer = Answer(call, settings.model, chat=chat, traced=fields.get("speculative_t5", False))
+        return partial(self._answer, call, answer, fields)
 
     def _of_chat(self, fields: dict[str, Any]) -> list[Prompt]:
         """Return the one prompt of a chat: the messages if the model has a template for them."""
@@ -214,54 +218,60 @@ class Endpoints(Collector):
             raise Refused(400, "the model has no chat template: use /v1/completions")
         return [messages]
 
-    async def _whole(self, call: Call, answer: Answer) -> dict[str, Any]:
-        async for _ in self._rounds(call, answer):
-            pass
-        return answer.whole()
-
-    async def _parts(
-        self, call: Call, answer: Answer, *, usage: bool | None
-    ) -> AsyncGenerator[tuple[str, bool], None]:
-        """Yield the parts of a stream, and whether more will come.
-
-        The last round comes with the end: one write instead of four.
-        """
-        if opening := answer.opening():
-            yield opening, True
-        text = ""
+    async def _answer(
+        self, call: Call, answer: Answer, fields: dict[str, Any],
+        scope: Scope, receive: Receive, send: Send,
+    ) -> None:  # fmt: skip
+        """Send an answer, whole or as a stream; its call ends with it or with its client."""
         try:
-            async with aclosing(self._rounds(call, answer, self._settings.ping_seconds)) as rounds:
-                async for added in rounds:
-                    text = answer.round(*added) if added else PING
-                    if not answer.is_whole:
-                        yield text, True
-                        text = ""
+            if not fields.get("stream"):
+                await unless_gone(receive, self._decode(call, answer))
+                await JSONResponse(answer.whole())(scope, receive, send)
+            else:
+                with contextlib.suppress(ClientDisconnect):
+                    usage = fields.get("stream_options", {}).get("include_usage")
+                    await unless_gone(receive, self._stream(call, answer, send, usage=usage))
+        finally:
+            call.cancel()
+
+    async def _stream(self, call: Call, answer: Answer, send: Send, *, usage: bool | None) -> None:
+        """Send events; the last round comes with the end: one write instead of four."""
+
+        async def write(text: str, *, more: bool = True) -> None:
+            body = {"type": "http.response.body", "body": text.encode(), "more_body": more}
+            await send(body)
+
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        if opening := answer.opening():
+            await write(opening)
+        try:
+            text = await self._decode(call, answer, write)
             text += answer.usage() if usage else ""
         except Refused as failure:
             text = as_event(failure.body)
-        yield text + DONE, False
+        await write(text + DONE, more=False)
 
-    async def _rounds(
-        self, call: Call, answer: Answer, patience: float | None = None
-    ) -> AsyncGenerator[tuple[int, Chunk] | None, None]:
-        """Add each round to the answer and yield it as `Call.chunks` does.
-
-        Raises:
-            Refused: If an output cannot be decoded.
-        """
+    async def _decode(
+        self, call: Call, answer: Answer, write: Callable[[str], Awaitable[None]] | None = None
+    ) -> str:
+        """Add each round to the answer; write its events as well, but return those of the last."""
         self._began[call] = began = time.monotonic()
-        is_first = True
+        is_first, events = True, ""
         try:
-            async with aclosing(call.chunks(patience)) as chunks:
+            patience = self._settings.ping_seconds if write else None
+            async with contextlib.aclosing(call.chunks(patience)) as chunks:
                 async for added in chunks:
                     if added:
                         if is_first:
                             self._first_token.observe(time.monotonic() - began)
                         is_first = False
                         answer.add(*added)
-                        if answer.is_whole:
-                            self._whole_request.observe(time.monotonic() - began)
-                    yield added
+                    if write:
+                        events = answer.round(*added) if added else PING
+                        if not answer.is_whole:
+                            await write(events)
+            self._whole_request.observe(time.monotonic() - began)
+            return events
         except DecodingFailed as error:
             stopping = self._service.state in ("stopping", "stopped")
             raise Refused(503 if stopping else 500, f"{error}") from error
@@ -269,6 +279,119 @@ class Endpoints(Collector):
             raise Refused(400, f"{error}") from error
         finally:
             del self._began[call]
+
+
+class Answer:
+    """Makes the response to one request, whole or as the events of a stream.
+
+    If it is `traced`, choices show tokens with their origins, and the statistics so far.
+    `completion_tokens` counts what was emitted, EOS included, as `Stats.emitted` does.
+    """
+
+    def __init__(self, call: Call, model: str, *, chat: bool, traced: bool) -> None:
+        self._chat, self._traced = chat, traced
+        self._prompt_tokens = sum(call.prompt_tokens)
+        self._left = call.num_outputs
+        self._chunks: list[list[Chunk]] = [[] for _ in range(call.num_outputs)]
+        self._about = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all outputs have ended."""
+        return self._left == 0
+
+    def add(self, index: int, chunk: Chunk) -> None:
+        """Add one round of one output."""
+        self._chunks[index].append(chunk)
+        self._left -= chunk.finish_reason is not None
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response with all outputs."""
+        choices = []
+        for index, chunks in enumerate(self._chunks):
+            text, reason = "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason
+            message = {"role": "assistant", "content": text, "refusal": None}
+            own = {"message": message} if self._chat else {"text": text}
+            more = {"finish_reason": REASONS[reason], **own, **self._trace(chunks)}
+            choices.append({"index": index, "logprobs": None, **more})
+        return self._about | {"choices": choices, "usage": self._usage()}
+
+    def opening(self) -> str:
+        """Return what a stream begins with: the roles of a chat's answers."""
+        if not self._chat:
+            return ""
+        delta = {"role": "assistant", "content": ""}
+        return "".join(self._part(index, delta) for index in range(len(self._chunks)))
+
+    def round(self, index: int, chunk: Chunk) -> str:
+        """Return what a stream gets of one round of one output."""
+        sent = self._part(index, {"content": chunk.text}, **self._trace([chunk]))
+        if chunk.finish_reason:
+            sent += self._part(index, {}, finish_reason=REASONS[chunk.finish_reason])
+        return sent
+
+    def usage(self) -> str:
+        """Return the event of a stream that has the numbers of tokens."""
+        return self._event([], usage=self._usage())
+
+    def _part(self, index: int, delta: dict[str, str], **more: Any) -> str:
+        own = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        choice = {"index": index, "logprobs": None, "finish_reason": None} | more | own
+        return self._event([choice])
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
+        kind = "chat.completion.chunk" if self._chat else self._about["object"]
+        return as_event(self._about | {"object": kind, "choices": choices, **more})
+
+    def _trace(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        """Return the tokens of some rounds with their origins, if they are shown."""
+        if not self._traced:
+            return {}
+        tokens = [
+            {"text": text, "origin": origin}
+            for chunk in chunks
+            for text, origin in zip(chunk.pieces, chunk.origins, strict=False)
+        ]
+        numbers = {name: getattr(chunks[-1].stats, name) for name in STATISTICS}
+        return {"speculative_t5": {"tokens": tokens, "stats": numbers}}
+
+    def _usage(self) -> dict[str, int]:
+        emitted = sum(chunks[-1].stats.emitted for chunks in self._chunks)
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": emitted,
+            "total_tokens": self._prompt_tokens + emitted,
+        }
+
+
+def as_event(value: dict[str, Any]) -> str:
+    """Return a value as one server-sent event."""
+    # In ASCII: some clients take U+2028, and other ends of lines in Unicode, for those of events.
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, object]) -> None:
+    """Wait for work to end; once the client has gone, cancel it and raise ClientDisconnect."""
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.create_task(work), asyncio.create_task(leave())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))  # the work has let go of everything
 
 
 def counted(app: ASGIApp, registry: prometheus.CollectorRegistry) -> ASGIApp:
