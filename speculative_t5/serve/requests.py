@@ -34,23 +34,23 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SAMPLING = GenerationOptions(temperature=1.0)  # with which each other option goes
 # Fields that would change the output and cannot, with the values that switch them off.
 OFF: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        ("echo", "logprobs", "prompt_logprobs", "ignore_eos", "use_beam_search"), (False,)
-    ),
-    **dict.fromkeys(("top_logprobs", "presence_penalty", "frequency_penalty", "min_p"), (0,)),
-    **dict.fromkeys(("tools", "functions"), ([],)),
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
-    **dict.fromkeys(("audio", "web_search_options"), ()),
-    **{
-        option: (getattr(SAMPLING, option),)
-        for option in ("num_beams", "length_penalty", "early_stopping", "scores")
-    },
-    "best_of": (1,),
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "modalities": (["text"],),
+    name: off
+    for names, off in (
+        (
+            "echo logprobs prompt_logprobs ignore_eos use_beam_search early_stopping scores",
+            (False,),
+        ),
+        ("top_logprobs presence_penalty frequency_penalty min_p", (0,)),
+        ("best_of num_beams length_penalty", (1,)),
+        ("tools functions", ([],)),
+        ("tool_choice function_call", ("none", "auto")),
+        ("guided_json guided_regex guided_choice guided_grammar audio web_search_options", ()),
+        ("suffix", ("",)),
+        ("response_format", ({"type": "text"},)),
+        ("structured_outputs", ({},)),
+        ("modalities", (["text"],)),
+    )
+    for name in names.split()
 }
 OTHERS = (
     "model", "models", "prompt", "messages", "stream", "stream_options", "speculative_t5", "user",
@@ -158,14 +158,11 @@ def _no_number(text: str) -> NoReturn:
 def parse_options(
     fields: Mapping[str, Any], model: str, defaults: GenerationOptions, *, draw_seeds: bool = False
 ) -> GenerationOptions:
-    """Check all fields of a request except its prompts, and return its options.
-
-    The arguments are those of `Settings`.
-    """
+    """Check all fields of a request except its prompts, and return its options."""
     check_model(fields.get("model", model), model)
-    for name in fields:
-        if name != "best_of" or fields[name] != fields.get("n"):  # all outputs are sent
-            check_name(name, fields[name])
+    for name, value in fields.items():
+        if name != "best_of" or value != fields.get("n"):  # all outputs are sent
+            check_name(name, value)
     most_tokens = max(MOST_TOKENS, defaults.max_tokens)
     changes = {
         option: parse_option(name, fields[name], most_tokens)
@@ -175,13 +172,22 @@ def parse_options(
     streaming = fields.get("stream_options", {})
     if not isinstance(streaming, Mapping):
         refuse("stream_options", "an object", streaming)
-    if draw_seeds:
-        changes.setdefault("seed", secrets.randbelow(LARGEST))
-    options = _options(defaults, changes)
     boolean("stream", fields.get("stream", False))
     boolean("stream_options.include_usage", streaming.get("include_usage") or False)
     boolean("speculative_t5", fields.get("speculative_t5", False))
-    return options
+    if draw_seeds:
+        changes.setdefault("seed", secrets.randbelow(LARGEST))
+    if changes.get("temperature", defaults.temperature) == 0:
+        count = changes.setdefault("num_return_sequences", 1)  # the server's own is for sampling
+        if count > 1:
+            raise Refused(
+                400, f"n is {count}, and greedy decoding has only one output: give a temperature "
+                "above 0", param="n",
+            )  # fmt: skip
+    try:
+        return replace(defaults, **changes)
+    except ValueError as error:
+        raise as_refusal(error) from error
 
 
 def check_model(found: object, model: str) -> None:
@@ -217,21 +223,6 @@ def check_name(name: str, value: Any) -> None:
         raise Refused(400, f"there is no field {shown(name)}: write {near[0]} if you meant that")
 
 
-def _options(defaults: GenerationOptions, changes: Mapping[str, Any]) -> GenerationOptions:
-    count = changes.get("num_return_sequences", defaults.num_return_sequences)
-    if count > 1 and changes.get("temperature", defaults.temperature) == 0:
-        if "num_return_sequences" not in changes:  # the server's own number is for sampling
-            return _options(defaults, {**changes, "num_return_sequences": 1})
-        raise Refused(
-            400, f"n is {count}, and greedy decoding has only one output: give a temperature "
-            "above 0", param="n",
-        )  # fmt: skip
-    try:
-        return replace(defaults, **changes)
-    except ValueError as error:
-        raise as_refusal(error) from error
-
-
 def parse_option(name: str, found: Any, most_tokens: int) -> Any:
     """Return the value of the option that a field sets; what it may be, the option itself says."""
     option = OPTIONS[name]
@@ -245,7 +236,7 @@ def parse_option(name: str, found: Any, most_tokens: int) -> Any:
     value = found
     if option == "top_k" and found == -1:  # which switches it off elsewhere
         value = 0
-    if option == "logit_bias":
+    if option == "logit_bias":  # whose ids are text in JSON
         value = _biases(name, found)
     try:
         return getattr(replace(SAMPLING, **{option: value}), option)
@@ -266,20 +257,17 @@ def as_refusal(error: ValueError, param: str | None = None) -> Refused:
 
 def _check_entries(name: str, found: Any) -> None:
     """Refuse too many entries, and texts or lists of ids among them that are too long."""
-    most, wrong = MOST_ENTRIES[name], ""
+    most = MOST_ENTRIES[name]
     if isinstance(found, list | dict) and len(found) > most:
-        wrong = f"{name} has {len(found)} entries: give at most {most}"
-    elif name in ("stop", "bad_words"):
-        entries = found if isinstance(found, list) else [found]
-        longest = max((len(each) for each in entries if isinstance(each, str | list)), default=0)
-        if longest > LONGEST:
-            wrong = f"{name} has an entry of length {longest}: give at most {LONGEST}"
-    if wrong:
-        raise Refused(400, wrong, param=name)
+        raise Refused(400, f"{name} has {len(found)} entries: give at most {most}", param=name)
+    if name in ("stop", "bad_words"):
+        for each in found if isinstance(found, list) else [found]:
+            if isinstance(each, str | list) and len(each) > LONGEST:
+                wrong = f"{name} has an entry of length {len(each)}: give at most {LONGEST}"
+                raise Refused(400, wrong, param=name)
 
 
 def _biases(name: str, found: Any) -> dict[int, Any]:
-    """Return biases by ids, which are text in JSON."""
     if not isinstance(found, dict):
         refuse(name, "an object of ids and biases", found)
     for token in found:
@@ -371,5 +359,4 @@ def refuse(name: str, expected: str, found: object, *, param: str | None = None)
 
 def as_json(found: object) -> str:
     """Show a value of a request, in the words of JSON where Python has others."""
-    words: dict[object, str] = {True: "true", False: "false", None: "null"}
-    return words[found] if found is None or isinstance(found, bool) else shown(found)
+    return json.dumps(found) if found is None or isinstance(found, bool) else shown(found)

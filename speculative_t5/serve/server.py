@@ -43,11 +43,8 @@ LEAST = 16  # connections, however few files there may be
 class Server(uvicorn.Server):
     """Answers from the start, by 503 until the service is ready, and while it stops.
 
-    Args:
-        app: The application.
-        service: What it decodes with; started and stopped here.
-        shutdown_seconds: How long running outputs may take once the server is to stop.
-        ready: Called once the service is.
+    The service is started and stopped here; running outputs may take `shutdown_seconds` then.
+    `ready` is called once the service is.
     """
 
     def __init__(
@@ -60,10 +57,8 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=LAST_BYTES, backlog=ACCEPTED,
         )  # fmt: skip
         super().__init__(config)
-        self._service = service
-        self._shutdown_seconds = shutdown_seconds
-        self._ready = ready
-        self._announced = False
+        self._service, self._shutdown_seconds = service, shutdown_seconds
+        self._ready: Callable[[], None] | None = ready  # until it has been called
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and begin to load."""
@@ -77,9 +72,9 @@ class Server(uvicorn.Server):
         """Look ten times a second whether the service is ready, or has failed for good."""
         if self._service.failure is not None:
             self.should_exit = True
-        elif self._service.state == "ready" and not self._announced:
-            self._announced = True
+        elif self._service.state == "ready" and self._ready:
             self._ready()
+            self._ready = None
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -227,11 +222,14 @@ def check_site(
             "to names of its own machine: use localhost, or start it with another --host",
         )  # fmt: skip
     origin = headers.get("origin")
-    allowed = "*" in origins or origin in origins
-    if scope["method"] == "POST" and is_foreign(headers) and not allowed:
-        site = f"the site {shown(origin)}" if origin else "another site"
+    if site := headers.get("sec-fetch-site"):  # another port of this machine is another site
+        foreign = site not in ("same-origin", "none")
+    else:  # of a browser that does not say so
+        foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
+    if scope["method"] == "POST" and foreign and not ("*" in origins or origin in origins):
+        whose = f"the site {shown(origin)}" if origin else "another site"
         raise Refused(
-            403, f"the request comes from {site}, which may not use this server: give "
+            403, f"the request comes from {whose}, which may not use this server: give "
             "its origin with --cors-origin when starting the server",
         )  # fmt: skip
 
@@ -248,17 +246,6 @@ def check_key(scope: Scope, headers: Headers, *, keys: Collection[str]) -> None:
             "Authorization: Bearer KEY", code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )  # fmt: skip
-
-
-def is_foreign(headers: Headers) -> bool:
-    """Whether a page of another origin sends the request; another port of this machine is one.
-
-    Where a browser does not say so, its Origin has another host than the one that is asked.
-    """
-    if site := headers.get("sec-fetch-site"):
-        return site not in ("same-origin", "none")
-    origin = headers.get("origin")
-    return origin is not None and origin.partition("://")[2] != headers.get("host")
 
 
 def is_local_name(host: str) -> bool:

@@ -23,7 +23,6 @@ MOST_SECONDS = 60  # to wait for room in the queue, at most
 GRACE = 10.0  # seconds for the thread to end after the time for outputs is over
 LAST_ROUND = 2.0  # seconds for it if there is no time; Python may abort if it exits in a round
 
-TOTALS = ("rounds", "drafted", "accepted", "emitted", "prompt_tokens", "failures")
 FAILED = "decoding failed in the server: see its log"
 STOPPED = "the server stopped before the output had ended: wait and send the request again"
 
@@ -83,9 +82,9 @@ class Call:
     ) -> AsyncGenerator[tuple[int, Chunk] | None, None]:
         """Yield what rounds add to outputs until all have ended, or the call is cancelled.
 
-        Each chunk comes with the number of its output: n * (index of the prompt) + number of the
-        sample, for n samples of each prompt. None comes whenever there has been no round for
-        `patience` seconds. Leaving early, as by an error, cancels the call.
+        Each chunk comes with the number of its output, the samples of a prompt one after another.
+        None comes whenever there has been no round for `patience` seconds. Leaving early, as by an
+        error, cancels the call.
 
         Raises:
             DecodingFailed: If an output cannot be decoded.
@@ -123,13 +122,9 @@ class Service:
     rounding: it is what `SpeculativeDecoder.generate_batch` gives for its prompts with the same
     options. If the decoder's `num_draft` is "auto", it is what the default number gives.
 
-    Calls wait in a queue of `max_queue` outputs, and take turns: each gets a row for one of its
-    outputs, then the next call does.
-
-    Args:
-        load: Makes the decoder; called in the thread that owns the device.
-        batch_size: The most rows; a steady decoder has one.
-        max_queue: The most outputs that wait for a row.
+    `load` makes the decoder, in the thread that owns the device. There are `batch_size` rows, of
+    which a steady decoder has one. Calls wait in a queue of `max_queue` outputs, and take turns:
+    each gets a row for one of its outputs, then the next call does.
     """
 
     def __init__(
@@ -151,13 +146,12 @@ class Service:
         self._deadline = math.inf  # of all outputs, in the time of time.monotonic
         self._last_round: float | None = None  # in the same time
         self._busy, self._ended = 0.0, 0  # seconds of rounds, and outputs that ended in them
-        self._totals = Counter(dict.fromkeys(TOTALS, 0))
+        self._totals = Counter(
+            rounds=0, drafted=0, accepted=0, emitted=0, prompt_tokens=0, failures=0
+        )
 
     def start(self) -> None:
-        """Start the thread, which loads the model and decodes a short prompt before all calls.
-
-        To be called in the event loop that is to use the service.
-        """
+        """Start to load the model; to be called in the event loop that is to use the service."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
@@ -179,15 +173,12 @@ class Service:
         Raises:
             Busy: If there is no room in the queue; nothing has been tokenized then.
             Unavailable: If the service is not ready.
-            WrongPrompt: If there is something wrong with a prompt.
-            ValueError: If there is something wrong with an option.
+            ValueError: If an option is wrong, or, as WrongPrompt, a prompt.
         """
         check_prompts(prompts)
         check_options(options)
         samples = options.num_return_sequences
         wanted = len(prompts) * samples
-        if not wanted:
-            raise ValueError("the request has no prompt: give at least one")
         if wanted > self._max_queue:
             raise ValueError(
                 f"the request asks for {wanted} outputs, and the queue holds {self._max_queue}: "
@@ -204,8 +195,7 @@ class Service:
             detokenizer = options.detokenizer(decoder.tokenizer)
             call.waiting.append(Output(call, number, request, detokenizer))
         with self._changed:
-            if self.state != "ready":
-                raise self._unavailable()
+            self._check_room(wanted)  # the state may have changed
             self._totals["prompt_tokens"] += sum(call.prompt_tokens)
             self._calls.append(call)
             self._changed.notify_all()
@@ -274,11 +264,11 @@ class Service:
             self._decoder = decoder = self._load()
             if decoder.is_steady:
                 self._batch_size = 1
-            self._warm_up()
+            batch = self._warm_up()
             with self._changed:
                 if self.state == "loading":
                     self.state = "ready"
-            self._serve()
+            self._serve(batch)
             self._end(STOPPED, "stopped")
         except BaseException as error:
             if self._decoder is None:
@@ -288,20 +278,17 @@ class Service:
             self.failure = first_line(error)
             self._end(FAILED, "failed")
 
-    def _warm_up(self) -> None:
-        """Decode a short prompt, greedily and by sampling."""
+    def _warm_up(self) -> Batch:
+        """Decode a short prompt, greedily and by sampling, and return an empty batch."""
         info = self.decoder.model.info
         prompts = [[info.vocab_size // 2, info.eos_token_id]]
         for temperature in (0.0, 1.0):
             self.decoder.generate_batch(prompts, max_tokens=4, temperature=temperature)
             self._last_round = time.monotonic()
-
-    def _new_batch(self) -> Batch:
         return Batch(self.decoder.model, self.decoder.plan())
 
-    def _serve(self) -> None:
+    def _serve(self, batch: Batch) -> None:
         """Decode until the service is stopped."""
-        batch = self._new_batch()
         while self._wait():
             try:
                 joining = self._join()
@@ -313,11 +300,10 @@ class Service:
             except Exception:  # the server goes on; the log has it, and callers get errors
                 log.exception("a round has failed")
                 self._end(FAILED)
-                batch = self._new_batch()
-                self._warm_up()
+                batch = self._warm_up()
 
     def _wait(self) -> bool:
-        """Wait until there is something to decode; return whether there is, and time for it."""
+        """Wait for something to decode; return whether there is any, and time for it."""
         with self._changed:
             while not (self._calls or self._running or self.state != "ready"):
                 self._changed.wait()
@@ -325,7 +311,7 @@ class Service:
             return not over and bool(self._calls or self._running)
 
     def _join(self) -> list[Request]:
-        """Forget outputs of cancelled calls, and give their rows and others to waiting ones.
+        """Forget outputs of cancelled calls, and give free rows to waiting ones.
 
         Prompts are encoded as they join, while others wait: only some of them join at a time.
         """
@@ -372,10 +358,7 @@ class Service:
         self._send([*zip(outputs, results, strict=True)])
 
     def _end(self, error: str, state: State | None = None) -> None:
-        """End running outputs in an error; with a state, all outputs, and refuse new ones.
-
-        With a state it may be called in any thread.
-        """
+        """End running outputs in an error; with a state, in any thread, those that wait, too."""
         with self._changed:
             outputs, self._running = [*self._running.values()], {}
             if state:
