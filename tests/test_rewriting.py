@@ -1,4 +1,4 @@
-"""What becomes of a text whose sentences are rewritten, with outputs that are set.
+"""What becomes of a text whose sentences are rewritten, with outputs that are set, and its page.
 
 Random Markdown keeps its structure, as markdown-it reads it, whatever a model makes of it.
 """
@@ -12,9 +12,11 @@ from difflib import SequenceMatcher
 from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any
+from xml.etree.ElementTree import fromstring
 
 from speculative_t5 import SpeculativeDecoder
-from speculative_t5.documents import Document, RewriteOptions, Rewritten, rewrite
+from speculative_t5.documents import Document, RewriteOptions, Rewritten, changes, lines, rewrite
+from speculative_t5.documents.comparison import CONTEXT
 from speculative_t5.documents.layout import arranged, same_facts, similarity
 
 import mlx.core as mx
@@ -45,33 +47,22 @@ def fixed(text: str, decoder: Scripted | None = None, **options: Any) -> Rewritt
 def test_only_words_change(by: Any, end: str) -> None:
     text = TEXT.replace("\n", end).replace("\r\r", "\r")
     done = fixed(text, by=by)
-    assert done.text == (
-        text.replace("go ", "goes ")
-        .replace("are", "is")
-        .replace("run", "runs")
-        .replace("has", "have")
-    )
+    assert done.text == corrected(text) != text
     assert done.source == text and not done.kept
     assert fixed(text, Scripted(str), by=by).text == text
 
 
 def test_pieces_are_sentences_or_as_many_as_fit() -> None:
     text = "One two. Three four. Five six. Seven eight nine.\n\nTen."
-    sentence, paragraph, tokens = (
-        Scripted(corrected, limit=9), Scripted(corrected, limit=9), Scripted(corrected)
-    )  # fmt: skip
-    fixed(text, sentence)
-    assert sorted(sentence.read) == [
-        "Five six.",
-        "One two.",
-        "Seven eight nine.",
-        "Ten.",
-        "Three four.",
-    ]
-    fixed(text, paragraph, by="paragraph")
-    assert sorted(paragraph.read) == ["One two. Three four. Five six.", "Seven eight nine.", "Ten."]
-    fixed(text, tokens, by="tokens", piece_tokens=6)
-    assert sorted(tokens.read) == ["Five six. Seven eight nine.", "One two. Three four.", "Ten."]
+    for options, read in (
+        ({}, ["Five six.", "One two.", "Seven eight nine.", "Ten.", "Three four."]),
+        ({"by": "paragraph"}, ["One two. Three four. Five six.", "Seven eight nine.", "Ten."]),
+        ({"by": "tokens", "piece_tokens": 6},
+         ["Five six. Seven eight nine.", "One two. Three four.", "Ten."]),
+    ):  # fmt: skip
+        decoder = Scripted(corrected, limit=12 if "piece_tokens" in options else 9)
+        fixed(text, decoder, **options)  # type: ignore[arg-type]
+        assert sorted(decoder.read) == read
 
 
 def test_pieces_that_cannot_be_read_do_not_go_through_the_model() -> None:
@@ -128,19 +119,23 @@ def test_an_output_that_did_not_end_is_not_used() -> None:
     assert done.summary() == "1 of 2 pieces changed, 1 kept unchanged"
 
 
+@pytest.fixture(scope="module")
+def shipped() -> SpeculativeDecoder:
+    return SpeculativeDecoder.from_pretrained("correct-base", dtype=mx.float32)
+
+
 @pytest.mark.cpu  # probabilities of a batch are compared with those of single prompts
-def test_outputs_that_the_model_is_not_sure_of_are_not_used() -> None:
-    decoder = SpeculativeDecoder.from_pretrained("correct-base", dtype=mx.float32)
+def test_outputs_that_the_model_is_not_sure_of_are_not_used(shipped: SpeculativeDecoder) -> None:
     sentences = ["He go home.", "We has met a old friend of my.", "It is sad.", "I saw teh red."]
     lowest = {}
     for sentence in sentences:
-        alone = decoder.generate(sentence, probabilities=True)
+        alone = shipped.generate(sentence, probabilities=True)
         if alone.text != sentence:
             lowest[sentence] = min(p for p, _ in alone.probabilities or ())
     assert len(lowest) == 3, "what stays as it is needs no probability"
     ordered = sorted(lowest.values())
     for unsure, least in enumerate([0, *((a + b) / 2 for a, b in pairwise(ordered)), 1]):
-        done = decoder.rewrite(" ".join(sentences), min_probability=least)
+        done = shipped.rewrite(" ".join(sentences), min_probability=least)
         kept = [piece.source for piece in done.kept]
         assert kept == [each for each in sentences if lowest.get(each, 1) < least]
         assert len(kept) == unsure
@@ -151,13 +146,15 @@ def test_outputs_that_the_model_is_not_sure_of_are_not_used() -> None:
     ]
 
 
-def test_a_model_says_how_sure_it_must_be_unless_told_otherwise() -> None:
-    decoder = SpeculativeDecoder.from_pretrained("correct-base")
+@pytest.mark.cpu
+def test_a_model_says_how_sure_it_must_be_unless_told_otherwise(
+    shipped: SpeculativeDecoder,
+) -> None:
     text = "He go home. The 2^3 is are eight."
-    given, own = (decoder.rewrite(text, **least) for least in ({"min_probability": 0.7}, {}))
+    given, own = (shipped.rewrite(text, **least) for least in ({"min_probability": 0.7}, {}))
     assert own.text == given.text == "He goes home. The 2^3 is are eight."
-    assert decoder.rewrite(text, min_probability=0).text != own.text
-    plain = SpeculativeDecoder(decoder.model, None, decoder.tokenizer)
+    assert shipped.rewrite(text, min_probability=0).text != own.text
+    plain = SpeculativeDecoder(shipped.model, None, shipped.tokenizer)
     assert plain.rewrite(text).text == own.text
 
 
@@ -188,40 +185,34 @@ def test_parts_that_are_done_are_left_out() -> None:
     assert whole.stats.rounds == len(document)
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "found"),
-    [
-        ("x", {"by": "word"}, "'word'"),
-        ("x", {"language": "xx"}, "'xx'"),
-        ("x", {"language": None}, "None"),
-        ("x", {"max_tokens": 0}, "got 0"),
-        ("x", {"piece_tokens": 1}, "got 1"),
-        ("x", {"min_similarity": 1.5}, "1.5"),
-        ("x", {"min_similarity": "a"}, "'a'"),
-        ("x", {"min_probability": -0.1}, "-0.1"),
-        ("x", {"min_probability": "a"}, "'a'"),
-        ("x", {"batch_size": 0}, "got 0"),
-        (b"x", {}, "bytes"),
-        ("\udcff", {}, "0xff"),
-    ],
-)
-def test_bad_options_are_refused(text: Any, options: Any, found: str) -> None:
-    decoder = SpeculativeDecoder(tiny_model(), None, Scripted(str))  # type: ignore[arg-type]
-    with pytest.raises(ValueError) as raised:
-        decoder.rewrite(text, **options)
-    check_message(str(raised.value), found)
+BAD: list[tuple[Any, dict[str, Any], str]] = [
+    ("x", {"by": "word"}, "'word'"),
+    ("x", {"language": "xx"}, "'xx'"),
+    ("x", {"language": None}, "None"),
+    ("x", {"max_tokens": 0}, "got 0"),
+    ("x", {"piece_tokens": 1}, "got 1"),
+    ("x", {"min_similarity": 1.5}, "1.5"),
+    ("x", {"min_similarity": "a"}, "'a'"),
+    ("x", {"min_probability": -0.1}, "-0.1"),
+    ("x", {"batch_size": 0}, "got 0"),
+    (b"x", {}, "bytes"),
+    ("\udcff", {}, "0xff"),
+]
 
 
-def test_a_text_needs_a_tokenizer() -> None:
-    with pytest.raises(ValueError) as raised:
-        SpeculativeDecoder(tiny_model()).rewrite("He go.")
-    check_message(str(raised.value), "has none")
+def test_what_cannot_be_rewritten_is_refused() -> None:
+    tokenizer: Any = Scripted(str)
+    decoder = SpeculativeDecoder(tiny_model(), None, tokenizer)
+    lacking = SpeculativeDecoder(tiny_model())
+    cases = [(decoder, *case) for case in BAD] + [(lacking, "He go.", {}, "has none")]
+    for each, text, options, found in cases:
+        with pytest.raises(ValueError) as raised:
+            each.rewrite(text, **options)
+        check_message(str(raised.value), found)
 
 
 def placed(source: str, output: str) -> str | None:
-    words = re.findall(r"[^\s>]+", source)
-    gaps = re.findall(r"[\s>]+", source)
-    return arranged(words, gaps, output.split())
+    return arranged(re.findall(r"[^\s>]+", source), re.findall(r"[\s>]+", source), output.split())
 
 
 @pytest.mark.parametrize(
@@ -287,7 +278,7 @@ def test_facts_are_numbers_and_addresses() -> None:
         assert not same_facts(text, text.replace(old, new))
 
 
-DOCUMENTS = 400
+DOCUMENTS = 100
 BLOCKS = MarkdownIt("commonmark", {"html": True}).enable("table")
 WORDS = "He she go have a old house, and 12 (apples) in it is the *best* `x = 1` 1984".split()
 # What a model might put before a word, within one or instead of one.
@@ -377,3 +368,50 @@ def test_structure_and_untouched_text_stay(least: float) -> None:
         changed += sum(piece.status == "changed" for piece in done.pieces)
         kept += len(done.kept)
     assert changed > DOCUMENTS / 2 and kept > DOCUMENTS / 2
+
+
+FAR = "\n" * 12
+PAGE_TEXT = f'<b>He</b> go & "see" them.\n\n{FAR}She <i>\u2603</i> go.{FAR}He stay.\n'
+
+
+@pytest.fixture(scope="module")
+def done() -> Rewritten:
+    decoder = Scripted(lambda text: text.replace("go", "goes"))
+    return rewrite(decoder, PAGE_TEXT)  # type: ignore[arg-type]
+
+
+def test_changes_join_to_both_lines() -> None:
+    before, after = "He go home, now.", "He goes home now!"
+    found = list(changes(before, after))
+    assert "".join(old for old, _ in found) == before
+    assert "".join(new for _, new in found) == after
+    assert ("go", "goes") in found and ("He ", "He ") in found
+    assert lines("a\r\nb\rc\n") == ["a", "b", "c", ""]
+
+
+def test_lines_stand_side_by_side_with_what_changed(done: Rewritten) -> None:
+    table = fromstring(f"<body>{done._repr_html_()}</body>").find("table")  # all tags are closed
+    assert table is not None
+    rows = [
+        (row.get("class"), ["".join(cell.itertext()) for cell in row.iter("td")])
+        for row in table.iter("tr")
+    ]
+    assert rows[1] == (
+        "changed", ["1", '<b>He</b> go & "see" them.', "1", '<b>He</b> goes & "see" them.'],
+    )  # fmt: skip
+    (kept,) = [row for row in rows if row[0] == "kept"]
+    assert kept[1][1] == "She <i>\u2603</i> go."
+    assert kept[1][3] == kept[1][1] + "kept: the model's vocabulary lacks \u2603"
+    far = [cells[0] for kind, cells in rows if kind == "far"]
+    total = len(lines(PAGE_TEXT)) - (1 + CONTEXT) - (1 + 2 * CONTEXT)
+    assert sum(int(re.findall(r"^\d+", text)[0]) for text in far) == total and len(far) == 2
+    marked = [(mark.tag, mark.text) for mark in table.iter() if mark.tag in ("ins", "del")]
+    assert marked == [("del", "go"), ("ins", "goes")]
+
+
+def test_the_page_is_whole_and_loads_nothing(done: Rewritten) -> None:
+    page = done.to_html("<Changes> & more")
+    assert page.startswith("<!DOCTYPE html>") and done._repr_html_() in page
+    assert "<title>&lt;Changes&gt; &amp; more</title>" in page
+    assert "color-scheme:light dark" in page
+    assert not re.search(r"<script|https?:|url\(|@import|<b>|<i>", page)

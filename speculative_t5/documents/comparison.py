@@ -66,8 +66,8 @@ def as_table(done: Rewritten) -> str:
     pairs = list(zip(lines(done.source), lines(done.text), strict=True))
     reasons: dict[int, list[str]] = {}
     for piece in done.kept:
-        why = [piece.reason or "", *([piece.refused] if piece.refused else [])]
-        reasons.setdefault(piece.line, []).append(": ".join(why))
+        why = ": ".join(filter(None, (piece.reason, piece.refused)))
+        reasons.setdefault(piece.line, []).append(why)
     marked = [i for i, (old, new) in enumerate(pairs, 1) if old != new or i in reasons]
     near = {i + away for i in marked for away in range(-CONTEXT, CONTEXT + 1)}
     rows = []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -191,7 +190,8 @@ class _Part:
 
     passage: Passage
     ids: list[int]  # what the model reads, if it can
-    reason: str | None = None  # why it cannot
+    limit: int  # the most tokens of its output
+    reason: str | None = None  # why it cannot be read
 
 
 class Document:
@@ -206,36 +206,35 @@ class Document:
         if options.min_probability is None:
             options = replace(options, min_probability=decoder.min_probability)
         self.text, self.options, self._decoder = text, options, decoder
+        self._parts = [*self._split()]
 
     def __len__(self) -> int:
         return len(self._parts)
 
-    @cached_property
-    def _parts(self) -> list[_Part]:
+    def _split(self) -> Iterator[_Part]:
         text, options = self.text, self.options
-        parts: list[_Part] = []
         for paragraph in paragraphs(text):
             found = sentences(text, paragraph, options.language)
             read = (self._read(each) for each in found if not is_label(each.flat(text)))
             for readable, group in groupby(read, key=lambda part: part.reason is None):
                 several = list(group)
                 pack = readable and options.by != "sentence"
-                parts += self._packed(several) if pack else several
-        return parts
+                yield from self._packed(several) if pack else several
 
     def _read(self, passage: Passage) -> _Part:
         """Encode a passage, and find out whether the model can read it."""
         prompt, reason = self._decoder.prefix + passage.flat(self.text), None
         ids = self._decoder.encode(prompt)
+        limit = self.options.max_tokens or 1 << (2 * len(ids) + 15).bit_length()
         try:
-            source = self._decoder.fit(prompt, self._limit(ids))
+            source = self._decoder.fit(prompt, limit)
         except ValueError:  # encoding has succeeded, so it is too long
             source = None
         if source is None or source.cut:
             reason = f"it has {len(ids):,} tokens, more than the model reads"
         elif source.unknown:
             reason = f"the model's vocabulary lacks {' '.join(source.unknown)}"
-        return _Part(passage, ids, reason)
+        return _Part(passage, ids, limit, reason)
 
     def _packed(self, parts: Iterable[_Part]) -> Iterator[_Part]:
         """Join sentences of one paragraph to parts as long as may be."""
@@ -249,10 +248,6 @@ class Document:
                 joined = part
             pack = joined
         yield pack
-
-    def _limit(self, ids: Sequence[int]) -> int:
-        """Return the most tokens of the output for a part."""
-        return self.options.max_tokens or 1 << (2 * len(ids) + 15).bit_length()
 
     def rewrite(
         self,
@@ -268,14 +263,14 @@ class Document:
         decoder = self._decoder
         left = [(i, part) for i, part in enumerate(self._parts) if i not in skip]
         readable = [(i, part) for i, part in left if part.reason is None]
-        readable.sort(key=lambda each: self._limit(each[1].ids))
+        readable.sort(key=lambda each: each[1].limit)
         decoder.iter_batch([], batch_size=batch_size, speculative=speculative)
 
         def pieces() -> Iterator[tuple[int, Piece]]:
             for i, part in left:
                 if part.reason is not None:
                     yield i, self.piece(i, None, part.reason)
-            for limit, group in groupby(readable, key=lambda each: self._limit(each[1].ids)):
+            for limit, group in groupby(readable, key=lambda each: each[1].limit):
                 requests = [(i, part.ids) for i, part in group]
                 for i, done in decoder.iter_batch(
                     requests, batch_size=batch_size, max_tokens=limit, speculative=speculative
@@ -285,12 +280,14 @@ class Document:
         return pieces()
 
     def piece(
-        self, number: int, output: str | None, reason: str | None, refused: str | None = None
-    ) -> Piece:
+        self, number: int, output: str | None, reason: str | None, refused: str | None = None,
+        stats: Stats | None = None,
+    ) -> Piece:  # fmt: skip
         """Return what stands in the place of a part; None is what was there."""
         passage = self._parts[number].passage
         source = self.text[passage.start : passage.end]
-        return Piece(passage.line, source, source if output is None else output, reason, refused)
+        output = source if output is None else output
+        return Piece(passage.line, source, output, reason, refused, stats)
 
     def _judged(self, number: int, done: Generation) -> Piece:
         """Return a piece with its output in the layout of its source, if the output is good."""
@@ -316,10 +313,8 @@ class Document:
         elif output != words:
             reason = self._doubt(part, done)
         if reason:
-            piece = self.piece(number, None, reason, laid_out or done.text or None)
-        else:
-            piece = self.piece(number, laid_out, None)
-        return replace(piece, stats=done.stats)
+            return self.piece(number, None, reason, laid_out or done.text or None, done.stats)
+        return self.piece(number, laid_out, None, stats=done.stats)
 
     def _has_unknown(self, source: str, done: Generation) -> bool:
         """Whether an output has an unknown token, or bytes that spell no character."""

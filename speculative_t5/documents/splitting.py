@@ -16,6 +16,7 @@ INDENT = 4  # columns before code
 TILDES = 4  # that underline a heading, at least
 LABEL = 4  # words of a label, at most
 
+_WORD = re.compile(r"\S+")
 _LINE = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
 _QUOTE = re.compile(r"[ \t]{0,3}>(?:[ \t]?>)*[ \t]?")
 _BULLET = r"[-*+•◦‣·–—]|\(?[A-Za-z]\)"
@@ -41,13 +42,9 @@ Span = tuple[int, int]  # where a word begins and ends in the text
 
 @dataclass(frozen=True)
 class Passage:
-    """Words of a text that belong together: a paragraph, or some sentences of it.
+    """Words of a text that belong together: a paragraph, or some sentences of it."""
 
-    Between two words stands what keeps them apart: spaces, a line break and what the next line
-    begins with, or nothing.
-    """
-
-    spans: tuple[Span, ...]  # where each word begins and ends in the text
+    spans: tuple[Span, ...]  # of the words; nothing stands between some of different sentences
     line: int  # number of the line where it begins, from 1
 
     @property
@@ -79,30 +76,20 @@ def sentences(text: str, passage: Passage, language: str) -> list[Passage]:
     from sentencex import segment  # only where text is split
 
     flat = passage.flat(text)
-    borders = list(accumulate(map(len, segment(language, flat))))
-    if not borders or borders[-1] != len(flat):
+    borders = [0, *accumulate(map(len, segment(language, flat)))]
+    if borders[-1] != len(flat):
         return [passage]
-    parts: list[list[Span]] = [[]]
-    at = 0  # in flat, where the span begins
-    for place, (start, end) in enumerate(passage.spans):
-        if place and passage.spans[place - 1][1] < start:
-            at += 1
-        while borders and borders[0] <= at:
-            del borders[0]
-            parts += [[]] if parts[-1] else []
-        while borders and borders[0] < at + end - start:  # within the word
-            border = start + borders.pop(0) - at
-            parts[-1].append((start, border))
-            parts.append([])
-            at, start = at + border - start, border
-        parts[-1].append((start, end))
-        at += end - start
+    places = []  # in the text, of each character of flat
+    for start, end in passage.spans:
+        places += [*range(start, end), end]  # with the space behind the word
     found, line, at = [], passage.line, passage.start
-    for part in filter(None, parts):
-        start = part[0][0]
-        line += len(re.findall(r"\r\n|\r|\n", text[at:start]))
-        at = start
-        found.append(Passage(tuple(part), line))
+    for border in pairwise(borders):
+        words = [word.span() for word in _WORD.finditer(flat, *border)]
+        if words:
+            spans = tuple((places[start], places[end - 1] + 1) for start, end in words)
+            line += len(re.findall(r"\r\n|\r|\n", text[at : spans[0][0]]))
+            at = spans[0][0]
+            found.append(Passage(spans, line))
     return found
 
 
@@ -204,9 +191,7 @@ def paragraphs(text: str) -> Iterator[Passage]:
         if marker or open_ is None or depth != open_.depth or not _continues(open_.last, line):
             yield from _finished(text, open_)
             open_ = _Paragraph(each.number, depth, indent >= INDENT and not in_list)
-        open_.spans += [
-            (start + word.start(), start + word.end()) for word in re.finditer(r"\S+", line)
-        ]
+        open_.spans += [(start + word.start(), start + word.end()) for word in _WORD.finditer(line)]
         open_.last = line
     yield from _finished(text, open_)
 
