@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -16,7 +15,7 @@ from speculative_t5.cli.document import PartialFile
 
 import pytest
 from commands import Call, in_a_shell, start
-from conftest import REPOSITORY, edit_json
+from conftest import REPOSITORY
 from messages import check_message
 
 # Outputs of commands are compared with those of others.
@@ -27,7 +26,7 @@ TEXT = (
     "> I thinks that this is\n> a good idea.  She have a apple.\n"
 )
 PAGE = ("--diff", "html", "--diff-output")
-MANY = 40  # sentences: a run must not end before it is stopped
+MANY = 24  # sentences: a run must not end before it is stopped
 
 
 @pytest.fixture
@@ -48,32 +47,25 @@ def frame(text: str) -> list[str]:
 
 
 def test_a_file_is_rewritten_in_its_layout(call: Call, here: Path) -> None:
-    done = call(*DOCUMENT)
+    (here / "out.txt").write_text("before")
+    done = call(*DOCUMENT, "--diff", "html", "--force")
     assert (done.code, done.out) == (0, "")
     written = (here / "out.txt").read_bytes().decode()
     assert frame(written) == frame(TEXT)
     assert "- She has an apple.\r\n  \u2603 She has gone.\r\n" in written
     assert "> I think that this is\n> a good idea.  She has an apple.\n" in written
     assert re.match(r"\[4 of 4 pieces changed, \d+ tokens in ", done.err[-1])
-    assert names(here) == {"in.txt", "out.txt"}
+    page = (here / "out.txt.diff.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and "Changes in in.txt" in page and "<ins>" in page
+    assert names(here) == {"in.txt", "out.txt", "out.txt.diff.html"}
+    assert call("document", "in.txt", *PAGE, "page.html").out.encode() == written.encode()
+    assert (here / "page.html").read_text() == page
 
 
-def test_a_model_says_how_sure_it_must_be_unless_told_otherwise(call: Call, here: Path) -> None:
-    shutil.copytree(REPOSITORY / "weights" / "correct-base", here / "model")
-    edit_json(here / "model" / "config.json", min_probability=1, draft=None)
-    done = call("document", "in.txt", "--model", "model")
-    assert (done.code, done.out.encode()) == (0, TEXT.encode())
+def test_a_model_that_must_be_surer_changes_less(call: Call) -> None:
+    done = call("document", "in.txt", "--min-probability", "1")
+    assert (done.code, done.out) == (0, TEXT)
     assert "kept, a token of its output has a probability of 0." in done.err[0]
-    done = call("document", "in.txt", "--model", "model", "--min-probability", "0")
-    assert "She has an apple." in done.out and len(done.err) == 1
-
-
-def test_pieces_that_are_kept_are_listed(call: Call, here: Path, lacking: Path) -> None:
-    done = call(*DOCUMENT, "--model", str(lacking), "--min-similarity", "1")
-    assert (here / "out.txt").read_bytes() == TEXT.encode()
-    *_, kept, _, _, summary = done.err
-    assert kept == "line 4 kept, the model's vocabulary lacks \u2603: \u2603 She have gone."
-    assert re.match(r"\[0 of 4 pieces changed, 4 kept unchanged, \d+ tokens in ", summary)
 
 
 def test_a_kept_piece_shows_what_it_would_have_become(
@@ -128,14 +120,14 @@ def test_drafts_do_not_change_the_text(call: Call) -> None:
 
 
 def test_a_stopped_run_goes_on_where_it_was(call: Call, here: Path) -> None:
-    lines = (f"{i}. He have {i} old books and she have {i + 1} of them.\r\n" for i in range(MANY))
+    lines = (f"{i}. He have {i} old books of them.\r\n" for i in range(MANY))
     (here / "in.txt").write_bytes("".join(lines).encode())
     assert call(*DOCUMENT).code == 0
     whole = (here / "out.txt").read_bytes()
     (here / "out.txt").unlink()
-    partial, least = here / "out.txt.partial.jsonl", 5
+    partial, least = here / "out.txt.partial.jsonl", 2
     for number, more in ((signal.SIGKILL, ()), (signal.SIGTERM, ("--resume",))):
-        process = start(here, *DOCUMENT, "--batch-size", "2", *more)
+        process = start(here, *DOCUMENT, "--batch-size", "1", *more)
         until = time.monotonic() + 200
         while not partial.exists() or partial.read_bytes().count(b"\n") < least:
             assert time.monotonic() < until and process.poll() is None
@@ -144,8 +136,8 @@ def test_a_stopped_run_goes_on_where_it_was(call: Call, here: Path) -> None:
         process.communicate(timeout=60)
         left = partial.read_bytes()
         assert number == signal.SIGKILL or left.endswith(b"\n")
-        left, least = left[: left.rindex(b"\n") + 1], left.count(b"\n") + 3
-        assert least <= MANY + 3 and names(here) == {"in.txt", partial.name}
+        left, least = left[: left.rindex(b"\n") + 1], left.count(b"\n") + 1
+        assert least <= MANY + 1 and names(here) == {"in.txt", partial.name}
         assert json.loads(left.splitlines()[1]).keys() == {"piece", "output", "reason", "refused"}
         partial.write_bytes(left + b'{"piece": 3, "outp')
     done = call(*DOCUMENT, "--resume")
@@ -184,79 +176,63 @@ def test_what_another_run_left_is_refused(
     assert names(here) == {"in.txt", "out.txt"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "found"),
-    [
-        (("absent.txt",), "absent.txt"),
-        (("",), "the text must be the name of a file, or -, got ''"),
-        (("in.txt", "--output", ""), "the output must be the name of a file, got ''"),
-        (("in.txt", *PAGE, ""), "must be the name of a file, got ''"),
-        (("empty.txt",), "empty.txt is empty"),
-        (("latin.txt",), "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
-        ((".",), "."),
-        (("in.txt", "--output", "in.txt"), "is the input itself"),
-        (("in.txt", "--output", "in.txt", "--force"), "is the input itself"),
-        (("in.txt", "--output", "link", "--force"), "is the input itself"),
-        (("in.txt", "--output", "latin.txt"), "latin.txt exists"),
-        (("in.txt", "--output", "nowhere/out.txt"), "nowhere"),
-        (("in.txt", "--output", "."), ". is a folder"),
-        (("in.txt", "--output", "out.txt", *PAGE, "in.txt"), "itself"),
-        (("in.txt", "--output", "o", *PAGE, "o"), "the output itself"),
-        (("in.txt", "--output", "o", *PAGE, "./o"), "output itself"),
-        (("in.txt", "--output", "o", *PAGE, "to_o"), "output itself"),
-        (("in.txt", "--force", "--output", "latin.txt", *PAGE, "latin"), "output itself"),
-        (("in.txt", *PAGE, "/dev/stdout"), "output itself"),
-        (("in.txt", "--output", "/dev/null", "--diff", "html"), "--diff html"),
-        pytest.param(
-            ("in.txt", "--output", "/dev/null", "--resume", "--model", "none"),
-            "which /dev/null is not",
-            id="none",
-        ),
-        (("in.txt", "--diff", "html"), "--diff html"),
-        (("in.txt", "--diff", "pdf"), "'pdf'"),
-        (("in.txt", "--diff-output", "x"), "--diff-output"),
-        (("in.txt", "--language", "xx"), "'xx'"),
-        (("in.txt", "--by", "word"), "'word'"),
-        (("in.txt", "--min-similarity", "2"), "2"),
-        (("in.txt", "--resume"), "--resume"),
-        (("in.txt", "--truncate"), "--truncate"),
-    ],
-)
-def test_bad_input_is_one_line(
-    call: Call, here: Path, arguments: tuple[str, ...], found: str
-) -> None:
+BAD: list[tuple[tuple[str, ...], str]] = [
+    (("absent.txt",), "absent.txt"),
+    (("",), "the text must be the name of a file, or -, got ''"),
+    (("in.txt", "--output", ""), "the output must be the name of a file, got ''"),
+    (("in.txt", *PAGE, ""), "must be the name of a file, got ''"),
+    (("empty.txt",), "empty.txt is empty"),
+    (("latin.txt",), "latin.txt is not UTF-8: byte 0xe9 at offset 3"),
+    ((".",), "."),
+    (("in.txt", "--output", "in.txt"), "is the input itself"),
+    (("in.txt", "--output", "in.txt", "--force"), "is the input itself"),
+    (("in.txt", "--output", "link", "--force"), "is the input itself"),
+    (("in.txt", "--output", "latin.txt"), "latin.txt exists"),
+    (("in.txt", "--output", "nowhere/out.txt"), "nowhere"),
+    (("in.txt", "--output", "."), ". is a folder"),
+    (("in.txt", "--output", "out.txt", *PAGE, "in.txt"), "itself"),
+    (("in.txt", "--output", "o", *PAGE, "o"), "the output itself"),
+    (("in.txt", "--output", "o", *PAGE, "./o"), "output itself"),
+    (("in.txt", "--output", "o", *PAGE, "to_o"), "output itself"),
+    (("in.txt", "--force", "--output", "latin.txt", *PAGE, "latin"), "output itself"),
+    (("in.txt", *PAGE, "/dev/stdout"), "output itself"),
+    (("in.txt", "--output", "/dev/null", "--diff", "html"), "--diff html"),
+    (("in.txt", "--output", "/dev/null", "--resume", "--model", "none"), "/dev/null is not"),
+    (("in.txt", "--diff", "html"), "--diff html"),
+    (("in.txt", "--diff", "pdf"), "'pdf'"),
+    (("in.txt", "--diff-output", "x"), "--diff-output"),
+    (("in.txt", "--language", "xx"), "'xx'"),
+    (("in.txt", "--by", "word"), "'word'"),
+    (("in.txt", "--min-similarity", "2"), "2"),
+    (("in.txt", "--resume"), "--resume"),
+    (("in.txt", "--truncate"), "--truncate"),
+]
+
+
+def test_bad_input_is_one_line(call: Call, here: Path) -> None:
     (here / "empty.txt").touch()
     (here / "latin.txt").write_bytes(b"caf\xe9")
     os.link(here / "in.txt", here / "link")
     os.link(here / "latin.txt", here / "latin")
     (here / "to_o").symlink_to("o")
     before = names(here)
-    done = call("document", *arguments)
-    assert (done.code, done.out) == (2, "")
-    (line,) = done.err
-    assert found in line
-    check_message(line.removeprefix("error: "))
-    assert names(here) == before and (here / "in.txt").read_bytes() == TEXT.encode()
+    for arguments, found in BAD:
+        done = call("document", *arguments)
+        assert (done.code, done.out) == (2, ""), arguments
+        (line,) = done.err
+        assert found in line
+        check_message(line.removeprefix("error: "))
+        assert names(here) == before and (here / "in.txt").read_bytes() == TEXT.encode()
 
 
 def test_a_full_disk_leaves_nothing_half_written(here: Path) -> None:
     """A limit on file sizes stands in for it: the partial file fits, the output does not."""
-    (here / "in.txt").write_text("She have a apple.\n" + f"# {'heading' * 1000}\n" * 300)
-    done = in_a_shell(here, f"ulimit -f 1024; $P {' '.join(DOCUMENT)}")
+    (here / "in.txt").write_text("She have a apple.\n" + f"# {'heading' * 1000}\n" * 20)
+    done = in_a_shell(here, f"ulimit -f 64; $P {' '.join(DOCUMENT)}")
     assert done.returncode == 1
     kept, error = done.stderr.decode().splitlines()
     assert "kept; --resume" in kept and error.startswith("error: out.txt: File too large; ")
     assert names(here) == {"in.txt", "out.txt.partial.jsonl"}
-
-
-def test_a_page_shows_the_differences(call: Call, here: Path) -> None:
-    (here / "out.txt").write_text("before")
-    assert call(*DOCUMENT, "--diff", "html", "--force").code == 0
-    assert "She has" in (here / "out.txt").read_text()
-    page = (here / "out.txt.diff.html").read_text()
-    assert page.startswith("<!DOCTYPE html>") and "Changes in in.txt" in page and "<ins>" in page
-    assert call("document", "in.txt", *PAGE, "page.html").code == 0
-    assert (here / "page.html").read_text() == page
 
 
 def test_a_terminal_shows_the_differences(
