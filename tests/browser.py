@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -120,18 +119,3 @@ class Browser:
     def write(self, text: str) -> None:
         """Put a text in where the focus is."""
         self.call("Input.insertText", text=text)
-
-    def click(self, id: str) -> None:
-        box = self.evaluate(
-            f"(box => [box.x + box.width / 2, box.y + box.height / 2])"
-            f"(document.getElementById('{id}').getBoundingClientRect())"
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left",
-                clickCount=1,
-            )  # fmt: skip
-
-    def picture(self, path: Path) -> None:
-        shown = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shown["data"]))

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from speculative_t5.decoding import FinishReason, Stats
+from speculative_t5.decoding import Stats
 from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.generation import Chunk, GenerationOptions
 from speculative_t5.serve import Busy, DecodingFailed, State, Unavailable, WrongPrompt
@@ -25,9 +25,7 @@ from speculative_t5.serve.server import Server, bind
 
 import httpx
 from conftest import REPOSITORY
-from prometheus_client.parser import text_string_to_metric_families
 
-KEY = "a-key"
 PATIENCE = 60  # seconds, on a machine that does other things
 MODEL = "tiny"
 FAIL, STALL, FORBIDDEN = "fail", "stall", "forbidden"  # words of prompts
@@ -42,8 +40,7 @@ def rounds_of(prompt: Any, sample: int, options: GenerationOptions) -> list[Chun
     """The rounds of an output: the prompt's words in capitals, two a round, one of them drafted."""
     parts = prompt.split() if isinstance(prompt, str) else prompt
     text = " ".join(p["content"] if isinstance(p, dict) else str(p) for p in parts)
-    words = [*text.upper().split(), *(["AGAIN"] * sample)]
-    reason: FinishReason = "eos"
+    words, reason = [*text.upper().split(), *(["AGAIN"] * sample)], "eos"
     for string in options.stop:
         if string in words:
             words, reason = words[: words.index(string)], "stop"
@@ -52,13 +49,12 @@ def rounds_of(prompt: Any, sample: int, options: GenerationOptions) -> list[Chun
     chunks: list[Chunk] = []
     for start in range(0, max(len(words), 1), 2):
         own, number = words[start : start + 2], start // 2 + 1
-        last = start + 2 >= len(words)
+        ends: Any = reason if start + 2 >= len(words) else None
         pieces = tuple(" " * (start + place > 0) + word for place, word in enumerate(own))
-        emitted = start + len(own) + (last and reason == "eos")
+        emitted = start + len(own) + (ends == "eos")
         stats = Stats((1,) * number, (1,) * number, (1,) * number, emitted, 0.01 * number)
-        ids, ends = list(range(len(own))), reason if last else None
         end_id = 1 if ends == "eos" else None
-        chunks.append(Chunk("".join(pieces), ids, 1, stats, ends, pieces, end_id))
+        chunks.append(Chunk("".join(pieces), [5] * len(own), 1, stats, ends, pieces, end_id))
     return chunks
 
 
@@ -237,9 +233,8 @@ def serving(service: Any = None, shutdown_seconds: float = 7, **changes: Any) ->
 
 # Runs a command that some code has changed.
 CHANGED = """
-import sys, threading
-from speculative_t5 import cli, serve
-from speculative_t5.cli import serve as command
+import sys
+from speculative_t5 import cli
 from speculative_t5.serve import service
 {change}
 sys.argv[0] = "__main__.py"
@@ -247,52 +242,27 @@ cli.main()
 """
 
 
-class Running:
-    """The command `serve` in a process of its own; `line` is what it printed when it was ready."""
-
-    def __init__(self, folder: Path, *arguments: str, change: str = "") -> None:
-        program = ["-c", CHANGED.format(change=change)] if change else ["-m", "speculative_t5"]
-        self.process = subprocess.Popen(
-            [sys.executable, *program, "serve", "--port", "0", *arguments],
-            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            # A background process of a script inherits that it ignores this signal.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.line = self.process.stdout.readline().decode().strip()
-        assert self.line, self.end()
-        self.port = int(self.line.rpartition(":")[2])
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def client(self) -> httpx.Client:
-        headers = {"authorization": f"Bearer {KEY}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE)
-
-    def end(self, number: int | None = signal.SIGTERM) -> tuple[int, list[str]]:
-        """Stop the server, or wait for its end; return its exit code and standard error's lines."""
-        if number is not None:
-            self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, errors.decode().splitlines()
-
-
 @contextlib.contextmanager
-def started(folder: Path, *arguments: str, change: str = "") -> Iterator[Running]:
-    """Run the command for the block, and kill it if it has not ended."""
-    server = Running(folder, *arguments, change=change)
+def started(
+    folder: Path, *arguments: str, change: str
+) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+    """Run the command, changed by some code, in a process of its own, with a client of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHANGED.format(change=change), "serve", "--port", "0", *arguments],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        # A background process of a script inherits that it ignores this signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     try:
-        yield server
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        assert line, process.communicate()
+        with httpx.Client(base_url=line.split()[-1], timeout=PATIENCE) as client:
+            yield process, client
     finally:
-        server.process.kill()
-        server.process.communicate()
-
-
-def figures(client: httpx.Client) -> dict[str, float]:
-    """The server's metrics that have no labels, by name."""
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    samples = (sample for family in families for sample in family.samples)
-    return {s.name.removeprefix("speculative_t5_"): s.value for s in samples if not s.labels}
+        process.kill()
+        process.communicate()
 
 
 def is_there(client: httpx.Client) -> bool:

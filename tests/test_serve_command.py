@@ -25,17 +25,7 @@ import pytest
 from commands import Call, Done
 from conftest import REPOSITORY
 from messages import check_message
-from serving import (
-    KEY,
-    PATIENCE,
-    Running,
-    Served,
-    figures,
-    is_there,
-    serving,
-    started,
-    wait_until,
-)
+from serving import PATIENCE, Served, is_there, serving, started, wait_until
 
 PROMPTS = (REPOSITORY / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()[:8]
 SMALL = REPOSITORY / "weights" / "correct-small"
@@ -51,19 +41,10 @@ def compute(self):
     while True:
         mx.eval(mx.random.normal((2000, 2000)) @ mx.ones((2000, 2000)))
 start = service.Service._serve
-def serve_all(self):
+def serve_all(self, batch):
     service.Batch.round = compute  # the warm-up is over
-    start(self)
+    start(self, batch)
 service.Service._serve = serve_all
-"""
-# Loading never ends, and the server is told to stop.
-LOADS_FOR_EVER = """
-import os, signal
-def load(self, **_):
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait()
-service.GRACE, command.DecoderOptions.load = 0.0, load
-print(":0", flush=True)
 """
 
 
@@ -85,17 +66,6 @@ def text_of(events: list[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "keys").write_text(f"# for tests\n{KEY}\n")
-    server = Running(folder, "--api-key-file", "keys", "--batch-size", "4", "--max-queue", "40")
-    try:
-        yield server
-    finally:
-        assert server.end(signal.SIGINT) == (0, [])
-
-
-@pytest.fixture(scope="module")
 def decoder() -> SpeculativeDecoder:
     """What the command line decodes with."""
     return DecoderOptions().load()
@@ -106,44 +76,48 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_list_of_prompts_is_a_batch(running: Running, decoder: SpeculativeDecoder) -> None:
-    assert running.line.startswith("serving correct-base at http://127.0.0.1:")
-    options: Any = {"temperature": 1.0, "seed": 5, "max_tokens": 30}
-    with running.client() as client:
-        for chosen, samples in (({"max_tokens": 256}, 1), (options, 1), (options, 3)):
-            fields = {"prompt": PROMPTS, "n": samples} | chosen
-            found = client.post("/v1/completions", json=fields).json()
-            done = decoder.generate_batch(PROMPTS, num_return_sequences=samples, **chosen)
-            expected = [each for first in done for each in (first, *first.alternatives)]
-            assert [each["text"] for each in found["choices"]] == [e.text for e in expected]
-            emitted = sum(each.stats.emitted for each in expected)
-            assert found["usage"]["completion_tokens"] == emitted
+@pytest.fixture
+def lasting(decoder: SpeculativeDecoder) -> Serve:
+    """A function that serves a service with four rows for requests of any length."""
+    defaults = GenerationOptions(max_tokens=10**6)  # else it is too many for a request
+
+    @contextmanager
+    def served(seconds: float, load: Any = None) -> Iterator[Served]:
+        loaded = Service(load or (lambda: decoder), batch_size=4)
+        with serving(loaded, seconds, defaults=defaults) as running:
+            wait_until(lambda: load or loaded.state == "ready")
+            yield running
+
+    return served
 
 
 def test_a_request_gets_the_same_alone_and_among_others(
-    running: Running, decoder: SpeculativeDecoder
+    lasting: Serve, decoder: SpeculativeDecoder
 ) -> None:
     wanted: list[dict[str, Any]] = [
-        {"max_tokens": 40},
-        {"temperature": 0.8, "seed": 1, "max_tokens": 50},
-        {"temperature": 1.5, "seed": 2, "top_k": 5, "max_tokens": 30},
-        {"temperature": 1.0, "seed": 3, "top_p": 0.5, "max_tokens": 50, "stop": [" the"]},
-        {"speculative": False, "max_tokens": 50},
-        {"repetition_penalty": 1.3, "logit_bias": {"5": -2.0}, "max_tokens": 50},
+        {},
+        {"temperature": 0.8, "seed": 1, "num_return_sequences": 2},
+        {"temperature": 1.5, "seed": 2, "top_k": 5},
+        {"temperature": 1.0, "seed": 3, "top_p": 0.5, "stop": [" the"]},
+        {"speculative": False},
+        {"repetition_penalty": 1.3, "logit_bias": {5: -2.0}},
     ]
 
-    def ask(number: int) -> str:
-        fields = {"prompt": PROMPTS[number % len(PROMPTS)], **wanted[number % len(wanted)]}
-        (choice,) = client.post("/v1/completions", json=fields).json()["choices"]
-        return str(choice["text"])
+    requests = [(PROMPTS[i % 5 :][:2], {"max_tokens": 30} | wanted[i % 6]) for i in range(12)]
 
-    with running.client() as client, ThreadPoolExecutor(24) as pool:
-        texts = [*pool.map(ask, range(24))]
-    for number, text in enumerate(texts):
-        options = dict(wanted[number % len(wanted)])
-        if "logit_bias" in options:
-            options["logit_bias"] = {int(i): bias for i, bias in options["logit_bias"].items()}
-        assert text == decoder.generate(PROMPTS[number % len(PROMPTS)], **options).text, number
+    def ask(request: tuple[list[str], dict[str, Any]]) -> Any:
+        options = dict(request[1])
+        options["n"] = options.pop("num_return_sequences", 1)
+        return served.post(prompt=request[0], **options).json()
+
+    with lasting(0) as served, ThreadPoolExecutor(8) as pool:
+        answers = [*pool.map(ask, requests)]
+    for answer, (prompts, options) in zip(answers, requests, strict=True):
+        done = decoder.generate_batch(prompts, **options)
+        expected = [each for first in done for each in (first, *first.alternatives)]
+        assert [choice["text"] for choice in answer["choices"]] == [each.text for each in expected]
+        emitted = sum(each.stats.emitted for each in expected)
+        assert answer["usage"]["completion_tokens"] == emitted
 
 
 def test_wrong_options_are_one_line(call: Call, here: Path) -> None:
@@ -299,21 +273,6 @@ def test_a_server_that_cannot_decode_any_more_ends(
     ]  # fmt: skip
 
 
-@pytest.fixture
-def lasting(decoder: SpeculativeDecoder) -> Serve:
-    """A function that serves a service with four rows for requests of any length."""
-    defaults = GenerationOptions(max_tokens=10**6)  # else it is too many for a request
-
-    @contextmanager
-    def served(seconds: float, load: Any = None) -> Iterator[Served]:
-        loaded = Service(load or (lambda: decoder), batch_size=4)
-        with serving(loaded, seconds, defaults=defaults) as running:
-            wait_until(lambda: load or loaded.state == "ready")
-            yield running
-
-    return served
-
-
 def is_stopping(client: httpx.Client) -> bool:
     try:
         return client.get("/health").json() == {"status": "stopping"}
@@ -331,7 +290,7 @@ def test_sigterm_under_load_lets_streams_end(lasting: Serve, decoder: Speculativ
     with lasting(FOREVER) as served, ThreadPoolExecutor(8) as pool:
         found = [pool.submit(served.events, prompt=prompt, **LASTING) for prompt in PROMPTS]
         total = sum(len(decoder.encode(prompt)) for prompt in PROMPTS)
-        wait_until(lambda: figures(served.client)["prompt_tokens_total"] == total)
+        wait_until(lambda: served.service.figures()["prompt_tokens"] == total)
         stop(served)
         check_refused(served.client)
         texts = [text_of(each.result()) for each in found]
@@ -352,7 +311,7 @@ def test_sigterm_without_time_tells_every_client(lasting: Serve) -> None:
     with lasting(0) as served, ThreadPoolExecutor(9) as pool:
         found = [pool.submit(served.events, prompt=prompt, **ENDLESS) for prompt in PROMPTS]
         whole = pool.submit(served.post, prompt=PROMPTS[0], **ENDLESS)
-        wait_until(lambda: figures(served.client)["queued"] == len(PROMPTS) - 3)
+        wait_until(lambda: served.service.figures()["queued"] == len(PROMPTS) - 3)
         served.server.handle_exit(signal.SIGTERM, None)
         for *parts, last, done in (each.result() for each in found):
             check_message(json.loads(last)["error"]["message"])
@@ -390,17 +349,11 @@ def test_a_second_signal_does_not_wait_for_loading(
 def test_a_second_signal_does_not_wait_for_a_pass_that_hangs(tmp_path: Path) -> None:
     """Python must not be torn down below the thread, which MLX would answer by aborting."""
     options = ("--model", str(SMALL), "--shutdown-seconds", "600")
-    with started(tmp_path, *options, change=COMPUTES_FOR_EVER) as server:
-        with (
-            server.client() as client,
-            client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}),
-        ):
-            server.process.send_signal(signal.SIGINT)
+    with started(tmp_path, *options, change=COMPUTES_FOR_EVER) as (process, client):
+        fields = {"prompt": "a", "stream": True}
+        with client.stream("POST", "/v1/completions", json=fields):
+            process.send_signal(signal.SIGINT)
             wait_until(lambda: is_stopping(client))
-            server.process.send_signal(signal.SIGINT)
-        assert server.end(None) == (0, [])
-
-
-def test_a_server_that_is_stopped_while_it_loads_does_not_wait(tmp_path: Path) -> None:
-    with started(tmp_path, "--shutdown-seconds", "600", change=LOADS_FOR_EVER) as server:
-        assert server.end(None) == (0, [])
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, errors) == (0, b"")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from speculative_t5.serve import bind, check_origins, read_keys, requests
-from speculative_t5.serve.server import is_local_name
 
 import httpx
 import pytest
@@ -78,13 +77,6 @@ WRONG: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_field_is_named(served: Served, name: str) -> None:
-    for value in WRONG[name]:
-        content = json.dumps({"prompt": "a", name: value})
-        check_error(served.client.post("/v1/completions", content=content), 400, name)
-
-
 TOGETHER: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": ["a"] * 9}, None),
     ({"prompt": ["a"] * 5, "n": 2, "temperature": 1}, None),
@@ -117,7 +109,10 @@ CHATS: list[tuple[dict[str, Any], str | None]] = [
 ]  # fmt: skip
 
 
-def test_what_fields_are_wrong_together_is_said(served: Served) -> None:
+def test_a_wrong_field_is_named(served: Served) -> None:
+    for name, values in WRONG.items():
+        for value in values:
+            check_error(served.post(**{"prompt": "a", name: value}), 400, name)
     for fields, param in TOGETHER:
         check_error(served.post(**fields), 400, param)
     for fields, param in CHATS:
@@ -131,6 +126,9 @@ def test_a_body_that_is_not_json_is_refused(served: Served) -> None:
         b'{"prompt": ' + b"[" * 4_000 + b"]" * 4_000 + b"}", b"9" * 9_000, b"a=b&c=d",
     ):  # fmt: skip
         check_error(served.client.post("/v1/completions", content=body), 400)
+    content = '{"prompt": "a", "seed": %s}' % ("9" * 5000)
+    error = check_error(served.client.post("/v1/completions", content=content), 400)
+    assert "5000 digits" in error["message"]
 
 
 def test_half_of_a_surrogate_pair_is_refused(served: Served) -> None:
@@ -145,7 +143,7 @@ def test_half_of_a_surrogate_pair_is_refused(served: Served) -> None:
 def test_what_nests_too_deeply_is_refused(served: Served, shape: str) -> None:
     """Reading and writing JSON end at different depths, which depend on the stack before them."""
     seen = set()
-    for depth in range(100, 1100, 20):
+    for depth in range(100, 1100, 40):
         inner = '"\\ud83d\\ude00"'
         for _ in range(depth):
             inner = shape % inner
@@ -156,12 +154,6 @@ def test_what_nests_too_deeply_is_refused(served: Served, shape: str) -> None:
             check_error(response, 400)
             assert "nests too deeply" in response.text
     assert seen == {200, 400}
-
-
-def test_a_number_without_end_is_refused(served: Served) -> None:
-    content = '{"prompt": "a", "seed": %s}' % ("9" * 5000)
-    error = check_error(served.client.post("/v1/completions", content=content), 400)
-    assert "5000 digits" in error["message"]
 
 
 def test_another_model_is_not_found(served: Served) -> None:
@@ -199,26 +191,25 @@ def test_a_large_body_is_refused_before_it_is_read(served: Served, impatient: No
     assert answer_to(served, b"Content-Length: 100001\r\n\r\n").startswith("HTTP/1.1 413 ")
 
 
-def test_the_answer_to_a_huge_body_reaches_clients_that_read_after_sending() -> None:
-    async def send(url: str) -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+def test_the_answer_to_a_huge_body_reaches_clients_that_read_after_sending(served: Served) -> None:
+    async def send() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=served.url, timeout=PATIENCE) as client:
             return [
-                await client.post("/v1/completions", content=b" " * 8 * 2**20) for _ in range(5)
+                await client.post("/v1/completions", content=b" " * 8 * 2**20) for _ in range(3)
             ]
 
-    with serving() as served:
-        for response in asyncio.run(send(served.url)):
-            check_error(response, 413)
+    for response in asyncio.run(send()):
+        check_error(response, 413)
 
 
 def test_a_body_without_a_length_is_refused_before_it_is_read() -> None:
     def endless() -> Iterator[bytes]:
-        for _ in range(100_000):  # until the server closes the connection
-            yield b" " * 1000
+        for _ in range(10_000):  # until the server closes the connection
+            yield b" " * 10_000
         raise AssertionError("the server has read 100 MB")
 
     # The limit is above the parts in which uvicorn passes a body on.
-    with serving(max_body=2**20) as served:
+    with serving(max_body=2**19) as served:
         check_error(served.client.post("/v1/completions", content=endless()), 413)
 
 
@@ -228,12 +219,13 @@ def test_a_slow_body_times_out(impatient: None) -> None:
         assert answer.startswith("HTTP/1.1 408 ") and "did not arrive" in answer
 
 
-@pytest.mark.parametrize("state", ["loading", "stopping", "failed"])
-def test_a_server_that_does_not_decode_is_503(state: Any) -> None:
-    with serving(FakeService(state=state)) as served:
-        for response in (served.post(prompt="a"), served.post(CHAT, messages=[USER])):
-            check_error(response, 503)
-            assert response.headers.get("retry-after") == ("5" if state == "loading" else None)
+def test_a_server_that_does_not_decode_is_503() -> None:
+    with serving() as served:
+        for state, seconds in (("loading", "5"), ("stopping", None), ("failed", None)):
+            served.service.state = state  # type: ignore[assignment]
+            for response in (served.post(prompt="a"), served.post(CHAT, messages=[USER])):
+                check_error(response, 503)
+                assert response.headers.get("retry-after") == seconds
 
 
 def test_a_failure_in_decoding_is_500(served: Served) -> None:
@@ -291,11 +283,12 @@ def test_a_key_is_needed_except_for_what_is_public() -> None:
 
 
 def test_pages_of_other_sites_may_not_ask() -> None:
-    names = ("localhost", "127.0.0.1:80", "[::1]:8080", "LOCALHOST:1", "127.9.9.9")
+    names = "localhost localhost. 127.0.0.1:80 [::1]:8080 LOCALHOST:1 127.9.9.9".split()
+    others = "evil.org localhost.evil.org 127.0.0.1.evil.org:80 user@evil.org 0.0.0.0 [ [::1"
     with serving() as served:
         for host in names:
             assert served.client.get("/health", headers={"host": host}).status_code == 200
-        for host in ("evil.org", "localhost.evil.org", "127.0.0.1.evil.org:80", "0.0.0.0", "[", ""):
+        for host in (*others.split(), ""):
             error = check_error(served.client.get("/health", headers={"host": host}), 403)
             assert repr(host) in error["message"]
         cross = {"sec-fetch-site": "cross-site", "origin": "https://evil.org"}
@@ -315,11 +308,6 @@ def test_pages_of_other_sites_may_not_ask() -> None:
         assert allowed.headers["access-control-allow-origin"] == "https://evil.org"
 
 
-def test_names_of_this_machine() -> None:
-    assert is_local_name("localhost.") and not is_local_name("user@evil.org")
-    assert not is_local_name("") and not is_local_name("[::1")
-
-
 def test_nothing_that_is_sent_makes_the_server_fail(served: Served) -> None:
     """Whatever JSON comes, the answer is an output or says what was wrong."""
     values: list[Any] = [
@@ -332,7 +320,7 @@ def test_nothing_that_is_sent_makes_the_server_fail(served: Served) -> None:
         "forced_tokens speculative speculative_t5 user what_ever"
     ).split()
     chance = random.Random(5)
-    for _ in range(150):
+    for _ in range(100):
         fields = {name: chance.choice(values) for name in chance.sample(names, 3)}
         path = chance.choice(["/v1/completions", CHAT])
         if chance.random() < 0.7:
@@ -379,7 +367,13 @@ def test_a_server_that_stops_while_it_loads_waits_for_no_outputs() -> None:
     assert served.service.stopped == [0]
 
 
-def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
+def check_refusal(function: Callable[..., object], *arguments: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        function(*arguments)
+    check_message(str(error.value))
+
+
+def test_keys_are_read_from_a_file_and_origins_are_what_browsers_send(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\n\n  abc-1 \nabc-2\n")
     assert read_keys(path) == ["abc-1", "abc-2"]
@@ -388,15 +382,6 @@ def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
     for content, expected in wrong.items():
         path.write_bytes(content)
         check_refusal(read_keys, path, says=expected)
-
-
-def check_refusal(function: Callable[..., object], *arguments: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says) as error:
-        function(*arguments)
-    check_message(str(error.value))
-
-
-def test_origins_are_what_browsers_send() -> None:
     check_origins(["*", "https://a.org", "http://localhost:3000"])
     for origin in ("a.org", "https://a.org/", "https://", "", "https://a.org/path"):
         check_refusal(check_origins, [origin], says="--cors-origin must be")

@@ -8,8 +8,6 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 from speculative_t5.decoding import FinishReason
@@ -53,11 +51,6 @@ def hexadecimal(text: str) -> Colour:
     return tuple(bytes.fromhex(text.removeprefix("#")))
 
 
-def test_contrast_is_that_of_the_definition() -> None:
-    assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
-    assert contrast((118, 118, 118), (255, 255, 255)) == pytest.approx(4.54, abs=0.01)
-
-
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_all_text_stands_out(scheme: int) -> None:
     palette = re.findall(r":root \{([^}]*--page[^}]*)\}", PAGE)[scheme]
@@ -92,37 +85,15 @@ def test_the_page_loads_nothing_and_its_policy_allows_nothing_else(server: Serve
         assert policy[rule] == f"'sha256-{digest}'"
 
 
-class Tags(HTMLParser):
-    """Notes which fields have a label, and what a strict policy would refuse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.labelled: set[str] = set()
-        self.fields: set[str] = set()
-        self.refused: list[str] = []
-        self._in_label = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.refused += [name for name in given if name == "style" or name.startswith("on")]
-        if tag == "label":
-            self._in_label = "for" not in given
-            self.labelled.add(given.get("for") or "")
-        if tag in ("input", "textarea"):
-            self.fields.add(given["id"] or "")
-            if self._in_label:
-                self.labelled.add(given["id"] or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_label &= tag != "label"
-
-
 def test_fields_have_labels_and_nothing_is_inline() -> None:
-    tags = Tags()
-    tags.feed(PAGE)
-    assert tags.fields == {"prompt", "max_tokens", "temperature", "speculative", "key"}
-    assert tags.fields <= tags.labelled
-    assert not tags.refused
+    fields = re.findall(r'<(?:input|textarea)[^>]* id="(\w+)"', PAGE)
+    assert fields == ["prompt", "max_tokens", "temperature", "speculative", "key"]
+    labels = re.findall(r"<label.*?</label>", PAGE, re.DOTALL)
+    for field in fields:
+        assert any(f'for="{field}"' in each or f'id="{field}"' in each for each in labels), field
+    assert not re.search(
+        r"<[^>]+ (style|on\w+)=", re.sub(r"<script>.*</script>", "", PAGE, flags=re.S)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -187,31 +158,28 @@ def server() -> Iterator[Served]:
 
 
 def text(browser: Browser, id: str) -> str:
-    return str(browser.evaluate(f"document.getElementById('{id}').textContent"))
+    return str(browser.evaluate(f"by('{id}').textContent"))  # `by` is the page's own
 
 
 def open_page(browser: Browser, server: Served, *, dark: bool = False) -> None:
     browser.console.clear()
     browser.open(f"{server.url}/", dark=dark)
-    browser.wait("document.getElementById('model').textContent")
+    browser.wait("by('model').textContent")
 
 
 def type_and_generate(browser: Browser, prompt: str) -> None:
-    browser.evaluate("document.getElementById('prompt').focus()")
-    browser.evaluate("document.getElementById('prompt').select()")
+    browser.evaluate("by('prompt').focus(), by('prompt').select()")
     browser.write(prompt)
     browser.press("Enter", CTRL)
 
 
 def wait_for(browser: Browser, id: str, beginning: str) -> None:
-    browser.wait(f"document.getElementById('{id}').textContent.startsWith('{beginning}')")
+    browser.wait(f"by('{id}').textContent.startsWith('{beginning}')")
 
 
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_output_arrives_shaded_by_origin(
-    browser: Browser, server: Served, dark: bool, tmp_path: Path
-) -> None:
+def test_output_arrives_shaded_by_origin(browser: Browser, server: Served, dark: bool) -> None:
     open_page(browser, server, dark=dark)
     type_and_generate(browser, "He are here")
     wait_for(browser, "status", "Done: 8 tokens.")
@@ -219,10 +187,10 @@ def test_output_arrives_shaded_by_origin(
     assert (call.prompts, call.options) == (["He are here"], GenerationOptions())
     assert text(browser, "output") == TEXT
     shown = browser.evaluate(
-        "[...document.getElementById('output').children].map(e => {"
+        "[...by('output').children].map(e => {"
         "const style = getComputedStyle(e);"
         "return [e.tagName, e.textContent, e.className, e.title, style.backgroundColor,"
-        " style.color, getComputedStyle(document.body).backgroundColor]})"
+        " getComputedStyle(document.body).backgroundColor]})"
     )
     assert [span[:3] for span in shown] == [
         ["SPAN", "He", "accepted"], ["SPAN", " <b>is</b>", "accepted"], ["SPAN", " &", "recovered"],
@@ -231,15 +199,10 @@ def test_output_arrives_shaded_by_origin(
     ]  # fmt: skip
     assert shown[2][3] == "pass 1: recovered" and shown[-1][3] == "pass 3: accepted"
     assert len({span[4] for span in shown}) == 3
-    for *_, shade, ink, page in shown:
-        behind = over(tuple(numbers(page)), *numbers(shade))
-        assert contrast(tuple(numbers(ink)), behind) >= ENOUGH
-    assert (luminance(tuple(numbers(shown[0][6]))) < 0.1) == dark
+    assert (luminance(tuple(numbers(shown[0][5]))) < 0.1) == dark
     assert [text(browser, id) for id in ("acceptance", "per_pass", "speed")] == [
         "63 %", "2.67", "11",
     ]  # fmt: skip
-    browser.picture(tmp_path / "page.png")
-    assert (tmp_path / "page.png").stat().st_size > 10_000
     assert not browser.console
 
 
@@ -262,9 +225,9 @@ def test_runs_of_both_kinds_are_kept_and_compared(browser: Browser, server: Serv
     type_and_generate(browser, "He are here")
     wait_for(browser, "status", "Done")
     assert text(browser, "comparison") == ""
-    browser.evaluate("document.getElementById('speculative').focus()")
+    browser.evaluate("by('speculative').focus()")
     browser.press("Space")
-    browser.evaluate("document.getElementById('generate').focus()")
+    browser.evaluate("by('generate').focus()")
     browser.press("Enter")
     wait_for(browser, "status", "Done: 3 tokens")
     assert server.service.calls[1].options == GenerationOptions(speculative=False)
@@ -289,17 +252,17 @@ def test_runs_of_both_kinds_are_kept_and_compared(browser: Browser, server: Serv
 def test_stopping_closes_the_connection(browser: Browser, server: Served, way: str) -> None:
     open_page(browser, server)
     browser.write("wait")
-    browser.click("generate")
-    browser.wait("document.getElementById('output').textContent == 'He <b>is</b> &'")
+    browser.evaluate("by('generate').click()")
+    browser.wait("by('output').textContent == 'He <b>is</b> &'")
     call = server.service.last_call()
     assert call.stalled.is_set() and not call.cancelled.is_set()
     assert browser.evaluate("document.activeElement.id") == "stop"
-    assert browser.evaluate("document.getElementById('output').getAttribute('aria-busy')") == "true"
+    assert browser.evaluate("by('output').getAttribute('aria-busy')") == "true"
     browser.press("Enter", CTRL)  # one run at a time
     if way == "Escape":
         browser.press("Escape")
     else:
-        browser.click("stop")
+        browser.evaluate("by('stop').click()")
     wait_for(browser, "status", "Stopped.")
     assert call.cancelled.wait(PATIENCE) and server.service.calls == [call]
     assert browser.evaluate("document.activeElement.id") == "generate"
@@ -312,7 +275,7 @@ def test_stopping_closes_the_connection(browser: Browser, server: Served, way: s
 def test_tab_reaches_everything(browser: Browser) -> None:
     with serving(PageService(), model="correct-base") as server:
         open_page(browser, server)
-    assert browser.evaluate("document.getElementById('prompt').value").startswith("my sister")
+    assert browser.evaluate("by('prompt').value").startswith("my sister")
     found = []
     for _ in range(7):
         found.append(browser.evaluate("document.activeElement.id || document.activeElement.role"))
@@ -343,11 +306,10 @@ def test_errors_are_the_servers_one_line(browser: Browser, server: Served) -> No
 def test_options_out_of_range_are_not_sent(browser: Browser, server: Served) -> None:
     open_page(browser, server)
     browser.write("He are here")
-    browser.evaluate("document.getElementById('max_tokens').value = '0'")
+    browser.evaluate("by('max_tokens').value = '0'")
     browser.press("Enter", CTRL)
     assert browser.evaluate("document.activeElement.id") == "max_tokens"
-    browser.evaluate("document.getElementById('max_tokens').value = '7'")
-    browser.evaluate("document.getElementById('temperature').value = '0.5'")
+    browser.evaluate("by('max_tokens').value = '7', by('temperature').value = '0.5'")
     browser.press("Enter", CTRL)
     wait_for(browser, "status", "Done")
     (call,) = server.service.calls
@@ -362,10 +324,10 @@ def test_a_key_is_asked_for_where_the_server_wants_one(browser: Browser) -> None
         wait_for(browser, "error", "the API key is missing")
         browser.wait("document.activeElement.id == 'key'")
         browser.write("abc")
-        browser.evaluate("document.getElementById('prompt').value = 'He are here'")
+        browser.evaluate("by('prompt').value = 'He are here'")
         browser.press("Enter")
         wait_for(browser, "status", "Done")
-        browser.wait("document.getElementById('model').textContent == 'some-model'")
+        browser.wait("by('model').textContent == 'some-model'")
     assert text(browser, "error") == ""
     kept = browser.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
     assert kept == [0, 0, ""]

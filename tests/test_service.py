@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -23,7 +23,15 @@ from test_decoder import make_decoder, prompts
 from test_rows import WAYS
 from test_stops import Letters
 
+pytestmark = pytest.mark.anyio  # each test has an event loop of its own
 Outputs = list[tuple[list[int], str, str]]  # tokens, finish reason and text of each
+FOREVER = GenerationOptions(max_tokens=200, min_tokens=200)  # many rounds
+SHORT = GenerationOptions(max_tokens=9)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 async def collect(call: Call) -> Outputs:
@@ -50,110 +58,12 @@ async def check_failure(call: Call, error: type[Exception], message: str) -> Non
     assert call.cancelled
 
 
-@asynccontextmanager
-async def serving(
-    decoder: SpeculativeDecoder, gate: Gate | None = None, **options: Any
-) -> AsyncIterator[Service]:
-    """Run a service that is ready; a gate is closed then, and opened at the end."""
-    served = Service(lambda: decoder, **options)
-    served.start()
-    await until(lambda: served.state != "loading")
-    if gate:
-        gate.close()
-    try:
-        yield served
-    finally:
-        if gate:
-            gate.open()
-        await served.stop(0)
-        assert not served.is_running
-        assert is_now(served, queued=0, rows=0)
-
-
-def is_now(served: Service, **expected: int) -> bool:
-    """Whether these figures are those of the service."""
-    return served.figures().items() >= expected.items()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Let a test run in an event loop of its own, for two minutes at most."""
-
-    @wraps(test)
-    def call(*arguments: Any, **fixtures: Any) -> None:
-        async def limited() -> None:
-            async with asyncio.timeout(120):
-                await test(*arguments, **fixtures)
-
-        asyncio.run(limited())
-
-    return call
-
-
-def by_decoder(decoder: SpeculativeDecoder, given: list[Any], options: dict[str, Any]) -> Outputs:
-    """Return what a call should get."""
-    found = []
-    for out in decoder.generate_batch(given, batch_size=1, **options):
-        found += [(o.tokens, o.finish_reason, o.text) for o in (out, *out.alternatives)]
-    return found
-
-
-class MoreLetters(Letters):
-    words = [*Letters.words, "ca", "d", "ad", "da", "dd"]
-
-
-def varied_pair(kind: str) -> Any:
-    return tiny_pair(kind, noise=0.2, vocab_size=20, layers=2, seed=VARIED[kind])
-
-
-def make_lettered(kind: str) -> SpeculativeDecoder:
-    """A decoder whose tokens are letters."""
-    target, draft = varied_pair(kind)
-    return SpeculativeDecoder(target, draft, MoreLetters(), num_draft=4)
-
-
-def random_call(rng: random.Random) -> tuple[list[Any], dict[str, Any]]:
-    given = rng.choices(prompts(40), k=rng.choice([1, 1, 1, 2, 5]))
-    options = {"max_tokens": rng.randint(1, 20)} | rng.choice(WAYS)
-    if options.get("temperature"):
-        options |= {"seed": rng.randint(0, 9), "num_return_sequences": rng.randint(1, 3)}
-    return given, options
-
-
-@pytest.mark.parametrize("kind", ["t5", "opt", "sharing"])
-@in_a_loop
-async def test_calls_get_what_the_decoder_gives_them_alone(kind: str) -> None:
-    decoder = make_lettered(kind)
-    rng = random.Random(1)
-    wanted = [random_call(rng) for _ in range(16 if kind == "t5" else 8)]
-    for given, options in wanted[:6]:
-        options["stop"] = rng.sample("abcdefghijklm", 2)
-        given[:] = given[:2]
-    expected = [by_decoder(decoder, given, options) for given, options in wanted]
-    assert {reason for outputs in expected for _, reason, _ in outputs} == {"eos", "length", "stop"}
-
-    async def calling(served: Service, place: int) -> Outputs:
-        given, options = wanted[place]
-        for _ in range(place % 7):  # some join while others are being decoded
-            await asyncio.sleep(0.002)
-        call = served.submit(given, GenerationOptions(**options))
-        assert call.prompt_tokens == [len(prompt) for prompt in given]
-        return await collect(call)
-
-    async with serving(decoder, batch_size=5) as served:
-        found = await asyncio.gather(*(calling(served, i) for i in range(len(wanted))))
-        assert found == expected
-        figures = served.figures()
-        assert figures["emitted"] >= sum(len(o) for each in expected for o, *_ in each)
-        assert figures["drafted"] >= figures["accepted"] > 0 and figures["rounds"] > 5
-        assert figures["prompt_tokens"] == sum(len(p) for given, _ in wanted for p in given)
-        assert figures["failures"] == 0 and "seconds_since_round" in figures
+def check_unavailable(use: Callable[[], object], *, for_ever: bool = False) -> None:
+    """Check that something cannot be had from a service, and whether to ask again."""
+    with pytest.raises(Unavailable) as refused:
+        use()
+    check_message(str(refused.value))
+    assert "secret" not in str(refused.value) and (refused.value.retry_after is None) == for_ever
 
 
 class Gate:
@@ -182,24 +92,107 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
-def endless(kind: str = "t5") -> tuple[SpeculativeDecoder, GenerationOptions]:
-    """A decoder, and options by which outputs go on for many rounds."""
-    decoder = make_decoder(kind, "none")
-    return decoder, GenerationOptions(max_tokens=200, min_tokens=200)
+@asynccontextmanager
+async def serving(
+    decoder: SpeculativeDecoder | None = None, gate: Gate | None = None, **options: Any
+) -> AsyncIterator[Service]:
+    """Run a service that is ready; a gate is closed then, and opened at the end."""
+    served = Service(lambda: decoder or make_decoder("t5", "none"), **options)
+    served.start()
+    await until(lambda: served.state != "loading")
+    if gate:
+        gate.close()
+    try:
+        yield served
+    finally:
+        if gate:
+            gate.open()
+        await served.stop(0)
+        await asyncio.to_thread(served._thread.join, 60)
+        assert not served.is_running
+        assert is_now(served, queued=0, rows=0)
 
 
-@pytest.mark.parametrize("kind", ["t5", "opt"])
-@in_a_loop
-async def test_a_cancelled_call_frees_its_rows_and_others_go_on(kind: str, gate: Gate) -> None:
-    decoder, forever = endless(kind)
+def is_now(served: Service, **expected: int) -> bool:
+    """Whether these figures are those of the service."""
+    return served.figures().items() >= expected.items()
 
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def by_decoder(decoder: SpeculativeDecoder, given: list[Any], options: dict[str, Any]) -> Outputs:
+    """Return what a call should get."""
+    found = []
+    for out in decoder.generate_batch(given, batch_size=1, **options):
+        found += [(o.tokens, o.finish_reason, o.text) for o in (out, *out.alternatives)]
+    return found
+
+
+class MoreLetters(Letters):
+    words = [*Letters.words, "ca", "d", "ad", "da", "dd"]
+
+
+def varied_pair(kind: str = "t5") -> Any:
+    return tiny_pair(kind, noise=0.2, vocab_size=20, layers=2, seed=VARIED[kind])
+
+
+def make_lettered(kind: str) -> SpeculativeDecoder:
+    """A decoder whose tokens are letters."""
+    target, draft = varied_pair(kind)
+    return SpeculativeDecoder(target, draft, MoreLetters(), num_draft=4)
+
+
+def random_call(rng: random.Random) -> tuple[list[Any], dict[str, Any]]:
+    given = rng.choices(prompts(40), k=rng.choice([1, 1, 1, 2, 5]))
+    options = {"max_tokens": rng.randint(1, 20)} | rng.choice(WAYS)
+    if options.get("temperature"):
+        options |= {"seed": rng.randint(0, 9), "num_return_sequences": rng.randint(1, 3)}
+    return given, options
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("t5", 12), ("opt", 6), ("sharing", 6)])
+async def test_calls_get_what_the_decoder_gives_them_alone(kind: str, calls: int) -> None:
+    decoder = make_lettered(kind)
+    rng = random.Random(1)
+    wanted = [random_call(rng) for _ in range(calls)]
+    for given, options in wanted[:6]:
+        options["stop"] = rng.sample("abcdefghijklm", 2)
+        given[:] = given[:2]
+    expected = [by_decoder(decoder, given, options) for given, options in wanted]
+    assert {reason for outputs in expected for _, reason, _ in outputs} == {"eos", "length", "stop"}
+
+    async def calling(served: Service, place: int) -> Outputs:
+        given, options = wanted[place]
+        for _ in range(place % 7):  # some join while others are being decoded
+            await asyncio.sleep(0.002)
+        call = served.submit(given, GenerationOptions(**options))
+        assert call.prompt_tokens == [len(prompt) for prompt in given]
+        return await collect(call)
+
+    async with serving(decoder, batch_size=5) as served:
+        found = await asyncio.gather(*(calling(served, i) for i in range(len(wanted))))
+        assert found == expected
+        figures = served.figures()
+        assert figures["emitted"] >= sum(len(o) for each in expected for o, *_ in each)
+        assert figures["drafted"] >= figures["accepted"] > 0 and figures["rounds"] > 5
+        assert figures["prompt_tokens"] == sum(len(p) for given, _ in wanted for p in given)
+        assert figures["failures"] == 0 and "seconds_since_round" in figures
+
+
+async def test_a_cancelled_call_frees_its_rows_and_others_go_on(gate: Gate) -> None:
+    decoder = make_decoder("t5", "none")
     async with serving(decoder, gate, batch_size=3) as served:
-        leaving = served.submit([prompts()[0]] * 5, forever)
+        leaving = served.submit([prompts()[0]] * 5, FOREVER)
         await until(lambda: is_now(served, rows=2))
-        other = served.submit([prompts()[0]], forever)
+        other = served.submit([prompts()[0]], FOREVER)
         gate.open(1)
         await until(lambda: is_now(served, rows=3))
-        staying = served.submit([prompts()[1]], GenerationOptions(max_tokens=9))
+        staying = served.submit([prompts()[1]], SHORT)
         assert is_now(served, queued=4)
         leaving.cancel()
         leaving.cancel()
@@ -213,24 +206,21 @@ async def test_a_cancelled_call_frees_its_rows_and_others_go_on(kind: str, gate:
         other.cancel()
 
 
-@in_a_loop
 async def test_the_queue_is_bounded_and_counted_before_work(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = make_decoder("t5", "model")
-    short = GenerationOptions(max_tokens=5)
-
+    decoder = make_decoder("t5", "none")
     async with serving(decoder, gate, batch_size=2, max_queue=6) as served:
-        first = [served.submit(prompts(1), short) for _ in range(2)]
+        first = [served.submit(prompts(1), SHORT) for _ in range(2)]
         gate.open(1)  # the first may have joined alone
         await until(lambda: is_now(served, rows=2))
-        waiting = [served.submit(prompts(3), short) for _ in range(2)]
+        waiting = [served.submit(prompts(3), SHORT) for _ in range(2)]
         assert is_now(served, queued=6)
         tokenized: list[Any] = []
         monkeypatch.setattr(decoder, "fit", lambda *a: tokenized.append(a))
         for count in (1, 6):
             with pytest.raises(Busy) as busy:
-                served.submit(prompts(count), short)
+                served.submit(prompts(count), SHORT)
             assert busy.value.retry_after >= 1
             check_message(str(busy.value), "6 outputs")
         assert not tokenized
@@ -238,14 +228,12 @@ async def test_the_queue_is_bounded_and_counted_before_work(
         gate.open()
         for call in (*first, *waiting):
             await collect(call)
-        expected = by_decoder(decoder, prompts(6), {"max_tokens": 5})
-        assert await collect(served.submit(prompts(6), short)) == expected
+        expected = by_decoder(decoder, prompts(6), {"max_tokens": 9})
+        assert await collect(served.submit(prompts(6), SHORT)) == expected
 
 
-@in_a_loop
 async def test_calls_take_turns(gate: Gate) -> None:
     """A call of many outputs does not hold up one that comes after it."""
-    decoder = make_decoder("t5", "none")
     short = GenerationOptions(max_tokens=2, min_tokens=2)
     order: list[Call] = []  # of outputs that ended, when they are sent: they may be read later
 
@@ -253,7 +241,7 @@ async def test_calls_take_turns(gate: Gate) -> None:
         order.extend(output.call for output, chunk in results if chunk.finish_reason)
         send(results)
 
-    async with serving(decoder, gate, batch_size=1) as served:
+    async with serving(gate=gate, batch_size=1) as served:
         served._send = partial(sent, send=served._send)  # type: ignore[method-assign]
         many = served.submit(prompts(8), short)
         second, third = (served.submit(prompts(1), short) for _ in range(2))
@@ -263,12 +251,9 @@ async def test_calls_take_turns(gate: Gate) -> None:
         assert order.index(second) < order.index(third)
 
 
-@in_a_loop
 async def test_a_call_leaves_a_row_to_others(gate: Gate) -> None:
-    decoder, forever = endless()
-
-    async with serving(decoder, gate, batch_size=3) as served:
-        many = served.submit(prompts(8), forever)
+    async with serving(gate=gate, batch_size=3) as served:
+        many = served.submit(prompts(8), FOREVER)
         await until(lambda: is_now(served, rows=2))
         other = served.submit(prompts(1), GenerationOptions(max_tokens=2))
         gate.open(4)
@@ -277,22 +262,16 @@ async def test_a_call_leaves_a_row_to_others(gate: Gate) -> None:
         many.cancel()
 
 
-@in_a_loop
 async def test_long_prompts_join_a_few_at_a_time(gate: Gate) -> None:
-    decoder, forever = endless()
-    long = [[5] * 200] * 5
-
-    async with serving(decoder, gate, batch_size=8) as served:
-        call = served.submit(long, forever)
+    async with serving(gate=gate, batch_size=8) as served:
+        call = served.submit([[5] * 200] * 5, FOREVER)
         for rows in (2, 4, 5):
             await until(partial(is_now, served, rows=rows))
             gate.open(1)
         call.cancel()
 
 
-@in_a_loop
 async def test_what_a_server_does_not_do_is_refused() -> None:
-    decoder = make_decoder("t5", "model")
     wrong: dict[str, dict[str, Any]] = {
         "scores": {"scores": True},
         "num_beams": {"num_beams": 2},
@@ -300,11 +279,11 @@ async def test_what_a_server_does_not_do_is_refused() -> None:
         "9 outputs": {"num_return_sequences": 9, "temperature": 1.0},
         "bad_words has the text": {"bad_words": ["a"]},
     }
-    given: list[Any] = [[], "text", ["text"], [[]], [[99, 1]], [[5, 1], []], [None]]
+    given: list[Any] = ["text", ["text"], [[]], [[99, 1]], [[5, 1], []], [None]]
     cases = [("", each, {}) for each in given]
     cases += [(named, [[5, 1]], options) for named, options in wrong.items()]
 
-    async with serving(decoder, max_queue=8) as served:
+    async with serving(max_queue=8) as served:
         for named, prompts, options in cases:
             with pytest.raises(ValueError) as refused:
                 served.submit(prompts, GenerationOptions(**options))
@@ -312,55 +291,47 @@ async def test_what_a_server_does_not_do_is_refused() -> None:
         assert is_now(served, queued=0, prompt_tokens=0), "what is refused does not wait"
 
 
-def failing(method: Callable[..., Any], times: list[bool]) -> Callable[..., Any]:
-    """Let a method raise at calls that are marked; others work as before."""
+def fail_at(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Let rounds raise at calls that are marked in the list that is returned."""
+    times: list[bool] = []
 
-    def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
+    def round_(batch: Batch, real: Any = Batch.round) -> Any:
         if times and times.pop(0):
             raise RuntimeError("device /dev/secret is lost\nand more")
-        return method(self, *arguments, **options)
+        return real(batch)
 
-    return wrapped
+    monkeypatch.setattr(Batch, "round", round_)
+    return times
 
 
-@pytest.mark.parametrize("name", ["round", "add"])
-@in_a_loop
 async def test_a_failure_ends_its_batch_and_the_service_goes_on(
-    name: str, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     decoder = make_decoder("t5", "both")
-    times: list[bool] = []
-    monkeypatch.setattr(Batch, name, failing(getattr(Batch, name), times))
-    short = {"max_tokens": 9}
-    expected = by_decoder(decoder, prompts(4), short)
+    times = fail_at(monkeypatch)
+    expected = by_decoder(decoder, prompts(4), {"max_tokens": 9})
 
     async with serving(decoder, gate, batch_size=1) as served:
         times.append(True)
-        call = served.submit(prompts(2), GenerationOptions(**short))
-        waiting = served.submit(prompts(4), GenerationOptions(**short))
+        call, waiting = (served.submit(prompts(count), SHORT) for count in (2, 4))
         gate.open()
         await check_failure(call, DecodingFailed, service.FAILED)
         assert await collect(waiting) == expected, "those that waited are decoded all the same"
         assert served.figures()["failures"] == 1 and served.state == "ready"
-        assert await collect(served.submit(prompts(4), GenerationOptions(**short))) == expected
     check_message(service.FAILED)
     assert "secret" in caplog.text
 
 
-@in_a_loop
 async def test_an_output_that_nothing_can_follow_ends_alone() -> None:
     decoder = make_decoder("t5", "model")
-    expected = by_decoder(decoder, prompts(4), {"max_tokens": 9})
-
     async with serving(decoder) as served:
-        others = served.submit(prompts(4), GenerationOptions(max_tokens=9))
+        others = served.submit(prompts(4), SHORT)
         hopeless = served.submit([[5, 1]], GenerationOptions(suppress_tokens=range(20)))
         await check_failure(hopeless, ValueError, NOTHING_LEFT)
-        assert await collect(others) == expected
+        assert await collect(others) == by_decoder(decoder, prompts(4), {"max_tokens": 9})
         assert is_now(served, failures=0), "the request is wrong, and nothing has failed"
 
 
-@in_a_loop
 async def test_a_text_that_cannot_be_made_ends_its_output_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -377,68 +348,49 @@ async def test_a_text_that_cannot_be_made_ends_its_output_alone(
 
     async with serving(decoder) as served:
         monkeypatch.setattr(service, "as_chunk", fails_for_the_second)
-        calls = [served.submit([p], GenerationOptions(max_tokens=9)) for p in prompts(2)]
+        calls = [served.submit([p], SHORT) for p in prompts(2)]
         assert await collect(calls[0]) == expected[:1]
         await check_failure(calls[1], DecodingFailed, service.FAILED)
 
 
-@in_a_loop
 async def test_a_service_that_cannot_decode_any_more_says_so(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder, forever = endless()
-    times: list[bool] = []
-    monkeypatch.setattr(Batch, "round", failing(Batch.round, times))
-
-    served = Service(lambda: decoder, batch_size=3)
-    served.start()
-    await until(lambda: served.state == "ready")
-    gate.close()
-    call = served.submit(prompts(5), forever)
-    await until(lambda: is_now(served, rows=2))
-    gate.open(1)
-    times.extend([True] * 1000)
-    gate.open()
-    await check_failure(call, DecodingFailed, service.FAILED)
-    await until(lambda: served.state == "failed")
-    assert served.failure == "device /dev/secret is lost"
-    with pytest.raises(Unavailable) as refused:
-        served.submit(prompts(1), forever)
-    check_message(str(refused.value))
-    assert "secret" not in str(refused.value) and refused.value.retry_after is None
-    await served.stop(1)
+    times = fail_at(monkeypatch)
+    async with serving(gate=gate, batch_size=3) as served:
+        call = served.submit(prompts(5), FOREVER)
+        await until(lambda: is_now(served, rows=2))
+        gate.open(1)
+        times.extend([True] * 1000)
+        gate.open()
+        await check_failure(call, DecodingFailed, service.FAILED)
+        await until(lambda: served.state == "failed")
+        assert served.failure == "device /dev/secret is lost"
+        check_unavailable(lambda: served.submit(prompts(1), FOREVER), for_ever=True)
     assert served.state == "failed"
 
 
-@in_a_loop
 async def test_a_model_that_cannot_be_loaded_is_a_failure() -> None:
     def load() -> SpeculativeDecoder:
         raise ValueError("there is no model 'x': give another\nsecond line")
 
     served = Service(load)
-    with pytest.raises(Unavailable) as refused:
-        served.submit([[5, 1]], GenerationOptions())
-    check_message(str(refused.value))
-    assert refused.value.retry_after
+    check_unavailable(lambda: served.submit([[5, 1]], FOREVER))
     assert "seconds_since_round" not in served.figures()
     served.start()
     await until(lambda: served.state == "failed")
     assert served.failure == "there is no model 'x': give another"
-    for use in (partial(served.submit, [[5, 1]], GenerationOptions()), lambda: served.decoder):
-        with pytest.raises(Unavailable) as refused:
-            use()
-        check_message(str(refused.value))
+    check_unavailable(lambda: served.submit([[5, 1]], FOREVER), for_ever=True)
+    check_unavailable(lambda: served.decoder, for_ever=True)
     await served.stop(1)
     assert isinstance(served.load_error, ValueError), "whoever started it may raise it"
 
 
-@in_a_loop
 async def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> None:
-    decoder, forever = endless()
-
-    async with serving(decoder, gate, batch_size=3) as served:
-        calls = [served.submit(prompts(2), forever) for _ in range(4)]  # the last has no row
-        await until(lambda: is_now(served, rows=3))
+    async with serving(gate=gate, batch_size=3) as served:
+        calls = [served.submit(prompts(2), FOREVER) for _ in range(4)]  # the last has no row
+        gate.open(1)  # the first may have joined alone
+        await until(lambda: is_now(served, rows=3, rounds=1))
         stopping = asyncio.create_task(served.stop(0))
         await until(lambda: served.state == "stopping")
         gate.open(1)
@@ -449,59 +401,41 @@ async def test_outputs_that_run_when_time_is_over_are_told_so(gate: Gate) -> Non
     check_message(service.STOPPED)
 
 
-@in_a_loop
 async def test_a_thread_that_hangs_leaves_nobody_waiting(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder, forever = endless()
     monkeypatch.setattr(service, "GRACE", 0.05)
-
-    served = Service(lambda: decoder)
-    served.start()
-    await until(lambda: served.state == "ready")
-    gate.close()
-    call = served.submit(prompts(1), forever)
-    await until(lambda: is_now(served, rows=1))
-    await served.stop(0)
-    await check_failure(call, DecodingFailed, service.STOPPED)
-    assert served.state == "stopped"
-    gate.open()
-    await asyncio.to_thread(served._thread.join, 60)
-    assert not served._thread.is_alive() and served.state == "stopped"
-
-
-def test_a_service_that_never_started_stops() -> None:
-    served = Service(lambda: make_decoder("t5", "none"))
-    asyncio.run(served.stop(0))
-    assert served.state == "stopped"
-
-
-@in_a_loop
-async def test_a_steady_decoder_has_one_row(gate: Gate) -> None:
-    target, draft = varied_pair("t5")
-    decoder = SpeculativeDecoder(target, draft, num_draft=3, steady=True)
-    expected = by_decoder(decoder, prompts(3), {"max_tokens": 9})
-
-    async with serving(decoder, gate) as served:
-        call = served.submit(prompts(3), GenerationOptions(max_tokens=9))
+    async with serving(gate=gate) as served:
+        call = served.submit(prompts(1), FOREVER)
         await until(lambda: is_now(served, rows=1))
-        gate.open()
-        assert await collect(call) == expected
+        await served.stop(0)
+        await check_failure(call, DecodingFailed, service.STOPPED)
+        assert served.state == "stopped" and served.is_running
+    assert served.state == "stopped"
 
 
-@in_a_loop
-async def test_an_adaptive_decoder_drafts_a_fixed_number() -> None:
-    target, draft = varied_pair("t5")
+async def test_a_service_that_never_started_stops() -> None:
+    served = Service(lambda: make_decoder("t5", "none"))
+    await served.stop(0)
+    assert served.state == "stopped"
+
+
+async def test_a_steady_decoder_has_one_row_and_an_adaptive_one_a_fixed_number_of_drafts(
+    gate: Gate,
+) -> None:
+    target, draft = varied_pair()
+    steady = SpeculativeDecoder(target, draft, num_draft=3, steady=True)
     adaptive = SpeculativeDecoder(target, draft, num_draft="auto")
-    options = {"max_tokens": 13, "temperature": 1.0}
-    expected = by_decoder(SpeculativeDecoder(target, draft), prompts(3), options)
+    fixed = SpeculativeDecoder(target, draft)
+    for decoder, like, rows in ((steady, steady, 1), (adaptive, fixed, 3)):
+        options = {"max_tokens": 13, "temperature": 1.0 if decoder is adaptive else 0.0}
+        async with serving(decoder, gate) as served:
+            call = served.submit(prompts(3), GenerationOptions(**options))
+            await until(partial(is_now, served, rows=rows))
+            gate.open()
+            assert await collect(call) == by_decoder(like, prompts(3), options)
 
-    async with serving(adaptive) as served:
-        found = await collect(served.submit(prompts(3), GenerationOptions(**options)))
-        assert found == expected
 
-
-@in_a_loop
 async def test_only_a_call_that_waits_has_silences() -> None:
     """By a clock that stands still until it is moved."""
 
