@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from itertools import accumulate
 
 _BREAK = re.compile(r"[\r\n]")
 # Numbers, e-mail addresses and links, without the punctuation behind them.
@@ -35,10 +36,7 @@ def arranged(words: Sequence[str], gaps: Sequence[str], output: Sequence[str]) -
             joints[places[i] - 1] = gap
     for i, place in zip(breaks, placed, strict=True):
         joints[place - 1] = gaps[i - 1]
-    parts = list(output[:1])
-    for joint, word in zip(joints, output[1:], strict=True):
-        parts += [joint, word]
-    return "".join(parts)
+    return "".join(joint + word for joint, word in zip(["", *joints], output, strict=True))
 
 
 def _places(words: Sequence[str], output: Sequence[str]) -> list[int]:
@@ -60,14 +58,8 @@ def _spread(wanted: Sequence[int], count: int) -> list[int] | None:
     """Move places apart, so that they increase from 1 to at most `count` - 1."""
     if len(wanted) >= max(count, 1):
         return None
-    found: list[int] = []
-    for place in wanted:
-        found.append(max(place, found[-1] + 1 if found else 1))
-    most = count - 1
-    for i in reversed(range(len(found))):
-        found[i] = min(found[i], most)
-        most = found[i] - 1
-    return found
+    apart = accumulate(wanted, lambda last, place: max(place, last + 1), initial=0)
+    return [min(place, count - 1 - len(wanted) + i) for i, place in enumerate(apart)][1:]
 
 
 def similarity(source: str, output: str, least: float = 0.0) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ..decoding import Sampler, Stats, pair_probabilities, total
 from ..errors import check_options, check_utf8, count, described, option
+from .comparison import as_page, as_table
 from .layout import arranged, same_facts, similarity
 from .splitting import LANGUAGES, Passage, is_label, keeps_lines, paragraphs, sentences
 
@@ -126,13 +127,9 @@ class Rewritten:
 
     def to_html(self, title: str = "Changes") -> str:
         """Return a page of HTML with both texts side by side and their differences marked."""
-        from .comparison import as_page
-
         return as_page(self, title)
 
     def _repr_html_(self) -> str:
-        from .comparison import as_table
-
         return as_table(self)
 
 

@@ -28,6 +28,7 @@ MOST_DIGITS = 1000  # of an integer
 MOST_TOKENS = 4096  # of an output, unless the server's default is more
 LARGEST = 2**31 - 1  # of integers that the device computes with, and so of all but seeds
 LONGEST_NAME = 40  # characters of a field's name that may be misspelt
+BODY_UNREAD = (408, 413)  # too slow or too large; the connection ends with the answer
 UNREAD_BYTES, UNREAD_SECONDS = 16 * 2**20, 5.0  # of a body, to read after its refusal
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -77,7 +78,7 @@ class Refused(Exception):
     """Raised for a request that is not answered; the client gets the message, which is one line.
 
     `param` is the field of the request that is wrong, and `code` a word for programs, such as
-    "model_not_found". `close` ends the connection, as when a body was not read.
+    "model_not_found".
     """
 
     def __init__(
@@ -88,7 +89,6 @@ class Refused(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
-        close: bool = False,
     ) -> None:
         super().__init__(message)
         kind = "server_error" if status >= 500 else "invalid_request_error"
@@ -96,7 +96,7 @@ class Refused(Exception):
             kind = "rate_limit_error"
         # As OpenAI's clients read it.
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-        make = LastResponse if close else JSONResponse
+        make = LastResponse if status in BODY_UNREAD else JSONResponse
         self.response: Response = make(self.body, status, headers)
 
 

@@ -289,14 +289,11 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
                 size += len(part)
                 too_large = size > most
     except TimeoutError as error:
-        raise Refused(
-            408, f"the body did not arrive in {seconds:g} seconds: send it again", close=True
-        ) from error
+        wrong = f"the body did not arrive in {seconds:g} seconds: send it again"
+        raise Refused(408, wrong) from error
     if too_large:
-        raise Refused(
-            413, f"the body has more than {most:,} bytes: split the request",
-            code="request_too_large", close=True,
-        )  # fmt: skip
+        wrong = f"the body has more than {most:,} bytes: split the request"
+        raise Refused(413, wrong, code="request_too_large")
     return b"".join(parts)
 
 

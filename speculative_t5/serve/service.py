@@ -186,7 +186,14 @@ class Service:
             )
         self._check_room(wanted)
         decoder = self.decoder
-        sources = [encoded(decoder, prompt, options.max_tokens) for prompt in prompts]
+        try:
+            sources = [decoder.fit(prompt, options.max_tokens).ids for prompt in prompts]
+        except PromptTooLong as error:
+            raise WrongPrompt(
+                f"{error.found}: split the text, or start the server with --truncate"
+            ) from error
+        except ValueError as error:
+            raise WrongPrompt(str(error)) from error
         own = decoder.bind(options)
         call = Call([*map(len, sources)], wanted, self._changed)
         for number in range(wanted):
@@ -390,18 +397,6 @@ def result_of(output: Output, done: Round) -> Result:
     except Exception:  # it must not end the outputs of other calls
         log.exception("the text of an output cannot be made")
         return DecodingFailed(FAILED)
-
-
-def encoded(decoder: SpeculativeDecoder, prompt: Prompt, max_tokens: int) -> list[int]:
-    """Return a prompt's ids, for an output of `max_tokens`."""
-    try:
-        return decoder.fit(prompt, max_tokens).ids
-    except PromptTooLong as error:
-        raise WrongPrompt(
-            f"{error.found}: split the text, or start the server with --truncate"
-        ) from error
-    except ValueError as error:
-        raise WrongPrompt(str(error)) from error
 
 
 def check_options(options: GenerationOptions) -> None:
