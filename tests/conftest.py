@@ -56,6 +56,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     mx.set_default_device(mx.cpu if item.get_closest_marker("cpu") else CHOSEN)
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 # Shapes that tell a wrong reshape from a right one: heads x d_kv is not d_model, depths differ.
 V1_0: dict[str, Any] = {
     "d_model": 24, "d_kv": 10, "num_heads": 3, "d_ff": 40, "num_layers": 2,

@@ -7,9 +7,11 @@ import json
 import random
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from speculative_t5.decoding.logits import NOTHING_LEFT
 from speculative_t5.serve import bind, check_origins, read_keys, requests
 
 import httpx
@@ -139,29 +141,23 @@ def test_half_of_a_surrogate_pair_is_refused(served: Served) -> None:
     assert served.post(prompt="\U0001f600").json()["choices"][0]["text"] == "\U0001f600"
 
 
-@pytest.mark.parametrize("shape", ['{"a":%s}', "[%s]"])
-def test_what_nests_too_deeply_is_refused(served: Served, shape: str) -> None:
+def test_what_nests_too_deeply_is_refused(served: Served) -> None:
     """Reading and writing JSON end at different depths, which depend on the stack before them."""
-    seen = set()
-    for depth in range(100, 1100, 40):
-        inner = '"\\ud83d\\ude00"'
-        for _ in range(depth):
-            inner = shape % inner
-        content = f'{{"prompt": "a", "own": {inner}}}'
-        response = served.client.post("/v1/completions", content=content)
-        seen.add(response.status_code)
-        if response.status_code != 200:
-            check_error(response, 400)
-            assert "nests too deeply" in response.text
-    assert seen == {200, 400}
+    for begin, end in (('{"a":', "}"), ("[", "]")):
+        seen = set()
+        for depth in range(100, 1100, 40):
+            inner = begin * depth + '"\\ud83d\\ude00"' + end * depth
+            content = f'{{"prompt": "a", "own": {inner}}}'
+            response = served.client.post("/v1/completions", content=content)
+            seen.add(response.status_code)
+            if response.status_code != 200:
+                assert "nests too deeply" in check_error(response, 400)["message"]
+        assert seen == {200, 400}
 
 
-def test_another_model_is_not_found(served: Served) -> None:
+def test_other_models_paths_and_methods_get_an_error_object(served: Served) -> None:
     error = check_error(served.post(prompt="a", model="gpt-4"), 404, "model")
     assert error["code"] == "model_not_found" and "'gpt-4'" in error["message"]
-
-
-def test_other_paths_and_methods_get_an_error_object(served: Served) -> None:
     for path in ("/v1", "/v1/completions/", "/v1/embeddings", "/docs", "/%00", "/../etc/passwd"):
         check_error(served.client.get(path), 404)
     response = served.client.get("/v1/completions")
@@ -172,12 +168,18 @@ def test_other_paths_and_methods_get_an_error_object(served: Served) -> None:
     assert served.client.head("/health").status_code == 200
 
 
-def answer_to(served: Served, rest: bytes) -> str:
-    """The answer to a request that does not come to its end; the server closes the connection."""
+@contextmanager
+def asking(served: Served, rest: bytes) -> Iterator[socket.socket]:
+    """A connection with a request by hand."""
     with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + rest)
-        with connection.makefile("rb") as file:
-            return file.read().decode()
+        yield connection
+
+
+def answer_to(served: Served, rest: bytes) -> str:
+    """The answer to a request that does not come to its end; the server closes the connection."""
+    with asking(served, rest) as connection, connection.makefile("rb") as file:
+        return file.read().decode()
 
 
 @pytest.fixture
@@ -228,34 +230,26 @@ def test_a_server_that_does_not_decode_is_503() -> None:
                 assert response.headers.get("retry-after") == seconds
 
 
-def test_a_failure_in_decoding_is_500(served: Served) -> None:
-    error = check_error(served.post(prompt=["a", f"b c {FAIL}"]), 500)
-    assert error["message"] == "decoding has failed: send the request again"
-    assert served.service.last_call().cancelled.wait(PATIENCE)
-    *parts, last, done = served.events(prompt=f"b c {FAIL}")
-    assert json.loads(parts[0])["choices"][0]["text"] == "B C"
-    assert json.loads(last)["error"]["message"] == error["message"] and done == "[DONE]"
-    assert served.post(prompt="a").status_code == 200
+def test_a_failure_in_decoding_is_500_unless_options_leave_no_token(served: Served) -> None:
+    for word, status, wrong in (
+        (FAIL, 500, "decoding has failed: send the request again"),
+        (FORBIDDEN, 400, NOTHING_LEFT),
+    ):
+        served.service.forget_calls()
+        assert check_error(served.post(prompt=["a", f"b c {word}"]), status)["message"] == wrong
+        assert served.service.last_call().cancelled.wait(PATIENCE)
+        *parts, last, done = served.events(prompt=f"b c {word}")
+        assert json.loads(parts[0])["choices"][0]["text"] == "B C"
+        assert json.loads(last)["error"]["message"] == wrong and done == "[DONE]"
 
 
-def test_options_that_leave_no_token_are_the_requests_fault(served: Served) -> None:
-    error = check_error(served.post(prompt=f"a b {FORBIDDEN}"), 400)
-    *_, last, _ = served.events(prompt=f"a b {FORBIDDEN}")
-    assert json.loads(last)["error"] == error
-
-
-def test_no_traceback_reaches_a_client(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def submit(*_: object) -> None:
-        raise RuntimeError("a secret")
-
+def test_no_traceback_reaches_a_client(caplog: pytest.LogCaptureFixture) -> None:
     with serving() as served:
-        monkeypatch.setattr(served.service, "submit", submit)
+        del served.service.calls  # the next request fails, and says so by an AttributeError
         response = served.post(prompt="a")
     check_error(response, 500)
-    assert "secret" not in response.text and "Traceback" not in response.text
-    assert "a secret" in caplog.text  # the log has it
+    assert "calls" not in response.text and "Traceback" not in response.text
+    assert "has no attribute 'calls'" in caplog.text  # the log has it
 
 
 def test_a_key_is_needed_except_for_what_is_public() -> None:
@@ -335,30 +329,12 @@ def test_nothing_that_is_sent_makes_the_server_fail(served: Served) -> None:
 def test_a_client_that_goes_away_frees_its_rows(served: Served, stream: bool) -> None:
     served.service.forget_calls()
     body = json.dumps({"prompt": ["a", f"b c {STALL}"], "stream": stream}).encode()
-    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                           b"Content-Length: %d\r\n\r\n%s" % (len(body), body))  # fmt: skip
+    with asking(served, b"Content-Length: %d\r\n\r\n%s" % (len(body), body)):
         call = served.service.last_call()
         assert call.stalled.wait(PATIENCE)
         assert not call.cancelled.is_set()
     assert call.cancelled.wait(PATIENCE)
     assert served.post(prompt="a").status_code == 200
-
-
-def test_a_server_that_stops_lets_running_outputs_end() -> None:
-    with serving() as served:
-        fields = {"prompt": f"a b {STALL}", "stream": True}
-        with served.client.stream("POST", "/v1/completions", json=fields) as response:
-            assert served.service.last_call().stalled.wait(PATIENCE)
-            served.server.should_exit = True
-            with httpx.Client(base_url=served.url, timeout=PATIENCE) as another:
-                while another.get("/health").status_code == 200:
-                    pass  # the server looks ten times a second whether it is to stop
-                assert another.get("/health").json() == {"status": "stopping"}
-                assert another.post("/v1/completions", json={"prompt": "a"}).status_code == 503
-            served.service.let_go()
-            assert response.read().endswith(b"data: [DONE]\n\n")
-        assert served.service.stopped == [7]
 
 
 def test_a_server_that_stops_while_it_loads_waits_for_no_outputs() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,9 @@ from starlette.responses import JSONResponse, Response
 
 PROMPTS = [f"Sentence number {i}." for i in range(40)]
 IDLE = {"queued": 0.0, "rows": 0.0}
+
+
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def test_every_output_is_checked_and_timed(
 ) -> None:
     served.service.busy = 1  # times that the queue is full
     serve_load.main(
-        [served.url], clients="1,8", requests=40, turns=2, prompts=prompts, as_json=True
+        [served.url], clients="1,8", requests=20, turns=2, prompts=prompts, as_json=True
     )
     found = json.loads(capsys.readouterr().out)
     batch, one, many = found["variants"]
@@ -58,14 +60,14 @@ def test_every_output_is_checked_and_timed(
     assert [one["clients"], many["clients"]] == [1, 8]
     for variant in (one, many):
         assert variant["name"].startswith("tiny at ")
-        assert (variant["answers"], variant["differ"]) == (80, 0)
+        assert (variant["answers"], variant["differ"]) == (40, 0)
         assert len(variant["tokens_per_second"]) == 2 and min(variant["memory"]) > 10**7
         for half, most in (variant["first"], variant["whole"]):
             assert 0 < half <= most < 60
         assert variant["first"][0] < variant["whole"][0]
         assert min(variant["requests_per_second"]) > 0
     # Two turns of each variant, and a first one of 2 prompts by 1 client and 16 by 8.
-    assert len(served.service.calls) == 4 * 40 + 2 + 16
+    assert len(served.service.calls) == 4 * 20 + 2 + 16
 
 
 def test_another_output_is_noticed(
@@ -84,13 +86,14 @@ def test_those_who_stay_get_their_outputs(
     served: Served, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve_load.main(
-        [served.url], clients="8", requests=200, turns=1, prompts=prompts, disturb=True,
+        [served.url], clients="8", requests=100, turns=1, prompts=prompts, join=2, disturb=True,
         as_json=True,
     )  # fmt: skip
+    assert [f"{PROMPTS[2]} {PROMPTS[3]}"] in [call.prompts for call in served.service.calls]
     (_, found) = json.loads(capsys.readouterr().out)["variants"]
     others = found["others"]
-    assert others["malformed"] > 5 and others["left"] > 0
-    assert found["answers"] + others["left"] + others["malformed"] == 200
+    assert others["malformed"] > 2 and others["left"] > 0
+    assert found["answers"] + others["left"] + others["malformed"] == 100
     assert found["differ"] == 0
 
 
@@ -102,55 +105,40 @@ async def traceback(*_: object) -> Response:
     return Refused(400, "Traceback (most recent call last):\n  oh").response
 
 
-@pytest.mark.parametrize(
-    ("name", "fault", "message"),
-    [
+def test_what_a_server_must_not_do_ends_the_test(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, fault, message in (
         ("answer_error", lenient, "was answered with status 200"),
         ("answer_error", traceback, "another message than one line"),
         ("DONE", "", "has no end, no finish_reason or no usage"),
-        ("DONE", app.DONE, "a stream ended by an error: decoding has failed"),
-    ],
-    ids=["lenient", "traceback", "no end", "error"],
-)
-def test_what_a_server_must_not_do_ends_the_test(
-    name: str, fault: object, message: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, name, fault)
-    if "error" in message:
-        prompts.write_text(f"a b {FAIL}\n")
-    with serving(FakeService(now=IDLE)) as served, pytest.raises(SystemExit, match=message):
-        serve_load.main(
-            [served.url], clients="4", requests=200, turns=1, prompts=prompts, disturb=True
-        )
+        ("PING", "", "a stream ended by an error: decoding has failed"),
+    ):
+        if name == "PING":
+            prompts.write_text(f"a b {FAIL}\n")
+        with monkeypatch.context() as patch, serving(FakeService(now=IDLE)) as served:
+            patch.setattr(app, name, fault)
+            with pytest.raises(SystemExit, match=message):
+                serve_load.main(
+                    [served.url], clients="4", requests=200, turns=1, prompts=prompts, disturb=True
+                )
 
 
-@pytest.mark.parametrize(
-    ("url", "clients"),
-    [("http://a:1", "0"), ("http://a:1", "1,x"), ("http://a:1", "1,"), ("127.0.0.1:8080", "1"),
-     ("http://a:1/v1", "1")],
-)  # fmt: skip
-def test_wrong_arguments_are_one_line(url: str, clients: str, prompts: Path) -> None:
-    with pytest.raises(SystemExit, match="^error: .* must be .*, got '[^']*'$"):
-        serve_load.main([url], clients=clients, prompts=prompts)
+def test_wrong_arguments_are_one_line(prompts: Path) -> None:
+    for url, clients in (
+        ("http://a:1", "0"), ("http://a:1", "1,x"), ("http://a:1", "1,"), ("127.0.0.1:8080", "1"),
+        ("http://a:1/v1", "1"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit, match="^error: .* must be .*, got '[^']*'$"):
+            serve_load.main([url], clients=clients, prompts=prompts)
 
 
-def test_rows_that_are_left_over_are_noticed(served: Served) -> None:
-    async def settled() -> None:
-        async with new_client(served.url) as client:
-            await settle(client, seconds=0.2)
-
+async def test_rows_that_are_left_over_are_noticed(served: Served) -> None:
     served.service.now = {"queued": 0, "rows": 1}
-    with pytest.raises(Wrong, match="still has .*'rows': "):
-        asyncio.run(settled())
-
-
-def test_the_process_at_a_port_is_found(served: Served) -> None:
+    async with new_client(served.url) as client:
+        with pytest.raises(Wrong, match="still has .*'rows': "):
+            await settle(client, seconds=0.2)
     assert serve_load.process_at(served.port) == psutil.Process()
-
-
-def test_prompts_may_be_joined(served: Served, prompts: Path) -> None:
-    serve_load.main([served.url], clients="2", requests=5, turns=1, prompts=prompts, join=2)
-    assert [f"{PROMPTS[2]} {PROMPTS[3]}"] in [call.prompts for call in served.service.calls]
 
 
 def test_batch_gives_the_expected_outputs() -> None:
@@ -159,6 +147,3 @@ def test_batch_gives_the_expected_outputs() -> None:
     speed, rate = offline.run()
     assert offline.texts == [KNOWN[sentence] for sentence in sentences]
     assert 0 < rate < speed
-    offline.texts = [*reversed(offline.texts)]
-    with pytest.raises(SystemExit, match="other outputs than before"):
-        offline.run()

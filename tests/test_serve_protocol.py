@@ -1,19 +1,26 @@
-"""What the server answers: completions, chats, streams, models, health, metrics, the page."""
+"""What the server answers, also to OpenAI's own client, synchronous and asynchronous."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 from speculative_t5.generation import GenerationOptions
 from speculative_t5.serve import Settings, make_app
 from speculative_t5.serve.app import as_event
 
+import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serving import FAIL, PATIENCE, STALL, FakeService, Served, serving
+
+pytestmark = pytest.mark.anyio
+MESSAGES: Any = [{"role": "user", "content": "a b c"}]
+USAGE: Any = {"include_usage": True}
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +59,9 @@ def test_prompts_are_text_or_ids_one_or_several(served: Served) -> None:
     assert texts(served, prompt=[[1, 2], [3]]) == ["1 2", "3"]
     found = texts(served, prompt=["one", "two"], n=2, temperature=0.5)
     assert found == ["ONE", "ONE AGAIN", "TWO", "TWO AGAIN"]
+    for fields, reason in (({}, "stop"), ({"max_tokens": 1}, "length"), ({"stop": "B"}, "stop")):
+        (choice,) = served.post(prompt="a b", **fields).json()["choices"]
+        assert choice["finish_reason"] == reason
 
 
 def test_options_reach_the_service(served: Served) -> None:
@@ -94,20 +104,11 @@ def test_the_servers_options_are_the_defaults() -> None:
         assert texts(served, prompt="a b c", max_tokens=1, temperature=0) == ["A"]
         first, _, last = (call.options for call in served.service.calls)
         assert (first, last) == (defaults, GenerationOptions(max_tokens=1, seed=3))
-
-
-def test_a_request_without_a_seed_may_get_one_by_chance() -> None:
     with serving(draw_seeds=True) as served:
         for fields in ({}, {}, {"seed": 5}):
             served.post(prompt="a", temperature=1, **fields)
-        first, second, given = (call.options.seed for call in served.service.calls)
-        assert first != second and given == 5
-
-
-def test_finish_reasons_are_the_protocols(served: Served) -> None:
-    for fields, reason in (({}, "stop"), ({"max_tokens": 1}, "length"), ({"stop": "B"}, "stop")):
-        found = served.post(prompt="a b", **fields).json()
-        assert found["choices"][0]["finish_reason"] == reason
+        drawn, again, given = (call.options.seed for call in served.service.calls)
+        assert drawn != again and given == 5
 
 
 def test_a_stream_has_rounds_then_the_end_then_usage(served: Served) -> None:
@@ -156,9 +157,10 @@ def test_a_stream_that_waits_gets_pings() -> None:
             assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
-def test_the_last_events_come_with_the_end() -> None:
+async def test_the_last_events_come_with_the_end() -> None:
     """One write instead of several, for the last round, its reason and the end."""
     bodies: list[tuple[bytes, bool]] = []
+    asked = [b'{"prompt": "a b c", "stream": true}']
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
@@ -169,17 +171,12 @@ def test_the_last_events_come_with_the_end() -> None:
             return {"type": "http.request", "body": asked.pop(), "more_body": False}
         await asyncio.Event().wait()
 
-    async def ask() -> None:
-        service = FakeService()
-        service.start()
-        app = make_app(cast(Any, service), Settings("tiny", GenerationOptions()))
-        await app(scope, receive, send)
-        assert service.calls[0].cancelled.is_set()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asked = [b'{"prompt": "a b c", "stream": true}']
+    service, others = FakeService(), asyncio.all_tasks()
+    service.start()
+    app = make_app(cast(Any, service), Settings("tiny", GenerationOptions()))
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    asyncio.run(ask())
+    await app(scope, receive, send)
+    assert service.calls[0].cancelled.is_set() and asyncio.all_tasks() == others
     (first, more), (last, no_more) = bodies
     assert b"A B" in first and b'" C"' in last and b'"stop"' in last and b"[DONE]" in last
     assert more and not no_more
@@ -208,21 +205,11 @@ def test_a_t5_answers_the_last_message_of_the_user(served: Served) -> None:
     assert json.loads(parts_found[0])["object"] == "chat.completion.chunk" and done == "[DONE]"
 
 
-class Chats:
-    """A tokenizer with a template."""
-
-    has_chat_template = True
-    vocabulary = None
-
-    def encode(self, text: str) -> list[int]:
-        raise AssertionError(text)
-
-    decode = encode_chat = encode
-
-
 def test_a_decoder_only_model_reads_a_whole_chat() -> None:
+    methods = dict.fromkeys(("encode", "decode", "encode_chat"), str)
+    chats = SimpleNamespace(has_chat_template=True, vocabulary=None, **methods)
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    path, service = "/v1/chat/completions", FakeService(tokenizer=Chats(), is_decoder_only=True)
+    path, service = "/v1/chat/completions", FakeService(tokenizer=chats, is_decoder_only=True)
     with serving(service) as served:
         found = served.post(path, messages=messages).json()
         assert found["choices"][0]["message"]["content"] == "BE BRIEF HI"
@@ -295,3 +282,109 @@ def test_events_have_no_ends_of_lines_that_some_clients_see() -> None:
     event = as_event({"text": "a\u2028b\u0085c ☕"})
     assert len(event.splitlines()) == 2  # the event and the blank line after it
     assert json.loads(event.removeprefix("data: ")) == {"text": "a\u2028b\u0085c ☕"}
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with connected(served) as made:
+        yield made
+
+
+def connected(served: Served, key: str = "right", retries: int = 0) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{served.url}/v1", api_key=key, max_retries=retries, timeout=PATIENCE
+    )
+
+
+def test_completions_and_models(client: openai.OpenAI, served: Served) -> None:
+    more = {"top_k": 5, "repetition_penalty": 1.5, "speculative": False, "speculative_t5": True}
+    done = client.completions.create(model="tiny", prompt="a b c", extra_body=more)
+    assert done.choices[0].text == "A B C" and done.choices[0].finish_reason == "stop"
+    assert done.usage is not None and done.usage.completion_tokens == 4
+    extra = done.choices[0].model_extra
+    assert extra is not None and extra["speculative_t5"]["stats"]["emitted"] == 4
+    options = served.service.calls[-1].options
+    assert (options.top_k, options.repetition_penalty, options.speculative) == (5, 1.5, False)
+    many = client.completions.create(model="tiny", prompt=[[1, 2], [3]], n=2, temperature=1, seed=3)
+    assert [choice.text for choice in many.choices] == ["1 2", "1 2 AGAIN", "3", "3 AGAIN"]
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "speculative_t5"
+
+
+def test_chats(client: openai.OpenAI) -> None:
+    ask: Any = partial(client.chat.completions.create, model="tiny", messages=MESSAGES)
+    done = ask(max_completion_tokens=2)
+    assert done.choices[0].message.content == "A B"
+    assert done.choices[0].finish_reason == "length"
+    *said, last = ask(stream=True, stream_options=USAGE)
+    assert "".join(part.choices[0].delta.content or "" for part in said) == "A B C"
+    assert said[0].choices[0].delta.role == "assistant"
+    assert said[-1].choices[0].finish_reason == "stop"
+    assert last.choices == [] and last.usage is not None
+    with client.chat.completions.stream(model="tiny", messages=MESSAGES) as stream:
+        assert stream.get_final_completion().choices[0].message.content == "A B C"
+
+
+@pytest.mark.parametrize(
+    ("error", "fields"),
+    [
+        (openai.BadRequestError, {"prompt": ""}),
+        (openai.BadRequestError, {"logprobs": 2}),
+        (openai.NotFoundError, {"model": "gpt-4"}),
+        (openai.InternalServerError, {"prompt": FAIL}),
+        (openai.APIStatusError, {"prompt": "a" * 3_000_000}),  # more than sockets hold
+    ],
+)
+def test_errors_are_those_of_the_client(
+    client: openai.OpenAI, error: type[openai.APIStatusError], fields: dict[str, Any]
+) -> None:
+    with pytest.raises(error) as found:
+        client.completions.create(**{"model": "tiny", "prompt": "a"} | fields)
+    assert isinstance(found.value.body, dict) and found.value.body["message"]
+
+
+def test_an_error_within_a_stream_is_raised(client: openai.OpenAI) -> None:
+    stream = client.completions.create(model="tiny", prompt=f"a b {FAIL}", stream=True)
+    assert next(stream).choices[0].text == "A B"
+    with pytest.raises(openai.APIError, match="decoding has failed"):
+        next(stream)
+
+
+def test_a_wrong_key_is_an_error_and_a_full_queue_is_tried_again() -> None:
+    with (
+        serving(api_keys=["right"]) as guarded,
+        connected(guarded, "wrong") as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+    with serving(FakeService(busy=1)) as served, connected(served, retries=1) as client:
+        assert client.completions.create(model="tiny", prompt="a").choices[0].text == "A"
+        served.service.busy = 2
+        with pytest.raises(openai.RateLimitError, match="the queue is full"):
+            client.completions.create(model="tiny", prompt="a")
+
+
+async def test_the_asynchronous_client(served: Served) -> None:
+    """Several requests at once; cancelling a task frees its rows."""
+    client = openai.AsyncOpenAI(
+        base_url=f"{served.url}/v1", api_key="right", max_retries=0, timeout=PATIENCE
+    )
+
+    async def one(number: int) -> str:
+        prompt = f"n {number} x"
+        if number % 2:
+            done = await client.completions.create(model="tiny", prompt=prompt)
+            return done.choices[0].text
+        stream = await client.completions.create(model="tiny", prompt=prompt, stream=True)
+        return "".join([part.choices[0].text async for part in stream])
+
+    async with client:
+        found = await asyncio.gather(*map(one, range(10)))
+        assert found == [f"N {number} X" for number in range(10)]
+        served.service.forget_calls()
+        asking = asyncio.create_task(client.completions.create(model="tiny", prompt=STALL))
+        call = await asyncio.to_thread(served.service.last_call)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert await asyncio.to_thread(call.cancelled.wait, PATIENCE)

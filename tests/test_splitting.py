@@ -24,12 +24,12 @@ def found(text: str, language: str = "en") -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_sentences_have_the_numbers_of_their_lines(end: str) -> None:
-    text = end.join(["One is here. Two goes", "on. Three ends.", "", "", "> Four is", "> a quote."])
-    assert found(text) == [
-        (1, "One is here."), (1, "Two goes on."), (2, "Three ends."), (5, "Four is a quote."),
-    ]  # fmt: skip
+def test_sentences_have_the_numbers_of_their_lines() -> None:
+    lines = ["One is here. Two goes", "on. Three ends.", "", "", "> Four is", "> a quote."]
+    for end in ("\n", "\r\n", "\r"):
+        assert found(end.join(lines)) == [
+            (1, "One is here."), (1, "Two goes on."), (2, "Three ends."), (5, "Four is a quote."),
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,12 @@ def test_long_lines_and_many_fences_are_read_in_one_go() -> None:
     assert found("~~~ a\n" * 20_000 + "He go home.") == [(20_001, "He go home.")]
 
 
-@pytest.mark.parametrize(
-    "marks",
-    ["- ", "* ", "+ ", "\u2022 ", "1. ", "12) ", "(3) ", "a) ", "- [ ] ", "1. [x] ", "> ", "> > ",
-     ">> - ", "  ", "> 1. ", "\ufeff"],
-)  # fmt: skip
-def test_marks_before_a_sentence_are_no_part_of_it(marks: str) -> None:
-    assert found(f"{marks}He go home.") == [(1, "He go home.")]
+def test_marks_before_a_sentence_are_no_part_of_it() -> None:
+    for marks in (
+        "- ", "* ", "+ ", "\u2022 ", "1. ", "12) ", "(3) ", "a) ", "- [ ] ", "1. [x] ", "> ",
+        "> > ", ">> - ", "  ", "> 1. ", "\ufeff",
+    ):  # fmt: skip
+        assert found(f"{marks}He go home.") == [(1, "He go home.")]
 
 
 def test_a_line_break_is_within_a_sentence_if_the_line_is_full_or_the_next_begins_small() -> None:
@@ -107,9 +106,7 @@ def test_a_line_break_is_within_a_sentence_if_the_line_is_full_or_the_next_begin
 
 def test_indented_prose_and_items_are_no_code() -> None:
     assert found(f"    {FULL},\n    and he go home.") == [(1, f"{FULL}, and he go home.")]
-    assert found("- He go home.\n\n    he stay there too") == [
-        (1, "He go home."), (3, "he stay there too"),
-    ][:1]  # fmt: skip
+    assert found("- He go home.\n\n    he stay there too") == [(1, "He go home.")]
     assert found("- He go home.\n\n    And he stay there.")[1] == (3, "And he stay there.")
 
 
@@ -150,11 +147,11 @@ def test_an_output_keeps_what_each_line_is(mark: str) -> None:
             assert not keeps_lines(before + wrong, whole, f"He goes{end}home.")
 
 
-@pytest.mark.parametrize("rule", ["---", "***", "=", "-", "2)", "___", "- - -"])
-def test_an_output_does_not_make_a_rule_of_a_line(rule: str) -> None:
+def test_an_output_does_not_make_a_rule_of_a_line() -> None:
     text = "He go to school\nand home."
-    assert not keeps_lines(text, next(paragraphs(text)), f"He goes to school\n{rule}")
-    assert not keeps_lines(text, next(paragraphs(text)), f"{rule}\nHe goes to school.")
+    for rule in ("---", "***", "=", "-", "2)", "___", "- - -"):
+        for wrong in (f"He goes to school\n{rule}", f"{rule}\nHe goes to school."):
+            assert not keeps_lines(text, next(paragraphs(text)), wrong)
 
 
 def test_marks_within_a_line_are_words() -> None:
