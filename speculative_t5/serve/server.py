@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..errors import not_utf8, shown
+from ..errors import decoded, shown
 from .requests import Refused
 from .service import Service
 
@@ -258,11 +258,8 @@ def is_local_name(host: str) -> bool:
 
 def read_keys(path: Path) -> list[str]:
     """Read API keys from a file, one per line; blank lines and comments (#) are skipped."""
-    try:
-        lines = path.read_bytes().decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is {not_utf8(error)}") from error
     keys = []
+    lines = decoded(path.read_bytes(), str(path)).splitlines()
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith("#"):
             continue
