@@ -110,7 +110,7 @@ def test_a_draft_of_a_smaller_vocabulary_proposes_nothing_else(tmp_path: Path) -
     model, output = target(), tmp_path / "draft"
     go(output, options=replace(SHORT, draft_vocab=6), model=model)
     draft, _ = load(output, target=model)
-    assert draft.draft_vocab == 6
+    assert draft.own.draft_vocab == 6
     done = SpeculativeDecoder(model, draft, num_draft=3).generate(DATA.valid[0].prompt)
     assert done.tokens == SpeculativeDecoder(model).generate(DATA.valid[0].prompt).tokens
 

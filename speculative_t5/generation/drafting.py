@@ -132,7 +132,7 @@ def pair_up(
     if draft is not None:
         _check_pair(model, draft)
     if isinstance(draft, SharingDraft) and options.draft_vocab is None:
-        options = replace(options, draft_vocab=draft.draft_vocab)
+        options = replace(options, draft_vocab=draft.own.draft_vocab)
     # Where a decoder-only model's ids end with EOS, as GPT-2's do, a draft can do without it.
     least = 0 if model.info.is_decoder_only else model.info.eos_token_id
     if options.draft_vocab is not None and options.draft_vocab <= least:

@@ -29,7 +29,14 @@ from .t5 import (
     SelfAttention,
     position_biases,
 )
-from .t5_draft import SharingConfig, SharingDraft, copy_layers, plain_weight
+from .t5_draft import (
+    SharingConfig,
+    SharingDraft,
+    copy_layers,
+    is_sample,
+    plain_weight,
+    same_weights,
+    sample_weights,
+)
 from .t5_parallel import parts_of, shard, split_of
 from .t5_session import HeadOutput
-from .weight_sample import is_sample, same_weights, sample_weights
