@@ -1,16 +1,14 @@
-"""T5's stacks with each layer as two or three operations of MLX's graphs (native/blocks.cpp).
+"""T5's modules, with each layer as two or three operations of MLX's graphs (native/blocks.cpp).
 
 A layer takes about forty of MLX's own operations, whose overhead dominates in small models. The
-stacks adopt the modules of the plain ones, and run a layer's own code where it is not a plain
-float32 one. The biases for that cost nothing where no layer uses them, as MLX is lazy.
+modules here differ from the plain ones in their classes alone, and compute as those do where
+something in them is not plain float32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from itertools import cycle
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -31,10 +29,6 @@ POWERS_OF_2 = (
 class FusedEmbedding(nn.Embedding):
     """An embedding that returns NaN for ids out of its range, which MLX does not check."""
 
-    def __init__(self, plain: nn.Embedding) -> None:
-        nn.Module.__init__(self)
-        self.weight = plain.weight
-
     def __call__(self, tokens: mx.array) -> mx.array:
         if _usable(self.weight):
             x: mx.array = library.embed(tokens.astype(mx.int32), self.weight)
@@ -43,70 +37,55 @@ class FusedEmbedding(nn.Embedding):
         return x
 
 
-class FusedEncoder(models.Encoder):
-    """A plain encoder's modules, each layer run as two operations."""
+class FusedEncoderLayer(models.EncoderLayer):
+    """Two operations."""
 
-    def __init__(self, plain: models.Encoder) -> None:
-        nn.Module.__init__(self)
-        self.position_bias, self.layers, self.norm = plain.position_bias, plain.layers, plain.norm
-
-    def __call__(self, x: mx.array, mask: mx.array | None) -> mx.array:
-        length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
-        tables = self.position_bias.tables()
-        biases = models.position_biases(tables, start, length, length)
-        for layer, table, bias in zip(self.layers, cycle(tables), cycle(biases), strict=False):
-            if _fits(layer, models.EncoderLayer) and _usable(x, table, mask):
-                attention = layer.self_attention
-                x = library.encoder_attention(
-                    x, layer.self_norm.weight, attention.qkv.weight, attention.out.weight, table,
-                    mask, layer.self_norm.eps,
-                )  # fmt: skip
-                x = _feed_forward(layer, x)
-            else:
-                x = layer(x, bias if mask is None else bias + mask)
-        memory: mx.array = self.norm(x)
-        return memory
+    def __call__(self, x: mx.array, bias: models.Bias) -> mx.array:
+        if not (_fits(self) and _usable(x, bias.table, bias.mask)):
+            return super().__call__(x, bias)
+        attention = self.self_attention
+        x = library.encoder_attention(
+            x, self.self_norm.weight, attention.qkv.weight, attention.out.weight, bias.table,
+            bias.mask, self.self_norm.eps,
+        )  # fmt: skip
+        return _feed_forward(self, x)
 
 
-class FusedDecoder(models.Decoder):
-    """A plain decoder's modules, each layer run as three operations."""
-
-    def __init__(self, plain: models.Decoder) -> None:
-        nn.Module.__init__(self)
-        self.position_bias, self.layers, self.norm = plain.position_bias, plain.layers, plain.norm
-
-    def read(self, memory: mx.array, width: int) -> list[models.KeysValues]:
-        if not all(_is_plain(layer.cross_attention.kv) for layer in self.layers) or (
-            not _usable(memory)
-        ):
-            return super().read(memory, width)
-        return [
-            library.keys_values(
-                memory, layer.cross_attention.kv.weight, layer.cross_attention.num_heads, width
-            )
-            for layer in self.layers
-        ]
+class FusedDecoderLayer(models.DecoderLayer):
+    """Three operations."""
 
     def __call__(
         self,
         x: mx.array,
-        offsets: mx.array,
-        cache: Sequence[models.KeysValues],
-        sources: Sequence[models.KeysValues],
+        bias: models.Bias,
+        cache: models.KeysValues | None,
+        source: models.KeysValues,
         mask: mx.array | None,
-        tables: Sequence[mx.array],
-    ) -> tuple[mx.array, list[models.KeysValues]]:
-        biases = models.position_biases(tables, offsets, x.shape[1], cache[0][0].shape[2])
-        written: list[models.KeysValues] = []
-        for layer, table, bias, pair, source in zip(
-            self.layers, cycle(tables), cycle(biases), cache, sources, strict=False
-        ):
-            if _fits(layer, models.DecoderLayer) and _usable(x, table, *pair, *source, mask):
-                x, pair = _decoder_layer(layer, x, table, offsets, pair, source, mask)
-            else:
-                x, pair = layer(x, bias, offsets, pair, source, mask)
-            written.append(pair)
-        return x, written
+    ) -> tuple[mx.array, models.KeysValues]:
+        own, cross = self.self_attention, self.cross_attention
+        arrays = x, bias.table, *source, mask
+        if cache is None or not (_fits(self) and _usable(*arrays, *cache)):
+            return super().__call__(x, bias, cache, source, mask)
+        x, keys, values = library.decoder_attention(
+            x, self.self_norm.weight, own.qkv.weight, own.out.weight, bias.table, *cache,
+            bias.offsets, self.self_norm.eps,
+        )  # fmt: skip
+        # Rows with the same source are one row of several positions here.
+        grouped = library.cross_attention(
+            x.reshape(len(source[0]), -1, x.shape[2]), self.cross_norm.weight, cross.q.weight,
+            cross.out.weight, *source, mask, self.cross_norm.eps,
+        )  # fmt: skip
+        return _feed_forward(self, grouped.reshape(x.shape)), (keys, values)
+
+
+class FusedCrossAttention(models.CrossAttention):
+    """Keys and values of a source in one operation."""
+
+    def keys_values(self, memory: mx.array, width: int | None = None) -> models.KeysValues:
+        if width is None or not (_is_plain(self.kv) and _usable(memory)):
+            return super().keys_values(memory, width)
+        pair: models.KeysValues = library.keys_values(memory, self.kv.weight, self.num_heads, width)
+        return pair
 
 
 class FusedHead(models.Head):
@@ -122,26 +101,13 @@ class FusedHead(models.Head):
         return scores
 
 
-def _decoder_layer(
-    layer: models.DecoderLayer,
-    x: mx.array,
-    table: mx.array,
-    offsets: mx.array,
-    cache: models.KeysValues,
-    source: models.KeysValues,
-    mask: mx.array | None,
-) -> tuple[mx.array, models.KeysValues]:
-    own, cross = layer.self_attention, layer.cross_attention
-    x, keys, values = library.decoder_attention(
-        x, layer.self_norm.weight, own.qkv.weight, own.out.weight, table, *cache, offsets,
-        layer.self_norm.eps,
-    )  # fmt: skip
-    # Rows with the same source are one row of several positions here.
-    grouped = library.cross_attention(
-        x.reshape(len(source[0]), -1, x.shape[2]), layer.cross_norm.weight, cross.q.weight,
-        cross.out.weight, *source, mask, layer.cross_norm.eps,
-    )  # fmt: skip
-    return _feed_forward(layer, grouped.reshape(x.shape)), (keys, values)
+FUSED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Embedding: FusedEmbedding,  # the embedding is not one of these if it is quantized
+    models.EncoderLayer: FusedEncoderLayer,
+    models.DecoderLayer: FusedDecoderLayer,
+    models.CrossAttention: FusedCrossAttention,
+    models.Head: FusedHead,
+}
 
 
 def _feed_forward(layer: models.EncoderLayer | models.DecoderLayer, x: mx.array) -> mx.array:
@@ -152,17 +118,15 @@ def _feed_forward(layer: models.EncoderLayer | models.DecoderLayer, x: mx.array)
     return y
 
 
-def _fits(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a layer is one of that kind, with nothing in it quantized, wrapped or replaced."""
-    if type(layer) is not kind:
-        return False
+def _fits(layer: models.EncoderLayer | models.DecoderLayer) -> bool:
+    """Whether nothing in a layer is quantized, wrapped or replaced."""
     own, feed = layer.self_attention, layer.feed_forward
     if type(own) is not models.SelfAttention or type(feed) is not models.FeedForward:
         return False
     parts = [layer.self_norm, own.qkv, own.out, layer.feed_forward_norm, feed.wi, feed.wo]
-    if kind is models.DecoderLayer:
+    if isinstance(layer, models.DecoderLayer):
         cross = layer.cross_attention
-        if type(cross) is not models.CrossAttention:
+        if type(cross) is not FusedCrossAttention:
             return False
         parts += [layer.cross_norm, cross.q, cross.out]
     return all(map(_is_plain, parts))
@@ -187,7 +151,7 @@ def _usable(*arrays: mx.array | None) -> bool:
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
-    """As `models.t5.attend`, for queries (B, H, L, D) and T keys and values."""
+    """As `models.t5.attend`."""
     scores = q @ k.swapaxes(-1, -2)
     return softmax(scores if mask is None else scores + mask) @ v
 

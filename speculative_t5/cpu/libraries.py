@@ -23,7 +23,6 @@ from typing import Any
 SWITCH = "SPECULATIVE_T5_NATIVE"  # "0" leaves MLX as it is, for comparison
 PARTS = ("products", "layers", "OpenBLAS")
 BUILT_FOR = "built for MLX"  # begins the state of layers that were built for another MLX
-
 FOLDER = Path(__file__).parent  # of the C parts, if they were built
 FEW_ROWS = 128  # for more, OpenBLAS is faster than our own products
 PTHREADS = 1  # OpenBLAS's number for the kind that several threads may call at once
@@ -32,10 +31,7 @@ CPU_CFS = Path("/sys/fs/cgroup/cpu")
 
 
 def load_blas() -> tuple[ctypes.CDLL | None, dict[str, str]]:
-    """Load our products, if they were built, and OpenBLAS ahead of MLX, on Linux.
-
-    Returned are the products, and for each part what was loaded, or why it was not.
-    """
+    """Load our products and OpenBLAS ahead of MLX, on Linux; say what was loaded, or why not."""
     if not sys.platform.startswith("linux"):
         return None, {}
     if os.environ.get(SWITCH) == "0":
@@ -80,10 +76,10 @@ def _load(found: Iterator[Path], mode: int) -> tuple[ctypes.CDLL | None, str]:
 
 
 def num_threads() -> int:
-    """Return the number of threads to compute with.
+    """Return the number of threads to compute with: the environment's, as OpenBLAS reads it.
 
-    It is the environment's, as OpenBLAS reads it, or else the number of processors that this
-    process may run on, but no more than its share of time (of a container limited to a few).
+    Otherwise it is the number of processors that this process may run on, but no more than its
+    share of time (of a container limited to a few).
     """
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         value = os.environ.get(name, "")
@@ -100,10 +96,8 @@ def _share_of_time() -> int:
         if CPU_MAX.exists():  # version 2: "200000 100000", or "max 100000"
             quota, period = CPU_MAX.read_text(encoding="ascii").split()
         else:
-            quota, period = (
-                (CPU_CFS / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip()
-                for name in ("quota", "period")
-            )
+            names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+            quota, period = (CPU_CFS.joinpath(name).read_text(encoding="ascii") for name in names)
         limited = quota != "max" and int(quota) > 0
         return -(-int(quota) // int(period)) if limited else sys.maxsize
     except (OSError, ValueError, ZeroDivisionError):  # no control groups, or of another kind
@@ -116,10 +110,7 @@ products, _blas = load_blas()
 
 @cache
 def load_layers() -> tuple[Any, str]:
-    """Load the layers as operations of MLX's graphs (native/blocks.cpp).
-
-    Returned are the extension or None, and its state: "loaded", or why it was not.
-    """
+    """Load the layers, native/blocks.cpp; return "loaded", too, or None and why not."""
     if products is None:
         return None, _blas.get("layers", "not loaded: they need the products")
     try:

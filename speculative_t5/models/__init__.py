@@ -19,15 +19,13 @@ from .config import (
 from .decoder_only import DecoderOnlyModel, build
 from .t5 import (
     T5,
+    Bias,
     CrossAttention,
-    Decoder,
     DecoderLayer,
-    Encoder,
     EncoderLayer,
     FeedForward,
     Head,
     SelfAttention,
-    position_biases,
 )
 from .t5_draft import (
     SharingConfig,

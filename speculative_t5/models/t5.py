@@ -7,9 +7,10 @@ states are (B, L, d_model). A layer normalizes its input and adds its output: x 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -32,10 +33,7 @@ COMPILING = threading.Lock()  # held while any model's compiled decoder is made 
 
 
 class PositionBias(nn.Module):
-    """Relative position bias of a stack: layer 0's serves all layers, or each has its own (umt5).
-
-    Its weight holds one block of rows for each: (buckets, H), or (layers * buckets, H).
-    """
+    """Relative position bias of a stack: one for all layers, or one for each (umt5)."""
 
     def __init__(self, config: T5Config, *, bidirectional: bool) -> None:
         super().__init__()
@@ -49,7 +47,7 @@ class PositionBias(nn.Module):
             self.relative, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=reach
         )
         self.num_buckets = num_buckets
-        self.weight = mx.zeros((own * num_buckets, config.num_heads))
+        self.weight = mx.zeros((own * num_buckets, config.num_heads))  # a block of rows for each
 
     def tables(self) -> list[mx.array]:
         """Bias by relative position, from -max_distance to max_distance; it is flat beyond.
@@ -67,17 +65,31 @@ class PositionBias(nn.Module):
         return tables
 
 
-def position_biases(
-    tables: Sequence[mx.array], offsets: mx.array, num_queries: int, num_keys: int
-) -> list[mx.array]:
-    """Biases (B or 1, H, L, T) of L queries against keys 0 to T - 1, for each of the `tables()`.
+class Bias(NamedTuple):
+    """What a layer adds to the scores of attention, and what that is made of."""
 
-    `offsets` has the position of each row's first query, (B,) or (1,) int32.
-    """
+    scores: mx.array  # (B or 1, H, L, T); as MLX is lazy, it costs nothing where it is not used
+    table: mx.array  # (H, 2 * max_distance + 1), see `PositionBias.tables`
+    offsets: mx.array  # position of each row's first query, (B,) or (1,) int32
+    mask: mx.array | None  # additive, of padding, (B, 1, 1, T)
+
+
+def position_biases(
+    tables: Sequence[mx.array],
+    offsets: mx.array,
+    num_queries: int,
+    num_keys: int,
+    mask: mx.array | None = None,
+) -> Iterator[Bias]:
+    """Yield each layer's bias of L queries against keys 0 to T - 1, without end; see `Bias`."""
     reach = tables[0].shape[1] // 2
     queries = offsets[:, None, None] + mx.arange(num_queries)[:, None]
     index = mx.clip(mx.arange(num_keys) - queries, -reach, reach) + reach
-    return [mx.take(table, index, axis=1).swapaxes(0, 1) for table in tables]
+    biases = []
+    for table in tables:
+        scores = mx.take(table, index, axis=1).swapaxes(0, 1)
+        biases.append(Bias(scores if mask is None else scores + mask, table, offsets, mask))
+    return cycle(biases)  # one serves all layers, or each has its own
 
 
 def relative_position_bucket(
@@ -94,13 +106,10 @@ def relative_position_bucket(
         With 32 buckets up to 128 and `bidirectional=False`, the key 3 places before the query
         (relative -3) is in bucket 3, the one 100 places before in bucket 30.
     """
-    offset = np.zeros_like(relative)
+    distance, offset = np.maximum(-relative, 0), np.zeros_like(relative)
     if bidirectional:
         num_buckets //= 2
-        offset = np.where(relative > 0, num_buckets, 0)
-        distance = np.abs(relative)
-    else:
-        distance = np.maximum(-relative, 0)
+        distance, offset = np.abs(relative), np.where(relative > 0, num_buckets, 0)
     exact = num_buckets // 2
     # float32 throughout, as the models were trained: float64 rounds some powers of 2 otherwise.
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
@@ -142,21 +151,16 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(inner, config.d_model, bias=False)
 
     def __call__(
-        self,
-        x: mx.array,
-        bias: mx.array,
-        cache: KeysValues | None = None,
-        offsets: mx.array | None = None,
+        self, x: mx.array, bias: Bias, cache: KeysValues | None = None
     ) -> tuple[mx.array, KeysValues]:
         """Attend from new positions to themselves and to those in the cache, if there is one.
 
-        Whatever lies beyond a row's positions, rejected tokens among it, is hidden by the bias:
-        -inf for keys after the query.
+        The bias hides whatever lies beyond a row's positions, rejected tokens among it.
         """
         q, k, v = split_heads(self.qkv(x), 3, self.num_heads)
-        if cache is not None and offsets is not None:
-            k, v = write(cache[0], k, offsets), write(cache[1], v, offsets)
-        return self.out(join_heads(self.attend(q, k, v, bias))), (k, v)
+        if cache is not None:
+            k, v = write(cache[0], k, bias.offsets), write(cache[1], v, bias.offsets)
+        return self.out(join_heads(self.attend(q, k, v, bias.scores))), (k, v)
 
 
 class CrossAttention(nn.Module):
@@ -171,10 +175,13 @@ class CrossAttention(nn.Module):
         self.kv = nn.Linear(config.d_model, 2 * inner, bias=False)
         self.out = nn.Linear(inner, config.d_model, bias=False)
 
-    def keys_values(self, memory: mx.array) -> KeysValues:
-        """Encoder's memory (B, S, d_model) -> keys and values (B, H, S, D)."""
+    def keys_values(self, memory: mx.array, width: int | None = None) -> KeysValues:
+        """Encoder's memory (B, S, d_model) -> keys and values (B, H, T, D), zeros from S on.
+
+        T is `width`, at least S; or S, and gradients can be taken.
+        """
         k, v = split_heads(self.kv(memory), 2, self.num_heads)
-        return k, v
+        return (k, v) if width is None else (resized(k, width), resized(v, width))
 
     def __call__(self, x: mx.array, source: KeysValues, mask: mx.array | None) -> mx.array:
         """Attend from (B, L, d_model) to keys and values (P, H, T, D), without a position bias.
@@ -216,8 +223,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config)
 
-    def __call__(self, x: mx.array, bias: mx.array) -> mx.array:
-        """(B, S, d_model) and bias (B or 1, H, S, S), with the mask -> (B, S, d_model)."""
+    def __call__(self, x: mx.array, bias: Bias) -> mx.array:
         attended, _ = self.self_attention(self.self_norm(x), bias)
         x = x + attended
         return x + self.feed_forward(self.feed_forward_norm(x))
@@ -236,14 +242,13 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x: mx.array,
-        bias: mx.array,
-        offsets: mx.array | None,
+        bias: Bias,
         cache: KeysValues | None,
         source: KeysValues,
         mask: mx.array | None,
     ) -> tuple[mx.array, KeysValues]:
-        """Run one layer; as `Decoder`, with a causal bias (B or 1, H, L, T)."""
-        attended, cache = self.self_attention(self.self_norm(x), bias, cache, offsets)
+        """Run one layer over new positions, or over whole sequences without a cache."""
+        attended, cache = self.self_attention(self.self_norm(x), bias, cache)
         x = x + attended
         x = x + self.cross_attention(self.cross_norm(x), source, mask)
         return x + self.feed_forward(self.feed_forward_norm(x)), cache
@@ -259,11 +264,8 @@ class Encoder(nn.Module):
     def __call__(self, x: mx.array, mask: mx.array | None) -> mx.array:
         """Embedded sources (B, S, d_model), additive mask (B, 1, 1, S) -> memory, as `x`."""
         length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
-        biases = position_biases(self.position_bias.tables(), start, length, length)
-        if mask is not None:
-            biases = [bias + mask for bias in biases]
-        # One bias serves all layers, or each has its own.
-        for layer, bias in zip(self.layers, cycle(biases), strict=False):
+        biases = position_biases(self.position_bias.tables(), start, length, length, mask)
+        for layer, bias in zip(self.layers, biases, strict=False):
             x = layer(x, bias)
         memory: mx.array = self.norm(x)
         return memory
@@ -279,12 +281,8 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def read(self, memory: mx.array, width: int) -> list[KeysValues]:
-        """Project the encoder's memory (B, S, d_model) to each layer's keys and values.
-
-        They are (B, H, T, D), zeros from S on; T is `width`, at least S.
-        """
-        pairs = [layer.cross_attention.keys_values(memory) for layer in self.layers]
-        return [(resized(keys, width), resized(values, width)) for keys, values in pairs]
+        """Return each layer's `CrossAttention.keys_values`."""
+        return [layer.cross_attention.keys_values(memory, width) for layer in self.layers]
 
     def __call__(
         self,
@@ -295,36 +293,25 @@ class Decoder(nn.Module):
         mask: mx.array | None,
         tables: Sequence[mx.array],
     ) -> tuple[mx.array, list[KeysValues]]:
-        """Run all layers over new positions of every row.
+        """Run all layers over new positions of every row: (B, L, d_model) -> the same, and a cache.
 
-        Args:
-            x: Embedded tokens, (B, L, d_model).
-            offsets: Position of each row's first token, (B,) int32, or (1,) if all are the same.
-            cache: Each layer's keys and values, (B, H, T, D), with room for L more.
-            sources: What `read` returned, for sources of B / P consecutive rows each.
-            mask: Additive padding mask of the sources, (P, 1, 1, T of the sources).
-            tables: `PositionBias.tables()` of this decoder.
-
-        Returns:
-            The last layer's output, (B, L, d_model), and the cache with the new positions.
+        `cache` has each layer's keys and values, (B, H, T, D), with room for L more; `sources` what
+        `read` returned, for B / P consecutive rows each; `mask` is additive, of their padding, (P,
+        1, 1, T of the sources). See `Bias` for `offsets`, `PositionBias` for `tables`.
         """
         biases = position_biases(tables, offsets, x.shape[1], cache[0][0].shape[2])
         written: list[KeysValues] = []
-        parts = zip(self.layers, cycle(biases), cache, sources, strict=False)
-        for layer, bias, pair, source in parts:
-            x, pair = layer(x, bias, offsets, pair, source, mask)
+        for layer, bias, pair, source in zip(self.layers, biases, cache, sources, strict=False):
+            x, pair = layer(x, bias, pair, source, mask)
             written.append(pair)
         return x, written
 
     def whole(self, x: mx.array, memory: mx.array, mask: mx.array | None) -> mx.array:
-        """Run all layers over whole sequences, without caches, so that gradients can be taken.
-
-        Embedded tokens (B, L, d_model); others and the result as in `T5.decode`.
-        """
+        """Run all layers over whole sequences (B, L, d_model), so that gradients can be taken."""
         length, start = x.shape[1], mx.zeros(1, dtype=mx.int32)
         biases = position_biases(self.position_bias.tables(), start, length, length)
-        for layer, bias in zip(self.layers, cycle(biases), strict=False):
-            x, _ = layer(x, bias, None, None, layer.cross_attention.keys_values(memory), mask)
+        for layer, bias in zip(self.layers, biases, strict=False):
+            x, _ = layer(x, bias, None, layer.cross_attention.keys_values(memory), mask)
         return x
 
 
@@ -402,8 +389,7 @@ class CompiledModel(nn.Module):
         """Encode prompts (source ids, EOS included) and begin decoding them as one batch."""
         device.enter_thread()
         decoder = self.compiled  # first, as it evaluates the weights
-        encode = partial(read_sources, self, [self.decoder])
-        session = T5Session(decoder, encode, prompts, width)
+        session = T5Session(decoder, partial(read_sources, self, [self.decoder]), prompts, width)
         return session, session.contexts
 
 
