@@ -12,6 +12,7 @@ from speculative_t5.models.cache import (
     KVCache,
     LayerShape,
     SourceCache,
+    source_width,
     write,
 )
 
@@ -67,14 +68,12 @@ def test_growing_caches_keep_their_contents() -> None:
         expected += range(len(expected), len(expected) + count)
         assert len(expected) <= cache.capacity
         assert rows == [expected, [100 + x for x in expected]]
-    cache.truncate([5, 7])
-    assert cache.reserve(1).tolist() == [5, 7]
 
 
 def test_buffers_are_written_in_place() -> None:
     """Where nothing else holds them: a copy of all layers in each step would cost more than it."""
     cache = KVCache([LayerShape(8, 64, 64, mx.float32)], batch=1)
-    cache.reserve(4096)
+    cache.fit(4096)
     new = mx.ones((1, 8, 1, 64))
 
     def run(tokens: mx.array, at: mx.array, layers: Any) -> Any:
@@ -117,8 +116,8 @@ def test_capacities_change_when_too_small_or_twice_too_large() -> None:
 
 def sources(*rows: tuple[int, int]) -> SourceCache:
     """Of one layer; each row (length, value) holds that value, and 9 as padding behind it."""
-    longest = max(length for length, _ in rows)
-    keys = mx.array([[v] * n + [9] * (longest - n) for n, v in rows], dtype=mx.float32)
+    width = source_width([length for length, _ in rows])
+    keys = mx.array([[v] * n + [9] * (width - n) for n, v in rows], dtype=mx.float32)
     keys = keys[:, None, :, None]
     return SourceCache([(keys, -keys)], [length for length, _ in rows])
 
@@ -160,7 +159,8 @@ def test_rows_are_given_to_prompts_that_were_encoded_apart() -> None:
     items.append(EncodedPrompt(sources((40, 8)), 0, []))
     cache.give([3, 0, 1], [items[2], items[3], items[0]])
     assert seen(cache) == [[8] * 40, [5] * 3, [3] * 2, [7] * 2]
-    empty = SourceCache.empty_like(cache, 2, 4)
-    empty.give([1, 0], items[1:3])
-    assert seen(empty) == [[7] * 2, [6]]
+    cache = sources((9, 1))
+    cache.select([0, 0])
+    cache.give([1, 0], items[1:3])
+    assert seen(cache) == [[7] * 2, [6]]
     assert sources((SOURCE_STEP, 1), (SOURCE_STEP, 2)).mask is None

@@ -37,16 +37,11 @@ class EncodedPrompt:
 
 
 class Buffers:
-    """Keys and values of all layers, for a batch of rows of different lengths.
-
-    Attributes:
-        layers: Keys and values of each layer, (B, H, C, D), C being the capacity.
-        lengths: Positions of each row that count.
-    """
+    """Keys and values of all layers, for a batch of rows of different lengths."""
 
     def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
-        self.layers = list(layers)
-        self.lengths = list(lengths)
+        self.layers = list(layers)  # (B, H, C, D) each, C being the capacity
+        self.lengths = list(lengths)  # positions of each row that count
 
     @property
     def capacity(self) -> int:
@@ -117,16 +112,6 @@ class KVCache(Buffers):
         else:
             self.resize(capacity_for(needed))
 
-    def reserve(self, num_tokens: int) -> mx.array:
-        """Make room for `num_tokens` more positions in every row, and give back unused room.
-
-        Every `write` needs this before it, as MLX does not check the bounds. It returns offsets to
-        write to: each row's length, (B,) int32, or (1,) if all are the same.
-        """
-        self.fit(max(self.lengths) + num_tokens)
-        same = min(self.lengths) == max(self.lengths)
-        return mx.array(self.lengths[:1] if same else self.lengths, dtype=mx.int32)
-
     def extend(self, tokens: mx.array, run: Pass) -> mx.array:
         """Run a model over new tokens (B, L) int32 of every row; return its results, (B, L, ...).
 
@@ -151,10 +136,13 @@ class KVCache(Buffers):
     def append(self, tokens: mx.array, count: int, run: Pass) -> mx.array:
         """Run a model over tokens (B, L) in one pass, of which the first `count` stay.
 
-        `run` gets the tokens, their offsets and all layers, and returns its results and the layers
-        with the tokens written. They are handed over, as a write copies buffers that others hold.
+        `run` gets the tokens, offsets and all layers, and returns its results and the layers with
+        the tokens written. The offsets are each row's length, (B,) int32, or (1,) if all are the
+        same. The layers are handed over, as a write copies buffers that others hold.
         """
-        offsets = self.reserve(tokens.shape[1])
+        self.fit(max(self.lengths) + tokens.shape[1])  # MLX does not check the bounds of writes
+        same = min(self.lengths) == max(self.lengths)
+        offsets = mx.array(self.lengths[:1] if same else self.lengths, dtype=mx.int32)
         layers, self.layers = self.layers, []
         results, self.layers = run(tokens, offsets, layers)
         self.lengths = [length + count for length in self.lengths]
@@ -176,50 +164,30 @@ class SourceCache(Buffers):
 
     Rows that lie side by side and have the same source, as the beams of a prompt, share one copy of
     it if each source has as many: `layers` and `lengths` are those of P sources.
-
-    Attributes:
-        mask: Additive, (P, 1, 1, T), T being the width: -inf beyond a source's length. None if none
-            is shorter than T.
-        repeats: Number of rows that share a source, B / P.
     """
 
     def __init__(self, layers: Sequence[KeysValues], lengths: Sequence[int]) -> None:
         super().__init__(layers, lengths)
-        self.repeats = 1
-        self.resize(self.width)
-        self._make_mask()
+        self.repeats = 1  # number of rows that share a source, B / P
+        self._measure()
 
-    @classmethod
-    def empty_like(cls, other: SourceCache, batch: int, length: int) -> SourceCache:
-        """Make `batch` rows of `length` zeros, otherwise like another cache."""
-
-        def zeros(like: mx.array) -> mx.array:
-            return mx.zeros((batch, like.shape[1], length, like.shape[3]), like.dtype)
-
-        # Layers may differ in heads: those of a draft beside a target that is split.
-        return cls([(zeros(k), zeros(v)) for k, v in other.layers], [length] * batch)
-
-    @property
-    def width(self) -> int:
-        """T, the length of the longest row, rounded up."""
-        return source_width(self.lengths)
-
-    def _make_mask(self) -> None:
+    def _measure(self) -> None:
+        self.width = source_width(self.lengths)  # T, up to the capacity
+        # (P, 1, 1, T), see `padding_mask`
         self.mask = padding_mask(self.lengths, self.width, self.layers[0][0].dtype)
 
     def view(self, part: slice) -> list[KeysValues]:
         """Keys and values of each layer of a part, (P, H, T, D)."""
-        width = self.width
-        if width == self.capacity:
+        if self.width == self.capacity:
             return self.layers[part]
-        return [(k[:, :, :width], v[:, :, :width]) for k, v in self.layers[part]]
+        return [(k[:, :, : self.width], v[:, :, : self.width]) for k, v in self.layers[part]]
 
     def replace(self, rows: Sequence[int], new: Buffers, new_rows: Sequence[int]) -> None:
         if self.repeats > 1:  # a source would be overwritten for other rows, too
             repeats, self.repeats = self.repeats, 1
             super().select([row // repeats for row in range(len(self.lengths) * repeats)])
         super().replace(rows, new, new_rows)
-        self._make_mask()
+        self._measure()
 
     def select(self, rows: Sequence[int]) -> None:
         sources = [row // self.repeats for row in rows]
@@ -229,7 +197,7 @@ class SourceCache(Buffers):
             kept, self.repeats = sources, 1
         if kept != list(range(len(self.lengths))):
             super().select(kept)
-            self._make_mask()
+            self._measure()
 
 
 def source_width(lengths: Sequence[int]) -> int:
@@ -270,7 +238,7 @@ def resized(buffer: mx.array, capacity: int) -> mx.array:
 def write(buffer: mx.array, new: mx.array, offsets: mx.array) -> mx.array:
     """Write `new` (B, H, L, D) into a buffer (B, H, C, D), from each row's offset on.
 
-    `offsets`, (B,) or (1,) int32, is what `KVCache.reserve` returned for L tokens.
+    `offsets`, (B,) or (1,) int32, is what `KVCache.append` passes on for L tokens.
     """
     if offsets.size == 1:
         return mx.slice_update(buffer, new, offsets, axes=(2,))

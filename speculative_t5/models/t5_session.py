@@ -6,7 +6,6 @@ The sources are encoded together, and MLX compiles the decoder's passes for each
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,9 +76,7 @@ class T5Session:
 
     def _run(self, output: HeadOutput, tokens: mx.array, vocab_size: int | None) -> mx.array:
         sources = self._sources.view(self._layers)
-        run = partial(
-            self._decoder.run, output, vocab_size, sources=sources, mask=self._sources.mask
-        )
+        run = partial(self._decoder.run, output, vocab_size, sources, self._sources.mask)
         return self._cache.extend(tokens, run)
 
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -122,14 +119,14 @@ def read_sources(
     model: CompiledModel, decoders: Sequence[Decoder], prompts: Prompts
 ) -> SourceCache:
     """Encode prompts for the cross-attention of decoders, those of similar length together."""
-    groups = _groups(prompts)
-    if len(groups) == 1:
-        return _read_together(model, decoders, prompts)
-    cache = None
-    for group in groups:
+    cache: SourceCache | None = None
+    for group in _groups(prompts):
         new = _read_together(model, decoders, [prompts[i] for i in group])
-        if cache is None:
-            cache = SourceCache.empty_like(new, len(prompts), max(map(len, prompts)))
+        if len(group) == len(prompts):
+            return new
+        if cache is None:  # the group of the longest prompt, whose width serves all
+            cache = SourceCache(new.layers, new.lengths)
+            cache.select([0] * len(prompts))
         cache.replace(group, new, range(len(group)))
         mx.eval(cache.layers)
     assert cache is not None
@@ -151,7 +148,7 @@ def _read_together(
 
 
 def _groups(prompts: Prompts) -> list[list[int]]:
-    """Indices of prompts to encode together: all in order, or by length if they are many tokens."""
+    """Indices of prompts to encode together: all, or the longest first if they are many tokens."""
     order = list(range(len(prompts)))
     most = ENCODED_TOKENS_CPU if device.on_cpu() else ENCODED_TOKENS
     if len(prompts) * max(map(len, prompts)) <= most:
@@ -161,7 +158,7 @@ def _groups(prompts: Prompts) -> list[list[int]]:
         if groups[-1] and (len(groups[-1]) + 1) * len(prompts[i]) > most:
             groups.append([])
         groups[-1].append(i)
-    return groups
+    return groups[::-1]
 
 
 class _Functions(threading.local):
@@ -172,7 +169,7 @@ class _Functions(threading.local):
     """
 
     def __init__(self) -> None:
-        self.by_shape: OrderedDict[tuple[Any, ...], Pass] = OrderedDict()
+        self.by_shape: dict[tuple[Any, ...], Pass] = {}
 
 
 class CompiledDecoder:
@@ -197,17 +194,16 @@ class CompiledDecoder:
         self,
         output: HeadOutput,
         vocab_size: int | None,
+        sources: list[KeysValues],
+        mask: mx.array | None,
         tokens: mx.array,
         offsets: mx.array,
         cache: list[KeysValues],
-        sources: list[KeysValues],
-        mask: mx.array | None,
     ) -> tuple[mx.array, list[KeysValues]]:
         """Run the decoder over new tokens (B, L) int32; the others are as in `Decoder`.
 
-        Returns:
-            Logits (B, L, V) of what follows each token, or their argmax (B, L) int32, over the
-            first `vocab_size` ids or all; and the cache with the new positions.
+        Returned are the logits (B, L, V) of what follows each token, or their argmax (B, L) int32,
+        over the first `vocab_size` ids or all; and the cache with the new positions.
         """
         functions = self._functions.by_shape
         keys = sources[0][0].shape
@@ -218,8 +214,8 @@ class CompiledDecoder:
         if function is None:
             function = mx.compile(partial(self._pass, output, vocab_size))
             if len(functions) >= MAX_SHAPES:
-                functions.popitem(last=False)
-        functions[shape] = function
+                del functions[next(iter(functions))]
+        functions[shape] = function  # the last, as it was used last
         return function(tokens, offsets, cache, sources, mask)
 
     def _pass(
