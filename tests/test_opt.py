@@ -131,8 +131,6 @@ def test_defaults_are_those_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
-        ({"model_type": "gpt2"}, "this is a gpt2"),
-        ({"model_type": None}, "model of unknown type"),
         ({"architectures": ["OPTForQuestionAnswering"]}, "OPTForQuestionAnswering"),
         ({"activation_function": "silu"}, "activation_function in config.json is 'silu'"),
         ({"activation_function": ["relu"]}, "activation_function in config.json is ['relu']"),

@@ -34,20 +34,23 @@ def is_decoder_only(config: Mapping[str, Any]) -> bool:
     return not config.get("is_encoder_decoder") and not other_heads(config)
 
 
+def architectures(config: Mapping[str, Any]) -> list[str]:
+    """Return the classes that a config.json names."""
+    named = config.get("architectures") or []
+    return [str(name) for name in named] if isinstance(named, list) else [str(named)]
+
+
 def other_heads(config: Mapping[str, Any]) -> list[str]:
     """Return the architectures in a config.json that do not generate text."""
-    named = config.get("architectures")
-    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    return [name for name in names if _OTHER_HEAD.fullmatch(name)]
+    return [name for name in architectures(config) if _OTHER_HEAD.fullmatch(name)]
 
 
 def check_architectures(config: Mapping[str, Any], known: Sequence[str]) -> None:
     """Refuse a config.json whose `architectures` are not all among the known ones."""
-    named = config.get("architectures") or []
-    others = [n for n in named if n not in known] if isinstance(named, list) else [named]
+    others = [name for name in architectures(config) if name not in known]
     if others:
         raise ValueError(
-            f"this is a {printable(str(others[0]))} (architectures in config.json), "
+            f"this is a {printable(others[0])} (architectures in config.json), "
             f"expected one that generates, such as {known[0]}"
         )
 
@@ -71,21 +74,15 @@ def read_flag(raw: Mapping[str, Any], name: str, default: bool) -> bool:
     return default if value is None else value
 
 
-def read_depth(raw: Mapping[str, Any], name: str) -> int:
-    """Read a config.json's `name`, a number of layers."""
-    value = read_size(raw, name)
-    if value > MAX_LAYERS:
-        raise wrong(name, value, f"at most {MAX_LAYERS}")
-    return value
-
-
-def read_size(raw: Mapping[str, Any], name: str) -> int:
+def read_size(raw: Mapping[str, Any], name: str, most: int = MAX_SIZE) -> int:
     """Read a config.json's `name`, a positive integer that MLX's shapes can hold."""
     value = raw.get(name)
     if value is None:
         raise ValueError(f"{name} in config.json is missing, expected a positive integer")
     if type(value) is not int or not 0 < value <= MAX_SIZE:
         raise wrong(name, value, f"a positive integer up to {MAX_SIZE}")
+    if value > most:
+        raise wrong(name, value, f"at most {most}")
     return value
 
 
@@ -106,6 +103,10 @@ ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 
 MAX_DISTANCE = 2**16
+_SIZES = ("d_model", "d_kv", "d_ff", "num_heads", "vocab_size")
+_OPTIONAL_SIZES = ("relative_attention_num_buckets", "relative_attention_max_distance",
+                   "n_positions")  # fmt: skip
+_TOKENS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 
 @dataclass(frozen=True)
@@ -166,14 +167,19 @@ class T5Config:
     def from_dict(cls, raw: Mapping[str, Any]) -> T5Config:
         """Read a config.json, Hugging Face's or our own; refuse all but a T5 with whole sizes."""
         _check_kind(raw)
-        names = ("d_model", "d_kv", "d_ff", "num_heads", "vocab_size")
-        sizes = {name: read_size(raw, name) for name in names}
+        given = [name for name in _OPTIONAL_SIZES if raw.get(name) is not None]
+        sizes = {name: read_size(raw, name) for name in (*_SIZES, *given)}
         if sizes["num_heads"] * sizes["d_kv"] > MAX_SIZE:
             raise ValueError(
                 f"num_heads * d_kv in config.json is {sizes['num_heads']} * {sizes['d_kv']}, "
                 f"expected at most {MAX_SIZE}"
             )
+        ids = {name: raw[name] for name in _TOKENS if raw.get(name) is not None}
+        for name, value in ids.items():
+            if type(value) is not int or not 0 <= value < sizes["vocab_size"]:
+                raise wrong(name, value, f"an id from 0 to {sizes['vocab_size'] - 1}")
         as_deep = raw.get("num_decoder_layers") is None
+        decoder_depth = "num_layers" if as_deep else "num_decoder_layers"
         projection = str(raw.get("feed_forward_proj", "relu"))
         activation = ACTIVATIONS.get(projection)
         if activation is None:
@@ -185,10 +191,11 @@ class T5Config:
         epsilon = raw.get("layer_norm_epsilon", 1e-6)
         if not isinstance(epsilon, float) or not 0 < epsilon < 1:
             raise wrong("layer_norm_epsilon", epsilon, "a float from 0 to 1")
-        return cls(
+        config = cls(
             **sizes,
-            num_layers=read_depth(raw, "num_layers"),
-            num_decoder_layers=read_depth(raw, "num_layers" if as_deep else "num_decoder_layers"),
+            **ids,
+            num_layers=read_size(raw, "num_layers", MAX_LAYERS),
+            num_decoder_layers=read_size(raw, decoder_depth, MAX_LAYERS),
             activation=activation,
             gated=projection.startswith("gated-"),
             own_head=not tied,
@@ -196,8 +203,17 @@ class T5Config:
             layer_norm_epsilon=epsilon,
             bias_per_layer=read_flag(raw, "bias_per_layer", raw["model_type"] == "umt5"),
             quantization=_quantization(raw),
-            **_optional(raw, sizes["vocab_size"]),
         )
+        buckets = config.relative_attention_num_buckets
+        distance = config.relative_attention_max_distance
+        # Half of the buckets are for one distance each, the others go by the logarithm.
+        if buckets < 4 or buckets % 2 or not buckets // 2 < distance <= MAX_DISTANCE:
+            raise ValueError(
+                f"relative attention in config.json has {buckets} buckets up to a distance of "
+                f"{distance}, expected an even number from 4 on, and a distance over half of it up "
+                f"to {MAX_DISTANCE}"
+            )
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of a config.json that `from_dict` reads back to an equal config."""
@@ -208,32 +224,6 @@ class T5Config:
         if raw["quantization"] is None:
             del raw["quantization"]
         return {"model_type": "t5", **raw}
-
-
-_OPTIONAL = ("relative_attention_num_buckets", "relative_attention_max_distance", "n_positions")
-_TOKENS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
-
-
-def _optional(raw: Mapping[str, Any], vocab_size: int) -> dict[str, int]:
-    """Read the sizes and ids that have defaults, as far as they are given."""
-    found = {name: read_size(raw, name) for name in _OPTIONAL if raw.get(name) is not None}
-    for name in _TOKENS:
-        value = raw.get(name)
-        if value is None:
-            continue
-        if type(value) is not int or not 0 <= value < vocab_size:
-            raise wrong(name, value, f"an id from 0 to {vocab_size - 1}")
-        found[name] = value
-    buckets = found.get("relative_attention_num_buckets", 32)
-    distance = found.get("relative_attention_max_distance", 128)
-    # Half of the buckets are for one distance each, the others go by the logarithm up to the last.
-    if buckets < 4 or buckets % 2 or not buckets // 2 < distance <= MAX_DISTANCE:
-        raise ValueError(
-            f"relative attention in config.json has {buckets} buckets up to a distance of "
-            f"{distance}, expected an even number from 4 on, and a distance over half of it up to "
-            f"{MAX_DISTANCE}"
-        )
-    return found
 
 
 def _check_kind(raw: Mapping[str, Any]) -> None:

@@ -14,16 +14,16 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
 
 from .. import device
 from ..decoding import ModelInfo, Vocabulary, argmax, fingerprint
 from ..errors import first_line
 from . import opt
 from .cache import EncodedPrompt, KeysValues, KVCache, LayerShape, write
-from .config import model_type
+from .config import architectures, model_type
 
 MLX_LM = "mlx-lm>=0.32,<0.33"  # as in pyproject.toml
+GENERATING = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that it may have
 # Some of its models, for folders that do not name their head while mlx-lm is not installed.
 KNOWN = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral",
          "mixtral", "phi", "phi3", "qwen2", "qwen3", "starcoder2")  # fmt: skip
@@ -150,16 +150,9 @@ class DecoderOnlySession:
 class _Layer:
     """One layer's keys and values during one pass, with the interface of mlx-lm's caches.
 
-    Attributes:
-        offset: Position of each row's first new token, (B,) int32; one number if all are the same.
-        buffers: Keys and values (B, H, C, D), those that this pass added among them.
-
-    Args:
-        offsets: What `KVCache.reserve` returned.
-        lengths: Positions of each row that count so far.
-        count: Number of new tokens, L.
-        whole: Attend to all C positions, with an array as the mask, and not only to those up to
-            the longest row's end.
+    `offsets` are those that `KVCache.append` passes on, `lengths` each row's so far, and `count` is
+    L. `whole` attends to all C positions, with an array as the mask, and not only to those up to
+    the longest row's end.
     """
 
     def __init__(
@@ -171,12 +164,12 @@ class _Layer:
         *,
         whole: bool,
     ) -> None:
-        self.buffers = buffers
+        self.buffers = buffers  # (B, H, C, D), with what this pass adds
         self._offsets = offsets
         same = min(lengths) == max(lengths)
         self._end = buffers[0].shape[2] if whole else max(lengths) + count
         self._plain = same and not whole  # a mask need not be an array
-        self.offset: int | mx.array = lengths[0] if same else offsets
+        self.offset: int | mx.array = lengths[0] if same else offsets  # of the first new tokens
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
         """Append (B, H, L, D) to every row; return (B, H, T, D), T being the longest row's end."""
@@ -217,9 +210,11 @@ def _mlx_lm_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Find the classes of a model and of its settings."""
     kind = model_type(config)
     try:
-        from mlx_lm import utils
+        # Private, as nothing else of mlx-lm is: it maps a model_type to a file.
+        from mlx_lm.utils import _get_classes
     except ImportError as error:
-        if not _may_have(config):
+        generates = any(name.endswith(GENERATING) for name in architectures(config))
+        if not generates and kind not in KNOWN:
             raise ValueError(
                 f"this is a {kind} (model_type in config.json), which does not say that it is a "
                 "decoder-only model that generates text: choose one that does, or a T5"
@@ -228,27 +223,14 @@ def _mlx_lm_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
             f"a {kind} (model_type in config.json) needs mlx-lm, which cannot be imported "
             f"({first_line(error)}): run pip install '{MLX_LM}'"
         ) from error
-    installed = version("mlx-lm")
-    # Private, as nothing else of mlx-lm is: it maps a model_type to a file.
-    find = getattr(utils, "_get_classes", None)
-    if find is None:
-        raise ValueError(f"mlx-lm {installed} lacks utils._get_classes: run pip install '{MLX_LM}'")
     try:
-        classes: tuple[Any, Any] = find(dict(config))
+        classes: tuple[Any, Any] = _get_classes(dict(config))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"this is a {kind} (model_type in config.json), which is neither of the T5 family nor "
-            f"among the decoder-only models of mlx-lm {installed}: choose another"
+            f"among the decoder-only models of mlx-lm {version('mlx-lm')}: choose another"
         ) from error
     return classes
-
-
-def _may_have(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-lm, which is not installed, probably has this model."""
-    named = config.get("architectures")
-    heads = ("ForCausalLM", "LMHeadModel")
-    generates = isinstance(named, list) and any(str(name).endswith(heads) for name in named)
-    return generates or config.get("model_type") in KNOWN
 
 
 def check_cache(model: nn.Module) -> None:
@@ -284,12 +266,10 @@ class ClampedPositions(nn.Module):
 
 def _clamp_positions(model: nn.Module) -> None:
     """Put `ClampedPositions` in the place of a model's table of learned positions."""
-    clamped = [
-        (path, ClampedPositions(module))
-        for path, module in model.named_modules()
-        if path.split(".")[-1] in POSITION_TABLES and not isinstance(module, ClampedPositions)
-    ]
-    model.update_modules(tree_unflatten(clamped))
+    for module in model.modules():
+        for name in POSITION_TABLES:
+            if name in module and not isinstance(module[name], ClampedPositions):
+                module[name] = ClampedPositions(module[name])
 
 
 class _Probe:
@@ -309,8 +289,7 @@ class _Probe:
 def _shapes(model: nn.Module) -> tuple[list[LayerShape], int]:
     """Return the shapes of the layers' keys and values, and the width of the logits."""
     probes = [_Probe() for _ in model.layers]
-    try:
-        # A graph that is never evaluated.
+    try:  # a graph that is never evaluated
         logits = model(mx.zeros((2, 1), dtype=mx.int32), cache=probes)
     except Exception as error:  # models that take the offset for a number raise anything
         raise ValueError(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 
-from .config import check_architectures, model_type, read_depth, read_flag, read_size, wrong
+from .config import MAX_LAYERS, check_architectures, read_flag, read_size, wrong
 
 Activation = Literal["relu", "gelu"]
 Mask = mx.array | str | None
@@ -44,10 +44,7 @@ class ModelArgs:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ModelArgs:
-        """Read a config.json; refuse all but an OPT that generates, and sizes out of range."""
-        if config.get("model_type") != "opt":
-            kind = model_type(config)
-            raise ValueError(f"this is a {kind} (model_type in config.json), expected opt")
+        """Read an OPT's config.json; refuse one that does not generate, and sizes out of range."""
         check_architectures(config, ARCHITECTURES)
         names = ("hidden_size", "num_attention_heads", "ffn_dim", "vocab_size",
                  "max_position_embeddings")  # fmt: skip
@@ -64,7 +61,7 @@ class ModelArgs:
             raise wrong("tie_word_embeddings", False, "true")
         return cls(
             **sizes,
-            num_hidden_layers=read_depth(config, "num_hidden_layers"),
+            num_hidden_layers=read_size(config, "num_hidden_layers", MAX_LAYERS),
             word_embed_proj_dim=read_size(config, name),
             do_layer_norm_before=read_flag(config, "do_layer_norm_before", True),
             remove_final_layer_norm=read_flag(config, "_remove_final_layer_norm", False),
@@ -86,7 +83,6 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(size, size, bias)
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """(B, L, hidden_size), as `x`."""
         batch, length, _ = x.shape
         queries, keys, values = (
             project(x).reshape(batch, length, self.num_heads, -1).transpose(0, 2, 1, 3)
@@ -113,7 +109,6 @@ class DecoderLayer(nn.Module):
         self.final_layer_norm = _norm(args)
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """(B, L, hidden_size), as `x`."""
         if self.norm_before:
             x = x + self.self_attn(self.self_attn_layer_norm(x), mask, cache)
             return x + self._feed_forward(self.final_layer_norm(x))
@@ -133,9 +128,9 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(args.vocab_size, embedded)
         count = args.max_position_embeddings + FIRST_POSITION
         self.embed_positions = nn.Embedding(count, size)
-        self.project_in: nn.Linear | None = None
-        self.project_out: nn.Linear | None = None
-        self.final_layer_norm: nn.LayerNorm | None = None
+        self.project_in: nn.Module = nn.Identity()
+        self.project_out: nn.Module = nn.Identity()
+        self.final_layer_norm: nn.Module = nn.Identity()
         if embedded != size:
             self.project_in = nn.Linear(embedded, size, bias=False)
             self.project_out = nn.Linear(size, embedded, bias=False)
@@ -144,7 +139,7 @@ class Decoder(nn.Module):
         self.layers = [DecoderLayer(args) for _ in range(args.num_hidden_layers)]
 
     def __call__(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
-        """(B, L, word_embed_proj_dim) of tokens (B, L)."""
+        """Tokens (B, L) -> (B, L, word_embed_proj_dim)."""
         length, first = inputs.shape[1], cache[0]
         # Both come before the layers, which move the caches' offsets.
         offset = mx.array(0 if first is None else first.offset)
@@ -152,17 +147,11 @@ class Decoder(nn.Module):
         mask: Mask = "causal" if length > 1 else None
         if first is not None:
             mask = first.make_mask(length, return_array=False, window_size=None)
-        x = self.embed_tokens(inputs)
-        if self.project_in is not None:
-            x = self.project_in(x)
+        x = self.project_in(self.embed_tokens(inputs))
         x = x + self.embed_positions(positions + FIRST_POSITION)
         for layer, own in zip(self.layers, cache, strict=True):
             x = layer(x, mask, own)
-        if self.final_layer_norm is not None:
-            x = self.final_layer_norm(x)
-        if self.project_out is not None:
-            x = self.project_out(x)
-        out: mx.array = x
+        out: mx.array = self.project_out(self.final_layer_norm(x))
         return out
 
 
@@ -172,7 +161,6 @@ class Model(nn.Module):
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
         self.args = args
-        self.model_type = "opt"
         self.model = nn.Module()  # Hugging Face's `model.`, which holds only the decoder
         self.model.decoder = Decoder(args)
 
@@ -181,10 +169,8 @@ class Model(nn.Module):
 
         It appends to each layer's cache; without them it reads whole sequences.
         """
-        decoder = self.model.decoder
-        logits: mx.array = decoder.embed_tokens.as_linear(
-            decoder(inputs, [None] * len(self.layers) if cache is None else cache)
-        )
+        x = self.model.decoder(inputs, [None] * len(self.layers) if cache is None else cache)
+        logits: mx.array = self.model.decoder.embed_tokens.as_linear(x)
         return logits
 
     @property
