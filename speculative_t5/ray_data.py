@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +17,24 @@ import numpy as np
 
 from .checkpoints import as_dtype, dtype_name
 from .errors import check_integer, check_utf8, shown
-from .generation import (
-    DraftingOptions,
-    Generation,
-    GenerationOptions,
-    SpeculativeDecoder,
-    as_record,
-)
+from .generation import DraftingOptions, GenerationOptions, SpeculativeDecoder, as_record
 from .tokenizers import Source
 
 COUNTS = {"tokens": "emitted", "rounds": "rounds", "drafted": "drafted", "accepted": "accepted"}
-# The columns that are numbers, and their types.
+# What a row has without an output, in the order of the columns; and the types of numbers.
+NO_OUTPUT: dict[str, Any] = {
+    "text": None, "finish_reason": None, "score": None, "truncated": False, "alternatives": [],
+    **dict.fromkeys(COUNTS, 0), "error": None,
+}  # fmt: skip
 KINDS = {"score": float, "truncated": bool} | dict.fromkeys(COUNTS, int)
+OF_RECORDS = ("text", "finish_reason", "score")  # of which alternatives consist
 EXACT = 2**53  # floats below it tell all integers apart
 
 _loading = threading.Lock()  # of the process: a generator with one of its own could not be pickled
 
-# The options of decoders and of their calls, by name.
 DRAFTING = [each.name for each in fields(DraftingOptions)]
 DECODING = {*inspect.signature(SpeculativeDecoder.from_pretrained).parameters}
 DECODING -= {"model", "draft", "group"}
-GENERATION = {each.name for each in fields(GenerationOptions)}
-
-
-@dataclass(frozen=True)
-class Row:
-    """The output for one row, or why there is none."""
-
-    done: Generation | None = None
-    error: str | None = None
-    truncated: bool = False
 
 
 class Generator:
@@ -93,11 +81,8 @@ class Generator:
             if not isinstance(text, str):
                 raise ValueError(f"{name} must be a string, got {text!r}")
             check_utf8(name, text)
-        for name in options:
-            if name not in DECODING | GENERATION:
-                raise TypeError(f"Generator got an unexpected keyword argument {name!r}")
         decoding = {name: value for name, value in options.items() if name in DECODING}
-        generation = {name: value for name, value in options.items() if name in GENERATION}
+        generation = {name: value for name, value in options.items() if name not in DECODING}
         drafting = {name: decoding[name] for name in DRAFTING if name in decoding}
         self._rows = DraftingOptions(**drafting).rows(batch_size)
         chosen = GenerationOptions(**generation)
@@ -117,7 +102,7 @@ class Generator:
             "truncated": decoding.get("truncate", False),
             "alternatives": chosen.num_return_sequences > 1,
         }
-        names = ("text", "finish_reason", *filter(optional.get, optional), *COUNTS, "error")
+        names = [name for name in NO_OUTPUT if optional.get(name, True)]
         self._added = {column_prefix + name: name for name in names}
         self._check_names(self._inputs.values())
         self._decoder: SpeculativeDecoder | None = None
@@ -150,8 +135,8 @@ class Generator:
 
         The columns that are added:
 
-        - `text` and `finish_reason`, null where there is an error.
-        - `score`, with `scores`; null, or NaN in an array, where there is an error.
+        - `text` and `finish_reason`, and `score` with `scores`; null where there is an error (a
+          score is NaN in an array).
         - `truncated`, with `truncate`: whether the prompt was too long and was cut.
         - `alternatives`, with `num_return_sequences`: a list of further outputs, each with its
           text, finish_reason and score.
@@ -182,10 +167,13 @@ class Generator:
             indices = _listed(batch[self._inputs["index_column"]])
         rows = self._decode(values, indices)
         if not is_table:
-            added = {column: _as_array(name, rows) for column, name in self._added.items()}
+            added = {column: _array(name, rows) for column, name in self._added.items()}
             return dict(batch) | added
+        import pyarrow
+
         for column, name in self._added.items():
-            batch = batch.append_column(column, self._as_arrow(name, rows))
+            values = [row[name] for row in rows]
+            batch = batch.append_column(column, pyarrow.array(values, self._type_of(name)))
         return batch
 
     def _check_names(self, found: Collection[str]) -> None:
@@ -196,11 +184,12 @@ class Generator:
                     "a column_prefix for the names of new columns"
                 )
 
-    def _decode(self, values: Sequence[Any], indices: Sequence[Any]) -> list[Row]:
+    def _decode(self, values: Sequence[Any], indices: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return each row's values by `NO_OUTPUT`'s names."""
         if not values:
             return []
         decoder = self.decoder  # what it may raise is no error of a row
-        rows = [Row()] * len(values)
+        rows = [NO_OUTPUT] * len(values)
         # Outputs come by index, so of rows with the same one only the first is in the first pass.
         passes: list[dict[int, tuple[int, Source]]] = []
         for place, (value, index) in enumerate(zip(values, indices, strict=True)):
@@ -210,7 +199,7 @@ class Generator:
                     raise ValueError(f"a prompt must be text, got {shown(value)}")
                 source = decoder.fit(value, self._max_tokens)
             except ValueError as error:
-                rows[place] = Row(error=str(error))
+                rows[place] = NO_OUTPUT | {"error": str(error)}
                 continue
             free = (requests for requests in passes if number not in requests)
             if (requests := next(free, None)) is None:
@@ -221,20 +210,23 @@ class Generator:
             outputs = decoder.iter_batch(sources, batch_size=self._rows, **self._generation)
             for number, done in outputs:
                 place, source = requests[number]
-                rows[place] = Row(done, truncated=source.cut > 0)
+                rows[place] = {
+                    **NO_OUTPUT,
+                    **as_record(done),
+                    **{name: getattr(done.stats, of) for name, of in COUNTS.items()},
+                    "truncated": source.cut > 0,
+                    "alternatives": [as_record(each) for each in done.alternatives],
+                }
         return rows
 
-    def _as_arrow(self, name: str, rows: Sequence[Row]) -> Any:
-        """Return a column as an array of pyarrow, whose type depends on nothing but its name."""
-        import pyarrow as pa
+    def _type_of(self, name: str) -> Any:
+        """Return pyarrow's type of a column, which depends on nothing but its name."""
+        import pyarrow
 
-        of_type = {float: pa.float64(), bool: pa.bool_(), int: pa.int64()}
-        kinds = {column: of_type[kind] for column, kind in KINDS.items()}
-        parts = [("text", pa.string()), ("finish_reason", pa.string())]
-        if "score" in self._added.values():
-            parts.append(("score", pa.float64()))
-        kinds["alternatives"] = pa.list_(pa.struct(parts))
-        return pa.array([_value(name, row) for row in rows], kinds.get(name, pa.string()))
+        if name == "alternatives":
+            parts = [part for part in self._added.values() if part in OF_RECORDS]
+            return pyarrow.list_(pyarrow.struct([(part, self._type_of(part)) for part in parts]))
+        return pyarrow.from_numpy_dtype(KINDS[name]) if name in KINDS else pyarrow.string()
 
 
 def _listed(column: Any) -> list[Any]:
@@ -250,19 +242,8 @@ def _as_index(value: Any) -> int:
     return check_integer("a row's index", value, 0)
 
 
-def _value(name: str, row: Row) -> Any:
-    done = row.done
-    if name in COUNTS:
-        return getattr(done.stats, COUNTS[name]) if done else 0
-    if name in ("truncated", "error"):
-        return getattr(row, name)
-    if name == "alternatives":
-        return [as_record(each) for each in done.alternatives] if done else []
-    return getattr(done, name) if done else None
-
-
-def _as_array(name: str, rows: Sequence[Row]) -> np.ndarray:
+def _array(name: str, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
     array = np.empty(len(rows), KINDS.get(name, object))
     for place, row in enumerate(rows):
-        array[place] = _value(name, row)  # of None, a float array makes NaN
+        array[place] = row[name]  # of None, a float array makes NaN
     return array
