@@ -16,9 +16,7 @@ from contextlib import contextmanager
 from .cpu import libraries  # isort: skip  (before mlx.core)
 
 CACHED_SHARE = 8  # of Metal's memory, an eighth may be kept for reuse
-
 CHOICE = "SPECULATIVE_T5_DEVICE"  # "cpu" computes on the CPU where MLX would take a GPU
-
 LATE = (
     "mlx.core was imported before speculative_t5, so MLX uses its slow reference BLAS on this CPU; "
     "import speculative_t5 first"
@@ -80,15 +78,12 @@ class _Release:
 
 
 _locals = threading.local()
+_lock = threading.RLock()
 
 
 def enter_thread() -> None:
-    """Prepare the calling thread for MLX; to be called before every generation.
-
-    Raises:
-        RuntimeError: If this process was forked after MLX had been used, and would wait forever.
-    """
-    if _Process.forked:
+    """Prepare the calling thread for MLX; to be called before every generation."""
+    if _Process.forked:  # it would wait forever
         raise RuntimeError(
             "this process was forked from one that had used MLX, and has none of its threads: "
             "use multiprocessing's spawn start method"
@@ -97,9 +92,6 @@ def enter_thread() -> None:
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread and not hasattr(_locals, "release"):
         _locals.release = _Release()
-
-
-_lock = threading.RLock()
 
 
 @contextmanager
@@ -119,9 +111,9 @@ def turn() -> Iterator[None]:
 def limit_memory() -> None:
     """Set MLX's memory limits on Metal, once and for the rest of the process.
 
-    Memory is wired up to the size that Metal recommends, as mlx-lm wires it, unless the user has
-    set a limit: macOS 15 and later then do not page weights out between passes. MLX keeps at most
-    an eighth of that size for reuse, or less if the user has set less.
+    Memory is wired up to the size that Metal recommends, as mlx-lm wires it, so that macOS 15 and
+    later do not page weights out between passes; MLX keeps at most an eighth of that for reuse. A
+    limit that the user has set stays.
     """
     if _Process.limited or on_cpu() or not mx.metal.is_available():
         return
@@ -141,7 +133,5 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
 if libraries.late and on_cpu():
     warnings.warn(LATE, RuntimeWarning, stacklevel=3)

@@ -37,8 +37,6 @@ class StartError(ValueError):
 
 def exchange(group: mx.distributed.Group, message: Message) -> list[Message]:
     """Wait for all processes, and return everyone's message, in the order of ranks."""
-    if group.size() == 1:
-        return [message]
     own = json.dumps(dict(message)).encode()
     stored = mx.array(list(own), dtype=mx.uint8)
     lengths = mx.distributed.all_gather(mx.array([len(own)]), group=group)
@@ -80,8 +78,7 @@ class ProcessGroup:
         """Wait for all processes, and return the first one's `own`.
 
         Raises:
-            StartError: If a fact is not the same in all of them, or if one has sent an error
-                instead. It names the process.
+            StartError: If they differ in a fact, or one has sent an error instead. It names one.
         """
         found = exchange(self.group, {"facts": dict(facts), "own": own or {}})
         for rank, message in enumerate(found):
@@ -99,7 +96,7 @@ class ProcessGroup:
         return cast(Message, found[0]["own"])
 
     def start(self, facts: Mapping[str, str]) -> None:
-        """Wait until all can begin; refuse to if they differ in a fact."""
+        """Wait until all can begin; see `compare`."""
         self.compare(facts)
         self.started = True
 

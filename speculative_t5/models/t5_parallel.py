@@ -8,9 +8,8 @@ Embedding, norms and head are whole in each process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -23,8 +22,7 @@ from .config import T5Config
 from .t5 import T5, CrossAttention, PositionBias, SelfAttention
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """How a matrix is split: along an axis, each of several equal segments separately."""
 
     axis: int
@@ -48,9 +46,9 @@ def split_of(name: str, config: T5Config) -> Split | None:
 def parts_of(
     stored: np.ndarray, split: Split, rank: int, size: int, *, tensors: int = 1
 ) -> list[np.ndarray]:
-    """Return one process's part of a stored tensor, in pieces to be stacked by rows; no copies.
+    """Return one process's part of a stored tensor, one of `tensors` that make up a parameter.
 
-    The parameter consists of `tensors` such tensors, stacked by rows as well.
+    It is in pieces to be stacked by rows, and no copies.
     """
     segments = split.segments // tensors if split.axis == 0 else 1
     pieces = np.split(stored, segments, axis=0)
@@ -65,9 +63,7 @@ def check_divisible(config: T5Config, size: int) -> None:
                 f"{name} is {getattr(config, name)}, which {size} processes cannot share evenly: "
                 "use a number of processes that divides it"
             )
-    if config.quantization is None:
-        return
-    group = config.quantization.group_size
+    group = config.quantization.group_size if config.quantization else 1
     widths = {"d_ff": config.d_ff, "num_heads * d_kv": config.num_heads * config.d_kv}
     for name, width in widths.items():
         if width % group == 0 and width // size % group:
