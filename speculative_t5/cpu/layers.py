@@ -13,7 +13,8 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from .. import device, models
+from .. import device
+from ..models import HeadOutput, KeysValues, t5
 from .libraries import load_layers
 
 library, _ = load_layers()  # native/blocks.cpp
@@ -37,10 +38,8 @@ class FusedEmbedding(nn.Embedding):
         return x
 
 
-class FusedEncoderLayer(models.EncoderLayer):
-    """Two operations."""
-
-    def __call__(self, x: mx.array, bias: models.Bias) -> mx.array:
+class FusedEncoderLayer(t5.EncoderLayer):
+    def __call__(self, x: mx.array, bias: t5.Bias) -> mx.array:
         if not (_fits(self) and _usable(x, bias.table, bias.mask)):
             return super().__call__(x, bias)
         attention = self.self_attention
@@ -51,17 +50,15 @@ class FusedEncoderLayer(models.EncoderLayer):
         return _feed_forward(self, x)
 
 
-class FusedDecoderLayer(models.DecoderLayer):
-    """Three operations."""
-
+class FusedDecoderLayer(t5.DecoderLayer):
     def __call__(
         self,
         x: mx.array,
-        bias: models.Bias,
-        cache: models.KeysValues | None,
-        source: models.KeysValues,
+        bias: t5.Bias,
+        cache: KeysValues | None,
+        source: KeysValues,
         mask: mx.array | None,
-    ) -> tuple[mx.array, models.KeysValues]:
+    ) -> tuple[mx.array, KeysValues]:
         own, cross = self.self_attention, self.cross_attention
         arrays = x, bias.table, *source, mask
         if cache is None or not (_fits(self) and _usable(*arrays, *cache)):
@@ -78,21 +75,21 @@ class FusedDecoderLayer(models.DecoderLayer):
         return _feed_forward(self, grouped.reshape(x.shape)), (keys, values)
 
 
-class FusedCrossAttention(models.CrossAttention):
+class FusedCrossAttention(t5.CrossAttention):
     """Keys and values of a source in one operation."""
 
-    def keys_values(self, memory: mx.array, width: int | None = None) -> models.KeysValues:
+    def keys_values(self, memory: mx.array, width: int | None = None) -> KeysValues:
         if width is None or not (_is_plain(self.kv) and _usable(memory)):
             return super().keys_values(memory, width)
-        pair: models.KeysValues = library.keys_values(memory, self.kv.weight, self.num_heads, width)
+        pair: KeysValues = library.keys_values(memory, self.kv.weight, self.num_heads, width)
         return pair
 
 
-class FusedHead(models.Head):
+class FusedHead(t5.Head):
     """The last normalization and the output's product in one operation."""
 
     def __call__(
-        self, kind: models.HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
+        self, kind: HeadOutput, x: mx.array, norm: nn.Module, output: nn.Module, size: int
     ) -> mx.array:
         if not (_is_plain(norm) and _is_plain(output) and _usable(x)):
             return super().__call__(kind, x, norm, output, size)
@@ -103,14 +100,14 @@ class FusedHead(models.Head):
 
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Embedding: FusedEmbedding,  # the embedding is not one of these if it is quantized
-    models.EncoderLayer: FusedEncoderLayer,
-    models.DecoderLayer: FusedDecoderLayer,
-    models.CrossAttention: FusedCrossAttention,
-    models.Head: FusedHead,
+    t5.EncoderLayer: FusedEncoderLayer,
+    t5.DecoderLayer: FusedDecoderLayer,
+    t5.CrossAttention: FusedCrossAttention,
+    t5.Head: FusedHead,
 }
 
 
-def _feed_forward(layer: models.EncoderLayer | models.DecoderLayer, x: mx.array) -> mx.array:
+def _feed_forward(layer: t5.EncoderLayer | t5.DecoderLayer, x: mx.array) -> mx.array:
     norm, inner = layer.feed_forward_norm, layer.feed_forward
     y: mx.array = library.feed_forward(
         x, norm.weight, inner.wi.weight, inner.wo.weight, inner.activation, inner.gated, norm.eps
@@ -118,13 +115,13 @@ def _feed_forward(layer: models.EncoderLayer | models.DecoderLayer, x: mx.array)
     return y
 
 
-def _fits(layer: models.EncoderLayer | models.DecoderLayer) -> bool:
+def _fits(layer: t5.EncoderLayer | t5.DecoderLayer) -> bool:
     """Whether nothing in a layer is quantized, wrapped or replaced."""
     own, feed = layer.self_attention, layer.feed_forward
-    if type(own) is not models.SelfAttention or type(feed) is not models.FeedForward:
+    if type(own) is not t5.SelfAttention or type(feed) is not t5.FeedForward:
         return False
     parts = [layer.self_norm, own.qkv, own.out, layer.feed_forward_norm, feed.wi, feed.wo]
-    if isinstance(layer, models.DecoderLayer):
+    if isinstance(layer, t5.DecoderLayer):
         cross = layer.cross_attention
         if type(cross) is not FusedCrossAttention:
             return False
@@ -151,7 +148,7 @@ def _usable(*arrays: mx.array | None) -> bool:
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
-    """As `models.t5.attend`."""
+    """As `t5.attend`."""
     scores = q @ k.swapaxes(-1, -2)
     return softmax(scores if mask is None else scores + mask) @ v
 

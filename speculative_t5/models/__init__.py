@@ -17,16 +17,7 @@ from .config import (
     wrong,
 )
 from .decoder_only import DecoderOnlyModel, build
-from .t5 import (
-    T5,
-    Bias,
-    CrossAttention,
-    DecoderLayer,
-    EncoderLayer,
-    FeedForward,
-    Head,
-    SelfAttention,
-)
+from .t5 import T5
 from .t5_draft import (
     SharingConfig,
     SharingDraft,
