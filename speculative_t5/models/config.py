@@ -111,10 +111,7 @@ _TOKENS = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
 
 @dataclass(frozen=True)
 class Quantization:
-    """MLX's affine quantization of a model's matrices.
-
-    Norms, biases and matrices whose rows are not a multiple of the group are left alone.
-    """
+    """MLX's affine quantization of a model's matrices whose rows are a multiple of the group."""
 
     bits: int  # of each weight, 4 or 8
     group_size: int = 64  # weights that share a scale and a bias: 32, 64 or 128

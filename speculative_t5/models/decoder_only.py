@@ -195,20 +195,6 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     kind = model_type(config)
     if kind == "opt":
         return opt.Model(opt.ModelArgs.from_dict(config))
-    kind_of_model, settings = _mlx_lm_classes(config)
-    try:
-        model: nn.Module = kind_of_model(settings.from_dict(dict(config)))
-    except Exception as error:  # mlx-lm checks little, and bad sizes raise anything
-        raise ValueError(
-            f"config.json does not make a {kind} ({type(error).__name__}: {first_line(error)}): "
-            "download the model again"
-        ) from error
-    return model
-
-
-def _mlx_lm_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Find the classes of a model and of its settings."""
-    kind = model_type(config)
     try:
         # Private, as nothing else of mlx-lm is: it maps a model_type to a file.
         from mlx_lm.utils import _get_classes
@@ -224,23 +210,26 @@ def _mlx_lm_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
             f"({first_line(error)}): run pip install '{MLX_LM}'"
         ) from error
     try:
-        classes: tuple[Any, Any] = _get_classes(dict(config))
+        kind_of_model, settings = _get_classes(dict(config))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"this is a {kind} (model_type in config.json), which is neither of the T5 family nor "
             f"among the decoder-only models of mlx-lm {version('mlx-lm')}: choose another"
         ) from error
-    return classes
+    try:
+        model: nn.Module = kind_of_model(settings.from_dict(dict(config)))
+    except Exception as error:  # mlx-lm checks little, and bad sizes raise anything
+        raise ValueError(
+            f"config.json does not make a {kind} ({type(error).__name__}: {first_line(error)}): "
+            "download the model again"
+        ) from error
+    return model
 
 
 def check_cache(model: nn.Module) -> None:
     """Refuse a model whose cache cannot be rewound row by row: only keys and values can be."""
-    make = getattr(model, "make_cache", None)
-    if make is None:
-        return
-    from mlx_lm.models.cache import KVCache as Plain
-
-    others = sorted({type(cache).__name__ for cache in make()} - {Plain.__name__})
+    make: Any = getattr(model, "make_cache", list)  # a list of mlx-lm's caches
+    others = sorted({type(cache).__name__ for cache in make()} - {"KVCache"})
     if others:
         raise ValueError(
             f"the model keeps its context in {', '.join(others)}, which cannot be rewound row by "

@@ -1,7 +1,6 @@
 """OPT (arXiv 2205.01068) in the style of mlx-lm's models, with any caches that work like theirs.
 
-Parameters have Hugging Face's names. Each layer's cache has the interface of mlx-lm's: `offset`,
-`update_and_fetch` and `make_mask`. Shapes: B batch, L query length, V vocabulary.
+Parameters have Hugging Face's names. Shapes: B batch, L query length, V vocabulary.
 """
 
 from __future__ import annotations

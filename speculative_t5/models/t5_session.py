@@ -1,7 +1,4 @@
-"""`T5Session`: a batch of prompts being decoded by a T5, or by a draft that shares its encoder.
-
-The sources are encoded together, and MLX compiles the decoder's passes for each of their shapes.
-"""
+"""`T5Session`: a batch of prompts being decoded by a T5, or by a draft that shares its encoder."""
 
 from __future__ import annotations
 
@@ -97,10 +94,9 @@ class T5Session:
 
 
 class SharingSession(T5Session):
-    """A draft's decoding of the prompts that its target's session has encoded for both.
+    """A draft's decoding of prompts that its target's session has encoded for both, and keeps.
 
-    The target's session keeps the sources: it replaces and selects rows there before the draft
-    does so here.
+    Rows are replaced and selected there first.
     """
 
     def __init__(self, decoder: CompiledDecoder, target: T5Session) -> None:
@@ -175,8 +171,8 @@ class _Functions(threading.local):
 class CompiledDecoder:
     """A model's decoder, compiled with its weights as constants: inputs are checked in each pass.
 
-    Each shape has a function of its own, so that dropping the function frees its trace, a third of
-    a megabyte for a small model.
+    Each shape has a function of its own, so that its trace, a third of a megabyte for a small
+    model, is freed with it.
     """
 
     def __init__(self, model: CompiledModel) -> None:
