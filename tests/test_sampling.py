@@ -128,7 +128,7 @@ def test_probabilities_equal_those_of_a_pass_over_the_whole_output(
     # Those of temperature 0 are those of 1.
     temperature = sampler if sampler.temperature else Sampler(1.0)
     probs = np.array(temperature.probs(output_logits(model, SOURCE, [tokens[:-1]])[0]))
-    found = token_probabilities(model, SOURCE, tokens, sampler, 12)
+    found = token_probabilities(model, SOURCE, tokens, sampler, 12, 12)
     np.testing.assert_allclose(found, [probs[i, t] for i, t in enumerate(tokens)], atol=1e-5)
 
 
@@ -138,7 +138,7 @@ def test_ids_that_a_draft_cannot_propose_have_probability_0(kind: str) -> None:
     small = tiny_draft(model, vocab_size=8)
     tokens = [3, 11, 5]
     for draft, size in ((small, 12), (model, 8)):
-        found = token_probabilities(draft, SOURCE, tokens, Sampler(1.0), size)
+        found = token_probabilities(draft, SOURCE, tokens, Sampler(1.0), size, 12)
         assert found[1] == 0 and found[0] > 0 and found[2] > 0
 
 

@@ -16,10 +16,7 @@ from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.drafters import Draft
-from speculative_t5.decoding.logits import TokenHistory
 from speculative_t5.decoding.loop import decode
-from speculative_t5.decoding.protocols import Session
-from speculative_t5.decoding.sampling import Groups
 from speculative_t5.decoding.verify import Verifier
 from speculative_t5.generation import GenerationOptions
 
@@ -69,11 +66,6 @@ class Listening(Verifier):
 
     heard: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
-    def logits(
-        self, session: Session, tokens: mx.array, history: TokenHistory, groups: Groups
-    ) -> mx.array:
-        return session.step(tokens)  # also where the argmax alone would do
-
     def choices(self, draft: Draft, logits: mx.array) -> mx.array:
         answers = super().choices(draft, logits)
         self.heard.append((draft.tokens[0].tolist(), answers[0].tolist()))
@@ -84,7 +76,8 @@ def judged_rounds(decoder: SpeculativeDecoder, prompt: str) -> list[Judged]:
     """Return all rounds of the greedy output for a prompt."""
     listening = Listening()
     plan = replace(decoder.plan(), verifier=listening)
-    requests = decoder.requests([(0, decoder.encode(prompt))], GenerationOptions())
+    options = GenerationOptions(logit_bias={0: 0.0})  # the argmax alone would not do
+    requests = decoder.requests([(0, decoder.encode(prompt))], options)
     found: list[Judged] = []
     before: list[int] = []
     for done in decode(decoder.model, requests, plan, batch_size=1):

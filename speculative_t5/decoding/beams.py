@@ -78,14 +78,10 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class BeamResult:
-    """What a search found for one prompt.
-
-    There are fewer than `num_return_sequences` hypotheses only if the vocabulary, `max_tokens` and
-    the transform allow no more.
-    """
+    """What a search found for one prompt."""
 
     index: int  # of the prompt
-    hypotheses: list[Hypothesis]  # the best first
+    hypotheses: list[Hypothesis]  # the best first; fewer than asked for only if there are no more
     stats: Stats  # passes of the target as rounds, and the best hypothesis' tokens, EOS included
 
 
@@ -99,10 +95,9 @@ def beam_search(
     """Search for the most probable outputs of prompts, and yield each prompt's result as it ends.
 
     Up to `batch_size` prompts are searched side by side, `num_beams` rows of a pass each; the next
-    ones begin when all of them have ended. Results do not depend on the other prompts. Of a
-    request's options the length, the stop ids and the sampler's transform count; a transform is
-    applied to log-probabilities, whose exponentials need not sum to 1 then. `broadcast` is applied
-    to what a pass has found.
+    ones begin when all of them have ended. Of a request's options the length, the stop ids and the
+    sampler's transform count; a transform is applied to log-probabilities, whose exponentials need
+    not sum to 1 then. `broadcast` is applied to what a pass has found.
     """
     waiting = iter(requests)
     while group := list(islice(waiting, batch_size)):
@@ -112,7 +107,7 @@ def beam_search(
 def _search(
     model: LanguageModel, requests: Sequence[Request], options: BeamOptions, broadcast: Broadcast
 ) -> Iterator[BeamResult]:
-    """Search side by side; rows i * num_beams and on of the session are those of search i."""
+    # Rows i * num_beams and on of the session are those of search i.
     began, width = time.perf_counter(), options.num_beams
     with device.turn():
         session, contexts = model.start([request.source for request in requests])
@@ -217,10 +212,9 @@ class _Search:
         self.finished: list[Hypothesis] = []  # at most num_beams, the best first
 
     def extend(self, candidates: Sequence[Candidate]) -> list[int]:
-        """Replace the beams by their best continuations, and return each row's former row.
+        """Replace the beams by their best continuations, which come in order.
 
-        A continuation that ends is kept if it is among the `num_beams` best of the candidates,
-        which come in order.
+        Return each row's former row. One that ends is kept if it is among the `num_beams` best.
         """
         self.num_tokens += 1
         going_on: list[tuple[int, _Beam]] = []
@@ -261,13 +255,12 @@ class _Search:
         parents = list(range(len(self.beams)))
         free = [row for row in parents if all(row != parent for parent, _ in going_on)]
         # What fills a row has to have as many tokens as the others.
-        beams = [_Beam(going_on[0][1].tokens) for _ in parents]
+        self.beams = [_Beam(going_on[0][1].tokens) for _ in parents]
         taken: set[int] = set()
         for parent, beam in going_on:
             row = free.pop(0) if parent in taken else parent
             taken.add(row)
-            parents[row], beams[row] = parent, beam
-        self.beams = beams
+            parents[row], self.beams[row] = parent, beam
         return parents
 
     def result(self, seconds: float) -> BeamResult:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -42,11 +42,11 @@ MAX_PATIENCE = 8  # longest wait between failed probes, as a multiple of the fir
 
 @dataclass(frozen=True)
 class Outcome:
-    """Counts and times of one round of a batch."""
+    """Counts and times of one round of a batch; the counts of rows with room for `num_draft`."""
 
     num_draft: int  # tokens that the drafter was asked for
-    num_drafted: Sequence[int]  # tokens proposed for each row that had room for `num_draft`
-    num_accepted: Sequence[int]  # how many of them were accepted and emitted
+    num_drafted: Sequence[int]  # that it proposed, by row
+    num_accepted: Sequence[int]  # that were accepted and emitted
     draft_seconds: float  # of the host; with `Plan.timed`, until the device has drafted
     verify_seconds: float  # from there to the verdicts
 
@@ -71,7 +71,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class FixedSchedule(Schedule):
-    """Always drafts the same number of tokens, fewer only where the output is about to end."""
+    """Always drafts the same number of tokens, unless the output is about to end."""
 
     num_draft: int
 
@@ -90,14 +90,13 @@ class Calibration:
 
 
 class Counts:
-    """Counts of drafted and accepted tokens by position; older rounds weigh less.
+    """Counts of drafted and accepted tokens by position.
 
-    `values` are four lists of MAX_DRAFT + 1: `reached`, `passed`, `asked` and `had`. At i, from 1,
-    they count rows that were asked for i tokens or more: `asked` all of them, `had` those that
-    drafted as many, `reached` those that accepted the first i - 1, `passed` those that accepted the
-    i-th as well. At 0 they count what a drafter adds after the tokens asked for: `asked` all rows,
-    `had` the extra tokens, `reached` the rows that accepted all tokens asked for, `passed` the
-    extra tokens accepted.
+    `values` are four lists of MAX_DRAFT + 1. At i, from 1, they count rows that were asked for i
+    tokens or more: `reached` those that accepted the first i - 1, `passed` those that accepted the
+    i-th as well, `asked` all of them, `had` those that drafted as many. At 0 they count what a
+    drafter adds after the tokens asked for: `reached` rows that accepted all tokens asked for,
+    `passed` extra tokens accepted, `asked` all rows, `had` extra tokens.
     """
 
     # Lists of floats: arrays so short are slower, and the device idles meanwhile.
@@ -105,7 +104,7 @@ class Counts:
         self.values = [list(row) for row in values or [[0.0] * (MAX_DRAFT + 1)] * 4]
 
     def add(self, outcome: Outcome) -> None:
-        """Count a round of at least one token asked for."""
+        """Count a round for which at least one token was asked."""
         num_draft = outcome.num_draft
         reached, passed, asked, had = self.values
         for drafted, accepted in zip(outcome.num_drafted, outcome.num_accepted, strict=True):
@@ -120,7 +119,7 @@ class Counts:
             had[0] += max(drafted - num_draft, 0)
 
     def pooled(self) -> float:
-        """Return the acceptance rate over all positions."""
+        """Return the acceptance rate of all positions together."""
         reached, passed, _, _ = self.values
         return (sum(passed[1:]) + 0.5) / (sum(reached[1:]) + 1)
 
@@ -234,12 +233,10 @@ WarmUp = Callable[[Schedule, int], Iterator[Round]]
 
 
 def calibrate(warm_up: WarmUp, num_prompts: int, *settings: object) -> Calibration:
-    """Return the calibration for these settings, from the cache or else newly measured.
+    """Return the calibration for models and options, from the cache or else newly measured.
 
-    Where the cache cannot be written, every process measures for itself. `warm_up` decodes
-    `num_prompts` prompts with the given schedule and seed. The measurements depend on models and
-    options, the `settings`, whose `repr` is in the key, and on the machine's hardware: its name
-    would not do, since a laptop's changes with its network.
+    `warm_up` decodes `num_prompts` prompts with a schedule and a seed. The key has the `repr` of
+    the settings, and the hardware: a laptop's name changes with its network.
     """
     device = mx.default_device()
     names = [mx.device_info(each).get("device_name") for each in (mx.cpu, device)]
@@ -252,17 +249,14 @@ def calibrate(warm_up: WarmUp, num_prompts: int, *settings: object) -> Calibrati
     measured = measure(warm_up, num_prompts)
     if found := _read(path):  # another process was faster: all should use the same one
         return found
-    with contextlib.suppress(OSError):  # the next process measures again
+    with contextlib.suppress(OSError):  # then each process measures for itself
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(measured)).encode())
     return measured
 
 
 def cache_folder() -> Path:
-    """Return the folder of calibrations.
-
-    Any of them may be deleted; it is then measured again, and may come out a little different.
-    """
+    """Return the folder of calibrations; one that is deleted is measured again."""
     try:
         root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # a user without a home, as in some containers
@@ -287,13 +281,13 @@ def measure(warm_up: WarmUp, num_prompts: int) -> Calibration:
 
 
 class _Rotation:
-    """Cycles through the grid, and records rounds until a row has ended: fewer rows cost less."""
+    """A schedule that cycles through the grid, and records rounds until a row has ended."""
 
     def __init__(self) -> None:
         self.draft_seconds: dict[int, list[float]] = {length: [] for length in GRID}  # by K
         self.verify_seconds: defaultdict[int, list[float]] = defaultdict(list)  # by L
         self.counts = Counts()
-        self.ended = False
+        self.ended = False  # whether a row has: fewer rows cost less
         self._started = time.perf_counter()
         self._rounds = self._rows = 0
         self._order = random.Random(0)
@@ -341,24 +335,19 @@ def _steps(samples: dict[int, list[float]]) -> list[float]:
     """
     known = sorted(samples)
     measured = [min(samples[length]) for length in known]
-    values = np.minimum.accumulate(measured[::-1])[::-1].tolist()
-    end = int(LENGTHS[-1])
-    if known[-1] < end:
-        slope = (values[-1] - values[0]) / max(known[-1] - known[0], 1)
-        values.append(values[-1] + slope * (end - known[-1]))
-        known.append(end)
-    found: list[float] = np.interp(LENGTHS, known, values).tolist()
+    values = np.minimum.accumulate(measured[::-1])[::-1]
+    slope = (values[-1] - values[0]) / max(known[-1] - known[0], 1)
+    beyond = np.maximum(LENGTHS - known[-1], 0) * slope
+    found: list[float] = (np.interp(LENGTHS, known, values) + beyond).tolist()
     return found
 
 
 def _read(path: Path) -> Calibration | None:
     """Return the calibration in a file; None if it is missing or damaged."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        tables = [np.array(raw[each.name], dtype=float) for each in fields(Calibration)]
-        found = Calibration(**raw)
-    except (OSError, ValueError, KeyError, TypeError):
+        found = Calibration(**json.loads(path.read_text(encoding="utf-8")))
+        tables = [np.array(table, dtype=float) for table in vars(found).values()]
+    except (OSError, ValueError, TypeError):
         return None
-    if [table.shape for table in tables] != SHAPES or not min(found.verify_seconds):
-        return None
-    return found if all(np.isfinite(t).all() and t.min() >= 0 for t in tables) else None
+    whole = [table.shape for table in tables] == SHAPES and min(found.verify_seconds) > 0
+    return found if whole and all(np.isfinite(t).all() and t.min() >= 0 for t in tables) else None

@@ -14,7 +14,9 @@ from .logits import TokenHistory, nothing_allowed
 from .lookup import Lookup
 from .protocols import LanguageModel, ModelInfo, Session
 from .results import Broadcast, identity, read
-from .sampling import Groups, argmax, one_hot, position_keys, sample
+from .sampling import Groups, Keys, argmax, one_hot, position_keys, sample
+
+Contexts = list[list[int]]  # of each row: all tokens so far
 
 
 @dataclass(frozen=True)
@@ -71,24 +73,14 @@ class Drafter(Protocol):
     """Proposes what may come next in each row of a batch."""
 
     def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
-        """Begin a batch of prompts.
-
-        A draft model that shares its target's encoder has begun with them, in `session`.
-        """
+        """Begin a batch, which a draft that shares its target's encoder has in `session`."""
         return
 
-    def propose(
-        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
-    ) -> Draft:
-        """Draft up to `num_draft` tokens after each row's context.
+    def propose(self, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys) -> Draft:
+        """Draft up to `num_draft` tokens, which may be 0, after each row's context.
 
-        Args:
-            contexts: The target's tokens so far. A row's context only grows, until `start` or
-                `replace`.
-            num_draft: How many tokens are wanted; may be 0.
-            groups: The rows' samplers, which are the target's own, so that q resembles p.
-            keys: (B, 2) uint32; a row's draft depends on its own key alone. None where all
-                distributions are one-hot and nothing is sampled.
+        A context only grows, until `start` or `replace`. The rows' samplers are the target's own,
+        so that q resembles p, and a row's draft depends on its own key alone.
         """
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
@@ -106,18 +98,15 @@ class Drafter(Protocol):
 class EmptyDrafter(Drafter):
     """Drafts nothing: the loop then decodes with the target alone."""
 
-    def propose(
-        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
-    ) -> Draft:
+    def propose(self, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys) -> Draft:
         return empty_draft(len(contexts))
 
 
 class LookupDrafter:
-    """Prompt lookup: drafts what followed the output's last tokens in the prompt or the output.
+    """Drafts what followed the output's last tokens in the prompt or the output, see `Lookup`.
 
-    It needs no model. Where outputs copy from their sources, as in correcting or summarising, the
-    text at hand is a good draft. See `Lookup` for the rule and the sizes of n-grams. Of special
-    tokens only EOS is proposed, as the last token, where the end of the source is reached.
+    It needs no model. Of special tokens only EOS is proposed, as the last token, where the end of
+    the source is reached.
     """
 
     def __init__(self, info: ModelInfo, min_ngram: int = 1, max_ngram: int = 8) -> None:
@@ -128,20 +117,18 @@ class LookupDrafter:
     def start(self, prompts: Sequence[Sequence[int]], session: Session | None = None) -> None:
         self._lookups = [self._lookup(prompt) for prompt in prompts]
 
-    def propose(
-        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
-    ) -> Draft:
+    def propose(self, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys) -> Draft:
         return self.as_draft(self.find(contexts, num_draft, [()] * len(contexts)))
 
     def as_draft(self, found: list[list[int]]) -> Draft:
-        """Return each row's tokens, if it has any, as a draft with one-hot q."""
+        """Return each row's tokens as a draft with one-hot q."""
         lengths = [len(f) for f in found]
         width = max(lengths)
         tokens = mx.array([f + [0] * (width - len(f)) for f in found], dtype=mx.int32)
         return Draft(tokens.reshape(len(found), width), lengths)
 
     def find(
-        self, contexts: list[list[int]], num_draft: int, assumed: Sequence[Sequence[int]]
+        self, contexts: Contexts, num_draft: int, assumed: Sequence[Sequence[int]]
     ) -> list[list[int]]:
         """Return up to `num_draft` tokens to follow each row's context and assumed tokens."""
         rows = zip(self._lookups, contexts, assumed, strict=True)
@@ -170,11 +157,10 @@ class LookupDrafter:
 
 
 class CombinedDrafter:
-    """A model's draft, and after it, at no cost, what a prompt lookup finds to follow it.
+    """A model's draft, and after it up to `num_draft` tokens that a lookup finds to follow it.
 
-    The lookup treats the model's tokens as output, and adds up to `num_draft` more. Where it finds
-    nothing, or the model's draft has ended with EOS, the draft is the model's alone. If `shared`,
-    both together draft up to `num_draft` tokens: the model half of them, rounded up.
+    Where it finds nothing, or the model's draft has ended with EOS, the draft is the model's alone.
+    If `shared`, both together draft up to `num_draft` tokens: the model half of them, rounded up.
     """
 
     def __init__(self, model: ModelDrafter, lookup: LookupDrafter, *, shared: bool = False) -> None:
@@ -186,9 +172,7 @@ class CombinedDrafter:
         self._model.start(prompts, session)
         self._lookup.start(prompts)
 
-    def propose(
-        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
-    ) -> Draft:
+    def propose(self, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys) -> Draft:
         by_model = (num_draft + 1) // 2 if self._shared else num_draft
         first = self._model.propose(contexts, by_model, groups, keys)
         by_lookup = num_draft - by_model if self._shared else num_draft
@@ -221,7 +205,6 @@ class ModelDrafter:
 
     `vocab_size` is the target's. Models of one family differ in padding: the draft's logits beyond
     it are dropped, and missing ones have probability 0. Only ids below `first_ids` are proposed.
-    `broadcast` is applied to what is drafted.
     """
 
     def __init__(
@@ -244,9 +227,7 @@ class ModelDrafter:
         self._session = session
         self._new = set()
 
-    def propose(
-        self, contexts: list[list[int]], num_draft: int, groups: Groups, keys: mx.array | None
-    ) -> Draft:
+    def propose(self, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys) -> Draft:
         limits = [self._budget(context) for context in contexts]
         num_draft = min(num_draft, max(limits))
         if num_draft == 0:
@@ -267,7 +248,7 @@ class ModelDrafter:
         limit = self._model.info.max_context
         return sys.maxsize if limit is None else max(0, limit - len(context) + 1)
 
-    def _best(self, session: Session, contexts: list[list[int]], num_draft: int) -> mx.array:
+    def _best(self, session: Session, contexts: Contexts, num_draft: int) -> mx.array:
         """Return the greedy continuation, (B, K) int32."""
         step = partial(session.step_argmax, vocab_size=self._width)
         tokens = [self._catch_up(session, contexts, step)]
@@ -277,12 +258,7 @@ class ModelDrafter:
         return mx.concatenate(tokens, axis=1)
 
     def _chosen(
-        self,
-        session: Session,
-        contexts: list[list[int]],
-        num_draft: int,
-        groups: Groups,
-        keys: mx.array | None,
+        self, session: Session, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys
     ) -> tuple[mx.array, mx.array | None]:
         """Return a continuation, (B, K) int32, and q, (B, K, V) float32; None if all is greedy."""
         step = partial(session.step, vocab_size=self._width)
@@ -311,10 +287,9 @@ class ModelDrafter:
         return tokens, padded(mx.stack(probs, axis=1), self._vocab_size)
 
     def _transformed(
-        self, logits: mx.array, contexts: list[list[int]], drafted: mx.array, groups: Groups
+        self, logits: mx.array, contexts: Contexts, drafted: mx.array, groups: Groups
     ) -> mx.array:
-        """Transform logits (B, 1, V) that follow contexts and drafted tokens."""
-        # A transform is about the target's ids.
+        """Transform logits (B, 1, V) that follow contexts and drafted tokens, as the target's."""
         logits = padded(logits, self._vocab_size, -mx.inf)
         starts = [len(p) if self._model.info.is_decoder_only else 1 for p in self._prompts]
         found = groups.transformed(logits, TokenHistory(contexts, starts, drafted))
@@ -322,10 +297,7 @@ class ModelDrafter:
         return mx.where(nothing_allowed(found)[..., None], logits, found)
 
     def _encoded(self) -> Session:
-        """Return the session with all prompts encoded.
-
-        They are encoded only now: where drafting never pays, encoding should cost nothing.
-        """
+        """Return the session; prompts are encoded only now, since drafting may never pay."""
         rows, self._new = sorted(self._new), set()
         if self._session is None:
             self._session = self._model.start(self._prompts)[0]
@@ -335,13 +307,12 @@ class ModelDrafter:
         return self._session
 
     def _catch_up(
-        self, session: Session, contexts: list[list[int]], step: Callable[[mx.array], mx.array]
+        self, session: Session, contexts: Contexts, step: Callable[[mx.array], mx.array]
     ) -> mx.array:
         """Feed the tokens that the session lacks; return `step`'s result for the last, (B, 1, ...).
 
-        It lacks at least the token that the target put after the draft and, where all drafts were
-        accepted, the last drafted one, which was never fed. Rows that lack fewer tokens than
-        others are padded at the end, and the padding is cut off again.
+        It lacks the token that the target put after the draft and, where the whole draft was
+        accepted, the last drafted one. Rows that lack fewer tokens than others are padded.
         """
         confirmed = self._confirmed(session, contexts)
         missing = [len(c) - n for c, n in zip(contexts, confirmed, strict=True)]
@@ -358,11 +329,8 @@ class ModelDrafter:
         last = mx.array(missing).reshape(-1, *[1] * (results.ndim - 1)) - 1
         return mx.take_along_axis(results, last, axis=1)
 
-    def _confirmed(self, session: Session, contexts: list[list[int]]) -> list[int]:
-        """Return how many cached tokens of each row its context has confirmed.
-
-        All cached tokens but rejected drafts are the context's first ones.
-        """
+    def _confirmed(self, session: Session, contexts: Contexts) -> list[int]:
+        """Return how many cached tokens of each row are the first ones of its context."""
         return [min(n, len(c) - 1) for c, n in zip(contexts, session.lengths, strict=True)]
 
     def replace(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:

@@ -67,9 +67,8 @@ class TokenHistory:
 class LogitsTransform:
     """Changes logits before temperature, top-k and top-p; the steps run in this order.
 
-    The meaning of each option, and the order, are those of transformers' `generate`; see
-    `GenerationOptions` (1909.05858, section 4.1, for `repetition_penalty`). `min_tokens` forbids
-    `end_ids`, which end an output; after a drafted one, processors are not called.
+    They mean what they do in transformers' `generate` (`repetition_penalty`: 1909.05858, section
+    4.1). `min_tokens` forbids `end_ids`; after a drafted one of them, processors are not called.
 
     Raises:
         ValueError: If an option is out of its range, or a forced token is forbidden.
@@ -182,10 +181,7 @@ class LogitsTransform:
 
     @cached_property
     def _sequences(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The bad words of several ids: what they begin with, (W, N), and their last ids, (W,).
-
-        Both int32, `NOTHING` before shorter beginnings; None without such words.
-        """
+        """Of bad words of several ids, if any: their beginnings (W, N) and last ids (W,), int32."""
         words = [word for word in self.bad_words if len(word) > 1]
         if not words:
             return None
@@ -230,7 +226,7 @@ def _marked(ids: mx.array, size: int) -> mx.array:
 
 
 def _seen(tokens: mx.array, logits: mx.array) -> mx.array:
-    """Return (B, L, V) bool: the tokens before each position. `tokens` are those of a history."""
+    """Return (B, L, V) bool: the tokens of a history before each position."""
     length, size = logits.shape[1:]
     total = tokens.shape[1]
     # Position i follows all but the last L - 1 - i of them.
@@ -239,10 +235,7 @@ def _seen(tokens: mx.array, logits: mx.array) -> mx.array:
 
 
 def _before(tokens: mx.array, length: int, size: int) -> mx.array:
-    """Return the last `size` tokens before each of L positions, (B, L, size) int32.
-
-    `tokens` are those of a history; `NOTHING` stands before the first of them.
-    """
+    """Return the last `size` tokens of a history before each of L positions, (B, L, size) int32."""
     batch, total = tokens.shape
     lacking = size - (total - length + 1)  # of the tokens before the first position
     if lacking > 0:
@@ -296,10 +289,7 @@ def _names(tokens: mx.array, size: int) -> mx.array:
 def _uncompleted(
     tokens: mx.array, beginnings: np.ndarray, last: np.ndarray, logits: mx.array
 ) -> mx.array:
-    """Return logits (B, L, V), -inf at the last ids (W,) of words that begin before each position.
-
-    The beginnings are (W, N), `NOTHING` before short ones.
-    """
+    """Return logits (B, L, V), -inf at last ids (W,) whose beginnings (W, N) come before."""
     before = _before(tokens, logits.shape[1], beginnings.shape[1])[:, :, None]
     same = before == mx.array(beginnings)
     if (shorter := beginnings == NOTHING).any():
@@ -336,7 +326,7 @@ def _processed(
 
 
 def _called(processor: LogitsProcessor, tokens: mx.array, logits: mx.array) -> mx.array:
-    """Return a processor's result (1, V) as float32; refuse anything else."""
+    """Return a processor's result (1, V) as float32; refuse another."""
     try:
         found = processor(tokens, logits)
     except StopIteration as error:  # which would end a generator that has called this

@@ -38,10 +38,8 @@ class Lookup:
     ) -> list[int]:
         """Return up to `num_draft` tokens that may follow an output of at least one token.
 
-        Args:
-            output: Continues the output of the last call; if it is shorter, the index is rebuilt.
-            num_draft: The most tokens to propose.
-            assumed: Tokens to append to the output for this call only.
+        It continues the output of the last call; if it is shorter, the index is rebuilt. Assumed
+        tokens are appended to it for this call only.
         """
         text = self._text
         if len(output) < len(text) - self._num_source:
@@ -82,7 +80,7 @@ class Lookup:
         return tuple(self._text[end + 1 - size : end + 1])
 
     def _position(self, end: int) -> int | None:
-        """Return where the best earlier copy of the tokens up to `end` ends, if there is one."""
+        """Return where the best earlier copy of the tokens up to `end` ends, if any."""
         # Assumed tokens are few, and not in the index.
         candidates = [*self._candidates(end), *range(self._num_indexed, end)]
         ranks = [self._rank(position, end) for position in candidates]

@@ -15,7 +15,7 @@ from .. import device
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Identifies the tokenizer of a model's ids; the two models of a pair must share it."""
+    """Identifies the tokenizer of a model's ids, which the models of a pair must share."""
 
     size: int  # number of pieces
     digest: str  # hexadecimal, of all pieces and their ids
@@ -108,9 +108,9 @@ class LanguageModel(Protocol):
     ) -> tuple[Session, list[list[int]]]:
         """Return a session and each row's initial context, whose last token is not cached yet.
 
-        With a width, every pass of the session has that many positions, padding among them, and a
-        capacity of its cache that follows from the position alone: a position is then computed in
-        the same way however the tokens before it were fed.
+        With a width, every pass of the session has that many positions, padding among them, and the
+        cache's capacity follows from the position alone: a position is then computed in the same
+        way however the tokens before it were fed.
         """
 
 

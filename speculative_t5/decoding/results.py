@@ -46,9 +46,9 @@ Origin = Literal["accepted", "recovered", "bonus", "regular"]
 class Stats:
     """What one generation cost.
 
-    In a batch, `seconds` runs from the row's first round to its last, for all rows together. It
-    includes encoding for the rows that begin the batch; later prompts are encoded ahead of time.
-    The three sequences are tuples once the generation has finished, and `PerRound` views before.
+    In a batch, `seconds` runs from the row's first round to its last, for all rows together, and
+    includes encoding only for the rows that begin the batch. The three sequences are tuples once
+    the generation has finished, and `PerRound` views before.
     """
 
     num_draft: Sequence[int] = ()  # K of each round: how many tokens the drafter was asked for
@@ -80,7 +80,7 @@ class Stats:
 
     @property
     def last_round(self) -> tuple[int, int, int]:
-        """The last of `num_draft`, of `num_drafted` and of `num_accepted`."""
+        """The last counts of `num_draft`, `num_drafted` and `num_accepted`."""
         return self.num_draft[-1], self.num_drafted[-1], self.num_accepted[-1]
 
     @property
@@ -144,10 +144,9 @@ def total(done: Sequence[Stats]) -> Stats:
 
 
 class PerRound(Sequence[int]):
-    """A count for each round so far, equal to the tuple of them.
+    """A count for each round so far, equal to the tuple of them; copies are tuples.
 
-    It shares a list, which only grows, with the loop and with other views. So a view takes as long
-    to make after the last round as after the first. Copies are tuples.
+    Views share a list, which only grows, with the loop: the last one is made as fast as the first.
     """
 
     def __init__(self, counts: list[int]) -> None:
@@ -182,20 +181,17 @@ class Tally:
     """Counts one output's rounds."""
 
     def __init__(self) -> None:
-        self._counts: tuple[list[int], ...] = ([], [], [])  # of the tuples of Stats
+        self._counts: tuple[list[int], ...] = ([], [], [])  # of the sequences of Stats
         self.rounds = self.emitted = 0
 
     def add(self, num_draft: int, num_drafted: int, num_accepted: int, emitted: int) -> None:
-        """Count one more round."""
         for counts, count in zip(self._counts, (num_draft, num_drafted, num_accepted), strict=True):
             counts.append(count)
         self.rounds += 1
         self.emitted += emitted
 
     def stats(self, seconds: float, *, final: bool = False) -> Stats:
-        """Return the statistics of the rounds so far."""
-        views = (tuple(counts) if final else PerRound(counts) for counts in self._counts)
-        num_draft, num_drafted, num_accepted = views
+        num_draft, num_drafted, num_accepted = map(tuple if final else PerRound, self._counts)
         return Stats(num_draft, num_drafted, num_accepted, self.emitted, seconds)
 
 
@@ -216,9 +212,9 @@ class Round:
 def origins_of_round(num_drafted: int, num_accepted: int, emitted: int) -> list[Origin]:
     """Return where each token that a round emitted came from, EOS included.
 
-    "accepted" tokens were drafted; the target's own token is "recovered" after a rejection, a
-    "bonus" after a whole draft, and "regular" where nothing was drafted (plain decoding). A round
-    that ends with an accepted EOS or at max_tokens has no token of the target's own.
+    The target's own token is "recovered" after a rejection, a "bonus" after a whole draft, and
+    "regular" where nothing was drafted; a round that ends with an accepted EOS or at max_tokens has
+    none.
     """
     origins: list[Origin] = ["accepted"] * num_accepted
     if emitted > num_accepted:

@@ -13,6 +13,7 @@ from ..errors import check_integer, check_number
 from .logits import LogitsTransform, TokenHistory
 
 MIN_TEMPERATURE = 1e-5  # below it, float32 logits divided by it overflow
+Keys = mx.array | None  # (B, 2) uint32, one for each row; None where nothing is sampled
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,7 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is the only one."""
         return self.temperature == 0
-
-    def is_like(self, other: Sampler) -> bool:
-        """Whether another one gives the same values; greedy ones ignore their filters."""
-        both_greedy = self.greedy and other.greedy
-        return self == other or (both_greedy and self.transform == other.transform)
 
     def transformed(self, logits: mx.array, history: TokenHistory) -> mx.array:
         """Transform logits (B, L, V) that follow the tokens of `history`; for `probs` or argmax."""
@@ -92,10 +87,11 @@ class Groups:
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         found: list[tuple[Sampler, list[int]]] = []
         for row, sampler in enumerate(samplers):
+            own = Sampler(transform=sampler.transform) if sampler.greedy else sampler
             # Compared and not hashed: a processor of logits may be any callable.
-            rows = next((rows for other, rows in found if other.is_like(sampler)), None)
+            rows = next((rows for other, rows in found if other == own), None)
             if rows is None:
-                found.append((sampler, [row]))
+                found.append((own, [row]))
             else:
                 rows.append(row)
         self._groups = [(sampler, rows, mx.array(rows)) for sampler, rows in found]
@@ -103,8 +99,7 @@ class Groups:
         self._order = mx.array(sorted(range(len(grouped)), key=grouped.__getitem__))
         self.greedy_rows = [sampler.greedy for sampler in samplers]
         self.greedy = all(self.greedy_rows)
-        # Whether logits of any row are changed.
-        self.transforms = any(sampler.transform is not None for sampler in samplers)
+        self.transforms = any(sampler.transform for sampler in samplers)
 
     def transformed(self, logits: mx.array, history: TokenHistory) -> mx.array:
         """Transform each row's logits (B, L, V) as its own sampler does."""
@@ -138,18 +133,15 @@ def one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
 
 
 def argmax(logits: mx.array) -> mx.array:
-    """Return the greedy choice, ids (...) int32, of logits (..., V); the first among equals."""
+    """Return the best ids (...) int32 of logits (..., V); the first among equals."""
     return mx.argmax(logits, axis=-1).astype(mx.int32)
 
 
-def sample(weights: mx.array, keys: mx.array | None) -> mx.array:
-    """Sample an id for each row, (B,) int32, in proportion to its weights.
+def sample(weights: mx.array, keys: Keys) -> mx.array:
+    """Sample an id for each row, (B,) int32, in proportion to its weights (B, V) float32.
 
-    Args:
-        weights: (B, V) float32, not negative; they need not sum to 1. A token of weight 0 is never
-            sampled.
-        keys: (B, 2) uint32; a row's sample depends on its own key and weights alone. None takes
-            the heaviest token, which of one-hot weights is the only one.
+    They need not sum to 1, and a token of weight 0 is never sampled. Without keys it is the
+    heaviest token, which of one-hot weights is the only one.
     """
     if keys is None:
         return argmax(weights)

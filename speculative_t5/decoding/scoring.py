@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import cast
+from typing import Any
 
 import mlx.core as mx
 
 from .. import device
+from .drafters import padded
 from .logits import TokenHistory
 from .protocols import LanguageModel
 from .sampling import Sampler
@@ -28,19 +29,18 @@ def pair_probabilities(
     """Return (p, q) of each token: the target's probability and the draft's.
 
     q is None without a draft, and where the draft's context is full. Ids from `draft_vocab` on have
-    q = 0. For the other arguments see `token_probabilities`.
+    q = 0. See `token_probabilities`.
     """
     size = model.info.vocab_size
     with device.turn():
-        p = token_probabilities(model, source, tokens, sampler, size)
+        p = token_probabilities(model, source, tokens, sampler, size, size)
     if draft is None:
         return tuple((each, None) for each in p)
     limit, asked = draft.info.max_context, tokens
     if limit is not None:  # the tokens before each scored one must fit
         asked = tokens[: max(0, limit - len(source) + 1)]
     with device.turn():
-        width = min(size, draft_vocab or size)
-        q = token_probabilities(draft, source, asked, sampler, width, size)
+        q = token_probabilities(draft, source, asked, sampler, draft_vocab or size, size)
     return tuple(zip_longest(p, q))
 
 
@@ -49,30 +49,25 @@ def token_probabilities(
     source: Sequence[int],
     tokens: Sequence[int],
     sampler: Sampler,
+    first_ids: int,
     vocab_size: int,
-    num_ids: int | None = None,
 ) -> list[float]:
     """Return the probability of each token of an output, given all tokens before it.
 
     Up to rounding these are the probabilities of decoding. At temperature 0, where decoding has
-    only 0 and 1, they are those of temperature 1. The model, a target or a draft with its
-    tokenizer, chooses among the ids below `vocab_size` that it has; the sampler's transform covers
-    the first `num_ids`, by default as many.
+    only 0 and 1, they are those of temperature 1. The model, a target or a draft, chooses among the
+    ids below `first_ids` that it has; the tokens and the sampler's transform are of `vocab_size`.
     """
     if sampler.temperature == 0:
         sampler = replace(sampler, temperature=1.0)
-    width = min(vocab_size, model.info.vocab_size)
+    width = min(first_ids, vocab_size, model.info.vocab_size)
     found: list[float] = []
     for logits, asked, history in _passes(model, source, tokens, width):
-        if sampler.transform and (missing := max(vocab_size, num_ids or 0) - width):
-            logits = mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf)
+        logits = padded(logits, vocab_size, -mx.inf)
         probs = sampler.probs(sampler.transformed(logits, history)[0])
-        known = mx.array([min(token, width - 1) for token in asked])[:, None]
-        given = mx.take_along_axis(probs, known, axis=-1)[:, 0].tolist()
-        found += [
-            p if token < width else 0.0
-            for p, token in zip(cast(list[float], given), asked, strict=True)
-        ]
+        given: Any = mx.take_along_axis(probs, mx.array(asked)[:, None], axis=-1)[:, 0].tolist()
+        # A transform may force a token that the model cannot choose.
+        found += [p if token < width else 0.0 for p, token in zip(given, asked, strict=True)]
     return found
 
 

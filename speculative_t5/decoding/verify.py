@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -12,16 +13,14 @@ from .drafters import Draft
 from .logits import NOTHING, TokenHistory, nothing_allowed
 from .protocols import Session
 from .results import Broadcast, identity, read
-from .sampling import Groups, argmax, final_keys, position_keys, sample, uniform
+from .sampling import Groups, Keys, argmax, final_keys, position_keys, sample, uniform
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The decision on a draft."""
 
     num_accepted: mx.array  # drafted tokens accepted in each row, (B,) int32
-    # The token after them, recovered or the bonus, (B,) int32; `NOTHING` where none is allowed.
-    next_token: mx.array
+    next_token: mx.array  # after them, (B,) int32; `NOTHING` where none is allowed
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,7 @@ class Acceptance:
     # w_0 to w_K, (B, K + 1) float32: after i accepted tokens the next one is sampled from
     # norm(max(w_i * p - q, 0)).
     ratios: mx.array
-    # True keeps the draft up to the first position that fails; False up to the last one that
-    # passes, whatever fails before it.
-    in_order: bool
+    in_order: bool  # keep the draft up to the first that fails; or else up to the last that passes
 
     def count_accepted(self, uniforms: mx.array) -> mx.array:
         """Return how many drafted tokens stand, (B,) int32, given u (B, K) from [0, 1)."""
@@ -62,16 +59,9 @@ class Verifier:
         assert not (self.block and self.delta)
 
     def verify(
-        self,
-        session: Session,
-        history: TokenHistory,
-        draft: Draft,
-        groups: Groups,
-        keys: mx.array | None,
+        self, session: Session, history: TokenHistory, draft: Draft, groups: Groups, keys: Keys
     ) -> list[tuple[list[int], int]]:
         """Run the target over each row's last token and its draft, and read the verdicts.
-
-        Keys are (B, 2) uint32, None where nothing is sampled; see `Drafter.propose` for the others.
 
         Returns:
             For each row the accepted tokens with the next one, which is missing where no token can
@@ -82,15 +72,15 @@ class Verifier:
         tokens = mx.array([[context[-1]] for context in contexts], dtype=mx.int32)
         if draft.tokens.shape[1]:
             tokens = mx.concatenate([tokens, draft.tokens], axis=1)
-        logits = self.logits(session, tokens, history, groups)
         parts = [draft.tokens]
-        if logits is None:
+        if groups.greedy and self.delta == 0 and not groups.transforms:
             parts.append(session.step_argmax(tokens))
-        elif any(groups.greedy_rows):
-            parts.append(self.choices(draft, logits))
-        if logits is not None and not groups.greedy:
-            verdict = self.verdict(draft, logits, groups, keys)
-            parts.append(mx.stack([verdict.num_accepted, verdict.next_token], axis=1))
+        else:
+            logits = groups.transformed(session.step(tokens), history)
+            if any(groups.greedy_rows):
+                parts.append(self.choices(draft, logits))
+            if not groups.greedy:
+                parts.append(mx.stack(self.verdict(draft, logits, groups, keys), axis=1))
         # A single wait: this array holds all that the host has to know.
         rows = read(self.broadcast(mx.concatenate(parts, axis=1)))
         width, found = draft.tokens.shape[1], []
@@ -105,27 +95,13 @@ class Verifier:
             found.append(([*row[:num_accepted], *last], num_accepted))
         return found
 
-    def logits(
-        self, session: Session, tokens: mx.array, history: TokenHistory, groups: Groups
-    ) -> mx.array | None:
-        """Run the target over `tokens` (B, K + 1) int32: each row's last one and its draft.
-
-        Returns:
-            Logits (B, K + 1, V), transformed; None, without running the target, if only the argmax
-            is needed: the caller then uses `Session.step_argmax`.
-        """
-        if groups.greedy and self.delta == 0 and not groups.transforms:
-            return None
-        return groups.transformed(session.step(tokens), history)
-
     def choices(self, draft: Draft, logits: mx.array) -> mx.array:
         """Return the target's greedy choices (B, K + 1) int32, given its logits (B, K + 1, V).
 
-        Drafted tokens stand as far as they agree with the choices, see `num_agreed`. Leniency only
-        decides which token counts as the argmax: a drafted one does if its probability (at
-        temperature 1) is at least (1 - delta) times the largest (2211.17192, appendix A.5, with
-        l = 1 - delta). So greedy decoding with delta stays deterministic; delta 0 is exact. Where
-        no token is allowed the choice is `NOTHING`.
+        Drafted tokens stand as far as they agree with the choices, see `num_agreed`. A drafted
+        token counts as the choice if its probability (at temperature 1) is at least (1 - delta)
+        times the largest (2211.17192, appendix A.5, with l = 1 - delta). Where no token is allowed
+        the choice is `NOTHING`.
         """
         num_draft, choices = draft.tokens.shape[1], argmax(logits)
         if self.delta > 0 and num_draft > 0:
@@ -139,9 +115,7 @@ class Verifier:
             choices = mx.concatenate([kept, choices[:, num_draft:]], axis=1)
         return mx.where(nothing_allowed(logits), NOTHING, choices)
 
-    def verdict(
-        self, draft: Draft, logits: mx.array, groups: Groups, keys: mx.array | None
-    ) -> Verdict:
+    def verdict(self, draft: Draft, logits: mx.array, groups: Groups, keys: Keys) -> Verdict:
         """Judge a sampled draft by the target's logits (B, K + 1, V)."""
         nothing = allowed = None
         if groups.transforms:
@@ -156,11 +130,11 @@ class Verifier:
             acceptance = block_acceptance(draft, probs)
         else:
             acceptance = token_acceptance(draft, probs, delta=self.delta, allowed=allowed)
-        found = decide(acceptance, draft, probs, keys)
-        if nothing is None:
-            return found
-        none_left = mx.take_along_axis(nothing, found.num_accepted[:, None], axis=1)[:, 0]
-        return replace(found, next_token=mx.where(none_left, NOTHING, found.next_token))
+        num_accepted, next_token = decide(acceptance, draft, probs, keys)
+        if nothing is not None:
+            none_left = mx.take_along_axis(nothing, num_accepted[:, None], axis=1)[:, 0]
+            next_token = mx.where(none_left, NOTHING, next_token)
+        return Verdict(num_accepted, next_token)
 
 
 def num_agreed(drafted: Sequence[int], choices: Sequence[int]) -> int:
@@ -175,9 +149,8 @@ def token_acceptance(
     """The token-wise rule (Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318).
 
     A drafted x is accepted with probability min(1, p(x) / q(x) + delta), if all before it are.
-    After the first rejection the next token comes from the residual norm(max(p - q, 0)). With
-    delta 0, the tokens are distributed as if the target had sampled them; delta 1 accepts every
-    drafted token, except where `allowed` (B, K) bool is False. p is (B, K + 1, V) float32.
+    With delta 0, the tokens are distributed as if the target had sampled them; delta 1 accepts
+    every drafted token, except where `allowed` (B, K) bool is False. p is (B, K + 1, V) float32.
     """
     p_x = _at(target_probs[:, : draft.tokens.shape[1]], draft.tokens)
     q_x = _at(draft.dense(target_probs.shape[-1]), draft.tokens)
@@ -191,8 +164,8 @@ def token_acceptance(
 def block_acceptance(draft: Draft, target_probs: mx.array) -> Acceptance:
     """Block verification (Sun et al. 2403.10444, algorithm 2): exact, and never accepts less.
 
-    The draft is judged as a whole: a token that p likes less than q does may stand for the sake of
-    those after it. In expectation it accepts at least as many tokens as the token-wise rule.
+    A token that p likes less than q does may stand for the sake of those after it: in expectation
+    at least as many tokens stand as by the token-wise rule.
 
     Position i passes with probability h_i: with w_0 = 1, w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i))
     and S_i = sum max(w_i p_{i+1} - q_{i+1}, 0), h_i = S_i / (S_i + 1 - w_i). After the last
@@ -217,10 +190,9 @@ def block_acceptance(draft: Draft, target_probs: mx.array) -> Acceptance:
 def residual(
     draft: Draft, target_probs: mx.array, ratios: mx.array, num_accepted: mx.array
 ) -> mx.array:
-    """Return max(w p - q, 0), (B, V) float32, after `num_accepted` (B,) drafted tokens.
+    """Return the weights max(w p - q, 0), (B, V) float32, of the token after those accepted (B,).
 
-    The next token is sampled in proportion to it. After a whole draft q is a zero row, and the
-    bonus token comes from p itself.
+    After a whole draft q is a zero row, and the bonus token comes from p itself.
     """
     position = num_accepted[:, None]
     w_n = mx.take_along_axis(ratios, position, axis=1)
@@ -233,10 +205,8 @@ def residual(
     return mx.where(empty, p_n, weights)
 
 
-def decide(
-    acceptance: Acceptance, draft: Draft, target_probs: mx.array, keys: mx.array | None
-) -> Verdict:
-    """Sample how many drafted tokens stand, and the next one; keys are (B, 2) uint32.
+def decide(acceptance: Acceptance, draft: Draft, target_probs: mx.array, keys: Keys) -> Verdict:
+    """Sample how many drafted tokens stand, and the next one.
 
     Without keys p and q are one-hot, and nothing is left to chance.
     """
