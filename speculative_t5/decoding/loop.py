@@ -17,7 +17,7 @@ from .drafters import Drafter, EmptyDrafter
 from .logits import NOTHING_LEFT, TokenHistory
 from .protocols import Encoded, LanguageModel, Session, SharingModel
 from .results import FinishReason, Round, Tally, read
-from .sampling import Groups, Sampler, final_keys, round_keys, sample
+from .sampling import Groups, Keys, Sampler, final_keys, round_keys, sample
 from .verify import Verifier
 
 WINDOW = 4  # batches of prompts to put in order of length
@@ -35,9 +35,7 @@ class RowOptions:
 
     sampler: Sampler = field(default_factory=Sampler)
     max_tokens: int = 256  # EOS included
-    # Samples depend on it, on the request's number and the row's round, and on nothing else; None
-    # where nothing is sampled.
-    seed: int | None = None
+    seed: int = 0  # samples depend on it, the request's number, the row's round, and nothing else
     stop_ids: frozenset[int] = frozenset()  # that end the output, besides those of EOS
     stop_checker: Callable[[], StopChecker] | None = None  # makes one for the output
     drafts: bool = True  # whether tokens are drafted for the row
@@ -63,7 +61,7 @@ class Plan:
     width: int | None = None  # positions of the target's passes; see `LanguageModel.start`
     sharing: SharingModel | None = None  # the draft model, if it shares the target's encoder
     # Wait for each draft, to tell its time from that of verifying, and pad it to the length asked
-    # for. A round then has a second wait, and takes longer.
+    # for.
     timed: bool = False
 
 
@@ -114,22 +112,16 @@ class Row:
         """The most tokens to draft: a round emits one more."""
         return self.remaining - 1 if self.request.options.drafts else 0
 
-    def keys(self, later: int) -> np.ndarray | None:
-        """Return `round_keys`, `later` rounds from this one; None if nothing is sampled."""
+    def keys(self, later: int) -> np.ndarray:
+        """Return `round_keys`, `later` rounds from this one."""
         seed, number = self.request.options.seed, self.request.number
-        if seed is None:
-            return None
         return round_keys(seed, self.index if number is None else number, self.tally.rounds + later)
 
     def emit(
         self, tokens: list[int], num_accepted: int, num_drafted: int, num_draft: int, now: float
     ) -> Round:
-        """Emit the tokens that stand; a cut may leave fewer than were accepted.
-
-        A row that cannot go on fails one round later, as in plain decoding: it may have ended by
-        then.
-        """
-        if not tokens:
+        """Emit the tokens that stand, unless a cut leaves fewer."""
+        if not tokens:  # a round after the last that could follow: the row may have ended by then
             self.stopped = True
             return Round(self.index, [], 0, self.tally.stats(now - self.began), error=NOTHING_LEFT)
         asked = min(num_draft, self.limit)
@@ -165,8 +157,8 @@ def decode(
 ) -> Iterator[Round]:
     """Decode prompts side by side, and yield a `Round` for each row and pass of the target.
 
-    When one of at most `batch_size` rows ends, the next prompt takes its place; a few are taken
-    from `requests` before there is a row for them. When there is none, the batch shrinks.
+    When one of at most `batch_size` rows ends, the next prompt takes its place, or the batch
+    shrinks. A few requests are taken before there is a row for them.
 
     Raises:
         ValueError: If the options of a row forbid every token that could come next.
@@ -188,8 +180,8 @@ def decode(
 class Batch:
     """Rows that are decoded together; requests may join and leave between any two rounds.
 
-    The session and the drafter have the rows in the same order. After an exception of any method
-    the batch cannot be used any more, nor can the plan's drafter before it begins another one.
+    The session and the drafter have the rows in the same order. After an exception the batch cannot
+    be used any more, nor can the plan's drafter before it begins another one.
     """
 
     def __init__(self, model: LanguageModel, plan: Plan) -> None:
@@ -205,7 +197,7 @@ class Batch:
         self._next_tokens: mx.array | None = None  # (B, 1) int32, of a pass that was begun early
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Let requests join, in the places of rows that have ended and in new ones."""
+        """Let requests join."""
         began = self._now()
         with device.turn():
             if requests and self._session is None:
@@ -293,15 +285,14 @@ class Batch:
 
     def _step(self, session: Session, tokens: mx.array, *, later: int) -> mx.array:
         """Return the tokens after `tokens` (B, 1), (B, 1) int32, `later` rounds from this one."""
-        if self._groups.greedy:  # lenient or not: there is no draft to be lenient about
-            return session.step_argmax(tokens)
         _, keys = self._keys(later)
-        assert keys is not None
+        if keys is None:  # lenient or not: there is no draft to be lenient about
+            return session.step_argmax(tokens)
         probs = self._groups.probs(session.step(tokens))
         return sample(probs[:, 0], final_keys(keys))[:, None]
 
     def _encode_next(self, waiting: Iterator[Request], batch_size: int) -> bool:
-        """Have the next prompts encoded, if there are any: a few together take less time."""
+        """Encode the next prompts, if there are any: a few together take less time."""
         if not self._waiting:
             requests, tokens = [], 0
             for request in islice(waiting, batch_size):
@@ -327,7 +318,8 @@ class Batch:
             both = plan.sharing.start_both(sources, width=plan.width)
             self._session, draft_session, contexts = both
             plan.drafter.start(sources, draft_session)
-        self.rows = self._new_rows(requests, contexts, began)
+        pairs = zip(requests, contexts, strict=True)
+        self.rows = [Row(self._model, request, context, began) for request, context in pairs]
         self._changed()
 
     def _place(self, requests: Sequence[Request], encoded: Sequence[Encoded], began: float) -> None:
@@ -340,9 +332,8 @@ class Batch:
             places += added
         contexts = self._session.replace(places, encoded)
         self._plan.drafter.replace(places, [request.source for request in requests])
-        new = self._new_rows(requests, contexts, began)
-        for place, row in zip(places, new, strict=True):
-            self.rows[place : place + 1] = [row]
+        for place, request, context in zip(places, requests, contexts, strict=True):
+            self.rows[place : place + 1] = [Row(self._model, request, context, began)]
         self._changed()
 
     def _free(self) -> list[int]:
@@ -358,21 +349,13 @@ class Batch:
         """Group the present rows, and forget what was prepared for the previous ones."""
         self._next_tokens = None  # it was begun for the previous rows, too
         self._groups = Groups([row.request.options.sampler for row in self.rows])
-        # T5's passes are compiled, and leave the host little to do meanwhile.
-        plain = isinstance(self._plan.drafter, EmptyDrafter) and self._model.info.is_decoder_only
+        # T5's passes are compiled, and leave the host little to do meanwhile. A subclass may draft.
+        plain = type(self._plan.drafter) is EmptyDrafter and self._model.info.is_decoder_only
         self._async = plain and not self._groups.transforms
 
-    def _new_rows(
-        self, requests: Sequence[Request], contexts: Sequence[list[int]], began: float
-    ) -> list[Row]:
-        pairs = zip(requests, contexts, strict=True)
-        return [Row(self._model, request, context, began) for request, context in pairs]
-
-    def _keys(self, later: int = 0) -> tuple[mx.array | None, mx.array | None]:
-        """Return keys for drafting and for verdicts, (B, 2) uint32 each, `later` rounds on."""
-        of_rows = [row.keys(later) for row in self.rows]
-        if all(keys is None for keys in of_rows):
+    def _keys(self, later: int = 0) -> tuple[Keys, Keys]:
+        """Return keys for drafting and for verdicts, `later` rounds from this one."""
+        if self._groups.greedy:
             return None, None
-        unused = np.zeros((2, 2), dtype=np.uint32)  # of rows in which nothing is sampled
-        keys = mx.array(np.stack([unused if own is None else own for own in of_rows]))
+        keys = mx.array(np.stack([row.keys(later) for row in self.rows]))
         return keys[:, 0], keys[:, 1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -13,16 +14,16 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from .. import __version__, decoding
+from .. import __version__, decoding, device
 from ..checkpoints import ModelFolder, as_dtype, dtype_name, load, locate, named_draft
-from ..decoding import FixedSchedule, Indexed, LanguageModel, Plan, Request, Round, RowOptions
-from ..device import default_dtype
+from ..decoding import AdaptiveSchedule, FixedSchedule, Indexed, LanguageModel, Plan, Request, Round
 from ..distributed import ProcessGroup
 from ..documents import rewrite
 from ..errors import check_integer
 from ..models import SharingDraft
 from ..tokenizers import Prompt, PromptEncoder, Source, Tokenizer, check_prompts
-from .drafting import adaptive_schedule, agreement, bind, make_drafter, pair_up
+from . import outputs
+from .drafting import pair_up, spelled
 from .options import (
     BatchOptions,
     DraftingOptions,
@@ -33,10 +34,13 @@ from .options import (
     takes,
     with_hints,
 )
-from .outputs import Chunk, Generation, Several, as_chunk, as_generation, best_beam, with_bar
+from .outputs import Chunk, Generation
 from .steady import steady_width
 
 NO_DRAFT = FixedSchedule(0)
+WARM_UP_TOKENS = 128  # of an output that only serves to measure costs
+
+_calibrating = threading.Lock()  # of the process: other threads would disturb what is measured
 
 
 class SpeculativeDecoder:
@@ -51,19 +55,18 @@ class SpeculativeDecoder:
         model: The target.
         draft: A smaller model with the same tokenizer; "lookup" to copy from the source and the
             output so far, without a model; or None to decode with the target alone.
-        tokenizer: Needed for prompts and outputs as text. With None, prompts are ids and the texts
-            of results are empty.
+        tokenizer: Needed for prompts and outputs as text; without it prompts are ids and texts of
+            results are empty.
         num_draft, delta, verify, lookup, min_ngram, max_ngram, draft_vocab, steady: See
             `DraftingOptions`.
-        chat: Treat prompts that are text as a user's message, and apply the chat template of the
-            model's tokenizer.
+        chat: Treat prompts that are text as a user's message, and apply the tokenizer's chat
+            template.
         prefix: Put before each prompt that is text and does not begin with it; "" for none, None
             for the `prefix` of the model's config.json. Ids and chats are left alone.
         max_source_length: The longest prompt in tokens; None for the length that the model is made
-            for. A longer prompt is an error. A T5 can read more than it was made for, a
-            decoder-only model cannot.
-        truncate: Cut longer prompts instead: a T5's at the end, a decoder-only model's at the
-            beginning, to leave room for `max_tokens`.
+            for. A T5 can read more than it was made for, a decoder-only model cannot.
+        truncate: Cut longer prompts instead of refusing them: a T5's at the end, a decoder-only
+            model's at the beginning, to leave room for `max_tokens`.
 
     `model` and `tokenizer` are attributes, and `draft`, which is the draft model or None.
 
@@ -113,8 +116,10 @@ class SpeculativeDecoder:
         self._draft_is_implied = False  # and so left out where none may be
         number = DraftingOptions.num_draft if num_draft == "auto" else num_draft
         self._schedule = FixedSchedule(int(number))
-        self._verifier = decoding.Verifier(delta, self._drafting.by_block, agreement(model))
-        self._schedules: dict[tuple[object, ...], decoding.AdaptiveSchedule] = {}  # by options
+        # Makes choices the same in all processes that share a target.
+        self._broadcast = getattr(model, "broadcast", decoding.identity)
+        self._verifier = decoding.Verifier(delta, self._drafting.by_block, self._broadcast)
+        self._schedules: dict[tuple[object, ...], AdaptiveSchedule] = {}  # by options
         self._width: int | None = None  # of steady passes, once it is known
 
     @classmethod
@@ -141,11 +146,11 @@ class SpeculativeDecoder:
     ) -> SpeculativeDecoder:
         """Load target and draft from folders, or by names that `load` looks up.
 
-        Without `draft`, it is the one that the target's config.json names, if any, as for the
-        commands; None decodes with the target alone. `dtype` is passed to `load` for both models;
-        all other options are the constructor's. With a `group` of processes
-        (`mx.distributed.init()`), the target is split among them, and each has the whole draft; all
-        must then make the same calls. What they would do is compared before the models are loaded.
+        Without `draft`, it is the one that the target's config.json names, if any; None decodes
+        with the target alone. `dtype` is passed to `load` for both models. With a `group` of
+        processes (`mx.distributed.init()`), the target is split among them, and each has the whole
+        draft; all must then make the same calls. What they would do is compared before the models
+        are loaded.
 
         Raises:
             StartError: In all processes, if their versions, weights or options differ.
@@ -184,7 +189,6 @@ class SpeculativeDecoder:
         Raises:
             ValueError: If the prompt is empty, too long or not a prompt, or an option is out of its
                 range.
-            TypeError: If there is no such option.
         """
         source = self.fit(prompt, options.max_tokens).ids
         rows = min(options.num_return_sequences, self._drafting.rows(None))
@@ -206,8 +210,8 @@ class SpeculativeDecoder:
     def generate_batch(self, prompts: Sequence[Prompt], options: BatchOptions) -> list[Generation]:
         """Generate the outputs for many prompts, in the prompts' order.
 
-        For options see `GenerationOptions` and `BatchOptions`. All prompts are checked before the
-        first is decoded. At the same seed the first output is that of `generate`.
+        All prompts are checked before the first is decoded. At the same seed the first output is
+        that of `generate`.
         """
         check_prompts(prompts)
         batch_size = self._drafting.rows(options.batch_size)
@@ -224,15 +228,13 @@ class SpeculativeDecoder:
     ) -> Iterator[tuple[int, Generation]]:
         """Generate the outputs for any number of prompts; yield index and output as each ends.
 
-        `batch_size` prompts are decoded side by side, each with its own acceptance; when one ends,
-        the next takes its row. If `num_draft` is a number, an output depends only on its prompt,
-        its index and the seed, up to rounding, and not on its neighbours. (With "auto" all rows
-        share one draft length, on which sampled tokens depend; they follow the target's
-        distribution all the same.)
+        When one of the prompts that are decoded side by side ends, the next takes its row. If
+        `num_draft` is a number, an output depends only on its prompt, its index and the seed, up to
+        rounding. With "auto" all rows share one draft length, on which sampled tokens depend; they
+        follow the target's distribution all the same.
 
         `prompts` are pairs of an index, at least 0, and a prompt, as `enumerate` makes them. As
-        many prompts as rows are taken ahead, with `by_length` `WINDOW` times as many. For options
-        see `GenerationOptions` and `BatchOptions`.
+        many prompts as rows are taken ahead, with `by_length` `WINDOW` times as many.
         """
         check_prompts(prompts)
         batch_size = self._drafting.rows(options.batch_size)
@@ -253,7 +255,7 @@ class SpeculativeDecoder:
         options.check_stream()
         source = self.fit(prompt, options.max_tokens).ids
         detokenizer = options.detokenizer(self.tokenizer)
-        return (as_chunk(done, detokenizer) for done in self.rounds([(0, source)], options))
+        return (outputs.as_chunk(done, detokenizer) for done in self.rounds([(0, source)], options))
 
     rewrite = with_hints(rewrite)  # texts of any length, piece by piece
 
@@ -290,34 +292,28 @@ class SpeculativeDecoder:
         *,
         progress: bool = False,
     ) -> Iterator[tuple[int, Generation]]:
-        """Decode prompts, and yield each one's index and output as it ends.
-
-        The options are checked at the call. `progress` shows a bar, for one prompt.
-        """
+        """Check options, decode prompts, and yield each one's index and output as it ends."""
         if beams := options.beams:
             self._check_beams(options)
             requests = self.requests(prompts, options)
             searches = max(1, batch_size // beams.num_beams)
-            results = decoding.beam_search(
-                self.model, requests, beams, searches, self._verifier.broadcast
-            )
-            return ((done.index, best_beam(done, self.tokenizer)) for done in results)
+            results = decoding.beam_search(self.model, requests, beams, searches, self._broadcast)
+            return ((done.index, outputs.best_beam(done, self.tokenizer)) for done in results)
         several, count = None, options.num_return_sequences
         if options.scores or count > 1:
-            score = partial(decoding.log_probability, self.model) if options.scores else None
-            several = Several(count, score)
+            several = outputs.Several(count, self.model if options.scores else None)
             prompts = several.repeated(prompts)
         rounds = self.rounds(prompts, options, batch_size)
         if progress:
-            rounds = with_bar(rounds, options.max_tokens)
+            rounds = outputs.with_bar(rounds, options.max_tokens)
         return self._outputs(rounds, options, several)
 
     def _outputs(
-        self, rounds: Iterator[Round], options: GenerationOptions, several: Several | None
+        self, rounds: Iterator[Round], options: GenerationOptions, several: outputs.Several | None
     ) -> Iterator[tuple[int, Generation]]:
         for done in rounds:
             if done.finish_reason:
-                made = as_generation(done, options.detokenizer(self.tokenizer))
+                made = outputs.as_generation(done, options.detokenizer(self.tokenizer))
                 if several:
                     yield from several.gathered(done, made)
                 else:
@@ -326,20 +322,41 @@ class SpeculativeDecoder:
     def _check_beams(self, options: GenerationOptions) -> None:
         """Refuse a beam search with drafts that were asked for, or with steady passes."""
         chosen = self._drafting.lookup or (self.drafts and not self._draft_is_implied)
+        said = f"num_beams is {options.num_beams}, and a beam search does not go with"
         if chosen and options.speculative:
-            raise ValueError(
-                f"num_beams is {options.num_beams}, and a beam search does not go with a draft: "
-                "give speculative=False"
-            )
+            raise ValueError(f"{said} a draft: give speculative=False")
         if self.is_steady:
-            raise ValueError(
-                f"num_beams is {options.num_beams}, and a beam search does not go with steady "
-                "passes: leave out one of them"
-            )
+            raise ValueError(f"{said} steady passes: leave out one of them")
 
-    def bind(self, options: GenerationOptions) -> RowOptions:
-        """Return what the options mean for the target and its tokenizer."""
-        return bind(options, self.model, self.tokenizer)
+    def bind(self, options: GenerationOptions) -> decoding.RowOptions:
+        """Return what options mean for the target and its tokenizer.
+
+        Raises:
+            ValueError: If an option names an id that the model lacks, or is text and there is no
+                tokenizer, or text that the vocabulary lacks.
+        """
+        info, tokenizer = self.model.info, self.tokenizer
+        stop_ids = frozenset(options.stop_token_ids)
+        spell = partial(spelled, info, tokenizer)
+        transform = options.transform(spell, stop_ids | info.eos_token_ids)
+        named: dict[str, Collection[int]] = {"stop_token_ids": stop_ids}
+        if transform:
+            named |= transform.ids
+        for name, ids in named.items():
+            if (largest := max(ids, default=-1)) >= info.vocab_size:
+                raise ValueError(
+                    f"{name} has the id {largest}, and the model has ids below "
+                    f"{info.vocab_size}: give ids of its tokenizer"
+                )
+        stop_checker = None
+        if options.stop:
+            if tokenizer is None:
+                raise ValueError("stop strings need a tokenizer: give the decoder one")
+            stop_checker = partial(outputs.StoppedText, tokenizer, options.stop, options.min_tokens)
+        sampler = replace(options.sampler, transform=transform) if transform else options.sampler
+        return decoding.RowOptions(
+            sampler, options.max_tokens, options.seed, stop_ids, stop_checker, options.speculative
+        )
 
     def requests(self, prompts: Iterable[Indexed], options: GenerationOptions) -> Iterator[Request]:
         """Bind options to prompts, which are pairs of an index and source ids."""
@@ -349,14 +366,14 @@ class SpeculativeDecoder:
     def rounds(
         self, prompts: Iterable[Indexed], options: GenerationOptions, batch_size: int = 1
     ) -> Iterator[Round]:
-        """Decode; the options are checked at the call, not at the first round."""
+        """Check options, and decode prompts."""
         requests = self.requests(prompts, options)
         first = list(islice(requests, batch_size)) if self._drafting.num_draft == "auto" else []
         plan = self.plan(first, speculative=options.speculative)
         return decoding.decode(self.model, chain(first, requests), plan, batch_size=batch_size)
 
     def _steady_width(self) -> int | None:
-        """Return the width of all passes of the target; None if they need not be steady."""
+        """Return the width of the target's passes; None if they need not be steady."""
         drafting = self._drafting
         if self._width is None and drafting.steady and drafting.num_draft != "auto":
             self._width = steady_width(self.model, drafting.num_draft + 1)
@@ -371,17 +388,60 @@ class SpeculativeDecoder:
                 rows together does.
             speculative: False decodes with the target alone.
         """
-        drafter = make_drafter(self.model, self.draft, self._drafting) if speculative else None
+        drafter = self.make_drafter() if speculative else None
         if drafter is None:
             return Plan(decoding.EmptyDrafter(), NO_DRAFT, self._verifier, self._steady_width())
         sharing = self.draft if isinstance(self.draft, SharingDraft) else None
         plan = Plan(drafter, self._schedule, self._verifier, self._steady_width(), sharing)
         if self._drafting.num_draft != "auto" or not requests:
             return plan
-        schedule = adaptive_schedule(
-            self._schedules, self.model, self.draft, self._drafting, plan, requests
-        )
-        return replace(plan, schedule=schedule)
+        return replace(plan, schedule=self.adaptive_schedule(plan, requests))
+
+    def make_drafter(self) -> decoding.Drafter | None:
+        """Return a drafter, or None where nothing drafts."""
+        info, options, by_model = self.model.info, self._drafting, None
+        if self.draft:
+            by_model = decoding.ModelDrafter(
+                self.draft, info.vocab_size, self.draft_vocab, self._broadcast
+            )
+        if not options.lookup:
+            return by_model
+        lookup = decoding.LookupDrafter(info, options.min_ngram, options.max_ngram)
+        if by_model is None:
+            return lookup
+        return decoding.CombinedDrafter(by_model, lookup, shared=options.steady)
+
+    def adaptive_schedule(self, plan: Plan, requests: Sequence[Request]) -> AdaptiveSchedule:
+        """Return the schedule for the options of requests, which are alike; measure if not known.
+
+        Where outputs do not depend on draft lengths (greedy and exact), the schedule goes on
+        learning from one call to the next. Elsewhere the same seed must give the same tokens again.
+        """
+        device.enter_thread()  # before the lock, which a fork may leave locked
+        own, verifier, drafting = requests[0].options, plan.verifier, self._drafting
+        sampler = own.sampler
+        sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
+        rule = (verifier.block, float(verifier.delta))
+        lookups = (drafting.lookup, drafting.min_ngram, drafting.max_ngram)
+        batch_size = 1 << (len(requests) - 1).bit_length()  # the next power of two
+        # A transform takes time, and changes what is accepted.
+        transform = (sampler.transform.summary,) if sampler.transform else ()
+        settings = (*sampling, *rule, *lookups, self.draft_vocab, batch_size, *transform)
+
+        def warm_up(schedule: decoding.Schedule, seed: int) -> Iterator[Round]:
+            brief = replace(own, max_tokens=WARM_UP_TOKENS, seed=seed)
+            timed = replace(plan, schedule=schedule, timed=True)
+            bound = [replace(request, options=brief) for request in requests]
+            return decoding.decode(self.model, bound, timed, batch_size=len(bound))
+
+        with _calibrating:
+            if settings not in self._schedules:
+                models = [each.fingerprint if each else None for each in (self.model, self.draft)]
+                found = decoding.calibrate(warm_up, len(requests), *models, *settings)
+                self._schedules[settings] = AdaptiveSchedule(found)
+            schedule = self._schedules[settings]
+        greedy_and_exact = sampler.greedy and verifier.delta == 0
+        return schedule if greedy_and_exact else AdaptiveSchedule(schedule.calibration)
 
 
 def checked_pair(item: object) -> tuple[int, Prompt]:
@@ -403,7 +463,7 @@ def process_facts(
 ) -> dict[str, str]:
     """Return the facts that must be the same in all processes, see `ProcessGroup.compare`."""
     facts = {"the version of speculative_t5": __version__, "the version of MLX": version("mlx")}
-    facts["the type to compute in"] = dtype_name(as_dtype(dtype) or default_dtype())
+    facts["the type to compute in"] = dtype_name(as_dtype(dtype) or device.default_dtype())
     for role, name in (("the target", model), ("the draft", draft)):
         if name is None or name == "lookup":
             facts[role] = name or "none"

@@ -1,62 +1,20 @@
-"""Options bound to models: what they mean for a target, its draft and its tokenizer."""
+"""A decoder's models: whether target and draft go together, and texts as ids of their tokenizer."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
-from .. import decoding, device
 from ..checkpoints import dtype_name
-from ..decoding import AdaptiveSchedule, LanguageModel, Plan, Request, Round, RowOptions, Schedule
+from ..decoding import LanguageModel, ModelInfo
 from ..errors import check_utf8
 from ..models import T5, SharingDraft
 from ..tokenizers import Tokenizer, unknown_characters
-from .options import DraftingOptions, GenerationOptions
-from .outputs import StoppedText
-
-WARM_UP_TOKENS = 128  # of an output that only serves to measure costs
-
-_calibrating = threading.Lock()  # of the process: other threads would disturb what is measured
+from .options import DraftingOptions
 
 
-def bind(
-    options: GenerationOptions, model: LanguageModel, tokenizer: Tokenizer | None
-) -> RowOptions:
-    """Return what the options of a call mean for a target and its tokenizer.
-
-    Raises:
-        ValueError: If an option names an id that the model lacks, or is text and there is no
-            tokenizer, or text that the vocabulary lacks.
-    """
-    stop_ids = frozenset(options.stop_token_ids)
-    spell = partial(_spelled, model, tokenizer)
-    transform = options.transform(spell, stop_ids | model.info.eos_token_ids)
-    named: dict[str, Collection[int]] = {"stop_token_ids": stop_ids}
-    if transform:
-        named |= transform.ids
-    for name, ids in named.items():
-        if (largest := max(ids, default=-1)) >= model.info.vocab_size:
-            raise ValueError(
-                f"{name} has the id {largest}, and the model has ids below "
-                f"{model.info.vocab_size}: give ids of its tokenizer"
-            )
-    stop_checker = None
-    if options.stop:
-        if tokenizer is None:
-            raise ValueError("stop strings need a tokenizer: give the decoder one")
-        stop_checker = partial(StoppedText, tokenizer, options.stop, options.min_tokens)
-    sampler = replace(options.sampler, transform=transform) if transform else options.sampler
-    seed = options.seed if options.temperature else None
-    return RowOptions(
-        sampler, options.max_tokens, seed, stop_ids, stop_checker, options.speculative
-    )
-
-
-def _spelled(
-    model: LanguageModel, tokenizer: Tokenizer | None, name: str, text: str
+def spelled(
+    info: ModelInfo, tokenizer: Tokenizer | None, name: str, text: str
 ) -> list[tuple[int, ...]]:
     """Return the ids of a text where an output begins, and those after a space.
 
@@ -73,9 +31,9 @@ def _spelled(
                 f"{name} has the text {way!r}, and the vocabulary lacks {lacking[0]!r}: leave it "
                 "out, or give ids"
             )
-        if not model.info.is_decoder_only:
+        if not info.is_decoder_only:
             ids = ids[:-1]
-        elif ids and ids[0] in model.info.special_tokens and not tokenizer.decode(ids[:1]):
+        elif ids and ids[0] in info.special_tokens and not tokenizer.decode(ids[:1]):
             ids = ids[1:]
         if not ids:
             raise ValueError(f"{name} has the text {way!r}, which has no ids: leave it out")
@@ -83,37 +41,12 @@ def _spelled(
     return list(dict.fromkeys(ways))
 
 
-def make_drafter(
-    model: LanguageModel, draft: LanguageModel | None, options: DraftingOptions
-) -> decoding.Drafter | None:
-    """Return the drafter for a target, or None where nothing drafts."""
-    by_model = None
-    if draft:
-        by_model = decoding.ModelDrafter(
-            draft, model.info.vocab_size, options.draft_vocab, agreement(model)
-        )
-    if not options.lookup:
-        return by_model
-    lookup = decoding.LookupDrafter(model.info, options.min_ngram, options.max_ngram)
-    if by_model is None:
-        return lookup
-    return decoding.CombinedDrafter(by_model, lookup, shared=options.steady)
-
-
-def agreement(model: LanguageModel) -> decoding.Broadcast:
-    """Return what makes choices the same in all processes that share a target."""
-    return model.broadcast if isinstance(model, T5) else decoding.identity
-
-
 def pair_up(
     model: LanguageModel,
     draft: LanguageModel | Literal["lookup"] | None,
     options: DraftingOptions,
 ) -> tuple[LanguageModel | None, DraftingOptions]:
-    """Return the draft model, if there is one, and the options with what the draft implies.
-
-    Refuse a draft that does not go with the target.
-    """
+    """Return the draft model, if any, and the options that it implies; refuse a wrong one."""
     is_shared = isinstance(model, T5) and model.num_processes > 1
     if is_shared and options.num_draft == "auto":
         raise ValueError(
@@ -167,45 +100,3 @@ def _check_pair(model: LanguageModel, draft: LanguageModel) -> None:
             "target and draft must share a tokenizer: "
             f"the target's has {ours}, the draft's has {theirs}; choose another draft, or 'lookup'"
         )
-
-
-def adaptive_schedule(
-    known: dict[tuple[object, ...], AdaptiveSchedule],
-    model: LanguageModel,
-    draft: LanguageModel | None,
-    drafting: DraftingOptions,
-    plan: Plan,
-    requests: Sequence[Request],
-) -> AdaptiveSchedule:
-    """Return the schedule for these options; measure the plan's costs on requests if not known.
-
-    Where outputs do not depend on draft lengths (greedy and exact), the schedule goes on learning
-    from one call to the next. Elsewhere each call begins with a fresh one, or the same seed and
-    options would not give the same tokens twice. All requests have the options of the first one.
-    """
-    device.enter_thread()  # before the lock, which a fork may leave locked
-    own, verifier = requests[0].options, plan.verifier
-    sampler = own.sampler
-    sampling = (float(sampler.temperature), sampler.top_k, float(sampler.top_p))
-    rule = (verifier.block, float(verifier.delta))
-    lookups = (drafting.lookup, drafting.min_ngram, drafting.max_ngram)
-    batch_size = 1 << (len(requests) - 1).bit_length()  # the next power of two
-    # A transform takes time, and changes what is accepted.
-    transform = (sampler.transform.summary,) if sampler.transform else ()
-    settings = (*sampling, *rule, *lookups, drafting.draft_vocab, batch_size, *transform)
-
-    def warm_up(schedule: Schedule, seed: int) -> Iterator[Round]:
-        sampled = seed if sampler.temperature else None
-        brief = replace(own, max_tokens=WARM_UP_TOKENS, seed=sampled)
-        timed = replace(plan, schedule=schedule, timed=True)
-        bound = [replace(request, options=brief) for request in requests]
-        return decoding.decode(model, bound, timed, batch_size=len(bound))
-
-    with _calibrating:
-        if settings not in known:
-            models = [each.fingerprint if each else None for each in (model, draft)]
-            found = decoding.calibrate(warm_up, len(requests), *models, *settings)
-            known[settings] = AdaptiveSchedule(found)
-        schedule = known[settings]
-    greedy_and_exact = sampler.temperature == 0 and verifier.delta == 0
-    return schedule if greedy_and_exact else AdaptiveSchedule(schedule.calibration)

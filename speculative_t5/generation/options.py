@@ -23,7 +23,7 @@ from ..decoding import (
     Sampler,
 )
 from ..errors import check_integer, check_options, check_utf8, described, option
-from ..tokenizers import Detokenizer, PromptEncoder, Tokenizer
+from ..tokenizers import Detokenizer, Tokenizer
 from .outputs import StoppedText
 
 P = ParamSpec("P")
@@ -70,18 +70,16 @@ OTHERS = {
 class GenerationOptions:
     """The options of a call, each in its range.
 
-    Beyond --help: with num_draft "auto", a seed gives the same tokens as long as the stored
-    calibration is kept. `speculative=False` decodes with the target alone, and `max_new_tokens` is
-    another name for `max_tokens`. `repetition_penalty` divides positive logits of the tokens in the
-    output (of a decoder-only model also in the prompt), and multiplies negative ones. `bad_words`
-    are ids, or text: the ids that the tokenizer gives it at the beginning of a text and after a
-    space; other ids may spell it, too. `logits_processors` are functions of (tokens so far (T,)
-    int32, logits (1, V) float32) that return logits (1, V), as mlx-lm's; they are called for each
-    drafted token, too, and must depend on their arguments alone. `stop` is a text or several, which
-    are not part of the output. Output j of prompt i samples as prompt `num_return_sequences` * i +
-    j would. `scores` take one more pass over the output. A beam search, see `BeamOptions`, finds
-    the best outputs by the target alone; samples, drafts, stop strings and streams do not go with
-    it.
+    With num_draft "auto", a seed gives the same tokens as long as the stored calibration is kept.
+    `speculative=False` decodes with the target alone, and `max_new_tokens` is another name for
+    `max_tokens`. `repetition_penalty` divides positive logits of the tokens in the output (of a
+    decoder-only model also in the prompt), and multiplies negative ones. `bad_words` are ids, or
+    text: the ids that the tokenizer gives it at the beginning of a text and after a space.
+    `logits_processors` are functions of (tokens so far (T,) int32, logits (1, V) float32) that
+    return logits (1, V), as mlx-lm's; they are called for each drafted token, too, and must depend
+    on their arguments alone. `stop` is a text or several, which are not part of the output. Output
+    j of prompt i samples as prompt `num_return_sequences` * i + j would. `scores` take one more
+    pass over the output. For a beam search see `BeamOptions`.
     """
 
     max_tokens: int = in_output(
@@ -237,10 +235,8 @@ class GenerationOptions:
     ) -> LogitsTransform | None:
         """Return the change of logits; None if there is none.
 
-        Args:
-            encode: Takes an option's name and a text, and returns the ways that ids spell it.
-            end_ids: The ids that end an output. A bad word that is one of them is ignored, as by
-                transformers: an output may be empty.
+        `encode` takes an option's name and a text, and returns the ways that ids spell it. A bad
+        word that is one of `end_ids` is ignored, as by transformers: an output may be empty.
         """
         if all(getattr(self, name) == getattr(GenerationOptions, name) for name in CONSTRAINTS):
             return None
@@ -282,15 +278,11 @@ class SingleOptions(GenerationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(GenerationOptions):
-    """The options of `generate_batch` and `iter_batch`.
+    """The options of `generate_batch` and `iter_batch`."""
 
-    `batch_size` prompts are decoded side by side, from 1 to 65,536; None is 16, or 1 if the decoder
-    is steady. `by_length` begins them in order of length, since rows of similar length pad less;
-    without it they begin as they come.
-    """
-
+    # Prompts to decode side by side, from 1 to 65,536; None is 16, or 1 if the decoder is steady.
     batch_size: int | None = None
-    by_length: bool = True
+    by_length: bool = True  # begins them in order of length: similar rows pad less
 
 
 @described
@@ -300,14 +292,13 @@ class DraftingOptions:
 
     With num_draft "auto", costs are measured once, on the first prompt. When sampling, a drafted x
     is accepted with probability min(1, p(x) / q(x) + delta); at temperature 0, if the target gives
-    it at least (1 - delta) times the largest probability. To verify by "token" judges drafted
-    tokens one by one, by "block" the draft as a whole, which is exact as well; "auto" is "block"
-    unless delta is above 0. By default, `draft_vocab` has the ids that the draft was trained on.
+    it at least (1 - delta) times the largest probability. To verify by "block" judges a draft as a
+    whole, which is exact as well; "auto" is "block" unless delta is above 0. By default,
+    `draft_vocab` has the ids that the draft was trained on.
 
     Steady passes have `num_draft` + 1 positions, padding included, or the next number whose rows
-    this device computes alike, which the first generation finds out. A token's probabilities then
-    have the same bits whatever was drafted before it. A lookup beside a draft model shares its
-    `num_draft` tokens. Make another decoder after changing the model's type or layers.
+    this device computes alike, see `steady_width`. A lookup beside a draft model shares its
+    `num_draft` tokens then. Make another decoder after changing the model's type or layers.
     """
 
     num_draft: NumDraft = in_drafting(
@@ -428,17 +419,15 @@ def takes(
 
 
 def with_hints(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function say what to use instead of a keyword that it does not have."""
+    """Have a function say what to use instead of a keyword that it does not know."""
     known = inspect.signature(function).parameters
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         for name in keywords:
             if name not in known:
-                raise TypeError(
-                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
-                    f"{_hint(name, known)}"
-                )
+                said = f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
+                raise TypeError(said + _hint(name, known))
         return function(*args, **keywords)
 
     return call
@@ -446,21 +435,13 @@ def with_hints(function: Callable[P, R]) -> Callable[P, R]:
 
 def _hint(name: str, known: Collection[str]) -> str:
     """Return the end of a message about an unknown keyword: what was probably meant, if known."""
+    from .decoder import SpeculativeDecoder as Decoder  # which imports this module
+
     ours = (RENAMED | OTHERS).get(name, name)
     if ours in known:
         return f": use {ours}"
-    places = {
-        "generate": inspect.signature(SingleOptions).parameters,
-        "generate_batch": inspect.signature(BatchOptions).parameters,
-        "SpeculativeDecoder": {
-            "draft",
-            *inspect.signature(DraftingOptions).parameters,
-            *inspect.signature(PromptEncoder).parameters,
-        },
-        "from_pretrained": {"dtype", "group"},
-    }
-    for place, names in places.items():
-        if ours in names:
-            return f": {ours} is an option of {place}"
+    for place in (Decoder.generate, Decoder.generate_batch, Decoder, Decoder.from_pretrained):
+        if ours in inspect.signature(place).parameters:
+            return f": {ours} is an option of {place.__name__}"
     close = get_close_matches(name, known, 1)
     return f": did you mean {close[0]}?" if close else ""

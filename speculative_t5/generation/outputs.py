@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..decoding import (
@@ -10,9 +10,11 @@ from ..decoding import (
     BeamResult,
     FinishReason,
     Indexed,
+    LanguageModel,
     Origin,
     Round,
     Stats,
+    log_probability,
     origins_of_round,
 )
 from ..tokenizers import Detokenizer, Tokenizer, pieces
@@ -29,10 +31,9 @@ MEANINGS: dict[Origin, str] = {
 class Token:
     """One emitted token.
 
-    Its probabilities, by the target and by the draft model, are those after all tokens before it,
-    after temperature, top-k and top-p; at temperature 0, those at temperature 1. They are None
-    unless `probabilities` was set, and q also without a draft model; it is computed in the same way
-    even where a lookup proposed the token.
+    Its probabilities are those after all tokens before it, after temperature, top-k and top-p; at
+    temperature 0, those at temperature 1. They are None unless `probabilities` was set, and q also
+    without a draft model; q is the draft model's even where a lookup proposed the token.
     """
 
     id: int
@@ -93,11 +94,8 @@ class Generation:
         pieces = self.pieces or [""] * count
         probabilities = self.probabilities or [(None, None)] * count
         # Origins include that of EOS.
-        origins = zip(self.tokens, pieces, probabilities, self.stats.origins(), strict=False)
-        return [
-            Token(token, piece, origin, number, p, q)
-            for token, piece, (p, q), (number, origin) in origins
-        ]
+        found = zip(self.tokens, pieces, self.stats.origins(), probabilities, strict=False)
+        return [Token(token, piece, origin, n, p, q) for token, piece, (n, origin), (p, q) in found]
 
     def _repr_html_(self) -> str:
         """Return the text shaded by origin, a chart of accepted tokens by round, and the totals."""
@@ -109,17 +107,16 @@ class Generation:
 
 
 def as_record(done: Generation) -> dict[str, str | float]:
-    """Return the text, finish_reason and, if there is one, score of an output, by these names."""
+    """Return an output's text, finish_reason and, if there is one, score, by these names."""
     score = {} if done.score is None else {"score": done.score}
     return {"text": done.text, "finish_reason": done.finish_reason, **score}
 
 
 class StoppedText(Detokenizer):
-    """Makes text of the ids of one output, up to the first of some strings.
+    """Makes text of the ids of one output, up to the string that ends first of some.
 
-    The string that ends first counts, as if the text came character by character. Text that may be
-    the beginning of one is held back until it is known not to be. A string that ends before the
-    output has `min_tokens` is text like any other.
+    Text that may be the beginning of one is held back until it is known not to be. A string that
+    ends before the output has `min_tokens` is text like any other.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], min_tokens: int = 0) -> None:
@@ -193,15 +190,12 @@ def as_generation(done: Round, detokenizer: Detokenizer | None) -> Generation:
 class Several:
     """Asks for several outputs of each prompt, and puts them together with their scores.
 
-    Output j of prompt i gets the index `count` * i + j, which its samples depend on. `score` takes
-    a prompt's ids and those of an output.
+    Output j of prompt i gets the index `count` * i + j, which its samples depend on. Scores are by
+    the model, if one is given.
     """
 
-    def __init__(
-        self, count: int, score: Callable[[Sequence[int], Sequence[int]], float] | None
-    ) -> None:
-        self._count = count
-        self._score = score
+    def __init__(self, count: int, model: LanguageModel | None) -> None:
+        self._count, self._model = count, model
         # By index, the prompt and the outputs that have come.
         self._waiting: dict[int, tuple[Sequence[int], dict[int, Generation]]] = {}
 
@@ -221,9 +215,9 @@ class Several:
         """Yield the first output of a prompt, which has the others with it, when all have come."""
         index, place = divmod(done.index, self._count)
         source, group = self._waiting[index]
-        if self._score:
+        if self._model:
             end = [] if done.end_id is None else [done.end_id]
-            made = replace(made, score=self._score(source, [*done.output, *end]))
+            made = replace(made, score=log_probability(self._model, source, [*done.output, *end]))
         group[place] = made
         if len(group) == self._count:
             del self._waiting[index]

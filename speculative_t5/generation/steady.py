@@ -20,10 +20,9 @@ def steady_width(model: LanguageModel, length: int) -> int:
     """Return the width for steady passes over up to `length` tokens.
 
     A kernel may compute some rows of a product differently from others, such as those left over
-    after blocks of eight, so that the bits of a position depend on its row in the pass. Which
-    widths are free of that depends on the device, the type and the model's shapes, and is found by
-    trying. First come `length` and the next multiples of 4, 8 and 16, from the narrowest on; then
-    16, 8, 4 and 1, if less than `length`, for which a pass is divided. A width of 1 always serves.
+    after blocks of eight. Which widths are free of that depends on the device, the type and the
+    model's shapes, and is found by trying: first `length` and the next multiples of 4, 8 and 16;
+    then 16, 8, 4 and 1, if less than `length`, for which a pass is divided. 1 always serves.
     """
     wider = {-(-length // block) * block for block in BLOCKS}
     narrower = [block for block in reversed(BLOCKS) if block < length]
@@ -40,7 +39,7 @@ def rows_are_alike(model: LanguageModel, width: int, start: int = 0) -> bool:
     """Whether a position's logits have the same bits in every row of a pass of `width` positions.
 
     All passes tried begin at `start` or later, where the cache keeps one capacity throughout. The
-    ids are random, and the same in every run. Widths above `MAX_WIDTH` are not tried.
+    ids are the same in every run. Widths above `MAX_WIDTH` are not tried.
     """
     if width > MAX_WIDTH:
         return False
