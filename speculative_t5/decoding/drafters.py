@@ -228,25 +228,27 @@ class ModelDrafter:
         self._new = set()
 
     def propose(self, contexts: Contexts, num_draft: int, groups: Groups, keys: Keys) -> Draft:
-        limits = [self._budget(context) for context in contexts]
+        longest = self._model.info.max_context or sys.maxsize
+        limits = [max(0, longest - len(c) + 1) for c in contexts]  # the last one is never fed
         num_draft = min(num_draft, max(limits))
         if num_draft == 0:
             if self._session is not None:
                 # Drop rejected tokens now: later they could not be told from confirmed ones.
                 self._session.truncate(self._confirmed(self._session, contexts))
             return empty_draft(len(contexts))
-        session, probs = self._encoded(), None
+        # Prompts are encoded only now: where drafting never pays, it should cost nothing.
+        new, self._new = sorted(self._new), set()
+        if self._session is None:
+            self._session = self._model.start(self._prompts)[0]
+        elif new:
+            self._session.replace(new, self._session.encode([self._prompts[row] for row in new]))
+        session, probs = self._session, None
         if groups.greedy and not groups.transforms:
             tokens = self._best(session, contexts, num_draft)
         else:
             tokens, probs = self._chosen(session, contexts, num_draft, groups, keys)
         lengths = [num_draft] * len(contexts)
         return Draft(self._broadcast(tokens), lengths, probs).limited(limits)
-
-    def _budget(self, context: Sequence[int]) -> int:
-        """Return how many tokens fit after a context; the last drafted one is never fed."""
-        limit = self._model.info.max_context
-        return sys.maxsize if limit is None else max(0, limit - len(context) + 1)
 
     def _best(self, session: Session, contexts: Contexts, num_draft: int) -> mx.array:
         """Return the greedy continuation, (B, K) int32."""
@@ -295,16 +297,6 @@ class ModelDrafter:
         found = groups.transformed(logits, TokenHistory(contexts, starts, drafted))
         # Where the draft can propose nothing that is allowed, whatever it proposes is rejected.
         return mx.where(nothing_allowed(found)[..., None], logits, found)
-
-    def _encoded(self) -> Session:
-        """Return the session; prompts are encoded only now, since drafting may never pay."""
-        rows, self._new = sorted(self._new), set()
-        if self._session is None:
-            self._session = self._model.start(self._prompts)[0]
-        elif rows:
-            encoded = self._session.encode([self._prompts[row] for row in rows])
-            self._session.replace(rows, encoded)
-        return self._session
 
     def _catch_up(
         self, session: Session, contexts: Contexts, step: Callable[[mx.array], mx.array]

@@ -160,19 +160,41 @@ class LogitsTransform:
             repeating = _repeating(history.tokens, self.no_repeat_ngram_size, logits)
             logits = mx.where(repeating, -mx.inf, logits)
         if self._sequences:
-            logits = _uncompleted(history.tokens, *self._sequences, logits)
+            beginnings, last = self._sequences
+            before = _before(history.tokens, length, beginnings.shape[1])[:, :, None]
+            same = (before == mx.array(beginnings)) | mx.array(beginnings == NOTHING)
+            most = mx.where(mx.all(same, axis=-1), -mx.inf, mx.inf)
+            logits = logits.at[:, :, mx.array(last)].minimum(most)
         if self.min_tokens:
             early = (history.positions(length) < self.min_tokens)[..., None]
             logits = mx.where(early, logits + self._added("end_ids", size), logits)
         if self._never:
             logits = logits + self._added("_never", size)
         if self.forced_tokens:
-            logits = self._forced(logits, history.positions(length))
+            forced = mx.array([*self.forced_tokens, NOTHING], dtype=mx.int32)
+            positions = mx.minimum(history.positions(length), len(self.forced_tokens))
+            token = forced[positions][..., None]
+            only = mx.where(mx.arange(size) == token, 0.0, -mx.inf)
+            logits = mx.where(token == NOTHING, logits, only)
         if self.processors:
-            ends = _positions_of_ends(history, self.end_ids)
-            for processor in self.processors:
-                logits = _processed(processor, logits, history, ends)
+            logits = self._processed(logits, history)
         return logits
+
+    def _processed(self, logits: mx.array, history: TokenHistory) -> mx.array:
+        """Call the processors for each row and position that follows no end."""
+        length, tokens, rows = logits.shape[1], history.tokens, []
+        drafts = read(history.drafted)  # a wait, but what follows an end is nothing to ask about
+        for row, (context, drafted) in enumerate(zip(history.contexts, drafts, strict=True)):
+            own = tokens[row, -len(context) - len(drafted) :]
+            fewest = own.size - length + 1  # tokens before the first position
+            end = next((i for i, t in enumerate(drafted) if t in self.end_ids), len(drafted))
+            count = max(0, length + end - len(drafted))
+            positions = [logits[row, i][None] for i in range(count)]
+            for processor in self.processors:
+                pairs = enumerate(positions, start=fewest)
+                positions = [_called(processor, own[:before], found) for before, found in pairs]
+            rows.append(mx.concatenate([*positions, logits[row, count:]]))
+        return mx.stack(rows)
 
     @cached_property
     def _never(self) -> tuple[int, ...]:
@@ -203,13 +225,6 @@ class LogitsTransform:
                 row[token] += value
             self._rows[name, size] = mx.array(row)
         return self._rows[name, size]
-
-    def _forced(self, logits: mx.array, positions: mx.array) -> mx.array:
-        """Leave the forced token alone at the positions that have one; `positions` is (B, L)."""
-        forced = mx.array([*self.forced_tokens, NOTHING], dtype=mx.int32)
-        token = forced[mx.minimum(positions, len(self.forced_tokens))][..., None]
-        only = mx.where(mx.arange(logits.shape[-1]) == token, 0.0, -mx.inf)
-        return mx.where(token == NOTHING, logits, only)
 
 
 def nothing_allowed(logits: mx.array) -> mx.array:
@@ -284,45 +299,6 @@ def _names(tokens: mx.array, size: int) -> mx.array:
         ranks = mx.cumsum(changes.astype(mx.int32), axis=-1)
         names, width = mx.put_along_axis(ranks, order, ranks, axis=-1), width + step
     return names
-
-
-def _uncompleted(
-    tokens: mx.array, beginnings: np.ndarray, last: np.ndarray, logits: mx.array
-) -> mx.array:
-    """Return logits (B, L, V), -inf at last ids (W,) whose beginnings (W, N) come before."""
-    before = _before(tokens, logits.shape[1], beginnings.shape[1])[:, :, None]
-    same = before == mx.array(beginnings)
-    if (shorter := beginnings == NOTHING).any():
-        same = same | mx.array(shorter)
-    most = mx.where(mx.all(same, axis=-1), -mx.inf, mx.inf)
-    return logits.at[:, :, mx.array(last)].minimum(most)
-
-
-def _positions_of_ends(history: TokenHistory, end_ids: Sequence[int]) -> list[int]:
-    """Return where each row's first drafted end stands, or the number of drafted tokens."""
-    rows = read(history.drafted)  # a wait, but what follows an end is nothing to ask about
-    return [next((i for i, t in enumerate(row) if t in end_ids), len(row)) for row in rows]
-
-
-def _processed(
-    processor: LogitsProcessor,
-    logits: mx.array,
-    history: TokenHistory,
-    ends: Sequence[int],
-) -> mx.array:
-    """Call a processor for each row and position that follows no end."""
-    length, tokens, rows = logits.shape[1], history.tokens, []
-    earlier = tokens.shape[1] - length + 1
-    for row, context in enumerate(history.contexts):
-        first, drafted = earlier - len(context), history.drafted.shape[1] - length + 1
-        # Position i follows `drafted` + i drafted tokens.
-        count = max(0, min(length, ends[row] - drafted + 1))
-        positions = [
-            _called(processor, tokens[row, first : earlier + i], logits[row, i][None])
-            for i in range(count)
-        ]
-        rows.append(mx.concatenate([*positions, logits[row, count:]]))
-    return mx.stack(rows)
 
 
 def _called(processor: LogitsProcessor, tokens: mx.array, logits: mx.array) -> mx.array:

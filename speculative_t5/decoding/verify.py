@@ -55,9 +55,6 @@ class Verifier:
     block: bool = False  # use block verification where tokens are sampled; allows no delta
     broadcast: Broadcast = identity  # applied to what a round has found
 
-    def __post_init__(self) -> None:
-        assert not (self.block and self.delta)
-
     def verify(
         self, session: Session, history: TokenHistory, draft: Draft, groups: Groups, keys: Keys
     ) -> list[tuple[list[int], int]]:

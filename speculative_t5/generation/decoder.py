@@ -192,7 +192,7 @@ class SpeculativeDecoder:
         """
         source = self.fit(prompt, options.max_tokens).ids
         rows = min(options.num_return_sequences, self._drafting.rows(None))
-        ((_, done),) = self.generations([(0, source)], options, rows, progress=options.progress)
+        ((_, done),) = self.generations([(0, source)], options, rows)
         if not options.probabilities:
             return done
         sampler = self.bind(options).sampler
@@ -285,12 +285,7 @@ class SpeculativeDecoder:
             raise
 
     def generations(
-        self,
-        prompts: Iterable[Indexed],
-        options: GenerationOptions,
-        batch_size: int = 1,
-        *,
-        progress: bool = False,
+        self, prompts: Iterable[Indexed], options: GenerationOptions, batch_size: int
     ) -> Iterator[tuple[int, Generation]]:
         """Check options, decode prompts, and yield each one's index and output as it ends."""
         if beams := options.beams:
@@ -304,7 +299,7 @@ class SpeculativeDecoder:
             several = outputs.Several(count, self.model if options.scores else None)
             prompts = several.repeated(prompts)
         rounds = self.rounds(prompts, options, batch_size)
-        if progress:
+        if isinstance(options, SingleOptions) and options.progress:
             rounds = outputs.with_bar(rounds, options.max_tokens)
         return self._outputs(rounds, options, several)
 
