@@ -35,7 +35,7 @@ from speculative_t5.models import SharingDraft
 
 import mlx.core as mx
 import numpy as np
-from conftest import EOS, output_distribution, tiny, unrelated_pair
+from conftest import EOS, next_logits, output_distribution, tiny, unrelated_pair
 
 PLACES = 256  # a key holds the row, and the round times this with the place added
 
@@ -68,17 +68,12 @@ class Judged:
 
 @dataclass
 class Notes:
-    """The distributions that tokens would have been sampled from.
+    """The distributions that tokens would have been sampled from."""
 
-    Attributes:
-        sampled: By row, round and place: the distribution of a drafted token, (V,) float64.
-        judged: One entry for each pass of the target.
-        rounds: How many rounds each row has had.
-    """
-
+    # By row, round and place: of a drafted token, (V,) float64.
     sampled: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
-    judged: list[Judged] = field(default_factory=list)
-    rounds: Counter[int] = field(default_factory=Counter)
+    judged: list[Judged] = field(default_factory=list)  # one for each pass of the target
+    rounds: Counter[int] = field(default_factory=Counter)  # how many each row has had
 
 
 def round_keys(seed: int, row: int, round_: int) -> np.ndarray:
@@ -149,58 +144,7 @@ def normal(weights: mx.array) -> np.ndarray:
 
 
 PROMPT, SAMPLED = [2, 2, 1], Sampler(1.0)
-Seen = dict[tuple[int, ...], list[np.ndarray]]  # after each sequence of tokens
 
-
-def make_plan(name: str, target: Any, draft: Any, num_draft: int, verifier: Verifier) -> Plan:
-    by_model, lookup = ModelDrafter(draft, target.info.vocab_size), LookupDrafter(target.info)
-    both = CombinedDrafter(by_model, lookup)
-    drafters: dict[str, Drafter] = {"model": by_model, "lookup": lookup, "both": both}
-    sharing = draft if isinstance(draft, SharingDraft) and name != "lookup" else None
-    return Plan(drafters[name], FixedSchedule(num_draft), verifier, sharing=sharing)
-
-
-def walk(target: Any, draft: Any, num_draft: int) -> tuple[Seen, Seen]:
-    """Return p and q after each sequence of up to 2 K + 1 tokens, as rounds compute them.
-
-    Each of the longest sequences is a row of one batch. Rows differ in how many of K drafted tokens
-    are right; the others are rejected and removed from the caches. No token ends a row.
-    """
-    size, depth = target.info.vocab_size, 2 * num_draft + 1
-    paths = list(product(range(size), repeat=depth))
-    turns = [walk_turns(path, num_draft, row, size) for row, path in enumerate(paths)]
-    options = RowOptions(SAMPLED, depth + num_draft + 1, seed=0)
-    requests = [Request(row, PROMPT, options) for row in range(len(paths))]
-    plan = make_plan("model", target, draft, num_draft, Verifier())
-    with scripted(turns) as notes, patch.object(engine, "stop_reasons", lambda *_: {}):
-        loop_outputs(target, requests, plan, len(paths))
-    p, q = defaultdict(list), defaultdict(list)
-    for judged in notes.judged:
-        for row, round_, given in zip(judged.rows, judged.rounds, normal(judged.p), strict=True):
-            before = sum((turn.emitted for turn in turns[row][:round_]), ())
-            right = turns[row][round_].emitted[:-1]
-            for place in range(len(right) + 1):
-                after = (*before, *right[:place])
-                if len(after) <= depth:
-                    p[after].append(given[place])
-                    if place < num_draft:
-                        q[after].append(notes.sampled[row, round_, place])
-    return p, q
-
-
-def walk_turns(path: tuple[int, ...], num_draft: int, row: int, size: int) -> list[Turn]:
-    """Return rounds that emit a path, the same number of rounds for each path."""
-    path += (0,) * (len(path) + 1) * (num_draft + 1)
-    turns, at = [], 0
-    for round_ in range(2 * num_draft + 2):
-        right = (row + round_) % (num_draft + 1)
-        wrong = tuple((token + 1) % size for token in path[at + right : at + num_draft])
-        turns.append(Turn(path[at : at + right] + wrong, right, path[at + right]))
-        at += right + 1
-    return turns
-
-
-# Enumeration of the loop.
 
 MAX_TOKENS = 3
 SIZE = 3  # of the vocabulary
@@ -296,6 +240,25 @@ def distribution_of_accepted(acceptance: Acceptance) -> np.ndarray:
     return mass
 
 
+def draft_gaps(
+    notes: Notes, draft: Any, rows: Sequence[tuple[list[int], Sequence[Turn]]]
+) -> list[float]:
+    """Return gaps between the distributions of drafted tokens and those of whole passes."""
+    seen: dict[Any, list[tuple[Output, np.ndarray]]] = defaultdict(list)
+    for (row, round_, place), q in notes.sampled.items():
+        prompt, turns = rows[row]
+        if round_ < len(turns) and place < len(turns[round_].drafted):
+            before = sum((turn.emitted for turn in turns[:round_]), ())
+            after = (*before, *turns[round_].drafted[:place])
+            seen[tuple(prompt), len(after)].append((after, q))
+    gaps = []
+    for (prompt, _), pairs in seen.items():
+        outputs, found = zip(*pairs, strict=True)
+        expected = normal(SAMPLED.probs(next_logits(draft, list(prompt), [*outputs])))
+        gaps.append(float(np.abs(np.array(found) - expected).max()))
+    return gaps
+
+
 def stop_checker(stop: int | None) -> Callable[[], StopChecker]:
     """Return what makes a `StopChecker` that ends an output after a token."""
     return lambda: lambda tokens: 1 + tokens.index(stop) if stop in tokens else None
@@ -307,21 +270,26 @@ def gap(
     num_draft: int = 2,
     drafter: str = "model",
     *,
-    batch_size: int = 40,
+    batch_size: int = 200,
     sampled: Sequence[Sampler] = (SAMPLED,),
     greedy: Sequence[Sampler] = (),
-    prompts: Sequence[list[int]] = PROMPTS,
-    delta: float = 0.0,
+    prompts: Sequence[list[int]] = (PROMPT,),
     stop: int | None = None,
+    whole: bool = False,
 ) -> float:
     """Return the largest gap between the distribution of a row and that of its own options.
 
     There are rows of all histories for each prompt and sampler, in random order, so that neighbours
     differ; and some that are greedy. All outputs end after the token `stop`, as they do after stop
-    strings.
+    strings. If `whole`, the draft's distributions are compared with those of whole passes, too.
     """
     target, draft = unrelated_pair(kind, vocab_size=SIZE)
-    plan = make_plan(drafter, target, draft, num_draft, Verifier(delta, rule == "block"))
+    by_model, lookup = ModelDrafter(draft, SIZE), LookupDrafter(target.info)
+    both = CombinedDrafter(by_model, lookup)
+    drafters: dict[str, Drafter] = {"model": by_model, "lookup": lookup, "both": both}
+    sharing = draft if isinstance(draft, SharingDraft) and drafter != "lookup" else None
+    verifier = Verifier(block=rule == "block")
+    plan = Plan(drafters[drafter], FixedSchedule(num_draft), verifier, sharing=sharing)
     samplers = [*sampled, *greedy]
     known = dict(zip(map(tuple, PROMPTS), histories_of(drafter, kind, num_draft), strict=True))
     rows: list[tuple[tuple[int, int], list[Turn]]] = []
@@ -335,11 +303,11 @@ def gap(
     with scripted(turns) as notes:
         outputs = loop_outputs(target, requests, plan, batch_size)
     masses = chances(notes, turns, groups)
+    gaps = draft_gaps(notes, draft, [(prompts[i], own) for (_, i), own in rows]) if whole else []
     found: dict[tuple[int, int], dict[Output, float]] = defaultdict(lambda: defaultdict(float))
     for row, group in enumerate(groups):
         mass = 1 / OF_EACH_GREEDY if samplers[group[0]].greedy else masses[row]
         found[group][outputs[row]] += mass
-    gaps = []
     for (n, i), distribution in found.items():
         expected: dict[Output, float] = defaultdict(float)
         for output, mass in output_distribution(
