@@ -18,35 +18,27 @@ from typing import Any
 from speculative_t5 import Generation, SpeculativeDecoder
 from speculative_t5.decoding import loop
 from speculative_t5.decoding.draft_length import FixedSchedule, Outcome, Schedule
-from speculative_t5.decoding.drafters import ModelDrafter
+from speculative_t5.decoding.drafters import Draft, EmptyDrafter, ModelDrafter
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, decode, in_order_of_length
 from speculative_t5.decoding.results import Stats
 from speculative_t5.decoding.sampling import Groups, Sampler
 from speculative_t5.decoding.verify import Verifier
 from speculative_t5.generation import GenerationOptions
-from speculative_t5.models import SharingDraft
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import (
     EOS,
+    KINDS,
     PAIRS,
     VARIED,
     output_distribution,
-    tiny_draft,
     tiny_pair,
     unrelated_pair,
 )
 
 SAMPLED = {"temperature": 1.0, "seed": 7}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": SAMPLED,
-    "filtered": SAMPLED | {"top_k": 8, "top_p": 0.9},
-    "penalized": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_tokens": 4},
-}
-OPTIONS["penalized and sampled"] = SAMPLED | OPTIONS["penalized"]
 
 
 @cache
@@ -80,39 +72,13 @@ def without_times(outputs: list[Generation]) -> list[tuple[Any, ...]]:
 
 
 DRAFTERS = ["model", "lookup", "both", "none"]
-BATCHED = [("t5", "sampled", "token", drafter) for drafter in DRAFTERS]
-BATCHED += [("t5", "greedy", "auto", "both"), ("t5", "filtered", "block", "model")]
-BATCHED += [("qwen3", "filtered", "block", "none"), ("qwen3", "greedy", "auto", "both")]
-BATCHED += [("sharing", "greedy", "auto", "model"), ("sharing", "filtered", "block", "model")]
-BATCHED += [
-    ("t5", "penalized", "auto", "both"),
-    ("sharing", "penalized and sampled", "block", "both"),
-]
 
 # 85 outputs, 8,000 samples: the expected distance is below sqrt(85 / 8,000) / 2 = 0.052. With 63
 # outputs it is below 0.044.
 COUNT, TOLERANCE = 8_000, 0.055
 
 
-COPYING, OTHER = (3, 4, 2, 3, 3, 2, 4, 1), (3, 4, 2, 1)
-PROMPTS = {"lookup": COPYING, "both": COPYING, "model": OTHER, "none": OTHER, "small": (2, 2, 1)}
-
-
-@cache
-def unlike_models(kind: str, vocab_size: int) -> tuple[Any, Any]:
-    """Return a target and a draft that differ enough for all planted bugs to show."""
-    seed = {"t5": 1, "qwen3": 12, "sharing": 1}[kind]
-    return unrelated_pair(kind, vocab_size=vocab_size, seeds=(0, seed))
-
-
-def sampler_of(options: GenerationOptions) -> Sampler:
-    return Sampler(options.temperature, options.top_k, options.top_p)
-
-
-@cache
-def exact_distribution(kind: str, size: int, prompt: Any, options: GenerationOptions) -> Any:
-    target, _ = unlike_models(kind, size)
-    return output_distribution(target, list(prompt), options.max_tokens, sampler_of(options))
+PROMPTS = {5: [3, 4, 2, 1], 3: [2, 2, 1]}  # by the size of the vocabulary
 
 
 class FollowingCounts:
@@ -128,125 +94,57 @@ class FollowingCounts:
         self._num_draft = sum(outcome.num_accepted) % 5
 
 
-def sampled_distance(
-    kind: str,
-    drafter: str,
-    *,
-    vocab_size: int = 5,
-    max_tokens: int = 3,
-    filters: dict[str, Any] | None = None,
-    schedule: Schedule | None = None,
-    **options: Any,
-) -> float:
-    """Return the total variation between sampled outputs and their exact distribution."""
-    decoder = with_drafter(unlike_models(kind, vocab_size), drafter, **options)
-    generation = GenerationOptions(max_tokens=max_tokens, temperature=1.0, **filters or {})
-    plan = decoder.plan()
-    if schedule:
-        plan = replace(plan, schedule=schedule)
-    prompt = PROMPTS["small" if vocab_size == 3 else drafter]
-    requests = decoder.requests(enumerate([prompt] * COUNT), generation)
-    rounds = decode(decoder.model, requests, plan, batch_size=500 if schedule else COUNT)
-    outputs = [(*r.output, *[EOS] * (r.finish_reason == "eos")) for r in rounds if r.finish_reason]
-    exact = exact_distribution(kind, vocab_size, prompt, generation)
-    assert len(outputs) == COUNT and set(outputs) <= exact.keys()
-    seen = Counter(outputs)
-    return sum(abs(seen[output] / COUNT - mass) for output, mass in exact.items()) / 2
-
-
-CHANGING = ("both", {"schedule": FollowingCounts(), "vocab_size": 3, "max_tokens": 5})
-
-
 @pytest.mark.parametrize(
-    ("drafter", "options", "kind"),
+    ("drafter", "verify", "schedule", "size", "max_tokens"),
     [
-        ("none", {}, "t5"),
-        ("model", {"num_draft": 2, "verify": "token"}, "t5"),
-        ("lookup", {"num_draft": 2, "verify": "block"}, "t5"),
-        ("both", {"num_draft": 2, "filters": {"top_k": 3, "top_p": 0.8}}, "t5"),
-        *((*CHANGING, kind) for kind in ("t5", "sharing")),
+        ("none", "auto", FixedSchedule(0), 5, 3),
+        ("model", "token", FixedSchedule(2), 5, 3),
+        ("both", "block", FollowingCounts(), 3, 5),
     ],
 )
 def test_sampled_outputs_follow_the_targets_distribution(
-    kind: str, drafter: str, options: dict[str, Any]
+    drafter: str, verify: Any, schedule: Schedule, size: int, max_tokens: int
 ) -> None:
-    assert sampled_distance(kind, drafter, **options) < TOLERANCE
+    pair, prompt = unrelated_pair("t5", vocab_size=size), PROMPTS[size]
+    decoder = with_drafter(pair, drafter, verify=verify)
+    options = GenerationOptions(max_tokens=max_tokens, temperature=1.0)
+    requests = decoder.requests(enumerate([prompt] * COUNT), options)
+    plan = replace(decoder.plan(), schedule=schedule)
+    rounds = decode(decoder.model, requests, plan, batch_size=500 if size == 3 else COUNT)
+    outputs = [(*r.output, *[EOS] * (r.finish_reason == "eos")) for r in rounds if r.finish_reason]
+    exact = output_distribution(decoder.model, prompt, max_tokens, options.sampler)
+    assert len(outputs) == COUNT and set(outputs) <= exact.keys()
+    seen = Counter(outputs)
+    assert sum(abs(seen[output] / COUNT - mass) for output, mass in exact.items()) / 2 < TOLERANCE
 
 
-@pytest.fixture(scope="module", params=PAIRS)
-def pair(request: Any) -> Any:
-    """A model whose greedy outputs vary, some end with EOS, some at the limit; and a draft."""
-    kind = request.param
-    return tiny_pair(kind, vocab_size=20, layers=2, seed=VARIED[kind])
-
-
-@pytest.fixture(scope="module")
-def target(pair: Any) -> Any:
-    return pair[0]
-
-
-@pytest.fixture(scope="module")
-def draft(pair: Any) -> Any:
-    return pair[1]
-
-
-def random_prompts(count: int) -> list[list[int]]:
-    rng = np.random.default_rng(0)
-    return [[*rng.integers(2, 20, rng.integers(1, 12)).tolist(), EOS] for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def plain(target: Any) -> list[Any]:
-    """Greedy outputs of the target alone."""
-    decoder = SpeculativeDecoder(target)
-    return [decoder.generate(prompt, max_tokens=24) for prompt in random_prompts(6)]
-
-
-# Draft vocabularies are padded less than the target's 20, as much, and more.
-@pytest.mark.parametrize(("num_draft", "draft_vocab"), [(1, 20), (3, 16), (8, 24)])
-def test_greedy_outputs_are_those_of_plain_decoding(
-    target: Any, draft: Any, plain: list[Any], num_draft: int, draft_vocab: int
-) -> None:
-    limit = None
-    if isinstance(draft, SharingDraft):
-        limit = draft_vocab  # its embedding is the target's, but it may propose fewer
-    else:
-        draft = tiny_draft(target, vocab_size=draft_vocab)
-    decoder = SpeculativeDecoder(target, draft, num_draft=num_draft, draft_vocab=limit)
-    outputs = [decoder.generate(prompt, max_tokens=24) for prompt in random_prompts(6)]
-    for output, expected in zip(outputs, plain, strict=True):
-        assert (output.tokens, output.finish_reason) == (expected.tokens, expected.finish_reason)
-    assert {o.finish_reason for o in plain} == {"eos", "length"}
-    assert all((o.stats.rounds, o.stats.drafted) == (o.stats.emitted, 0) for o in plain)
-    assert len({o.stats.acceptance_rate for o in outputs}) > 2, "drafts should sometimes stand"
-
-
-@pytest.mark.parametrize("with_model", [False, True])
-def test_lookups_keep_greedy_outputs(
-    target: Any, draft: Any, plain: list[Any], with_model: bool
-) -> None:
-    decoder = SpeculativeDecoder(target, draft if with_model else None, num_draft=3, lookup=True)
-    # Sources that contain their own outputs, so that lookups after a model are accepted, too.
-    prompts = random_prompts(6) + [[*o.tokens, EOS] for o in plain]
-    expected = [decoder.generate(p, max_tokens=24, speculative=False).tokens for p in prompts]
-    single = [decoder.generate(p, max_tokens=24) for p in prompts]
-    batch = decoder.generate_batch(prompts, max_tokens=24)
-    assert [o.tokens for o in single] == [o.tokens for o in batch] == expected
-    assert [o.stats.rounds for o in single] == [o.stats.rounds for o in batch]
-    assert sum(o.stats.accepted for o in single) > 0
-    assert len({n for o in single for n in o.stats.num_drafted}) > 2, "drafts should be ragged"
-    if with_model:
-        assert max(n for o in batch for n in o.stats.num_accepted) > 3, "beyond the model's own"
-
-
-def test_a_seed_reproduces_an_output_and_another_does_not(target: Any, draft: Any) -> None:
-    decoder = SpeculativeDecoder(target, draft)
+def test_a_seed_reproduces_an_output_and_another_does_not() -> None:
+    decoder = SpeculativeDecoder(*models("t5"))
     runs = [decoder.generate([10, 1], max_tokens=20, temperature=5.0, seed=s) for s in (1, 1, 2)]
     assert runs[0].tokens == runs[1].tokens != runs[2].tokens
 
 
+class Guesses(EmptyDrafter):
+    """Drafts the same token for each row."""
+
+    def propose(self, contexts: Any, num_draft: int, groups: Groups, keys: Any) -> Draft:
+        lengths = [num_draft] * len(contexts)
+        return Draft(mx.full((len(contexts), num_draft), 4, dtype=mx.int32), lengths)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_derives_from_the_empty_drafter_may_draft(kind: str) -> None:
+    decoder = SpeculativeDecoder(models(kind)[0], "lookup", num_draft=2)
+    plan, options = replace(decoder.plan(), drafter=Guesses()), GenerationOptions(max_tokens=24)
+    (request,) = decoder.requests([(0, [10, 1])], options)
+    *_, done = decode(decoder.model, [request], plan, batch_size=1)
+    plain = decoder.generate([10, 1], max_tokens=24, speculative=False)
+    assert done.output == plain.tokens and done.stats.drafted > 0
+
+
 @pytest.mark.parametrize("max_tokens", [1, 7])
-def test_max_tokens_is_exact_and_cut_drafts_are_counted(target: Any, max_tokens: int) -> None:
+def test_max_tokens_is_exact_and_cut_drafts_are_counted(max_tokens: int) -> None:
+    target, _ = models("t5")
     decoder = SpeculativeDecoder(target, target, num_draft=4)
     whole = decoder.generate([10, 1], max_tokens=15)
     assert (whole.stats.acceptance_rate, whole.stats.rounds) == (1, 3), "the target is the draft"
@@ -256,11 +154,10 @@ def test_max_tokens_is_exact_and_cut_drafts_are_counted(target: Any, max_tokens:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_limited_to_the_first_ids_proposes_no_others(
-    target: Any, draft: Any, temperature: float
-) -> None:
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_draft_limited_to_the_first_ids_proposes_no_others(kind: str, temperature: float) -> None:
     few, prompt = 8, [5, 9, 1]
-    decoder = SpeculativeDecoder(target, draft, num_draft=3, draft_vocab=few)
+    decoder = SpeculativeDecoder(*models(kind), num_draft=3, draft_vocab=few)
     drafter = decoder.plan().drafter
     drafter.start([prompt])
     keys = mx.array([[1, 2]], dtype=mx.uint32) if temperature else None
@@ -268,21 +165,6 @@ def test_a_draft_limited_to_the_first_ids_proposes_no_others(
     assert max(proposed.tokens.tolist()[0]) < few
     if proposed.probs is not None:
         assert mx.all(proposed.probs[..., few:] == 0) and proposed.probs.shape[-1] == 20
-
-
-@pytest.mark.parametrize(("kind", "way", "rule", "drafter"), BATCHED)
-def test_outputs_do_not_depend_on_the_batch_size(
-    kind: str, way: str, rule: Any, drafter: str
-) -> None:
-    decoder = make_decoder(kind, drafter, verify=rule)
-    options = OPTIONS[way] | {"max_tokens": 13}
-    alone = decoder.generate_batch(prompts(), batch_size=1, **options)
-    assert {o.finish_reason for o in alone} == {"eos", "length"}
-    assert len({o.stats.rounds for o in alone}) > 2, "rows should end at different times"
-    if drafter != "none":
-        assert len({n for o in alone for n in o.stats.num_accepted}) > 1, "and accept differently"
-    batch = decoder.generate_batch(prompts(), batch_size=6, **options)
-    assert without_times(batch) == without_times(alone)
 
 
 def test_a_row_samples_by_its_index() -> None:

@@ -1,4 +1,4 @@
-"""Drafters: lookups in texts that grow, a model that follows the context, and both combined."""
+"""Drafters: lookups in texts that grow, and a model that follows the context."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.drafters import CombinedDrafter, Draft, LookupDrafter, ModelDrafter
@@ -99,29 +98,6 @@ def test_proposals_equal_those_of_a_search_of_the_whole_text(alphabet: int) -> N
         if len(output) > 9:  # a shorter output rebuilds the index
             assert lookup.propose(output[:5], 5) == look_up(source, output[:5], 5, *sizes)
     assert found > 75
-
-
-def test_replaced_and_selected_rows_have_their_own_texts() -> None:
-    rng = random.Random(0)
-    drafter = LookupDrafter(replace(INFO, eos_token_ids=frozenset(), special_tokens=frozenset()))
-    sources = [text(rng, 20, 4) for _ in range(5)]
-    outputs = [text(rng, 2, 4) for _ in range(5)]
-    drafter.start(sources)
-    while outputs:
-        for output, source in zip(outputs, sources, strict=True):
-            output += text(rng, rng.randrange(4), 4, source)
-        assumed = [text(rng, rng.randrange(3), 4) for _ in outputs]
-        rows = zip(sources, outputs, assumed, strict=True)
-        plain = [look_up(source, output + more, 6, 1, 8) for source, output, more in rows]
-        assert drafter.find(outputs, 6, assumed) == plain
-        if rng.random() < 0.3:
-            row = rng.randrange(len(outputs))
-            sources[row], outputs[row] = text(rng, 20, 4), text(rng, 2, 4)
-            drafter.replace([row], [sources[row]])
-        if rng.random() < 0.1:
-            kept = rng.sample(range(len(outputs)), len(outputs) - 1)
-            sources, outputs = [sources[i] for i in kept], [outputs[i] for i in kept]
-            drafter.select(kept)
 
 
 def test_the_index_holds_only_n_grams_that_tell_places_apart() -> None:
@@ -220,39 +196,3 @@ def test_a_draft_does_not_depend_on_rejected_tokens(lengths: list[int]) -> None:
             context += rest[: n + 1]
             accepted.add(n)
     assert len(accepted) > 1
-
-
-def test_a_combined_draft_is_the_models_and_then_the_lookups() -> None:
-    model = tiny_draft(tiny_model(vocab_size=20, layers=2, seed=3))
-    alone, other = (ModelDrafter(model, 20) for _ in range(2))
-    prompts = [[5, 6, 7, 8, 9, EOS], [5, 9, EOS]]
-    alone.start(prompts)
-    own = alone.propose([[0], [0]], 3, GREEDY, None).tokens.tolist()
-    # Let the first row's source hold what the model drafts last, and something after it.
-    prompts[0] = [5, own[0][-1], 12, 13, 14, 15, EOS]
-    alone.start(prompts)
-    own = alone.propose([[0], [0]], 3, GREEDY, None).tokens.tolist()
-    both = CombinedDrafter(other, lookup())
-    both.start(prompts)
-    draft = both.propose([[0], [0]], 3, GREEDY, None)
-    assert [row[:3] for row in draft.tokens.tolist()] == own
-    look = lookup()
-    look.start(prompts)
-    after = look.find([[0], [0]], 3, own)
-    assert max(map(len, after)) > 0
-    assert draft.lengths == [
-        3 + (0 if EOS in row else len(more)) for row, more in zip(own, after, strict=True)
-    ]
-    assert both.propose([[0], [0]], 0, GREEDY, None).tokens.shape == (2, 0)
-
-
-def test_nothing_is_looked_up_after_a_drafted_eos() -> None:
-    ending = Mock()
-    ending.propose.return_value = Draft(mx.array([[3, EOS], [3, 4]]), [2, 2])
-    drafter = CombinedDrafter(ending, lookup())
-    drafter.start([[EOS, 8, 8, EOS], [4, 8, EOS]])
-    draft = drafter.propose([[0], [0]], 2, GREEDY, None)
-    assert draft.lengths == [2, 4]
-    assert draft.tokens[1].tolist() == [3, 4, 8, EOS]
-    drafter.start([[EOS, 8, 8, EOS], [EOS]])
-    assert drafter.propose([[0], [0]], 2, GREEDY, None).tokens.shape == (2, 2), "nothing to pad for"

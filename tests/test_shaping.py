@@ -13,11 +13,20 @@ from speculative_t5.models import T5
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS, PAIRS, VARIED, next_logits, tiny_model, tiny_pair, tiny_sharing
+from conftest import (
+    EOS,
+    KINDS,
+    VARIED,
+    next_logits,
+    tiny_draft,
+    tiny_model,
+    tiny_pair,
+    tiny_sharing,
+)
 from messages import check_message
 from reference import transformed
 
-SIZE, COUNT, LENGTH = 20, 8, 20
+SIZE, COUNT, LENGTH = 20, 6, 16
 
 
 def later_is_less(tokens: mx.array, logits: mx.array) -> mx.array:
@@ -39,6 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 OPTIONS["together"] = {
     name: value for options in OPTIONS.values() for name, value in options.items()
 } | {"suppress_tokens": [3]}  # fmt: skip
+OPTIONS["none"] = {}
 
 
 @cache
@@ -56,48 +66,42 @@ def by_definition(model: Any, decoder: SpeculativeDecoder, prompt: list[int], op
     transform = decoder.bind(GenerationOptions(**options)).sampler.transform
     before, output = prompt if model.info.is_decoder_only else [0], list[int]()
     while len(output) < LENGTH and EOS not in output:
-        logits = next_logits(model, prompt, [output])[0].tolist()
-        found = transformed(transform, logits, [*before, *output], len(before))  # type: ignore[arg-type, arg-type]
+        found = next_logits(model, prompt, [output])[0].tolist()
+        if transform:
+            found = transformed(transform, found, [*before, *output], len(before))  # type: ignore[arg-type]
         output.append(int(np.argmax(found)))
     return output
 
 
 DEFINED = [("t5", name) for name in OPTIONS]
-DEFINED += [("qwen3", "together"), ("sharing", "min_tokens"), ("sharing", "together")]
+DEFINED += [(kind, name) for kind in ("qwen3", "sharing") for name in ("together", "none")]
 
 
 @pytest.mark.parametrize(("kind", "name"), DEFINED)
 def test_greedy_outputs_are_those_of_the_definition(kind: str, name: str) -> None:
-    """With a model, a lookup, both and none, alone and side by side."""
+    """With a model, which may have fewer ids, a lookup, both and none; alone and side by side."""
     (target, draft), options = models(kind), OPTIONS[name]
     plain = SpeculativeDecoder(target)
     expected = [by_definition(target, plain, prompt, options) for prompt in prompts()]
-    if name != "forced_tokens":
+    if name not in ("forced_tokens", "none"):
         without = [by_definition(target, plain, p, {"min_tokens": 1}) for p in prompts()]
         assert without != expected, "the option should matter"
     accepted = 0
     ways: list[tuple[Any, dict[str, Any], int]] = [
-        (draft, {}, 1), (draft, {}, 5), ("lookup", {}, 5), (draft, {"lookup": True}, 5),
-        (draft, {"steady": True}, 1), (None, {}, 1), (None, {}, 5),
+        (draft, {"draft_vocab": 8}, 5), ("lookup", {}, 1), (draft, {"lookup": True}, 5),
+        (None, {}, 5),
     ]  # fmt: skip
+    if name == "together":
+        ways += [(draft, {"steady": True}, 1), (None, {}, 1)]
+    elif name == "none" and kind != "sharing":  # vocabularies of the draft are padded differently
+        ways += [(tiny_draft(target, vocab_size=size), {}, 1) for size in (16, 24)]
     for drafter, how, size in ways:
         decoder = SpeculativeDecoder(target, drafter, num_draft=4, **how)
         found = decoder.generate_batch(prompts(), max_tokens=LENGTH, batch_size=size, **options)
         ends = [[EOS] * (out.finish_reason == "eos") for out in found]
         assert [out.tokens + end for out, end in zip(found, ends, strict=True)] == expected
         accepted += sum(out.stats.accepted for out in found)
-    assert accepted > 50, "drafts should be accepted under the option, too"
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_smaller_vocabulary_of_the_draft_changes_no_output(name: str) -> None:
-    target, draft = models("t5")
-    whole = SpeculativeDecoder(target).generate_batch(prompts(), max_tokens=9, **OPTIONS[name])
-    decoder = SpeculativeDecoder(target, draft, draft_vocab=8)
-    found = decoder.generate_batch(prompts(), max_tokens=9, **OPTIONS[name])
-    assert [out.tokens for out in found] == [out.tokens for out in whole]
-    sampled = decoder.generate(prompts()[0], max_tokens=9, temperature=1.0, **OPTIONS[name])
-    assert sampled.stats.drafted
+    assert accepted > 20, "drafts should be accepted under the option, too"
 
 
 HF_NAMES = {
@@ -107,7 +111,7 @@ HF_NAMES = {
     "forced_tokens": "forced_bos_token_id",
 }  # fmt: skip
 HF_OPTIONS: dict[str, dict[str, Any]] = {
-    name: value for name, value in OPTIONS.items() if name in HF_NAMES
+    name: {name: value} for name, value in OPTIONS["together"].items() if name in HF_NAMES
 } | {
     "forced_tokens": {"forced_tokens": [9]},
     "logit_bias": {"logit_bias": {4: 2.0, 11: -50.0}},
@@ -140,11 +144,11 @@ def test_outputs_are_those_of_transformers(name: str, num_beams: int, pair: tupl
     beams = {"num_return_sequences": 3, "length_penalty": 0.7} if num_beams > 1 else {}
     length = LENGTH if num_beams == 1 else 12
     rng = np.random.default_rng(3)
-    sources = [[*rng.integers(3, 300, rng.integers(2, 14)).tolist(), 1] for _ in range(8)]
+    sources = [[*rng.integers(3, 300, rng.integers(2, 14)).tolist(), 1] for _ in range(4)]
     options: dict[str, Any] = {"max_tokens": length, "num_beams": num_beams} | beams
     decoder = SpeculativeDecoder(target, draft, num_draft=4)
     found = decoder.generate_batch(sources, **options, **HF_OPTIONS[name])
-    assert draft is None or sum(out.stats.accepted for out in found) > 8
+    assert draft is None or sum(out.stats.accepted for out in found) > 4
     for source, best in zip(sources, found, strict=True):
         expected = reference.generate(
             torch.tensor([source]), max_new_tokens=length, do_sample=False, num_beams=num_beams,
@@ -161,7 +165,7 @@ def test_outputs_are_those_of_transformers(name: str, num_beams: int, pair: tupl
             assert scores == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_probabilities_are_those_of_the_transformed_distribution(kind: str) -> None:
     (target, draft), prompt = models(kind), prompts()[1]
     options: dict[str, Any] = {
@@ -180,7 +184,7 @@ def test_probabilities_are_those_of_the_transformed_distribution(kind: str) -> N
             assert given == pytest.approx(probs[token.id] / probs.sum(), abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_the_logarithms_of_the_models_probabilities(kind: str) -> None:
     target, draft = models(kind)
     decoder, found = SpeculativeDecoder(target, draft), []
@@ -274,17 +278,3 @@ def test_an_index_that_is_given_twice_is_refused(more: dict[str, Any]) -> None:
         list(decoder.iter_batch(pairs, temperature=1.0, max_tokens=5, **more))
     check_message(str(error.value))
     assert len(list(decoder.iter_batch(pairs, max_tokens=5))) == 2
-
-
-def test_all_outputs_have_probabilities() -> None:
-    decoder = SpeculativeDecoder(*models("t5"))
-    options: dict[str, Any] = {"temperature": 1.0, "num_return_sequences": 3, "max_tokens": 5}
-    done = decoder.generate(prompts()[0], probabilities=True, **options)
-    assert all(o.probabilities for o in (done, *done.alternatives))
-
-
-def test_max_new_tokens_is_another_name() -> None:
-    decoder = SpeculativeDecoder(models("t5")[0])
-    one = decoder.generate([3, 5, EOS], max_tokens=3)
-    other = decoder.generate([3, 5, EOS], max_new_tokens=3)
-    assert one.tokens == other.tokens and one.stats.emitted == other.stats.emitted <= 3
