@@ -88,16 +88,12 @@ def reference_search(
 
     is_decoder_only = not reference.config.is_encoder_decoder
     longest = max(map(len, prompts))
-    # Decoder-only models read padding before the prompt.
-    rows = [
-        [0] * (longest - len(p)) + p if is_decoder_only else p + [0] * (longest - len(p))
-        for p in prompts
-    ]
-    real = [[1] * len(p) for p in prompts]
-    mask = [
-        [0] * (longest - len(m)) + m if is_decoder_only else m + [0] * (longest - len(m))
-        for m in real
-    ]
+
+    def padded(row: list[int]) -> list[int]:
+        padding = [0] * (longest - len(row))
+        return padding + row if is_decoder_only else row + padding
+
+    rows, mask = [padded(p) for p in prompts], [padded([1] * len(p)) for p in prompts]
     ends = set(reference.generation_config.eos_token_id)
     with torch.inference_mode():
         found = reference.generate(
@@ -106,10 +102,8 @@ def reference_search(
             logits_processor=list(processors), **dataclasses.asdict(options),
         )  # fmt: skip
     start = longest if is_decoder_only else 1
-    hypotheses = []
-    for row, score in zip(
-        found.sequences[:, start:].tolist(), found.sequences_scores.tolist(), strict=True
-    ):
+    hypotheses, sequences = [], found.sequences[:, start:].tolist()
+    for row, score in zip(sequences, found.sequences_scores.tolist(), strict=True):
         end = next((i for i, token in enumerate(row) if token in ends), None)
         reason = "length" if end is None else "eos"
         hypotheses.append(Hypothesis(row[:end], reason, score))

@@ -7,7 +7,7 @@ import itertools
 import math
 from typing import Any
 
-from speculative_t5.decoding import BeamOptions, LogitsTransform, syncs
+from speculative_t5.decoding import BeamOptions, BeamResult, LogitsTransform, syncs
 from speculative_t5.decoding.beams import best_continuations, read_candidates
 from speculative_t5.decoding.logits import NOTHING
 from speculative_t5.decoding.sampling import Sampler
@@ -100,19 +100,24 @@ def test_results_do_not_depend_on_the_batch(both: tuple[Any, Any]) -> None:
             assert one.stats.emitted == other.stats.emitted
 
 
-@pytest.mark.parametrize("kind", ["t5", "qwen3"])
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -0.5])
+def whole_outputs(found: BeamResult) -> tuple[list[tuple[int, ...]], list[float]]:
+    """Return the outputs of a search, EOS included, and their scores."""
+    ends = [(EOS,) * (each.finish_reason == "eos") for each in found.hypotheses]
+    outputs = [(*h.tokens, *end) for h, end in zip(found.hypotheses, ends, strict=True)]
+    return outputs, [hypothesis.score for hypothesis in found.hypotheses]
+
+
+@pytest.mark.parametrize(
+    ("length_penalty", "kind"), [(0.0, "t5"), (1.0, "t5"), (-0.5, "t5"), (1.0, "qwen3")]
+)
 def test_beams_for_all_outputs_find_the_best_of_all(kind: str, length_penalty: float) -> None:
     model, prompt, length = tiny(kind, seed=2), [3, 2, 4, 1], 3
     masses = output_distribution(model, prompt, length, Sampler(1.0))
     expected = {output: math.log(p) / len(output) ** length_penalty for output, p in masses.items()}
     count = model.info.vocab_size**length
-    options = BeamOptions(count, length_penalty, "never", count)
-    (found,) = search(model, [prompt], options, length)
-    assert len(found.hypotheses) == len(expected), "there are no others"
-    ends = [(EOS,) * (hypothesis.finish_reason == "eos") for hypothesis in found.hypotheses]
-    outputs = [(*h.tokens, *end) for h, end in zip(found.hypotheses, ends, strict=True)]
-    scores = [hypothesis.score for hypothesis in found.hypotheses]
+    (found,) = search(model, [prompt], BeamOptions(count, length_penalty, "never", count), length)
+    outputs, scores = whole_outputs(found)
+    assert len(outputs) == len(expected), "there are no others"
     assert scores == sorted(scores, reverse=True)
     np.testing.assert_allclose(scores, [expected[output] for output in outputs], rtol=1e-4)
     assert outputs[0] == max(expected, key=expected.__getitem__)
@@ -125,10 +130,8 @@ def test_beams_pass_by_dead_ends(name: str) -> None:
     allowed = output_distribution(model, prompt, 3, Sampler(1.0, transform=transform))
     whole = {output for output, mass in allowed.items() if mass and NOTHING not in output}
     (found,) = search(model, [prompt], BeamOptions(27, 0.0, "never", 27), 3, transform=transform)
-    ends = [(EOS,) * (hypothesis.finish_reason == "eos") for hypothesis in found.hypotheses]
-    outputs = [(*h.tokens, *end) for h, end in zip(found.hypotheses, ends, strict=True)]
+    outputs, scores = whole_outputs(found)
     assert set(outputs) == whole and len(outputs) == len(whole)
-    scores = [hypothesis.score for hypothesis in found.hypotheses]
     np.testing.assert_allclose(scores, [math.log(masses[output]) for output in outputs], rtol=1e-4)
 
 

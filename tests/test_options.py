@@ -115,6 +115,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [3, 25]}, "prompt ids must be from 0 to 19, got 25"),
     ({"prompt": "text"}, "needs a tokenizer"),
     ({"temperature": -1.0}, "temperature must be 0 or at least 1e-05, got -1.0"),
+    ({"temperature": float("inf")}, "temperature must be 0 or at least 1e-05, got inf"),
+    ({"temperature": "a"}, "temperature must be a number, got 'a'"),
+    ({"top_k": 2.5}, "top_k must be an integer of at least 0, got 2.5"),
+    ({"top_p": None}, "top_p must be a number, got None"),
+    ({"top_p": 0.0}, "top_p must be above 0 and at most 1 (1 is off), got 0.0"),
+    ({"top_p": float("nan")}, "top_p must be above 0 and at most 1 (1 is off), got nan"),
     ({"seed": -1}, "seed must be an integer from 0 to"),
     ({"max_tokens": "5"}, "max_tokens must be an integer of at least 1, got '5'"),
     ({"max_tokens": 5, "max_new_tokens": 6}, "max_new_tokens, another name for it, is 6"),
@@ -132,13 +138,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": [3]}, "got 3"),
     ({"forced_tokens": "a"}, "'a'"),
     ({"forced_tokens": 3}, "got 3"),
+    ({"bad_words": [[]]}, "bad_words has a sequence without tokens"),
+    ({"bad_words": [[2, -1]]}, "an id of bad_words must be an integer of at least 0, got -1"),
+    ({"bad_words": [[i] for i in range(10_001)]}, "bad_words must be at most"),
+    ({"suppress_tokens": [3], "forced_tokens": [2, 3]}, "the id 3 is in forced_tokens and in"),
+    ({"suppress_tokens": [-1]}, "got -1"),
     ({"suppress_tokens": [25]}, "the id 25"),
     ({"suppress_tokens": 3}, "got 3"),
     ({"logit_bias": {-1: 2.0}}, "got -1"),
     ({"logit_bias": {5: 1e39}}, "got 1e+39"),
+    ({"logit_bias": {5: float("nan")}}, "got nan"),
+    ({"logit_bias": {5: float("inf")}}, "got inf"),
     ({"logit_bias": [3]}, "got [3]"),
     ({"logits_processors": len}, "got <built-in function len>"),
+    ({"logits_processors": ["penalty"]}, "got 'penalty'"),
+    ({"no_repeat_ngram_size": -1}, "got -1"),
+    ({"no_repeat_ngram_size": 2.5}, "got 2.5"),
+    ({"min_tokens": -1}, "got -1"),
     ({"repetition_penalty": 0.0}, "got 0.0"),
+    ({"repetition_penalty": float("inf")}, "got inf"),
+    ({"repetition_penalty": "2"}, "got '2'"),
     ({"repetition_penalty": 1e-50}, "got 1e-50"),
     ({"num_beams": 0}, "got 0"),
     (BEAMS | {"num_return_sequences": 3}, "num_return_sequences 3"),
@@ -161,7 +180,9 @@ ONLY_GENERATE: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("method", "options", "found"),
     [
-        *((method, *refused) for method in ("generate", "stream") for refused in REFUSED),
+        *(("generate", *refused) for refused in REFUSED),
+        ("stream", {"prompt": []}, "the prompt is empty"),
+        ("stream", {"stop_token_ids": [20]}, "the id 20"),
         *(("stream", *refused) for refused in ONLY_GENERATE),
         ("generate", BEAMS | {"progress": True}, "the progress of one output"),
     ],
@@ -191,6 +212,11 @@ def test_options_reach_the_plan() -> None:
     assert plan.drafter.propose([[0, 7, 4]], 2, GREEDY, None).lengths == [0]
     assert plan.drafter.propose([[0, 7, 4, 3, 4]], 2, GREEDY, None).tokens.tolist() == [[5, 6]]
     assert decoder.plan(speculative=False).schedule.next(99) == 0
+
+
+def test_max_new_tokens_is_another_name() -> None:
+    options = GenerationOptions(max_new_tokens=3)
+    assert options == GenerationOptions(max_tokens=3) and options.max_tokens == 3
 
 
 def test_calibrations_are_kept_by_options_and_not_copied(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +46,11 @@ def counted(rate: float, rounds: int = 10_000, num_draft: int = MAX_DRAFT) -> Co
     return counts
 
 
-def calibration(
-    counts: Counts, *, draft: float = 0.1, verify: float = 0.02, num_prompts: int = 1000
-) -> Calibration:
-    """Make a pass over one token take a second; `verify` and `draft` are per further token."""
-    return Calibration(
-        tuple(draft * k for k in range(MAX_DRAFT + 1)),
-        tuple(1 + verify * k for k in range(2 * MAX_DRAFT + 1)),
-        tuple(map(tuple, counts.values)),
-        num_prompts,
-    )
-
-
-def speed_by_theory(rate: float, draft: float, verify: float) -> np.ndarray:
-    """(1 - a^(K + 1)) / (1 - a) / (1 + K c) for K = 0 to MAX_DRAFT (2211.17192, theorem 3.8)."""
-    k = np.arange(MAX_DRAFT + 1)
-    speed: np.ndarray = (1 - rate ** (k + 1)) / (1 - rate) / (1 + k * (draft + verify))
-    return speed
+def calibration(counts: Counts, *, draft: float = 0.1, num_prompts: int = 1000) -> Calibration:
+    """Make a pass over one token take a second, and 0.02 more per further token."""
+    drafting = [draft * k for k in range(MAX_DRAFT + 1)]
+    verifying = [1 + 0.02 * k for k in range(2 * MAX_DRAFT + 1)]
+    return Calibration(drafting, verifying, counts.values, num_prompts)
 
 
 def test_a_fixed_length_leaves_room_for_the_targets_token() -> None:
@@ -69,13 +58,13 @@ def test_a_fixed_length_leaves_room_for_the_targets_token() -> None:
     assert [schedule.next(remaining) for remaining in (9, 6, 5, 2, 1)] == [5, 5, 4, 1, 0]
 
 
-@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
-def test_expected_tokens_follow_the_rate(rate: float) -> None:
-    accepts, drafts = (counts := counted(rate)).expected(counts.pooled())
-    theory = np.cumsum(rate ** np.arange(1, MAX_DRAFT + 1))
-    np.testing.assert_allclose(accepts[1:], theory, rtol=0.05)
-    np.testing.assert_allclose(drafts, np.arange(MAX_DRAFT + 1), rtol=1e-3)
-    assert accepts[0] == drafts[0] == 0
+def test_expected_tokens_follow_the_rate() -> None:
+    for rate in (0.3, 0.6, 0.9):
+        accepts, drafts = (counts := counted(rate)).expected(counts.pooled())
+        theory = np.cumsum(rate ** np.arange(1, MAX_DRAFT + 1))
+        np.testing.assert_allclose(accepts[1:], theory, rtol=0.05)
+        np.testing.assert_allclose(drafts, np.arange(MAX_DRAFT + 1), rtol=1e-3)
+        assert accepts[0] == drafts[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -96,13 +85,14 @@ def test_places_have_rates_of_their_own(
         assert (accepts[length], drafts[length]) == pytest.approx(found, abs=0.05)
 
 
-@pytest.mark.parametrize("draft", [0.02, 0.1, 0.3])
-@pytest.mark.parametrize("rate", [0.02, 0.3, 0.6, 0.8, 0.95])
-def test_the_length_is_as_good_as_the_best_by_theory(rate: float, draft: float) -> None:
-    schedule = AdaptiveSchedule(calibration(counted(rate), draft=draft))
-    speed = speed_by_theory(rate, draft, 0.02)
-    assert speed[schedule.next(1000)] > 0.97 * speed.max()
-    assert min(speed) < 0.9 * speed.max()
+def test_the_length_is_as_good_as_the_best_by_theory() -> None:
+    for rate, draft in product((0.02, 0.3, 0.6, 0.8, 0.95), (0.02, 0.1, 0.3)):
+        schedule = AdaptiveSchedule(calibration(counted(rate), draft=draft))
+        # (1 - a^(K + 1)) / (1 - a) / (1 + K c) for K = 0 to MAX_DRAFT (2211.17192, theorem 3.8).
+        k = np.arange(MAX_DRAFT + 1)
+        speed = (1 - rate ** (k + 1)) / (1 - rate) / (1 + k * (draft + 0.02))
+        assert speed[schedule.next(1000)] > 0.97 * speed.max()
+        assert min(speed) < 0.9 * speed.max()
 
 
 def test_a_calibration_counts_more_the_more_prompts_it_has() -> None:
@@ -120,9 +110,9 @@ def test_a_calibration_counts_more_the_more_prompts_it_has() -> None:
 
 def test_a_step_in_the_costs_is_seen() -> None:
     """Passes over up to 6 tokens cost the same, and longer ones three times as much."""
-    costs = tuple(1.0 if length <= 6 else 3.0 for length in range(1, 2 * MAX_DRAFT + 2))
-    counts = tuple(map(tuple, counted(0.9).values))
-    schedule = AdaptiveSchedule(Calibration((0.0,) * (MAX_DRAFT + 1), costs, counts, 1000))
+    costs = [1.0 if length <= 6 else 3.0 for length in range(1, 2 * MAX_DRAFT + 2)]
+    found = Calibration([0.0] * (MAX_DRAFT + 1), costs, counted(0.9).values, 1000)
+    schedule = AdaptiveSchedule(found)
     assert schedule.next(1000) == 5
 
 
@@ -249,14 +239,14 @@ def test_a_calibration_is_kept_under_its_settings_and_hardware(
     assert len(list(cache.iterdir())) == 2 + len(changes)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"counts": 3}', "\xff", SHORT, NAN])
-def test_a_damaged_file_is_measured_again(cache: Path, content: str) -> None:
+def test_a_damaged_file_is_measured_again(cache: Path) -> None:
     machine = Machine()
     first = calibrate(machine, 2)
     (path,) = cache.iterdir()
-    path.write_text(content, encoding="latin-1")
-    assert machine.measures()
-    assert calibrate(machine, 2) == first and json.loads(path.read_text())["counts"]
+    for content in ("", "[]", "{}", '{"counts": 3}', "\xff", SHORT, NAN):
+        path.write_text(content, encoding="latin-1")
+        assert machine.measures(), content
+        assert calibrate(machine, 2) == first and json.loads(path.read_text())["counts"]
 
 
 def test_calibration_works_without_a_writable_cache(cache: Path) -> None:
@@ -279,18 +269,17 @@ def test_a_slow_machine_is_measured_once_per_length(
 PROMPTS = [[10, 1], [5, 6, 7, 1], [3, 1], [12, 13, 1]]
 
 
-def make_decoder(kind: str = "t5", **options: Any) -> SpeculativeDecoder:
-    pair = tiny_pair(kind, vocab_size=20, layers=2, seed=3)
+def make_decoder(**options: Any) -> SpeculativeDecoder:
+    pair = tiny_pair("t5", vocab_size=20, layers=2, seed=3)
     return SpeculativeDecoder(*pair, num_draft="auto", **options)
 
 
-@pytest.mark.parametrize("kind", ["t5", "sharing"])
 def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(
-    kind: str, in_full: None, cache: Path, monkeypatch: pytest.MonkeyPatch
+    in_full: None, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = draft_length.measure  # costs that this machine's load cannot change
     monkeypatch.setattr(draft_length, "measure", lambda _, count: measure(Machine(), count))
-    auto = make_decoder(kind)
+    auto = make_decoder()
     plain = auto.generate_batch(PROMPTS, max_tokens=40, speculative=False)
     assert not cache.exists(), "there is nothing to calibrate"
     single = [auto.generate(prompt, max_tokens=40) for prompt in PROMPTS]
@@ -305,10 +294,8 @@ def test_auto_keeps_greedy_outputs_and_calibrates_for_the_batch_size(
 @pytest.mark.parametrize(
     ("decoding", "sampling"),
     [
-        ({}, {"temperature": 2.0}),
         ({"lookup": True}, {"temperature": 2.0}),
         ({"delta": 0.5}, {}),
-        ({"kind": "sharing"}, {"temperature": 2.0}),
     ],
 )
 def test_auto_repeats_itself(cache: Path, decoding: dict[str, Any], sampling: Any) -> None:

@@ -148,7 +148,7 @@ def test_outputs_are_those_of_transformers(name: str, num_beams: int, pair: tupl
     options: dict[str, Any] = {"max_tokens": length, "num_beams": num_beams} | beams
     decoder = SpeculativeDecoder(target, draft, num_draft=4)
     found = decoder.generate_batch(sources, **options, **HF_OPTIONS[name])
-    assert draft is None or sum(out.stats.accepted for out in found) > 4
+    assert draft is None or sum(out.stats.accepted for out in found) > 2
     for source, best in zip(sources, found, strict=True):
         expected = reference.generate(
             torch.tensor([source]), max_new_tokens=length, do_sample=False, num_beams=num_beams,
@@ -190,7 +190,7 @@ def test_scores_are_the_logarithms_of_the_models_probabilities(kind: str) -> Non
     decoder, found = SpeculativeDecoder(target, draft), []
     for prompt in prompts(6):
         done = decoder.generate(
-            prompt, max_tokens=LENGTH, temperature=0.7, top_k=5, scores=True, logit_bias={4: 1.0}
+            prompt, max_tokens=20, temperature=0.7, top_k=5, scores=True, logit_bias={4: 1.0}
         )
         tokens, expected = done.tokens + [EOS] * (done.finish_reason == "eos"), 0.0
         for i, token in enumerate(tokens):
@@ -240,13 +240,14 @@ def test_leniency_never_accepts_what_is_forbidden(delta: float, temperature: flo
     options: dict[str, Any] = {"max_tokens": LENGTH, "temperature": temperature}
     whole = SpeculativeDecoder(target, draft, delta=delta).generate_batch(prompts(), **options)
     common = [token for token, _ in Counter(t for o in whole for t in o.tokens).most_common(4)]
+    other = min({*range(2, SIZE)}.difference(common))
     for drafter in (draft, "lookup"):
         decoder = SpeculativeDecoder(target, drafter, delta=delta)
         for out in decoder.generate_batch(
-            prompts(), suppress_tokens=common, min_tokens=9, forced_tokens=[19], **options
+            prompts(), suppress_tokens=common, min_tokens=9, forced_tokens=[other], **options
         ):
             assert not {*common}.intersection(out.tokens)
-            assert len(out.tokens) >= 9 and out.tokens[0] == 19
+            assert len(out.tokens) >= 9 and out.tokens[0] == other
 
 
 def test_options_may_come_from_iterators() -> None:

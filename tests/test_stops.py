@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -23,24 +24,22 @@ def by_definition(text: str, stops: list[str]) -> str | None:
     return None
 
 
+WORDS = ["", "", "a", "b", "ab", "ba", "c", "abc", "cb", "aca", "bb", "cc", "ac", "bc", "cab"]
+
+
 class Letters:
     """A tokenizer whose ids are one to three letters long, so that stops cross their borders."""
 
     vocabulary: Any = None
-    words = ["", "", "a", "b", "ab", "ba", "c", "abc", "cb", "aca", "bb", "cc", "ac", "bc", "cab"]
+
+    def __init__(self, words: Sequence[str] = WORDS) -> None:
+        self.words = words
 
     def encode(self, text: str) -> list[int]:
         return [*(self.words.index(letter) for letter in text), EOS]
 
     def decode(self, ids: Any) -> str:
         return "".join(self.words[i] for i in ids)
-
-
-class Pieces(Letters):
-    """A tokenizer of other words."""
-
-    def __init__(self, words: list[str]) -> None:
-        self.words = words
 
 
 STOPS = [["ab"], ["abab"], ["b", "abc"], ["aab", "ba"], ["bcd", "c"], ["aaa", "ca"]]
@@ -54,7 +53,7 @@ def test_a_text_is_cut_alike_however_it_comes_in_pieces(stops: list[str]) -> Non
         cuts = sorted(rng.sample(range(1, 6), rng.randrange(4)))
         parts = [text[i:j] for i, j in itertools.pairwise([0, *cuts, 6])]
         parts.insert(rng.randrange(len(parts) + 1), "")
-        found = StoppedText(Pieces(parts), stops)
+        found = StoppedText(Letters(parts), stops)
         shown = ""
         for part in range(len(parts)):
             shown += found.add(part)
@@ -66,7 +65,7 @@ def test_a_text_is_cut_alike_however_it_comes_in_pieces(stops: list[str]) -> Non
 
 
 def test_only_text_that_may_begin_a_stop_string_is_held_back() -> None:
-    found = StoppedText(Pieces(["xE", "N", "xEND", "y"]), ["END"])
+    found = StoppedText(Letters(["xE", "N", "xEND", "y"]), ["END"])
     assert [found.add(part) for part in range(4)] == ["x", "", "ENx", ""]
     assert found.stopped and found.finish() == ""
 
@@ -149,20 +148,13 @@ def test_min_tokens_puts_off_stops(decoders: dict[str, SpeculativeDecoder]) -> N
         assert not {6, 9, 12}.intersection(out.tokens[:6])
 
 
-def text(letters: str, stops: list[str], min_tokens: int = 0) -> tuple[str, ...]:
-    ids = Letters().encode(letters)[:-1]
-    return pieces(ids, StoppedText(Letters(), stops, min_tokens), end=True)
-
-
 def test_a_stop_string_counts_from_a_number_of_tokens_on() -> None:
-    assert "".join(text("abcabc", ["ab"], 3)) == "abc"
-    assert "".join(text("abcabc", ["ab"], 2)) == ""
-    assert "".join(text("abc", ["ab"], 9)) == "abc"
-    assert text("caca", ["ab"]) == ("c", "", "ac", "a")
-    assert text("", ["ab"]) == ()
+    def text(letters: str, min_tokens: int = 0) -> tuple[str, ...]:
+        ids = Letters().encode(letters)[:-1]
+        return pieces(ids, StoppedText(Letters(), ["ab"], min_tokens), end=True)
 
-
-def test_a_text_says_which_token_completes_the_string() -> None:
+    found = ["".join(text(letters, least)) for letters, least in (("abcabc", 3), ("abcabc", 2))]
+    assert found == ["abc", ""] and "".join(text("abc", 9)) == "abc"
+    assert text("caca") == ("c", "", "ac", "a") and text("") == ()
     search = StoppedText(Letters(), ["bca"])
-    assert search([2, 3]) is None
-    assert search([2, 13, 9]) == 3
+    assert search([2, 3]) is None and search([2, 13, 9]) == 3, "which completes it"
