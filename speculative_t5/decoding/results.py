@@ -191,7 +191,8 @@ class Tally:
         self.emitted += emitted
 
     def stats(self, seconds: float, *, final: bool = False) -> Stats:
-        num_draft, num_drafted, num_accepted = map(tuple if final else PerRound, self._counts)
+        views = (tuple(counts) if final else PerRound(counts) for counts in self._counts)
+        num_draft, num_drafted, num_accepted = views
         return Stats(num_draft, num_drafted, num_accepted, self.emitted, seconds)
 
 

@@ -77,7 +77,7 @@ class Verifier:
             if any(groups.greedy_rows):
                 parts.append(self.choices(draft, logits))
             if not groups.greedy:
-                parts.append(mx.stack(self.verdict(draft, logits, groups, keys), axis=1))
+                parts.append(mx.stack([*self.verdict(draft, logits, groups, keys)], axis=1))
         # A single wait: this array holds all that the host has to know.
         rows = read(self.broadcast(mx.concatenate(parts, axis=1)))
         width, found = draft.tokens.shape[1], []
