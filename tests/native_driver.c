@@ -189,10 +189,12 @@ static void *check_in_thread(void *seed)
 static volatile int written; /* or the compiler would leave the writing out */
 static atomic_int begun;
 
-/* Waits for another thread that does so, too. */
+/* Writes once before and once after the other thread does: the sanitizer may miss two writes at
+ * the same moment. */
 static void write_part(const void *context, int i)
 {
     (void)context;
+    written = i;
     atomic_fetch_add_explicit(&begun, 1, memory_order_relaxed);
     while (atomic_load_explicit(&begun, memory_order_relaxed) < 2)
         ;
