@@ -1,19 +1,28 @@
-"""Files of tensors: nothing that a header says is believed before it is checked."""
+"""Files of tensors: nothing that they say is believed or run; of a .bin, torch reads the same."""
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import struct
+import subprocess
+import sys
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
-from speculative_t5.checkpoints.tensors import read_npz, read_safetensors
-from speculative_t5.checkpoints.writing import NewTensor, write_npz
+from speculative_t5.checkpoints.tensors import NewTensor, read_npz, read_safetensors, write_npz
+from speculative_t5.checkpoints.torch_bin import MAGIC, PROTOCOL, read_bin
 
 import mlx.core as mx
 import numpy as np
 import pytest
+import torch
 from checkpoints import refused
+from conftest import REPOSITORY
+from messages import check_message
 
 
 def safetensors(path: Path, header: dict[str, object] | bytes, data: bytes = b"") -> None:
@@ -110,3 +119,286 @@ def test_lying_npz_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"PK\3\4" + bytes(96))
     with refused("a.npz is truncated or damaged"):
         read_npz(path)
+
+
+A = b"X\x01\0\0\0a"
+
+
+@pytest.fixture(params=[False, True], ids=["zip", "old"])
+def old(request: pytest.FixtureRequest) -> bool:
+    """Whether a file is of the kind before torch 1.6."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.bin"
+
+
+def save(tensors: Any, path: Path, old: bool, **options: Any) -> Path:
+    torch.save(tensors, path, _use_new_zipfile_serialization=not old, **options)
+    return path
+
+
+def test_tensors_match_torch(path: Path, old: bool) -> None:
+    base = torch.randn(6, 8)
+    tensors = OrderedDict(
+        whole=base,
+        transposed=base.T,  # as in checkpoints that came from TensorFlow
+        part=base[2:5, 1:7:2],
+        again=base,
+        parameter=torch.nn.Parameter(torch.randn(3)),
+        half=torch.randn(4, 2).half(),
+        brain=torch.randn(4, 2).bfloat16(),
+        scalar=torch.tensor(2.5),
+        empty=torch.zeros(0, 3),
+    )
+    found = read_bin(save(tensors, path, old))
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        array = found[name].read()
+        assert found[name].shape == tuple(tensor.shape) == array.shape
+        bits = tensor.detach()
+        expected = bits.view(torch.int16).numpy() if name == "brain" else bits.numpy()
+        assert (array.view(expected.dtype) == expected).all()
+    state = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)).state_dict()
+    assert state._metadata, "an attribute"
+    for protocol in (2, 4):
+        found = read_bin(save(state, path, old, pickle_protocol=protocol))
+        assert [*found] == [*state]
+        assert all((found[name].read() == state[name].numpy()).all() for name in state)
+
+
+def test_nothing_in_a_file_is_run(path: Path, old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, ("touch pwned",)
+
+    monkeypatch.chdir(path.parent)
+    save({"a": torch.ones(1), "b": Evil()}, path, old)
+    with refused(r"a\.bin: it asks for posix\.system, which is no part of"):
+        read_bin(path)
+    assert not Path("pwned").exists()
+
+
+def test_other_contents_are_refused(path: Path, old: bool) -> None:
+    for held, message in (
+        ({"a": 3}, "'a' is a int, expected a tensor"),
+        ({3: torch.ones(1)}, "it has an entry under a int, expected a name"),
+        ([torch.ones(1)], "it holds a list, expected tensors by name"),
+        ({"a": torch.ones(2, dtype=torch.int8)}, "it holds a 'CharStorage', expected FloatSto"),
+        ({"a": torch.eye(2).to_sparse()}, "it asks for torch._utils._rebuild_sparse_tensor"),
+    ):
+        with refused(message):
+            read_bin(save(held, path, old))
+
+
+def test_truncated_files_are_refused(path: Path, old: bool) -> None:
+    whole = save({"a": torch.ones(1000)}, path, old).read_bytes()
+    for keep in (0, 3, 100, -1, -4000):
+        path.write_bytes(whole[:keep])
+        with refused("a.bin is truncated or damaged"):
+            read_bin(path)
+
+
+def wrap(path: Path, old: bool, pickled: bytes, count: int = 16) -> Path:
+    """Write a file around a pickle and 16 numbers; an old file also says how many they are."""
+    if not old:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a/data.pkl", pickled)
+            archive.writestr("a/byteorder", "little")
+            archive.writestr("a/data/0", bytes(64))
+        return path
+    with path.open("wb") as file:
+        for plain in (MAGIC, PROTOCOL, {"little_endian": True}):
+            pickle.dump(plain, file, 2)
+        file.write(pickled)
+        pickle.dump(["0"], file, 2)
+        file.write(struct.pack("<q", count) + bytes(64))
+    return path
+
+
+def tensor(
+    old: bool = False, numel: int = 16, shape: Any = b"K\x02\x85", strides: Any = (1,)
+) -> bytes:
+    """Return the opcodes of a tensor that may claim any size, in numbers or opcodes."""
+    sizes = (numel, shape, strides)
+    dumped = [v if isinstance(v, bytes) else pickle.dumps(v, 2)[2:-1] for v in sizes]
+    return (
+        b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n"
+        b"X\x01\0\0\x000X\x03\0\0\0cpu%b%btQK\0%b%b\x89NtR"
+        % (dumped[0], b"N" if old else b"", *dumped[1:])
+    )
+
+
+def test_sizes_are_checked_against_the_file(path: Path, old: bool) -> None:
+    cases = [
+        (10**12, (10**12,), (1,), 10**12),
+        (16, (4, 4), (5, 1), 16),
+        (16, (8,), (-1,), 16),
+        (-16, (8,), (1,), 16),
+    ]
+    cases += [(16, (16,), (1,), 15)] * old  # only old files have a count
+    for numel, shape, strides, count in cases:
+        wrap(path, old, b"\x80\x02}" + A + tensor(old, numel, shape, strides) + b"s.", count)
+        with refused("a.bin is truncated or damaged"):
+            read_bin(path)
+
+
+def test_a_pickle_cannot_change_what_it_has_made(path: Path, old: bool) -> None:
+    """By the BUILD opcode, which sets attributes, and so could evade checks already made."""
+    # As Python 2 wrote dictionaries: from a list of lists, with strings of bytes.
+    pickled = b"\x80\x02ccollections\nOrderedDict\n](](U\x01a" + tensor(old) + b"ee\x85R."
+    assert read_bin(wrap(path, old, pickled))["a"].read().tolist() == [0, 0]
+
+    made = b"\x80\x02}" + A + tensor(old)
+    assert read_bin(wrap(path, old, made + b"s."))["a"].read().tolist() == [0, 0]
+    state = b"}X\x07\0\0\0stridesJ\xff\xff\xff\xffJ\xff\xff\xff\xff\x86s"
+    for built in (state + b"b", b"N" + state + b"\x86b"):
+        with refused("a.bin is truncated or damaged"):
+            read_bin(wrap(path, old, made + built + b"s."))
+
+
+SENSELESS = (
+    b"N\x86.", b"q\0.", b"h\5.", b"Nt.", b"}(X\1\0\0\0au.", b"NX\1\0\0\0aNs.", b"NNa.", b"N)R.",
+    b"ctorch\nFloatStorage\n)R.", b"ccollections\nOrderedDict\nNR.", b"NQ.", b"ctorch",
+    b"\x01", b"N", b"X\x01\0\0\0\xff.",
+)  # fmt: skip
+
+
+def test_senseless_pickles_are_refused(path: Path) -> None:
+    for pickled in SENSELESS:
+        with refused(f"{path} is truncated or damaged: .{{10,}}; download"):
+            read_bin(wrap(path, False, b"\x80\x02" + pickled))
+
+
+# Values of few bytes that are nested 200,000 deep, or that have 2**60 parts.
+DEEP = b"N" + b"\x85" * 200_000
+SHARED = b"Nq\x09" + b"h\x09\x86q\x09" * 60
+FLOATS, STORED = b"ctorch\nFloatStorage\n", b"X\x07\0\0\0storage"
+DEEP_IN = ("a key", "a storage's key")
+LONG = b"\x8a\xff" + (2**2000).to_bytes(255, "little")
+PAIRS = b"](](X\x01\0\0\0bNeq\x01" + b"h\x01" * 30_000 + b"eq\x02"
+ORDERED = b"ccollections\nOrderedDict\n"
+
+ATTACKS = {
+    "8 GB of bytes": b"\x96" + struct.pack("<Q", 8 << 30) + b".",
+    "2 GB of a number": b"\x8b" + struct.pack("<i", 2**31 - 1) + b".",
+    "4 GB of text": b"X\xff\xff\xff\xff.",
+    "a far place in the memo": b"Nr\xff\xff\xff\x0f.",
+    "a text of no length": b"\x8d" + struct.pack("<Q", 2**63 - 1) + b".",
+    "too many opcodes": b"}" * 1_100_000 + b".",
+    "many duplicates": b"N" + b"2\x86" * 60 + b".",
+    "many places in the memo": b"N" + b"\x94" * 900_000 + b".",
+    "a shape of long numbers": tensor(shape=b"(" + LONG * 9000 + b"t"),
+    "one list as many dictionaries": PAIRS + ORDERED + b"q\x03]" + b"h\x03h\x02\x85Ra" * 30_000
+    + b".",
+    "a tensor larger than its numbers":
+        b"}" + A + tensor(shape=(2**31 - 1, 2**31 - 1), strides=(0, 0)) + b"s.",
+} | {
+    f"{name} as {place}": before + value + after
+    for place, before, after in (
+        ("a key", b"}", b"Ns."),
+        ("the file's value", b"", b"."),
+        ("a storage's key", b"(" + STORED + FLOATS, b"NK\x01tQ."),
+        ("one of many keys", b"}(", b"Nu."),
+        ("a dictionary's value", b"}" + A, b"s."),
+        ("a persistent id", b"", b"Q."),
+        ("a kind of storage", b"(", FLOATS + A + b"NK\x01tQ."),
+        ("a type of storage", b"(" + STORED, A + b"NK\x01tQ."),
+        ("a storage's size", b"(" + STORED + FLOATS + A + b"N", b"tQ."),
+        ("a storage's view", b"(" + STORED + FLOATS + A + b"NK\x01", b"tQ."),
+        ("a tensor's storage", b"ctorch._utils\n_rebuild_tensor_v2\n(", b"K\0))tR."),
+        ("a function", b"", b")R."),
+        ("arguments", ORDERED, b"R."),
+        ("a module", b"", A + b"\x93."),
+        ("what gets attributes", b"", b"Nb."),
+        ("a list", b"", b"Na."),
+    )
+    # Whatever is not hashed or compared with many parts is not when it is deep, so few are tried.
+    for name, value in (("deep", DEEP), ("shared", SHARED))[place not in DEEP_IN :]
+}  # fmt: skip
+
+LIMITED = """
+import re, resource, sys
+from pathlib import Path
+from speculative_t5.checkpoints.torch_bin import read_bin
+used = int(re.search(r"VmSize:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+resource.setrlimit(resource.RLIMIT_AS, (used * 1024 + 400_000_000,) * 2)
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    try:
+        read_bin(path)
+    except ValueError as error:
+        print(path.name, error, sep=": ")
+"""
+
+
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+def run_python(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    """Run some code in a process that has no torch."""
+    command = [sys.executable, "-c", "import sys; sys.modules['torch'] = None" + code, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@on_linux
+def test_attacks_of_few_bytes_take_neither_time_nor_memory(tmp_path: Path) -> None:
+    """In zip archives; the same machine reads old files, which only a few are tried in."""
+    for name, pickled in ATTACKS.items():
+        wrap(tmp_path / name, False, b"\x80\x02" + pickled)
+    for name in ("4 GB of text", "shared as a key"):
+        wrap(tmp_path / f"{name}, old", True, b"\x80\x02" + ATTACKS[name])
+    done = run_python(LIMITED, tmp_path)
+    messages = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert [*messages] == sorted(path.name for path in tmp_path.iterdir())
+    for message in messages.values():
+        assert len(message) < 400
+        check_message(message, str(tmp_path))
+    assert "expected 8589934592 bytes" in messages["8 GB of bytes"]
+    assert "more than 1000000 opcodes" in messages["too many opcodes"]
+    assert "has a shape that MLX cannot hold" in messages["a shape of long numbers"]
+    assert "lies outside of 16 numbers" in messages["a tensor larger than its numbers"]
+    assert "it has an entry under a tuple" in messages["shared as a key"]
+
+
+def test_rewritten_members_are_refused(path: Path) -> None:
+    save({"a": torch.ones(1000), "b": torch.ones(2000)}, path, old=False)
+    with zipfile.ZipFile(path) as archive:
+        members = {member: archive.read(member) for member in archive.namelist()}
+    for name, kind, kept, message in (
+        ("a/data.pkl", zipfile.ZIP_DEFLATED, None, "its a/data.pkl is compressed"),
+        ("a/byteorder", zipfile.ZIP_DEFLATED, None, "its a/byteorder is compressed"),
+        ("a/data/0", zipfile.ZIP_DEFLATED, None, "truncated or damaged: storage 0"),
+        ("a/data/0", zipfile.ZIP_STORED, 64, "truncated or damaged: storage 0"),
+    ):
+        with zipfile.ZipFile(path, "w") as archive:
+            for member, held in members.items():
+                spoiled = (held[:kept], kind) if member == name else (held,)
+                archive.writestr(member, *spoiled)
+        with refused(message):
+            read_bin(path)
+
+
+PEAKS = """
+import re, sys
+from pathlib import Path
+from speculative_t5.checkpoints.torch_bin import read_bin
+for path in sys.argv[1:]:
+    for tensor in read_bin(Path(path)).values():
+        for block in tensor.blocks():
+            block.max()
+    print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
+
+
+@on_linux
+def test_memory_is_bounded_whatever_the_files_size(tmp_path: Path) -> None:
+    """Files of 120 MB, in tensors of 10 MB."""
+    large = {f"t{i}": torch.zeros(25 * 10**5) for i in range(12)}
+    paths = [save({"t": torch.zeros(10)}, tmp_path / "small.bin", False)]
+    paths += [save(large, tmp_path / f"large{old}.bin", old) for old in (False, True)]
+    small, *large_ones = (1024 * int(line) for line in run_python(PEAKS, *paths).stdout.split())
+    assert max(large_ones) - small < 2 * 10e6 + 5e7
