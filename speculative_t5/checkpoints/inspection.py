@@ -48,6 +48,7 @@ class Listed:
     drafts: tuple[str, ...] = ()  # names of the folders that can draft for it; see `_drafts`
     draft_for: str | None = None  # the target of a sharing draft, which drafts for no other
     error: str | None = None  # why it cannot be loaded
+    vocabulary: Vocabulary | None = None  # of its tokenizer; a sharing draft has none
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,16 @@ def inspect(model: str, *, revision: str | None = None) -> Inspection:
         folder, _ = look_up(model, revision)
         config = folder.t5_config()
     tokenizer, count = folder.tokenizer(), num_parameters(config)
-    vocabulary, name = tokenizer.vocabulary, Path(model).name
+    target = Listed(Path(model), num_parameters=count, vocabulary=tokenizer.vocabulary)
     return Inspection(
         name=model,
         family=family(config, tokenizer),
         config=config,
-        vocabulary=vocabulary,
+        vocabulary=tokenizer.vocabulary,
         num_parameters=count,
         stored=_names(kinds.values()),
         sizes=() if config.quantization else tuple(ways(config, kinds)),
-        drafts=_drafts(name, folder.draft, vocabulary, count, _find_models()),
+        drafts=_drafts(target, folder.draft, _find_models()),
     )
 
 
@@ -92,66 +93,59 @@ def list_models() -> list[Listed]:
     """Return all model folders that `load` finds by name: the largest first, damaged ones last."""
     found = _find_models()
     listed = []
-    for model, vocabulary in found.items():
-        named = ModelFolder(model.folder).draft
-        drafts = _drafts(model.folder.name, named, vocabulary, model.num_parameters, found)
+    for model in found:
+        drafts = _drafts(model, ModelFolder(model.folder).draft, found)
         listed.append(replace(model, drafts=tuple(draft.folder.name for draft in drafts)))
     return listed
 
 
-def _find_models() -> dict[Listed, Vocabulary | None]:
-    """Return the vocabulary of each model's tokenizer; the models have no drafts yet."""
+def _find_models() -> list[Listed]:
     # Of two with one name, `load` takes the first.
     folders = {folder.name: folder for folder in reversed(model_folders())}
-    found: dict[Listed, Vocabulary | None] = {}
+    found = []
     for path in folders.values():
         size = sum(each.stat().st_size for each in path.iterdir() if each.is_file())
         try:
-            model, vocabulary = _list_model(ModelFolder(path), size)
-            found[model] = vocabulary
+            found.append(_list_model(ModelFolder(path), size))
         except (OSError, ValueError) as error:
-            found[Listed(path, size=size, error=str(error))] = None
-    order = sorted(found, key=lambda model: (-model.num_parameters, model.folder.name))
-    return {model: found[model] for model in order}
+            found.append(Listed(path, size=size, error=str(error)))
+    return sorted(found, key=lambda model: (-model.num_parameters, model.folder.name))
 
 
-def _list_model(folder: ModelFolder, size: int) -> tuple[Listed, Vocabulary | None]:
+def _list_model(folder: ModelFolder, size: int) -> Listed:
     path = folder.path
     if folder.kind == "t5-draft":
         target, count = inspect_draft(folder)
-        return Listed(path, "draft", count, ("float16",), size, draft_for=target), None
+        return Listed(path, "draft", count, ("float16",), size, draft_for=target)
     if folder.kind == "decoder-only":
         kind, count, stored, vocabulary = inspect_decoder_only(folder)
-        return Listed(path, kind, count, stored, size), vocabulary
+        return Listed(path, kind, count, stored, size, vocabulary=vocabulary)
     checkpoint, tokenizer = open_checkpoint(folder), folder.tokenizer()
     config, stored = checkpoint.config, _names(checkpoint.dtypes.values())
     if config.quantization:
         stored = (f"{config.quantization.bits} bits",)
-    model = Listed(path, family(config, tokenizer), num_parameters(config), stored, size)
-    return model, tokenizer.vocabulary
+    count, vocabulary = num_parameters(config), tokenizer.vocabulary
+    return Listed(path, family(config, tokenizer), count, stored, size, vocabulary=vocabulary)
 
 
 def _names(dtypes: Iterable[mx.Dtype]) -> tuple[str, ...]:
     return tuple(sorted(map(dtype_name, {*dtypes})))
 
 
-def _drafts(
-    name: str,
-    named: str | None,
-    vocabulary: Vocabulary | None,
-    num_target: int,
-    found: dict[Listed, Vocabulary | None],
-) -> list[Listed]:
+def _drafts(target: Listed, named: str | None, found: list[Listed]) -> list[Listed]:
     """Return the models that can draft for a target, all of them smaller.
 
     Those that were trained for it come first, the draft `named` in its folder and those distilled
     for it; then those that only have its tokenizer; of each kind the smallest first.
     """
+    name = target.folder.name
     fitting = [
         model
-        for model, other in reversed(found.items())
-        if model.num_parameters < num_target
-        and (model.draft_for == name or (other and other == vocabulary))
+        for model in reversed(found)
+        if model.num_parameters < target.num_parameters
+        and (
+            model.draft_for == name or (model.vocabulary and model.vocabulary == target.vocabulary)
+        )
     ]
     return sorted(fitting, key=lambda each: name != each.draft_for and named != each.folder.name)
 

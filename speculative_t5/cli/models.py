@@ -19,7 +19,9 @@ def models(
     found = list_models()
     if as_json:
         for model in found:
-            print(json.dumps(dataclasses.asdict(model) | {"folder": str(model.folder)}))
+            record = dataclasses.asdict(model) | {"folder": str(model.folder)}
+            del record["vocabulary"]
+            print(json.dumps(record))
     elif found:
         print("\n".join(as_lines(found)))
     else:
