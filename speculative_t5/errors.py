@@ -6,6 +6,7 @@ escaped before it gets into one. Imports nothing of the package.
 
 from __future__ import annotations
 
+import json
 import operator
 import reprlib
 from dataclasses import field, fields
@@ -49,13 +50,8 @@ def option(
 ) -> Any:
     """Return the field of a dataclass for an option, with its range and the words of --help.
 
-    Args:
-        default: Its default.
-        help: What it does.
-        panel: The heading under which --help lists it.
-        shown: What --help shows as its default, where that is not the value itself.
-        least: Its least value, if it is a number; an integer if the option is one.
-        most: Its largest value.
+    `panel` is its heading there, and `shown` its default where that is not the value itself. The
+    `least` value of a number is an integer if the option is one.
     """
     about = {"help": help, "panel": panel, "shown": shown, "least": least, "most": most}
     return field(default=default, metadata=about)
@@ -105,6 +101,17 @@ def refuse_pointer(path: Path) -> None:
                 f"{path} is a Git LFS pointer, and not the file itself: run git lfs pull in its "
                 "repository"
             )
+
+
+def read_json(path: Path, again: str) -> dict[str, Any]:
+    """Read the object in a JSON file; refuse anything else, and say to do what `again` says."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {first_line(error)}; {again}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object: {again}")
+    return raw
 
 
 def count(number: int, thing: str) -> str:

@@ -18,7 +18,6 @@ from .model_folder import (
     name_of_folder,
     named_draft,
     new_folder,
-    read_json,
     weights_folders,
 )
 from .t5 import open_checkpoint

@@ -15,11 +15,17 @@ from ..models import Quantization, T5Config
 from ..tokenizers import TOKENIZER_FILES
 from .hub import download, flat_name, look_up
 from .loading import as_dtype
-from .model_folder import GENERATION_CONFIG, ModelFolder, name_of_folder, new_folder
+from .model_folder import (
+    GENERATION_CONFIG,
+    ModelFolder,
+    check_replaceable,
+    name_of_folder,
+    new_folder,
+    write_folder,
+)
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
 from .tasks import TASKS
-from .tensors import Shape, as_mlx, as_numpy, dtype_name
-from .writing import NewTensor, check_replaceable, write_folder
+from .tensors import NewTensor, Shape, as_mlx, as_numpy, dtype_name
 
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
 
@@ -121,11 +127,10 @@ def convert(
 
 def _own_settings(source: ModelFolder) -> dict[str, Any]:
     """Return the settings that a config.json has beside the model's own: ours, and of tasks."""
-    checked = ("prefix", "draft", "min_probability")
-    own = {name: getattr(source, name) for name in checked}
-    kept = (TASKS, "tokenizer_class", "split_special_tokens")
-    own |= {name: source.config.get(name) for name in kept}
-    return {key: value for key, value in own.items() if value}
+    checked = {name: getattr(source, name) for name in ("prefix", "draft", "min_probability")}
+    others = (TASKS, "tokenizer_class", "split_special_tokens")
+    own = checked | {name: source.config.get(name) for name in others}
+    return {name: value for name, value in own.items() if value}
 
 
 def quantized(config: T5Config, wanted: Quantization, keep_wo: bool | None = None) -> T5Config:
@@ -150,10 +155,7 @@ def num_parameters(config: T5Config) -> int:
 
 
 def new_layout(config: T5Config, dtype: mx.Dtype | Mapping[str, mx.Dtype]) -> Layout:
-    """Return the names, shapes and types of the tensors that a model is written as.
-
-    `dtype` is the type of all parameters, or of each by name; of a quantized one's scales.
-    """
+    """Return the tensors that a model is written as, in one type or in each parameter's."""
     shapes = parameter_shapes(config)
     layout = {}
     for name, shape in shapes.items():

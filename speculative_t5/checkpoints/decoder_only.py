@@ -1,7 +1,4 @@
-"""Folders of decoder-only models, Hugging Face's own or converted by mlx-lm.
-
-config.json is checked first, as mlx-lm believes what it says; then weights are read.
-"""
+"""Folders of decoder-only models, whose config.json is checked, as mlx-lm believes what it says."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from ..device import default_dtype
 from ..errors import first_line, shown
 from ..models import MAX_LAYERS, MAX_SIZE, DecoderOnlyModel, build, wrong
 from ..tokenizers import DecoderOnlyTokenizer
-from .model_folder import GENERATION_CONFIG, ModelFolder, read_json
+from .model_folder import GENERATION_CONFIG, ModelFolder
 from .tensors import StoredTensor, as_mlx, check_shapes, dtype_name, module_shapes, parameters_of
 
 # Names in config.json of the most tokens that a model reads.
@@ -88,15 +85,21 @@ def load_decoder_only(
             module, eos_token_id=ends[0], extra_eos_ids=ends[1:], max_context=max_context(config),
             vocabulary=tokenizer.vocabulary,
         )  # fmt: skip
-    _check_fit(folder.path, model, tokenizer.vocabulary)
+    size, rows = tokenizer.vocabulary.size, model.info.vocab_size
+    if size - len(tokenizer.vocabulary.special) > rows:
+        raise ValueError(
+            f"the tokenizer in {folder.path} has {size} pieces, the model {rows} rows for them: "
+            "copy the tokenizer that belongs to the model there"
+        )
+    if (last := max(ends)) >= rows:
+        raise ValueError(
+            f"{folder.path}: eos_token_id in config.json is {last}, expected an id below {rows}"
+        )
     return model, tokenizer
 
 
 def inspect_decoder_only(folder: ModelFolder) -> tuple[str, int, tuple[str, ...], Vocabulary]:
-    """Return a model's model_type, number of parameters, stored types and vocabulary.
-
-    No weights are read. Quantized ones have bits in place of types.
-    """
+    """Return a model's model_type, number of parameters, stored types (or bits) and vocabulary."""
     config = read_config(folder)
     with _about(folder.path):
         module = build(config)
@@ -135,10 +138,9 @@ def read_config(folder: ModelFolder) -> dict[str, Any]:
                     raise wrong(name, config[name], f"{expected!r}, as all published GPT-2 have")
     # Checked here, as a tokenizer would raise an obscure error for them.
     ends: list[int] = []
-    generation = folder.path / GENERATION_CONFIG
-    settings = read_json(generation) if generation.is_file() else {}
-    for path, stored in ((generation, settings), (folder.path / "config.json", config)):
-        named = stored.get("eos_token_id")
+    sources = {GENERATION_CONFIG: folder.generation_config, "config.json": config}
+    for name, stored in sources.items():
+        named, path = stored.get("eos_token_id"), folder.path / name
         each = named if isinstance(named, list) else [] if named is None else [named]
         if not all(type(end) is int and end >= 0 for end in each):
             raise ValueError(f"eos_token_id in {path} is {shown(named)}, expected an id or several")
@@ -275,17 +277,3 @@ def _quantize(
             f"{folder}: quantization in config.json is {shown(settings)} ({first_line(error)}): "
             "convert the model again"
         ) from error
-
-
-def _check_fit(folder: Path, model: DecoderOnlyModel, vocabulary: Vocabulary) -> None:
-    size, rows = vocabulary.size, model.info.vocab_size
-    if size - len(vocabulary.special) > rows:
-        raise ValueError(
-            f"the tokenizer in {folder} has {size} pieces, the model {rows} rows for them: "
-            "copy the tokenizer that belongs to the model there"
-        )
-    beyond = [end for end in model.info.eos_token_ids if end >= rows]
-    if beyond:
-        raise ValueError(
-            f"{folder}: eos_token_id in config.json is {beyond[0]}, expected an id below {rows}"
-        )

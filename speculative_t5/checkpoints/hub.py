@@ -10,17 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import first_line
+from ..tokenizers import has_tokenizer
 from .model_folder import SMALL_FILES, WEIGHTS, ModelFolder, read_index
 
 TIMEOUT = 10.0  # seconds
 SILENT_BYTES = 10**9  # verifying more takes seconds, and the user is informed
-_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-def could_be_name(name: str) -> bool:
-    """Whether this is a possible name of a repository."""
-    return bool(_NAME.fullmatch(name)) and ".." not in name
 
 
 def refuse_file(name: str) -> None:
@@ -32,7 +26,7 @@ def refuse_file(name: str) -> None:
 def flat_name(name: str) -> str:
     """Return the part of a repository's name after its slash; refuse impossible names."""
     refuse_file(name)
-    if not could_be_name(name):
+    if not re.fullmatch(r"(?:\w[\w.-]*/)?\w[\w.-]*", name) or ".." in name:
         raise ValueError(
             f"{name!r} is neither a folder here nor a valid name on the Hub: "
             "give the path of a folder, or a name such as google/flan-t5-small"
@@ -43,10 +37,9 @@ def flat_name(name: str) -> str:
 def look_up(
     name: str, revision: str | None = None, *, any_kind: bool = False
 ) -> tuple[ModelFolder, list[str] | None]:
-    """Find a repository, and check its config.json and tokenizer; its weights are not downloaded.
+    """Return a repository's folder in the cache, without weights, and its files' names.
 
-    With `any_kind` it may be a decoder-only model, whose tokenizer is not checked here. Returns its
-    folder in the cache, named by its commit, and the names of its files, or None without the Hub.
+    They are None without the Hub. With `any_kind` it may be a decoder-only model.
     """
     flat_name(name)
     # Imported here, as it is slow and only this path needs it.
@@ -82,10 +75,7 @@ def download(
     *,
     note: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Download the weights of what `look_up` has found, and compare them with the Hub's digests.
-
-    `note` gets lines that the user should see. Returns the folder in the cache.
-    """
+    """Download the weights of what `look_up` has found, and compare them with the Hub's digests."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
     if files is not None:
@@ -116,7 +106,7 @@ def download(
     for shard in shards:
         # A file's name in the cache is its SHA-256, where the Hub has told it.
         expected = shard.readlink().name if shard.is_symlink() else ""
-        if not _SHA256.fullmatch(expected):
+        if not re.fullmatch(r"[0-9a-f]{64}", expected):
             continue
         with shard.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -140,7 +130,7 @@ def find_cached(name: str) -> Path | None:
         folder.weight_files()
     except (HFValidationError, LocalEntryNotFoundError, ValueError):
         return None  # `look_up` will say what is wrong
-    return folder.path if folder.has_tokenizer else None
+    return folder.path if has_tokenizer(folder.path) else None
 
 
 def _list_files(name: str, revision: str | None) -> list[str] | None:

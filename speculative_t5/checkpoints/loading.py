@@ -14,7 +14,7 @@ from ..device import default_dtype
 from ..models import T5, DecoderOnlyModel, SharingDraft, parts_of, shard, split_of
 from ..tokenizers import Tokenizer
 from .decoder_only import load_decoder_only
-from .hub import could_be_name, download, find_cached, look_up, refuse_file
+from .hub import download, find_cached, flat_name, look_up, refuse_file
 from .model_folder import ModelFolder, find_folder, model_folders
 from .t5 import Checkpoint, open_checkpoint
 from .t5_draft import load_draft
@@ -114,8 +114,7 @@ def locate(name_or_path: str | Path) -> Path:
     name = str(name_or_path)
     refuse_file(name)
     try:
-        if not could_be_name(name):
-            raise ValueError("it cannot be a name on the Hub: check the path")
+        flat_name(name)  # refused here, if it cannot be one
         return find_cached(name) or download(name, *look_up(name, any_kind=True))
     except ValueError as error:
         known = ", ".join(sorted({folder.name for folder in model_folders()})) or "none"

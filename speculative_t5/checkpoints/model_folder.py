@@ -1,12 +1,15 @@
-"""Folders of models: where they are found by name, what they say of themselves, their weights."""
+"""Folders of models: found by name, opened, and written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +17,11 @@ from typing import Any, Literal
 
 from platformdirs import user_data_path
 
-from .. import tokenizers
-from ..errors import first_line, refuse_pointer, shown
+from ..errors import read_json, refuse_pointer, shown
+from ..files import replacing_folder
 from ..models import DRAFT_TYPE, T5Config, is_decoder_only
-from ..tokenizers import TOKENIZER_FILES, DecoderOnlyTokenizer, Tokenizer
-from .tensors import StoredTensor, read_safetensors
+from ..tokenizers import TOKENIZER_FILES, DecoderOnlyTokenizer, Tokenizer, load_tokenizer
+from .tensors import AGAIN, NewTensor, StoredTensor, read_safetensors, write_npz
 from .torch_bin import read_bin
 
 VARIABLE = "SPECULATIVE_T5_WEIGHTS"  # names the folder that comes before all others
@@ -29,7 +32,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json",
            "pytorch_model.bin", "pytorch_model.bin.index.json")  # fmt: skip
 GENERATION_CONFIG = "generation_config.json"
 SMALL_FILES = ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES, "tokenizer.model")
-AGAIN = "download or convert the model again"
+BUSY = "another conversion is at work on it: wait for it to end, or choose another --output"
 BLOCK, BLOCKS = 2**16, 64  # bytes, and how many of each file are read for a digest
 
 Kind = Literal["t5", "decoder-only", "t5-draft"]
@@ -46,7 +49,7 @@ class ModelFolder:
         """The object in config.json; anything else is refused."""
         path = self.path / "config.json"
         if path.is_file():
-            return read_json(path)
+            return read_json(path, AGAIN)
         if (self.path / "adapter_config.json").is_file():
             what = ", but an adapter's settings; merge it into its base model"
         else:
@@ -78,12 +81,12 @@ class ModelFolder:
     @property
     def prefix(self) -> str:
         """The text to put before each prompt, "" if none."""
-        prefix = self.config.get("prefix")
-        if prefix is not None and not isinstance(prefix, str):
+        prefix = self.config.get("prefix") or ""
+        if not isinstance(prefix, str):
             raise ValueError(
                 f"prefix in {self.path / 'config.json'} is {prefix!r}, expected a string"
             )
-        return prefix or ""
+        return prefix
 
     @property
     def min_probability(self) -> float | None:
@@ -109,9 +112,15 @@ class ModelFolder:
         stored = self.setting("converted_from")
         return stored if isinstance(stored, dict) else {}
 
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """The object in generation_config.json; {} without that file."""
+        path = self.path / GENERATION_CONFIG
+        return read_json(path, AGAIN) if path.is_file() else {}
+
     def t5_config(self) -> T5Config:
         """Read the config of a T5; refuse other models."""
-        config = self.config
+        config = self.config  # whose errors name the folder
         try:
             return T5Config.from_dict(config)
         except ValueError as error:
@@ -121,14 +130,7 @@ class ModelFolder:
         """Load the tokenizer; a T5's is checked to fit it."""
         if self.kind == "decoder-only":
             return DecoderOnlyTokenizer(self.path)
-        return tokenizers.load_tokenizer(self.path, self.t5_config())
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether the files of a tokenizer are there."""
-        if self.kind == "decoder-only":
-            return tokenizers.has_vocabulary(self.path)
-        return tokenizers.has_tokenizer(self.path)
+        return load_tokenizer(self.path, self.t5_config())
 
     @property
     def weights(self) -> Path | None:
@@ -199,20 +201,9 @@ class ModelFolder:
         return digest.hexdigest()[:16]
 
 
-def read_json(path: Path, *, again: str = AGAIN) -> dict[str, Any]:
-    """Read the object in a JSON file; refuse anything else, and say to do what `again` says."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {first_line(error)}; {again}") from error
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path} holds a {type(raw).__name__}, expected an object: {again}")
-    return raw
-
-
 def read_index(path: Path) -> dict[str, str]:
     """Read the weight map of an index, names of tensors to names of files; refuse other paths."""
-    shards = read_json(path).get("weight_map")
+    shards = read_json(path, AGAIN).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise ValueError(
             f"{path} is not an index of shards, as it has no weight_map: download it again"
@@ -227,10 +218,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def weights_folders() -> list[Path]:
-    """Return the folders of model folders, in the order in which a name is looked up.
-
-    They are that of the variable SPECULATIVE_T5_WEIGHTS, ./weights, the user's, and the shipped.
-    """
+    """Return where names are looked up: `VARIABLE`, ./weights, the user's and the shipped."""
     named, shipped = os.environ.get(VARIABLE), (CHECKOUT or PACKAGE) / "weights"
     folders = (Path(named) if named else None, Path("weights"), _users_folder(), shipped)
     return [folder for folder in folders if folder]
@@ -300,3 +288,41 @@ def convert_command() -> str:
     """Return the command that converts a model, as the user would type it here."""
     program = "python convert.py" if CHECKOUT else "speculative-t5 convert"
     return f"{program} --model NAME_OR_PATH"
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse to write where there is anything but a model folder."""
+    if folder.resolve() == Path.cwd():
+        raise ValueError(f"{folder} is the current folder: choose another --output")
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / "weights.npz").exists():
+        raise ValueError(f"{folder} exists and is not a converted model: choose another --output")
+    if others := sorted(path.name for path in folder.iterdir() if path.is_dir()):
+        raise ValueError(f"{folder} also holds {others[0]}: choose another --output")
+
+
+def write_folder(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: Iterable[NewTensor],
+    tokenizer_files: Iterable[Path],
+    *,
+    num_bytes: int = 0,
+) -> None:
+    """Write a model folder, whole or not at all, its tensors made and stored one at a time.
+
+    Nothing is written where fewer than `num_bytes` are free, or over anything but a model folder.
+    """
+    check_replaceable(folder)
+    with replacing_folder(folder, BUSY) as new:
+        free = shutil.disk_usage(new).free
+        if free < num_bytes:
+            lack = f"it takes {num_bytes / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free"
+            advice = "free some, or choose another --output"
+            raise OSError(errno.ENOSPC, f"No space left on device: {lack}; {advice}")
+        write_npz(new / "weights.npz", tensors)
+        for path in tokenizer_files:
+            shutil.copyfile(path, new / path.name)
+        text = json.dumps(config, indent=2) + "\n"
+        (new / "config.json").write_text(text, encoding="utf-8")

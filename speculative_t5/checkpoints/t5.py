@@ -43,10 +43,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: ModelFolder) -> Checkpoint:
-    """Open a model folder or a Hugging Face checkpoint; refuse all but a whole T5.
-
-    No weights are read yet, except to compare stored copies of the embedding.
-    """
+    """Open a model folder or a Hugging Face checkpoint; refuse all but a whole T5."""
     config, path = folder.t5_config(), folder.path
     parameters: dict[str, Sources]
     if folder.is_converted:

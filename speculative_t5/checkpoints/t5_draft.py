@@ -1,8 +1,4 @@
-"""Folders of drafts that share their target's encoder.
-
-config.json has the target's name and fingerprint, what is shared, and the sizes; weights.npz the
-decoder's layers, their position bias and last normalization.
-"""
+"""Folders of drafts that share their target's encoder, and name it and its fingerprint."""
 
 from __future__ import annotations
 
@@ -16,9 +12,8 @@ from .. import models
 from ..cpu import accelerate
 from ..errors import printable, shown
 from ..models import T5, DecoderOnlyModel, SharingConfig, SharingDraft
-from .model_folder import ModelFolder
-from .tensors import as_mlx, as_numpy, check_shapes, module_shapes, parameters_of, read_npz
-from .writing import NewTensor, write_folder
+from . import tensors
+from .model_folder import ModelFolder, write_folder
 
 SHARED = ["encoder", "embedding", "head"]
 AGAIN = "copy or distill the draft again"
@@ -46,11 +41,11 @@ def load_draft(folder: Path, target: T5 | DecoderOnlyModel | None) -> SharingDra
         )
     draft = SharingDraft(target, config)
     path = folder / "weights.npz"
-    tensors = read_npz(path)
-    check_shapes(path, module_shapes(draft), tensors, "draft", again=AGAIN)
-    draft.load_weights(
-        [(name, as_mlx(t.read(), t.dtype).astype(target.dtype)) for name, t in tensors.items()]
-    )
+    stored = tensors.read_npz(path)
+    tensors.check_shapes(path, tensors.module_shapes(draft), stored, "draft", again=AGAIN)
+    for name, tensor in stored.items():
+        weight = tensors.as_mlx(tensor.read(), tensor.dtype)
+        draft.load_weights([(name, weight.astype(target.dtype))], strict=False)
     mx.eval(draft.parameters())
     accelerate(draft)
     return draft
@@ -62,7 +57,9 @@ def save_draft(folder: Path, draft: SharingDraft, name: str, *, files: Iterable[
     Its weights are stored as float16, and refused if they are not finite then. `name` is the
     target's, for people and messages.
     """
-    weights = {key: weight.astype(mx.float16) for key, weight in parameters_of(draft).items()}
+    weights = {
+        key: weight.astype(mx.float16) for key, weight in tensors.parameters_of(draft).items()
+    }
     for key, weight in weights.items():
         if not mx.isfinite(weight).all().item():
             raise ValueError(
@@ -76,18 +73,18 @@ def save_draft(folder: Path, draft: SharingDraft, name: str, *, files: Iterable[
         "fingerprint": models.sample_weights(draft.target),
         "shares": SHARED,
     }
-    tensors = [
-        NewTensor(key, tuple(weight.shape), mx.float16, [as_numpy(weight)])
+    new = [
+        tensors.NewTensor(key, tuple(weight.shape), mx.float16, [tensors.as_numpy(weight)])
         for key, weight in weights.items()
     ]
-    write_folder(folder, config | own, tensors, files)
+    write_folder(folder, config | own, new, files)
 
 
 def inspect_draft(folder: ModelFolder) -> tuple[str, int]:
     """Return the target's name and the number of a draft's own parameters, from its files."""
     _read_config(folder)
-    tensors = read_npz(folder.path / "weights.npz")
-    sizes = [tensor.nbytes // tensor.dtype.size for tensor in tensors.values()]
+    stored = tensors.read_npz(folder.path / "weights.npz")
+    sizes = [tensor.nbytes // tensor.dtype.size for tensor in stored.values()]
     return _target_name(folder), sum(sizes)
 
 
@@ -111,12 +108,9 @@ def _read_config(folder: ModelFolder) -> tuple[SharingConfig, str]:
             f"{AGAIN}"
         )
     try:
-        depth, d_ff = models.read_size(raw, "num_decoder_layers"), models.read_size(raw, "d_ff")
+        depth = models.read_size(raw, "num_decoder_layers", models.MAX_LAYERS)
+        d_ff = models.read_size(raw, "d_ff")
         vocab = models.read_size(raw, "draft_vocab") if raw.get("draft_vocab") is not None else None
     except ValueError as error:
         raise ValueError(f"{folder.path}: {error}; {AGAIN}") from error
-    if depth > models.MAX_LAYERS:
-        raise ValueError(
-            f"{path}: num_decoder_layers is {depth}, expected at most {models.MAX_LAYERS}: {AGAIN}"
-        )
     return SharingConfig(depth, d_ff, vocab), sample

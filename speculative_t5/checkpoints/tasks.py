@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import printable, shown
 from .loading import locate
-from .model_folder import GENERATION_CONFIG, ModelFolder, read_json
+from .model_folder import ModelFolder
 
 TASKS = "task_specific_params"  # of a config.json
 ALL = "default"  # the task that stands for generation_config.json alone
@@ -48,18 +48,17 @@ def read_task(name_or_path: str | Path, task: str = ALL) -> Task:
         ValueError: If there is no such model or task, or it asks for an option that is not offered.
         OSError: If a file cannot be read.
     """
-    folder = locate(name_or_path)
-    config, path = ModelFolder(folder).config, folder / GENERATION_CONFIG
+    folder = ModelFolder(locate(name_or_path))
+    config, raw = folder.config, folder.generation_config
     known = config.get(TASKS)
     tasks: Mapping[str, Any] = known if isinstance(known, dict) else {}
-    raw = read_json(path) if path.is_file() else {}
     if task != ALL:
         if not isinstance(tasks.get(task), dict):
             names = ", ".join(map(printable, [*tasks, ALL]))
             raise ValueError(
                 f"{name_or_path} has no options for the task {task!r}: choose one of {names}"
             )
-        raw |= tasks[task]
+        raw = raw | tasks[task]
     prefix = raw.get("prefix")
     if not str(config.get("model_type")).endswith("t5"):  # lengths would include the prompt
         raw = {key: value for key, value in raw.items() if key not in ("max_length", "min_length")}

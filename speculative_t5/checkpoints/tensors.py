@@ -1,4 +1,4 @@
-"""Tensors in safetensors and npz files, each read when it is asked for.
+"""Tensors in safetensors and npz files, each read when it is asked for, and written one by one.
 
 numpy has no bfloat16: such an array is uint16, beside the MLX dtype that it stands for.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -156,6 +156,32 @@ def _read_array(path: Path, member: str, shape: Shape, stored: np.dtype[Any]) ->
         file.read(1)  # the checksum is compared at the end
     assert (array.shape, array.dtype) == (shape, stored)
     return array.view(NUMPY[_FROM_NPY[stored]])
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """A tensor to write; its blocks are C-contiguous arrays of its rows, in order."""
+
+    name: str
+    shape: Shape
+    dtype: mx.Dtype
+    blocks: Iterable[np.ndarray]
+
+
+def write_npz(path: Path, tensors: Iterable[NewTensor]) -> None:
+    """Write a .npz file one tensor at a time; the same weights give the same bytes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for tensor in tensors:
+            member = zipfile.ZipInfo(f"{tensor.name}.npy")  # in 1980, so that times do not differ
+            size = member.file_size = math.prod(tensor.shape) * tensor.dtype.size
+            with archive.open(member, "w") as stream:
+                described = {"descr": NPY[tensor.dtype], "fortran_order": False}
+                np.lib.format.write_array_header_1_0(stream, described | {"shape": tensor.shape})
+                for block in tensor.blocks:
+                    assert block.dtype == NUMPY[tensor.dtype]
+                    stream.write(block.data)
+                    size -= block.nbytes
+            assert size == 0, (tensor.name, size)
 
 
 def parameters_of(module: nn.Module) -> dict[str, mx.array]:

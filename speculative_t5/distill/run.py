@@ -15,8 +15,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any, get_origin, get_type_hints
 
-from ..checkpoints import dtype_name, load_draft, read_json, save_draft
-from ..errors import shown
+from ..checkpoints import dtype_name, load_draft, save_draft
+from ..errors import read_json, shown
 from ..files import PARTIAL, lock, write_whole
 from ..models import T5, SharingConfig, SharingDraft, copy_layers, sample_weights
 from .data import Data, Example

@@ -1,10 +1,7 @@
 """Text to ids, and ids back to text as they arrive.
 
-`load_tokenizer` reads a T5's tokenizer from its folder, `DecoderOnlyTokenizer` that of a
-decoder-only model. `PromptEncoder` turns prompts into ids, `Detokenizer` ids into text piece by
-piece; `prompt_files` reads files of prompts. Imports `models`, `decoding` and `errors`; the
-libraries sentencepiece, tokenizers and transformers are imported where a tokenizer of their kind is
-made.
+Imports `models`, `decoding` and `errors`; the libraries sentencepiece, tokenizers and transformers
+are imported where a tokenizer of their kind is made.
 """
 
 from .base import (
@@ -15,7 +12,7 @@ from .base import (
     pieces,
     unknown_characters,
 )
-from .decoder_only import DecoderOnlyTokenizer, has_vocabulary
+from .decoder_only import DecoderOnlyTokenizer
 from .prompt_files import (
     JSON_SUFFIXES,
     MAX_LINE,

@@ -16,6 +16,9 @@ TOKENIZER_FILES = (
     "added_tokens.json", "vocab.json", "merges.txt",
 )  # fmt: skip
 
+# Those that hold pieces, and not only settings.
+VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
+
 Message = Mapping[str, str]  # of a chat: "role" and "content"
 
 

@@ -11,24 +11,19 @@ from typing import Any
 
 from ..decoding import Vocabulary
 from ..errors import check_utf8, first_line
-from .base import Message, as_vocabulary, refuse_pointers
+from .base import VOCABULARIES, Message, as_vocabulary, refuse_pointers
 
-# Files that hold a tokenizer's pieces.
-VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model", "spiece.model")
 # As in pyproject.toml. transformers reads a tokenizer.model with protobuf, chats with jinja2.
 TRANSFORMERS, PROTOBUF, JINJA2 = "transformers>=5", "protobuf>=4", "jinja2>=3.1.6"
-
-
-def has_vocabulary(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer's pieces, and not only its settings."""
-    return any((folder / name).is_file() for name in VOCABULARIES)
 
 
 class DecoderOnlyTokenizer:
     """A tokenizer made by transformers from a folder's files; no code in the folder is run."""
 
     def __init__(self, folder: Path) -> None:
-        if not has_vocabulary(folder):  # transformers would make an empty tokenizer
+        if not any(
+            (folder / name).is_file() for name in VOCABULARIES
+        ):  # transformers would make an empty tokenizer
             raise ValueError(
                 f"no tokenizer in {folder}: expected one of {', '.join(VOCABULARIES)}; "
                 "copy it there from the model that this one was tuned from"

@@ -1,22 +1,20 @@
 """Tokenizers of the T5 family: of a spiece.model, of JSON files, and ByT5's, which needs no file.
 
-Ids are those of transformers, which is not imported. The libraries sentencepiece and tokenizers
-are imported where a tokenizer of their kind is made.
+Ids are those of transformers, which is not imported.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..decoding import Vocabulary
-from ..errors import first_line
+from ..errors import first_line, read_json
 from ..models import T5Config
-from .base import as_vocabulary, refuse_pointers
+from .base import VOCABULARIES, as_vocabulary, refuse_pointers
 
 AGAIN = "download or copy it again"  # ends the messages about damaged files
 REPLACE = "copy the tokenizer that belongs to the model there"
@@ -36,7 +34,7 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
         tokenizer = SentencePieceTokenizer(folder)
     elif (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
         tokenizer = JSONTokenizer(folder)
-    elif has_tokenizer(folder):
+    elif _is_bytewise(folder):
         tokenizer = ByteTokenizer(folder)
     else:
         raise ValueError(
@@ -62,11 +60,12 @@ def load_tokenizer(folder: Path, config: T5Config | None = None) -> T5Tokenizer:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder seems to hold a T5's tokenizer; the files of pieces are not opened."""
-    files = ("spiece.model", "tokenizer.json", "vocab.json")
-    return any((folder / name).is_file() for name in files) or (
-        read_settings(folder).get("tokenizer_class") == "ByT5Tokenizer"
-    )
+    """Whether a folder seems to hold a tokenizer; the files of pieces are not opened."""
+    return any((folder / name).is_file() for name in VOCABULARIES) or _is_bytewise(folder)
+
+
+def _is_bytewise(folder: Path) -> bool:
+    return _read_settings(folder).get("tokenizer_class") == "ByT5Tokenizer"
 
 
 @contextlib.contextmanager
@@ -90,7 +89,7 @@ class ByteTokenizer:
     EOS, FIRST = 1, 3
 
     def __init__(self, folder: Path) -> None:
-        settings = read_settings(folder)
+        settings = _read_settings(folder)
         self._sentinels = self.FIRST + 256
         self._special = {name: i for i, name in enumerate(self.CONTROL)}
         for i in range(_num_sentinels(folder, settings, 125)):
@@ -134,7 +133,7 @@ class SentencePieceTokenizer:
     def __init__(self, folder: Path) -> None:
         import sentencepiece
 
-        path, settings = folder / "spiece.model", read_settings(folder)
+        path, settings = folder / "spiece.model", _read_settings(folder)
         self._normalizer: Any = None
         with _reading(path, "a SentencePiece model"):
             stored = path.read_bytes()
@@ -236,7 +235,7 @@ class JSONTokenizer:
     """A folder's tokenizer.json, or the byte-level BPE in its vocab.json and merges.txt."""
 
     def __init__(self, folder: Path) -> None:
-        settings = read_settings(folder)
+        settings = _read_settings(folder)
         defaults = {"pad": "<pad>", "eos": "</s>", "bos": "<s>", "unk": "<unk>"}
         names = {
             role: _token_text(settings.get(f"{role}_token")) or default
@@ -318,19 +317,13 @@ def _read_bpe(folder: Path, settings: Mapping[str, Any]) -> Any:
     return backend
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def _read_settings(folder: Path) -> dict[str, Any]:
     """Read tokenizer_config.json; what is not in it may be in config.json, such as the class."""
     return _read_object(folder / "config.json") | _read_object(folder / "tokenizer_config.json")
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {first_line(error)}; {AGAIN}") from error
-    return read if isinstance(read, dict) else {}
+    return read_json(path, AGAIN) if path.is_file() else {}
 
 
 def _read_added_tokens(
