@@ -36,8 +36,6 @@ OPT: dict[str, Any] = {
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64},
     "opt": OPT,
-    "opt-post-norm": OPT | {"do_layer_norm_before": False},
-    "opt-projection": OPT | {"word_embed_proj_dim": 16},
     "opt-350m": OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
     "qwen3": QWEN3
     | {"max_position_embeddings": 64, "rope_theta": 5e4, "tie_word_embeddings": True},

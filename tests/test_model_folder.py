@@ -1,27 +1,33 @@
-"""Folders of models: where they are found, what they say of themselves, and what they take."""
+"""Folders of models: where they are, what they say, and what is refused before weights are read."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, PropertyMock
 
 from speculative_t5 import SpeculativeDecoder, load
-from speculative_t5.checkpoints import ModelFolder, model_folder, read_task, save_draft
+from speculative_t5.checkpoints import ModelFolder, loading, model_folder, read_task, save_draft
 from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.inspection import inspect, list_models
 from speculative_t5.distill import DistillOptions, new_draft
+from speculative_t5.models import T5Config
 from speculative_t5.models.t5_session import read_sources
+from speculative_t5.tokenizers import load_tokenizer
 
 import mlx.core as mx
+import numpy as np
 import pytest
-from checkpoints import opened, refused
+import torch
+from checkpoints import POINTER, edit_tensors, opened, refused
 from commands import caller
 from conftest import REPOSITORY, V1_0, edit_json, write_checkpoint
 from families import write_family
-from messages import check_message
 
 SHIPPED = {"correct-base", "correct-draft", "correct-small"}
 
@@ -73,15 +79,12 @@ def test_a_name_is_looked_up_in_order(elsewhere: Path, monkeypatch: pytest.Monke
 def test_new_models_go_to_the_first_folder(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as homeless:
-        no_home = Mock(side_effect=RuntimeError("no home"))
-        homeless.setattr(model_folder, "user_data_path", no_home)
-        assert model_folder.new_folder("new") == Path("weights/new")
-        assert len(model_folder.weights_folders()) == 2
     user = elsewhere / "user" / "speculative_t5" / "weights"
     assert model_folder.new_folder("new") == user / "new"
-    Path("weights").mkdir()
-    assert model_folder.new_folder("new") == Path("weights/new")
+    with monkeypatch.context() as homeless:
+        homeless.setattr(model_folder, "user_data_path", Mock(side_effect=RuntimeError("no home")))
+        assert model_folder.new_folder("new") == Path("weights/new")
+        assert len(model_folder.weights_folders()) == 2
     monkeypatch.setenv(model_folder.VARIABLE, str(elsewhere / "named"))
     assert model_folder.new_folder("new") == elsewhere / "named" / "new"
 
@@ -101,16 +104,14 @@ def test_a_draft_is_looked_for_beside_its_target(elsewhere: Path) -> None:
 
 
 def test_a_model_may_have_a_least_probability(elsewhere: Path) -> None:
-    config = elsewhere / "config.json"
-    config.write_text("{}")
-    assert ModelFolder(elsewhere).min_probability is None
-    for found in (0, 0.25, 1):
+    config = put(elsewhere) / "config.json"
+    for found in (None, 0, 0.25, 1):
         edit_json(config, min_probability=found)
-        assert ModelFolder(elsewhere).min_probability == found
+        assert ModelFolder(config.parent).min_probability == found
     for wrong in (1.5, -1, "0.5", True, [0.5], float("nan")):
         edit_json(config, min_probability=wrong)
         with refused("min_probability"):
-            _ = ModelFolder(elsewhere).min_probability
+            _ = ModelFolder(config.parent).min_probability
 
 
 def test_an_unreadable_folder_is_skipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,17 +141,12 @@ TASKS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def test_a_tasks_options_come_over_those_for_all_prompts(tmp_path: Path) -> None:
+    """Lengths are counted without the start token; neutral values of other options are taken."""
     config = {"model_type": "t5", "is_encoder_decoder": True, "task_specific_params": TASKS}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    defaults = {"eos_token_id": 1, "pad_token_id": 0, "max_new_tokens": 40, "top_k": 9}
-    (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
-    return tmp_path
-
-
-def test_a_tasks_options_come_over_those_for_all_prompts(folder: Path) -> None:
-    """Lengths are counted without the start token; neutral values of other options are taken."""
+    folder, defaults = tmp_path, tmp_path / "generation_config.json"
+    defaults.write_text('{"eos_token_id": 1, "pad_token_id": 0, "max_new_tokens": 40, "top_k": 9}')
     assert read_task(folder).options == {"max_tokens": 40}
     found = read_task(folder, "stories")
     assert found.prefix is None
@@ -158,9 +154,9 @@ def test_a_tasks_options_come_over_those_for_all_prompts(folder: Path) -> None:
         "temperature": 0.7, "top_k": 9, "top_p": 0.9, "forced_tokens": (7,), "max_tokens": 40,
     }  # fmt: skip
     raw = {"min_p": 0.0, "sequence_bias": [], "top_h": None, "stop_strings": ["\n"]}
-    (folder / "generation_config.json").write_text(json.dumps(raw))
+    defaults.write_text(json.dumps(raw))
     assert read_task(folder).options == {"stop": ["\n"]}
-    (folder / "generation_config.json").unlink()
+    defaults.unlink()
     found = read_task(folder, "summarization")
     assert found.prefix == "summarize: "
     assert found.options == {
@@ -179,20 +175,16 @@ def test_a_command_takes_a_tasks_options_and_says_so(
     shutil.copytree(place / "weights" / "target", tmp_path, dirs_exist_ok=True)
     tasks = {"beams": {"num_beams": 3, "max_length": 8, "prefix": "correct: "}}
     edit_json(tmp_path / "config.json", task_specific_params=tasks)
-    call = caller(tmp_path, monkeypatch, capfd)
-    text, model = "The old man sat by the sea.", str(tmp_path)
-    done = call("--model", model, "--task", "beams", "--prompt", text)
+    call, text = caller(tmp_path, monkeypatch, capfd), "The old man sat by the sea."
+    typed = ("--model", str(tmp_path), "--task", "beams", "--prompt", text)
+    done = call(*typed)
     assert done.err[0] == "task beams: num_beams 3, max_tokens 7, prefix 'correct: '"
     assert done.err[1].endswith("cut at --max-tokens 7")
-    expected = SpeculativeDecoder.from_pretrained(tmp_path).generate(
-        text, num_beams=3, max_tokens=7
-    )
-    assert done.out == f"{expected.text}\n"
-    done = call("--model", model, "--task", "beams", "--prompt", text, "--max-tokens", "9")
+    decoder = SpeculativeDecoder.from_pretrained(tmp_path)
+    assert done.out == f"{decoder.generate(text, num_beams=3, max_tokens=7).text}\n"
+    done = call(*typed, "--max-tokens", "9")
     assert done.err[0] == "task beams: num_beams 3, prefix 'correct: '"
     assert "cut at --max-tokens 7" not in done.err[1]
-    done = call("--model", model, "--task", "beam", "--prompt", text)
-    check_message(done.err[0].removeprefix("error: "))
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +239,168 @@ def test_drafts_share_the_tokenizer_and_are_smaller(
     listed = {model.folder.name: model.drafts for model in list_models()}
     assert listed["itself"] == ("small", "shared", "tiny")
     assert listed["small"] == ("tiny",) and listed["tiny"] == ()
+
+
+FORMS = {"flan_t5": "shards", "madlad400": "safetensors"}
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("originals")
+    for name, form in FORMS.items():
+        write_family(root / name, name, form)
+    convert(str(root / "flan_t5"), root / "converted")
+    return {path.name: path for path in root.iterdir()}
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, originals: dict[str, Path], tmp_path: Path) -> Path:
+    """A folder that the test may spoil: flan_t5's shards, or the one that the test asks for."""
+    name = getattr(request, "param", "flan_t5")
+    return Path(shutil.copytree(originals[name], tmp_path / "weights" / "tiny"))
+
+
+ENCODERS, DECODERS = (f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
+DEEP = "encoder.block.9999999.layer.0.layer_norm.weight"
+of_madlad, of_converted = (
+    pytest.mark.parametrize("folder", [name], indirect=True) for name in ("madlad400", "converted")
+)
+
+
+def edit_index(folder: Path, change: Callable[[dict[str, str]], Any]) -> None:
+    path = next(folder.glob("*.index.json"))
+    index = json.loads(path.read_text())
+    change(index["weight_map"])
+    path.write_text(json.dumps(index))
+
+
+def shard(folder: Path, number: int = 1) -> Path:
+    return sorted(folder.glob("model-*.safetensors"))[number]
+
+
+def flip_a_byte(folder: Path) -> None:
+    raw = (folder / "weights.npz").read_bytes()
+    (folder / "weights.npz").write_bytes(raw[:2000] + bytes([raw[2000] ^ 255]) + raw[2001:])
+
+
+# How each folder may be spoiled, and the message.
+SPOILED: dict[str, list[tuple[Any, str]]] = {
+    "flan_t5": [
+        (lambda s: shard(s).unlink(), r"model-00002-of-\d+.safetensors, named by .*, is missing"),
+        (lambda s: shard(s).write_bytes(shard(s).read_bytes()[:-9]), "truncated or damaged"),
+        (lambda s: shard(s).write_bytes(POINTER), "model-00002-.* is a Git LFS pointer.*: run git"),
+        (lambda s: edit_index(s, lambda m: m.update(more=shard(s).name)),
+         "says that more is in model-00002.*, which does not have it"),
+        (lambda s: edit_index(s, lambda m: m.update(more="/etc/passwd")),
+         "names the shard '/etc/passwd', expected a file's name alone"),
+        (lambda s: edit_index(s, lambda m: m.clear()), "is not an index of shards"),
+        (lambda s: next(s.glob("*.index.json")).write_text("[]"), "holds a list, expected an obj"),
+        (lambda s: [path.rename(s / "tf_model.h5") for path in s.glob("model*")],
+         "expected model.safetensors .*, found tf_model.h5"),
+        (lambda s: (s / "config.json").rename(s / "adapter_config.json"),
+         "it has no config.json, but an adapter's settings"),
+        (lambda s: (s / "config.json").write_text("[" * 200_000), "config.json is not JSON"),
+        (lambda s: (s / "tokenizer_config.json").write_text('{"extra_ids": 1000000000}'),
+         "extra_ids in .* is 1000000000, expected an integer from 0 to 10000"),
+        (lambda s: (s / "spiece.model").unlink(), "no tokenizer in"),
+        (lambda s: edit_json(s / "config.json", eos_token_id=5), "has the EOS id 1, the model 5"),
+    ],
+    "converted": [
+        (lambda f: (f / "weights.npz").unlink(), "no weights in .*: expected model.safetensors"),
+        (lambda f: (f / "weights.npz").write_bytes(POINTER), "npz is a Git LFS pointer.*: run git"),
+        (lambda f: ((f / "spiece.model").unlink(), (f / "tokenizer.json").write_bytes(POINTER)),
+         r"tokenizer\.json is a Git LFS pointer"),
+        (lambda f: np.save(f / "a.npy", 1) or (f / "a.npy").rename(f / "weights.npz"), "damaged"),
+        (lambda f: np.savez(f / "weights.npz", words=np.array(["these"])), "of floats, found <U5"),
+        (flip_a_byte, "weights.npz is truncated or damaged"),
+        (lambda f: edit_json(f / "config.json", model_type="gpt2"), "this is a gpt2"),
+        (lambda f: edit_json(f / "config.json", num_layers=256), "has no tensor encoder.layers"),
+        *((lambda f, name=name: edit_json(f / "config.json", **{name: 2**24}), "shape|in config.")
+          for name in "d_model d_ff vocab_size num_heads relative_attention_num_buckets".split()),
+    ],
+    "madlad400": [
+        (lambda f: edit_tensors(f, lambda t: t.update(x=t.pop("encoder.final_layer_norm.weight"))),
+         "has no tensor encoder.final_layer_norm.weight, expected one of shape"),
+        (lambda f: edit_tensors(f, lambda t: t.update({DEEP: torch.ones(2)})),  # nor is the depth
+         r"has no tensor encoder.block.2.layer"),
+    ],
+}  # fmt: skip
+CASES = [(folder, *case) for folder, cases in SPOILED.items() for case in cases]
+
+
+@pytest.mark.parametrize(("folder", "spoil", "message"), CASES, indirect=["folder"])
+def test_spoiled_folders_are_refused_at_once(folder: Path, spoil: Any, message: str) -> None:
+    """Also where config.json asks for more memory, or layers, than there could be."""
+    spoil(folder)
+    started = time.perf_counter()
+    with refused(message):
+        load(folder)
+    assert time.perf_counter() - started < 3
+
+
+def test_bad_configs_are_refused(tmp_path: Path) -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"model_type": "longt5"}, "this is a longt5"),
+        ({"model_type": "t5gemma"}, "this is a t5gemma .*, expected one of the T5 family"),
+        ({"architectures": ["T5EncoderModel"]}, "this is a T5EncoderModel"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized by gptq"),
+        ({"d_model": None}, "d_model in config.json is missing, expected a positive integer"),
+        ({"vocab_size": 10**12}, "vocab_size in config.json"),
+        ({"num_layers": 2000}, "num_layers in config.json is 2000, expected at most 256"),
+        ({"feed_forward_proj": "x"}, "feed_forward_proj"),
+        ({"eos_token_id": [1]}, r"eos_token_id .* is \[1\]"),
+        ({"decoder_start_token_id": 999}, "is 999, expected an id from 0 to 8"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings in config.json is 'no', expected"),
+        ({"relative_attention_num_buckets": 1}, "has 1 buckets up to a distance of 128"),
+        ({"quantization": {"bits": 8.0}}, "quantization must be to 4 or 8 bits, got 8.0"),
+        ({"quantization": [4]}, r"quantization in config.json is \[4\]"),
+    ]
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 9}
+    for changes, message in bad:
+        config = {"model_type": "t5"} | sizes | changes
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with refused(message, tmp_path):
+            opened(tmp_path)
+
+
+@of_madlad
+def test_different_embeddings_are_refused(folder: Path) -> None:
+    edit_tensors(folder, lambda t: t[DECODERS][3].add_(1))
+    with refused("decoder.embed_tokens.weight differs from encoder.embed"):
+        opened(folder)
+    edit_tensors(folder, lambda t: t.pop(ENCODERS))
+    assert embedding(folder).any(), "the decoder's alone suffices"
+    edit_tensors(folder, lambda t: t.pop(DECODERS))
+    with refused("has no tensor shared.weight, expected one of shape"):
+        opened(folder)
+    edit_tensors(folder, lambda t: t.update({"shared.weight": torch.tensor(1.0)}))
+    with refused(r"shared.weight has shape \(\), expected \(320, 24\)"):
+        opened(folder)
+
+
+def embedding(folder: Path) -> np.ndarray:
+    return opened(folder).tensors["shared.weight"].read().copy()
+
+
+def test_a_vocabulary_with_fewer_rows_than_pieces_is_refused(folder: Path) -> None:
+    config = opened(folder).config
+    assert load_tokenizer(folder, dataclasses.replace(config, vocab_size=120))
+    with refused("has 220 pieces, the model 119 rows for them"):
+        load_tokenizer(folder, dataclasses.replace(config, vocab_size=119))
+    stored = dataclasses.replace(config, bias_per_layer=True, n_positions=7)
+    assert T5Config.from_dict(json.loads(json.dumps(stored.to_dict()))) == stored
+
+
+def test_the_index_says_which_shard_holds_a_tensor(folder: Path) -> None:
+    before = embedding(folder)
+    edit_tensors(folder, lambda t: t.update({"shared.weight": torch.zeros(320, 24)}), -1)
+    assert (embedding(folder) == before).all() and before.any()
+
+
+@of_converted
+def test_dtype_is_the_devices_or_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match="float16 overflows"):
+        assert load(folder, dtype=mx.float16)[0].dtype == mx.float16
+    edit_json(folder / "config.json", gated=False)
+    monkeypatch.setattr(loading, "default_dtype", lambda: mx.bfloat16)
+    assert load(folder)[0].dtype == mx.bfloat16

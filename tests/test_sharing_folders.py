@@ -12,13 +12,11 @@ from typing import Any
 from speculative_t5 import SpeculativeDecoder, load
 from speculative_t5.checkpoints import load_draft, save_draft
 from speculative_t5.checkpoints.conversion import convert
-from speculative_t5.cli import bench
 from speculative_t5.doctor import Subject, speed
 from speculative_t5.models import Quantization, SharingConfig, SharingDraft
 from speculative_t5.models.t5 import T5, quantize
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from checkpoints import refused
 from commands import Call, caller
@@ -66,17 +64,20 @@ def test_a_folder_holds_the_draft_rounded_to_float16(target: T5, tmp_path: Path)
     assert SpeculativeDecoder(target, decoder.draft, draft_vocab=30).draft_vocab == 30
 
 
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantize": 4}], ids=str)
-def test_the_target_may_be_stored_and_computed_in_any_type(
-    options: dict[str, Any], home: Path, tmp_path: Path
-) -> None:
-    stored = convert(str(home / "source"), tmp_path / "other", group_size=32, **options)
-    for dtype in ("float32", "bfloat16", "float16"):
-        model, _ = load(stored, dtype=dtype)
-        draft, tokenizer = load(home / "weights" / "mine", target=model)
-        assert isinstance(draft, SharingDraft) and draft.dtype == model.dtype and tokenizer is None
-        decoder = SpeculativeDecoder(model, draft, num_draft=3)
-        assert decoder.generate([5, 9, 1], max_tokens=8).stats.drafted > 0
+def test_the_target_may_be_stored_and_computed_in_any_type(home: Path, tmp_path: Path) -> None:
+    ways: list[tuple[dict[str, Any], list[str]]] = [
+        ({"dtype": "bfloat16"}, ["float32", "float16"]), ({"quantize": 4}, ["bfloat16"]),
+    ]  # fmt: skip
+    for options, dtypes in ways:
+        stored = convert(
+            str(home / "source"), tmp_path / "other", group_size=32, force=True, **options
+        )
+        for dtype in dtypes:
+            model, _ = load(stored, dtype=dtype)
+            draft, tokenizer = load(home / "weights" / "mine", target=model)
+            assert isinstance(draft, SharingDraft) and draft.dtype == model.dtype
+            decoder = SpeculativeDecoder(model, draft, num_draft=3)
+            assert decoder.generate([5, 9, 1], max_tokens=4).stats.drafted and tokenizer is None
 
 
 def fine_tuned(target: T5) -> T5:
@@ -125,22 +126,19 @@ def test_another_target_is_refused_by_name(make: Any, home: Path, target: T5) ->
 SHORT = "0" * 16 + "." + "0" * 20  # a fingerprint of fewer weights than there are
 # Entries of config.json, or files, and what the error says.
 DAMAGES: list[tuple[dict[str, Any], str]] = [
-    *(
-        ({name: value}, f"{name} in config.json is ")
-        for name in ("num_decoder_layers", "d_ff", "draft_vocab")
-        for value in (0, -3, 1.5, "two", [1], 2**40)
-    ),
+    ({"num_decoder_layers": 0}, "num_decoder_layers in config.json is "),
+    ({"d_ff": "two"}, "d_ff in config.json is "),
+    ({"draft_vocab": 2**40}, "draft_vocab in config.json is "),
     ({"num_decoder_layers": None}, "num_decoder_layers in config.json is missing"),
-    ({"num_decoder_layers": 9999}, "num_decoder_layers is 9999"),
+    ({"num_decoder_layers": 9999}, "num_decoder_layers in config.json is 9999"),
     ({"num_decoder_layers": 2}, "has no tensor decoder.layers.1."),
     ({"d_ff": 7}, "expected (7, 32)"),
     ({"d_ff": 2**24}, "expected (16777216, 32)"),
     ({"draft_vocab": 1}, "draft_vocab is 1"),
     ({"shares": []}, "shares is []"),
-    ({"shares": {"a": 1}}, "shares is {"),
     *(
         ({"fingerprint": value}, "fingerprint is ")
-        for value in (None, 5, "", ".", "0" * 16 + ".", "0" * 16 + "." + "g" * 20, ["a"])
+        for value in (None, 5, "", ".", "0" * 16 + ".", "0" * 16 + "." + "g" * 20)
     ),
     ({"fingerprint": SHORT}, "is a draft for target"),
     ({"target": 5, "fingerprint": SHORT}, "it does not name"),
@@ -189,8 +187,6 @@ def test_models_names_the_draft_and_its_target(call: Call) -> None:
     ("program", "arguments"),
     [
         ("__main__.py", ("--model", "mine", *HELLO)),
-        ("__main__.py", ("batch", "-", "--model", "mine")),
-        ("__main__.py", ("bench", "--model", "mine")),
         ("__main__.py", ("doctor", "--model", "mine")),
         ("__main__.py", ("--model", "correct-small", "--draft-model", "mine", *HELLO)),
         ("__main__.py", ("doctor", "--model", "correct-small", "--draft-model", "mine")),
@@ -207,7 +203,7 @@ def test_a_draft_alone_or_for_another_model_is_refused(
 
 
 def test_commands_decode_with_the_draft(
-    call: Call, home: Path, target: T5, quick: None, monkeypatch: pytest.MonkeyPatch
+    call: Call, home: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = call("--model", "target", "--regular-decode", "--max-tokens", "9", *HELLO)
     assert expected.code == 0
@@ -217,23 +213,7 @@ def test_commands_decode_with_the_draft(
     assert shown.code == 0 and shown.out == expected.out
     batch = call("batch", "-", *PAIR, "--max-tokens", "9", stdin=f"{HELLO[1]}\n" * 3)
     assert {record["text"] for record in batch.records} == {drafted["text"]}
-    monkeypatch.setattr(bench, "STARTS", 0)
     monkeypatch.setattr(speed, "BUDGET", 0.0)
     monkeypatch.setattr(speed, "EVERY", 60)
-    (home / "few.txt").write_text("The old man.\n")
-    done = call("bench", *PAIR, "--num-draft", "2", "--turns", "1", "--max-tokens", "9",
-                "--prompts", "few.txt", "--json")  # fmt: skip
-    rows = {row["name"]: row for row in done.records[0]["rows"]}
-    assert rows["K = 2"]["acceptance"] > 0
     found = speed.speed(Subject("weights/target", "weights/mine", "float32"))
     assert found.status == "ok" and found.details["draft_step_seconds"] > 0
-
-
-def test_from_pretrained_loads_the_draft_beside_its_target(home: Path) -> None:
-    weights = home / "weights"
-    decoder = SpeculativeDecoder.from_pretrained(weights / "target", weights / "mine", num_draft=3)
-    assert isinstance(decoder.draft, SharingDraft) and decoder.draft.target is decoder.model
-    out = decoder.generate("The old man.", max_tokens=9, probabilities=True)
-    assert out.tokens == decoder.generate("The old man.", max_tokens=9, speculative=False).tokens
-    assert all(token.q is not None for token in out.trace)
-    np.testing.assert_array_less(0, [token.p for token in out.trace])

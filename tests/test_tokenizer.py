@@ -75,30 +75,12 @@ def bytewise(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return load_tokenizer(tmp_path)
 
 
-def test_ids_match_transformers(folder: Path, tmp_path: Path) -> None:
-    """So do those of the tokenizer.json that it saves, whose stored truncation cuts no prompt."""
-    from transformers import T5Tokenizer
-
-    reference = T5Tokenizer.from_pretrained(folder, extra_ids=10)
-    ours = load_tokenizer(folder)
-    for text in TEXTS:
-        assert ours.encode(text) == reference(text).input_ids, text
-    reference(TEXT[0], truncation=True, max_length=4)
-    reference.save_pretrained(tmp_path)
-    assert not (tmp_path / "spiece.model").exists()
-    saved = load_tokenizer(tmp_path)
-    for text in [*TEXT[:20], "fill <extra_id_0> in"]:
-        ids = ours.encode(text)
-        assert saved.encode(text) == ids
-        # The libraries differ in how they show unknown pieces and the spaces around sentinels.
-        if 2 not in ids and "<" not in text:
-            assert saved.decode([*ids, 0]) == ours.decode(ids)
-    assert ours.vocabulary == saved.vocabulary
-
-
 @pytest.mark.parametrize("form", ["spiece", "json", "both"])
 def test_texts_read_as_in_transformers_in_every_form(folder: Path, copy: Path, form: str) -> None:
-    """It leaves special tokens out of what it shows; here sentinels stay, after a space."""
+    """It leaves special tokens out of what it shows; here sentinels stay, after a space.
+
+    A truncation that a tokenizer.json stores cuts no prompt.
+    """
     from transformers import T5Tokenizer
 
     reference = T5Tokenizer.from_pretrained(copy, extra_ids=10)
@@ -106,6 +88,7 @@ def test_texts_read_as_in_transformers_in_every_form(folder: Path, copy: Path, f
         reference.add_tokens(["<new>"])
         reference.add_tokens(["<task>"], special_tokens=True)
     if form != "spiece":
+        reference(TEXT[0], truncation=True, max_length=4)
         reference.save_pretrained(copy)
         settings = {"split_special_tokens": True}
         (copy / "config.json").write_text(json.dumps(settings))
@@ -142,19 +125,11 @@ def test_a_text_may_be_kept_from_spelling_special_tokens(copy: Path, kind: str) 
     assert special.intersection(ids) == {1} and ids.count(1) == 1, "the one at the end"
 
 
-def test_sentinels_go_both_ways(folder: Path) -> None:
-    tokenizer = load_tokenizer(folder)
-    ids = tokenizer.encode("The <extra_id_0> is <extra_id_9> here.")
-    assert 129 in ids and 120 in ids, "they follow the pieces, the first one last"
-    assert tokenizer.decode(ids) == "The <extra_id_0> is <extra_id_9> here."
-    assert tokenizer.decode([500, 0, 1]) == ""
-    spaces = " " * 1_000_000  # searching for a sentinel after each of them would take hours
-    assert tokenizer.encode(f"a{spaces}b") == tokenizer.encode("a b")
-    assert tokenizer.encode(f"a{spaces}<extra_id_0>") == tokenizer.encode("a<extra_id_0>")
-
-
 def test_parts_make_up_the_whole_text(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
+    assert tokenizer.decode([500, 0, 1]) == ""
+    spaces = " " * 500_000  # searching for a sentinel after each of them would take hours
+    assert tokenizer.encode(f"a{spaces}<extra_id_0>") == tokenizer.encode("a<extra_id_0>")
     rng = np.random.default_rng(0)
     noise = [rng.integers(0, 135, 30).tolist() for _ in range(200)]
     for ids in [tokenizer.encode(text) for text in TEXT] + noise:
@@ -253,11 +228,11 @@ def test_added_tokens_match_transformers(folder: Path, copy: Path) -> None:
     assert listed.decode([*listed.encode("a <new> b"), 0]) == "a <new> b"
 
 
-@pytest.mark.parametrize("odd", [[1, 2], 5, {"x": {"content": "y"}, "130": 3, "-1": "z"}])
-def test_malformed_added_tokens_are_ignored(folder: Path, copy: Path, odd: Any) -> None:
-    edit_json(copy / "tokenizer_config.json", added_tokens_decoder=odd)
+def test_malformed_added_tokens_are_ignored(folder: Path, copy: Path) -> None:
     (copy / "added_tokens.json").write_text('{"<extra_id_0>": -5, "": 131, "<x>": "132"}')
-    assert load_tokenizer(copy).vocabulary == load_tokenizer(folder).vocabulary
+    for odd in ([1, 2], 5, {"x": {"content": "y"}, "130": 3, "-1": "z"}):
+        edit_json(copy / "tokenizer_config.json", added_tokens_decoder=odd)
+        assert load_tokenizer(copy).vocabulary == load_tokenizer(folder).vocabulary
 
 
 def test_byte_pieces_let_every_text_through(tmp_path: Path, spiece: bytes) -> None:
@@ -314,9 +289,8 @@ def test_byte_pieces_leave_present_ids_alone(spiece: bytes) -> None:
 
     old = SentencePieceProcessor(model_proto=spiece)
     new = SentencePieceProcessor(model_proto=add_pieces(spiece, "“”"))
-    size = old.get_piece_size()
-    assert [new.id_to_piece(i) for i in range(size)] == [old.id_to_piece(i) for i in range(size)]
+    ids = range(old.get_piece_size())
+    assert [new.id_to_piece(i) for i in ids] == [old.id_to_piece(i) for i in ids]
     known = [text for text in TEXT if 2 not in old.encode(text)]
-    assert len(known) > 10
+    assert len(known) > 10 and new.get_piece_size() == len(ids) + 256 + 2
     assert [new.encode(text) for text in known] == [old.encode(text) for text in known]
-    assert new.get_piece_size() == size + 256 + 2
