@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -94,10 +94,9 @@ def random_model(
         accelerate(model)
         return model
     config, positions = CAUSAL_SHAPES[shape], context_of(shape)
-    assert positions is not None
     module, eos = build(config), config["eos_token_id"]
     _randomize(module, eos, dtype, seed)
-    return DecoderOnlyModel(module, eos_token_id=eos, max_context=positions)
+    return DecoderOnlyModel(module, eos_token_id=eos, max_context=cast(int, positions))
 
 
 def random_prompts(model: T5 | DecoderOnlyModel, length: int, count: int) -> list[list[int]]:
@@ -177,8 +176,6 @@ class ReplayDrafter:
     ) -> Draft:
         draft = self._drafter.propose(contexts, num_draft, groups, keys)
         width = draft.tokens.shape[1]
-        if width == 0:
-            return draft
         rows = [
             (replayed[len(tokens) :] + [0] * width)[:width]
             for replayed, tokens in zip(self._replayed, contexts, strict=True)

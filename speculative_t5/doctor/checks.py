@@ -131,25 +131,21 @@ def run(check: Check, subject: Subject) -> Finding:
             capture_output=True, check=False, encoding="utf-8", errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
+        stderr = (error.stderr or b"").decode("utf-8", "replace")
         ending = f"it did not end within {check.deadline:g} s"
-        finding = _unfinished(check, ending, (error.stderr or b"").decode("utf-8", "replace"))
     else:
-        code = done.returncode
-        if code == 0 and done.stdout:
-            finding = Finding(**json.loads(done.stdout))
-        else:
-            ending = f"exit code {code}"
-            if code < 0:
-                ending = f"signal {-code}, {signal.Signals(-code).name}"
-            finding = _unfinished(check, f"the process ended with {ending}", done.stderr)
+        code, stderr, ending = done.returncode, done.stderr, ""
+        if code < 0:
+            ending = f"the process ended with signal {-code}, {signal.Signals(-code).name}"
+        elif code or not done.stdout:
+            ending = f"the process ended with exit code {code}"
+    if ending:
+        lines = [line for line in stderr.splitlines() if line.strip()][-LAST_LINES:]
+        reason = f"{ending}: {' '.join(lines[-1].split())}" if lines else ending
+        finding = Finding(check.name, "failed", reason, details={"stderr": lines})
+    else:
+        finding = Finding(**json.loads(done.stdout))
     return replace(finding, seconds=round(time.perf_counter() - began, 1))
-
-
-def _unfinished(check: Check, ending: str, stderr: str) -> Finding:
-    """Return the finding of a process that left none, with the last line that it wrote."""
-    lines = [line for line in stderr.splitlines() if line.strip()][-LAST_LINES:]
-    reason = f"{ending}: {' '.join(lines[-1].split())}" if lines else ending
-    return Finding(check.name, "failed", reason, details={"stderr": lines})
 
 
 def promises_equal_rows(model: LanguageModel) -> bool:
