@@ -47,10 +47,25 @@ def distill(call: Call, prompts: Path, *more: str, model: str = "target") -> Any
     return call("distill", "--model", model, "--data", str(prompts), *more)
 
 
-def test_a_draft_is_made_judged_drawn_and_used(
+def test_a_stopped_run_goes_on_and_its_draft_is_judged_drawn_and_used(
     call: Call, place: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def interrupt(self: object, now: Any) -> None:
+        if (now.stage, now.done) == ("training", 3):
+            raise KeyboardInterrupt
+
     monkeypatch.setattr(Judgement, "pays", True)
+    with monkeypatch.context() as patch:
+        patch.setattr(stages_of_run, "SAVE_EVERY", 2)
+        patch.setattr(Stages, "show", interrupt)
+        stopped = distill(call, prompts, *SHORT)
+    assert stopped.code == 130 and stopped.err[-2:] == [
+        "progress is kept in weights/target-draft.distill; run the same command again to resume",
+        "error: interrupted",
+    ]
+    assert not (place / "weights" / "target-draft").exists()
+    other = distill(call, prompts, *SHORT, "--prefix", "fix: ")
+    assert other.code == 2 and "has --prefix 'fix: ':" in other.err[-1]
     done = distill(call, prompts, *SHORT, "--plot", "loss.png")
     assert done.code == 0, done.err
     account, *figures, where, usage = done.out.splitlines()
@@ -60,6 +75,7 @@ def test_a_draft_is_made_judged_drawn_and_used(
     )
     assert any("held-out output" in line for line in figures)
     folder = place / "weights" / "target-draft"
+    assert not folder.with_name("target-draft.distill").exists()
     assert where.startswith("weights/target-draft: ") and where.endswith(" MB; to use it:")
     named = "  python -m speculative_t5 --model target --draft-model target-draft --num-draft "
     assert usage.startswith(named)
@@ -242,32 +258,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(inputs: Path, call: Call, prom
     assert left <= {inputs / "stdin"}
 
 
-def test_a_stopped_run_goes_on_by_the_same_command(
-    call: Call, place: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(self: object, now: Any) -> None:
-        if (now.stage, now.done) == ("training", 3):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stages_of_run, "SAVE_EVERY", 2)
-        patch.setattr(Stages, "show", interrupt)
-        stopped = distill(call, prompts, *SHORT, "--output", "out")
-    assert stopped.code == 130 and stopped.err[-2:] == [
-        "progress is kept in out.distill; run the same command again to resume",
-        "error: interrupted",
-    ]
-    assert not (place / "out").exists()
-    other = distill(call, prompts, *SHORT, "--output", "out", "--prefix", "fix: ")
-    assert other.code == 2 and "has --prefix 'fix: ':" in other.err[-1]
-    done = distill(call, prompts, *SHORT, "--output", "out")
-    assert done.code == 0 and done.out.startswith("read 45 lines: 40 labelled (2 of them held out)")
-    assert not (place / "out.distill").exists()
-
-
-def test_a_full_disk_is_one_line_and_leaves_nothing_that_loads(
-    call: Call, place: Path, prompts: Path
-) -> None:
+def test_a_full_disk_is_one_line_and_leaves_nothing_that_loads(place: Path, prompts: Path) -> None:
     """The limit on files' sizes stands for the disk: states and weights do not fit."""
     command = f"distill --model target --data {prompts} {' '.join(SHORT)} --output full"
     done = in_a_shell(place, f"ulimit -f 40; $P {command}")
@@ -276,7 +267,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_that_loads(
     assert error.startswith("error: ")
     check_message(error.removeprefix("error: "))
     assert not (place / "full").exists()
-    assert call(*command.split()).code == 0
 
 
 def test_a_terminal_shows_a_bar_for_each_stage(call: Call, place: Path, prompts: Path) -> None:

@@ -101,11 +101,6 @@ def test_labels_are_greedy_sampled_or_given(tmp_path: Path) -> None:
     assert valid == greedy[0], "what the target says is what is judged by"
 
 
-def test_no_more_is_labelled_than_the_steps_use(tmp_path: Path) -> None:
-    _, train = labels_of(tmp_path, options={"steps": 2, "batch_tokens": 50})
-    assert len(train) == 16, "one chunk"
-
-
 def test_a_draft_of_a_smaller_vocabulary_proposes_nothing_else(tmp_path: Path) -> None:
     model, output = target(), tmp_path / "draft"
     go(output, options=replace(SHORT, draft_vocab=6), model=model)

@@ -48,13 +48,6 @@ def test_greedy_speculative_outputs_equal_plain_ones(
     assert sum(out.text in TEXT for out in plain.values()) > len(plain) / 2, "corrected sentences"
 
 
-def test_streams_equal_sampled_outputs(decoder: SpeculativeDecoder) -> None:
-    source, options = "correct: she dont no where there keys is", {"temperature": 1.0, "seed": 4}
-    out, chunks = decoder.generate(source, **options), [*decoder.stream(source, **options)]  # type: ignore[arg-type]
-    assert "".join(chunk.text for chunk in chunks) == out.text
-    assert [t for chunk in chunks for t in chunk.tokens] == out.tokens
-
-
 def test_the_draft_is_the_one_that_the_target_names_unless_told_otherwise() -> None:
     implied = SpeculativeDecoder.from_pretrained("correct-base")
     given = SpeculativeDecoder.from_pretrained(*PAIR)
