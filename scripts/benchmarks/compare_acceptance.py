@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 from speculative_t5 import SpeculativeDecoder, load
+from speculative_t5.doctor.outputs import chi_square, p_value
 from speculative_t5.generation.decoder import VerifyRule
 from speculative_t5.models.decoder_only import DecoderOnlyModel
 
@@ -28,13 +30,21 @@ import mlx.core as mx
 import numpy as np
 import typer
 from acceptance_counts import Counts, count_flags, count_stats
-from chi_square import Fit, fit
 from texts import HELD_OUT_FILE
 
 PAIR = Path("causal-pair")
 BATCH = 64
 Encode = Callable[[str], list[int]]
 RULES: tuple[VerifyRule, ...] = ("token", "block")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Pearson's chi-square test of counts against a distribution."""
+
+    statistic: float
+    freedom: int
+    p_value: float
 
 
 def theirs(
@@ -172,7 +182,10 @@ def compare_exactness(
 
     def result(outputs: Sequence[Sequence[int]], opened: int) -> tuple[Fit, float]:
         counts = second_token_counts(outputs, len(distribution) - 1, eos)
-        return fit(counts, distribution), opened / runs
+        seen, expected = (dict(enumerate(each.tolist())) for each in (counts, distribution))
+        statistic, freedom = chi_square(seen, expected)
+        chance = p_value(statistic, freedom) if freedom else 1.0
+        return Fit(statistic, freedom, chance), opened / runs
 
     mx.random.seed(seed)
     begun = [list(islice(theirs(target, draft, prompt, num_draft, length), 2)) for _ in range(runs)]
