@@ -132,7 +132,7 @@ def test_the_command_measures_the_shipped_pair(
     (tmp_path / "prompts.txt").write_text(f"{bench_command.PROMPTS[0]}\n\n")
     monkeypatch.setattr(bench_command, "first_token_seconds", lambda arguments: len(arguments))
     models = [str(REPOSITORY / "weights" / name) for name in ("correct-base", "correct-small")]
-    options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 16, "as_json": True}
+    options: Any = {"turns": 1, "num_draft": "3", "max_tokens": 32, "as_json": True}
     options |= {"dtype": "float32", "steady": True, "prompts": tmp_path / "prompts.txt"}
     widths, plan = set(), SpeculativeDecoder.plan
 
