@@ -1,7 +1,4 @@
-"""Ways to decode the same prompts, interleaved and recorded round by round, and bare costs.
-
-Ratios then hold on a machine whose speed drifts.
-"""
+"""Ways to decode the same prompts, interleaved and recorded round by round, and bare costs."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ def sweep(
     timed: bool = False,
     progress: Callable[[], None] = lambda: None,
 ) -> Turn:
-    """Decode each prompt in all ways, in a new order for each.
+    """Decode each prompt in all ways, in a new order for each: ratios hold if the speed drifts.
 
     The first use of everything is slower: sweep once more before figures count. `timed` measures
     parts of rounds, with a wait after each draft. `progress` is called after each output.
@@ -166,10 +163,10 @@ def measure(
     turns: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Report]:
-    """Measure variants, plain decoding among them, and bare costs on the same source ids.
+    """Measure variants, plain decoding among them, and bare costs `turns` times.
 
-    Everything is measured `turns` times, in a new order each time. `progress` receives 1 to `turns`
-    + 2. A variant of which all outputs end in their first round is refused.
+    `progress` receives 1 to `turns` + 2. A variant of which all outputs end in their first round is
+    refused.
     """
     order = random.Random(0)
     sweep(variants, prompts, order)  # the first use is slower

@@ -1,10 +1,10 @@
 """`distill`: trains a draft for a T5 from prompts alone.
 
-A run (`run`) has three stages; each resumes after a kill and gives the same bytes. `data` reads the
-prompts and holds some out. **Label**: the target generates outputs for them (`labels`). **Train**:
-a draft that shares the target's encoder, embedding and head learns them (`training`). **Judge**:
-the draft's agreement with the target and its speed on the held-out prompts are measured and written
-beside its weights (`judgement`). Imports `bench` and the packages below it.
+A run has three stages; each resumes after a kill and gives the same bytes. **Label**: the target
+generates outputs for the prompts, of which some are held out. **Train**: a draft that shares the
+target's encoder, embedding and head learns them. **Judge**: the draft's agreement with the target
+and its speed on the held-out prompts are measured and written beside its weights. Imports `bench`
+and the packages below it.
 """
 
 from .data import Data, Example, read_data, reasons

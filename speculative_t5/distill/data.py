@@ -59,11 +59,8 @@ def read_data(
 
     The `field` of a JSON object has the prompt, and its `completion`, if any, is the output to
     learn, of at most `max_tokens` tokens, EOS included. `form` is "text" or "jsonl", whatever the
-    names of the files say. The seed is for the order of `Data.train`.
-
-    Raises:
-        ValueError: If a line cannot be read, or there are too few usable prompts.
-        OSError: If a file cannot be read.
+    names of the files say. The seed is for the order of `Data.train`. A line that cannot be read,
+    or too few usable prompts, are a ValueError.
     """
     check_integer("max_tokens", max_tokens, 1)
     if field == COMPLETION:

@@ -72,7 +72,6 @@ def distill(
     Raises:
         ValueError: If the output exists, the options do not fit the target, the run that was
             stopped was another one, or the training diverges.
-        OSError: If something cannot be written.
     """
     check_output(output)
     check_options(task.target, options, task.start)

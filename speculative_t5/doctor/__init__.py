@@ -1,8 +1,7 @@
 """`doctor`: checks that prove, on the machine they run on, what the package promises.
 
-`CHECKS` is the table of them; `environment`, `arithmetic`, `outputs` and `speed` have them by kind.
-A check takes a `Subject` and returns a `Finding` (`checks`), in a process of its own. Imports
-`bench` and the packages below it.
+A check takes a `Subject` and returns a `Finding`, in a process of its own. Imports `bench` and the
+packages below it.
 """
 
 from collections.abc import Sequence
@@ -37,11 +36,7 @@ CHECKS = (
 
 
 def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:
-    """Return the checks named by `only`, all if it is empty, without those named by `skip`.
-
-    Raises:
-        ValueError: If there is no check of some name, or none is left.
-    """
+    """Return the checks named by `only`, all if it is empty, without those named by `skip`."""
     names = [check.name for check in CHECKS]
     for name in (*only, *skip):
         if name not in names:
