@@ -171,15 +171,20 @@ def measure(
     order = random.Random(0)
     sweep(variants, prompts, order)  # the first use is slower
     progress(1)
-    timed = sweep(variants, prompts, order, timed=True)
+
+    def swept(*, timed: bool = False) -> Turn:
+        turn = sweep(variants, prompts, order, timed=timed)
+        for name, runs in turn.items():
+            if not emitted_later(runs):
+                raise ValueError(
+                    f"{name}: every output ends in its first round, which leaves nothing "
+                    "to measure: give longer prompts, a larger --max-tokens or a smaller "
+                    "--num-draft"
+                )
+        return turn
+
+    timed = swept(timed=True)
     progress(2)
-    for name, runs in timed.items():
-        if not emitted_later(runs):
-            raise ValueError(
-                f"{name}: every output ends in its first round, which leaves nothing "
-                "to measure: give longer prompts, a larger --max-tokens or a smaller "
-                "--num-draft"
-            )
     decoders = [variant.decoder for variant in variants]
     decoder = next((each for each in decoders if each.draft), decoders[0])
     found = {
@@ -199,7 +204,7 @@ def measure(
     measured, costs = [], []
     for turn in range(turns):
         costs.append(bare_costs())
-        measured.append(sweep(variants, prompts, order))
+        measured.append(swept())
         progress(turn + 3)
     return [make_report(each, measured, costs, timed[each.name]) for each in variants]
 
