@@ -257,7 +257,7 @@ def test_other_files_are_left_alone(tmp_path: Path, whole: bytes) -> None:
         b"\x00" * 50 + b"\n" + lines[0]: "line 1, is not a label",
         b"[1]\n" * 3: "line 1, is not a label",
         lines[0].replace(b"[" + number, b"[19", 1): "line 1, is not a label",
-        lines[0].replace(b'"line":1', b'"line":2') + lines[1]: "line 1, is not a label",
+        lines[0].replace(b'"line": 1', b'"line": 2') + lines[1]: "line 1, is not a label",
         lines[0] + lines[2]: "line 2, is not a label of line 4",
         lines[0][:-9] + b"\n" + lines[1]: "line 1, is not a label",
     }  # fmt: skip

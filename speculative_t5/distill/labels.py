@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 
 from ..decoding import LanguageModel, in_order_of_length
-from ..files import LineFile
+from ..files import LineFile, json_line, json_object
 from ..generation import SpeculativeDecoder
 from ..models import T5, additive
 from .data import Example
@@ -88,8 +86,7 @@ def label(
                 tokens += len(output)
                 progress(first + len(found), tokens)
             new = [Label(e.line, e.prompt, found[i]) for i, e in part.items()]
-            lines = (json.dumps(vars(each), separators=(",", ":")) + "\n" for each in new)
-            file.append_bytes("".join(lines).encode(), sync=True)
+            file.append_bytes(b"".join(json_line(vars(each)) for each in new), sync=True)
             labels += new
         return labels
 
@@ -103,10 +100,9 @@ def _whole_chunks(
     for raw, example in zip(file.lines(), examples, strict=False):
         if not raw.endswith(b"\n"):
             break
-        label = None
-        with suppress(ValueError, TypeError):
-            label = Label(**json.loads(raw))
-        if label is None or (label.line, label.prompt) != (example.line, example.prompt):
+        found = json_object(raw)
+        label = Label(example.line, example.prompt, found.get("tokens", []))
+        if found != vars(label):
             raise ValueError(
                 f"{path}, line {len(labels) + 1}, is not a label of line {example.line} of the "
                 "data: delete the file to label again, or move it"
