@@ -163,9 +163,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     slow(Training, "step", 3.0)
     slow(Training, "save", 6.0)
     slow(stages, "agreement", 9.0)
-    for name, value in (("SAVE_EVERY", 10), ("CHECKS", 5)):
-        monkeypatch.setattr(stages, name, value)
-    monkeypatch.setattr("speculative_t5.distill.judgement.TURNS", 1)
+    for name, value in {
+        "run.SAVE_EVERY": 10, "run.CHECKS": 5, "judgement.TURNS": 1, "judgement.MOST": 2
+    }.items():  # fmt: skip
+        monkeypatch.setattr(f"speculative_t5.distill.{name}", value)
     return clock
 
 
