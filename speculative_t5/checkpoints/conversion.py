@@ -13,22 +13,17 @@ import numpy as np
 
 from ..models import Quantization, T5Config
 from ..tokenizers import TOKENIZER_FILES
+from . import model_folder
 from .hub import download, flat_name, look_up
 from .loading import as_dtype
-from .model_folder import (
-    GENERATION_CONFIG,
-    ModelFolder,
-    check_replaceable,
-    name_of_folder,
-    new_folder,
-    write_folder,
-)
+from .model_folder import ModelFolder
 from .t5 import Checkpoint, open_checkpoint, parameter_shapes
 from .tasks import TASKS
 from .tensors import NewTensor, Shape, as_mlx, as_numpy, dtype_name
 
 Layout = dict[str, tuple[Shape, mx.Dtype]]  # the tensors to write, by name
 
+COPIED = (*TOKENIZER_FILES, model_folder.GENERATION_CONFIG)
 MIN_SHARE = 0.01  # of the weights: quantizing a smaller embedding gains nothing
 
 # Infinity as an integer; the bits of NaN are above it.
@@ -83,8 +78,8 @@ def convert(
         source.t5_config()  # refused here, if it is
     wanted = Quantization(quantize, group_size) if quantize is not None else None
     target = as_dtype(dtype)
-    output = output or new_folder(
-        name_of_folder(source.path.resolve()) if source else flat_name(model)
+    output = output or model_folder.new_folder(
+        model_folder.name_of_folder(source.path.resolve()) if source else flat_name(model)
     )
     options = {"dtype": dtype, "quantize": quantize, "group_size": group_size, "keep_wo": keep_wo}
     made = {"repository": model, "revision": revision, **options}
@@ -98,7 +93,7 @@ def convert(
         raise ValueError(
             f"{output} exists: use --force to replace it, or --output to name another folder"
         )
-    check_replaceable(output)
+    model_folder.check_replaceable(output)
     extra: dict[str, Any] = {}
     if source is None:
         source, files = look_up(model, revision)
@@ -115,11 +110,11 @@ def convert(
     source.tokenizer()  # refused here, if it does not fit
     config = quantized(checkpoint.config, wanted, keep_wo) if wanted else checkpoint.config
     layout = new_layout(config, target or checkpoint.dtypes)
-    write_folder(
+    model_folder.write_folder(
         output,
         config.to_dict() | _own_settings(source) | extra,
         _new_tensors(checkpoint, config.quantization, layout, allow_nonfinite, progress),
-        [p for n in (*TOKENIZER_FILES, GENERATION_CONFIG) if (p := source.path / n).is_file()],
+        [path for path in map(source.path.joinpath, COPIED) if path.is_file()],
         num_bytes=num_bytes(layout),
     )
     return output
