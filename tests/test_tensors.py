@@ -305,27 +305,30 @@ ATTACKS = {
         ("a dictionary's value", b"}" + A, b"s."),
         ("a persistent id", b"", b"Q."),
         ("a kind of storage", b"(", FLOATS + A + b"NK\x01tQ."),
-        ("a type of storage", b"(" + STORED, A + b"NK\x01tQ."),
         ("a storage's size", b"(" + STORED + FLOATS + A + b"N", b"tQ."),
         ("a storage's view", b"(" + STORED + FLOATS + A + b"NK\x01", b"tQ."),
-        ("a tensor's storage", b"ctorch._utils\n_rebuild_tensor_v2\n(", b"K\0))tR."),
         ("a function", b"", b")R."),
-        ("arguments", ORDERED, b"R."),
         ("a module", b"", A + b"\x93."),
-        ("what gets attributes", b"", b"Nb."),
-        ("a list", b"", b"Na."),
     )
     # Whatever is not hashed or compared with many parts is not when it is deep, so few are tried.
     for name, value in (("deep", DEEP), ("shared", SHARED))[place not in DEEP_IN :]
 }  # fmt: skip
 
-LIMITED = """
+READ = """
 import re, resource, sys
 from pathlib import Path
+sys.modules["torch"] = None
 from speculative_t5.checkpoints.torch_bin import read_bin
-used = int(re.search(r"VmSize:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
-resource.setrlimit(resource.RLIMIT_AS, (used * 1024 + 400_000_000,) * 2)
-for path in sorted(Path(sys.argv[1]).iterdir()):
+def kilobytes(what):
+    return int(re.search(rf"{what}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+attacks, *sound = map(Path, sys.argv[1:])
+for path in sound:
+    for tensor in read_bin(path).values():
+        for block in tensor.blocks():
+            block.max()
+    print(kilobytes("VmHWM"))
+resource.setrlimit(resource.RLIMIT_AS, (kilobytes("VmSize") * 1024 + 400_000_000,) * 2)
+for path in sorted(attacks.iterdir()):
     try:
         read_bin(path)
     except ValueError as error:
@@ -333,27 +336,30 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
 """
 
 
-on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-
-
-def run_python(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
-    """Run some code in a process that has no torch."""
-    command = [sys.executable, "-c", "import sys; sys.modules['torch'] = None" + code, *paths]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=90)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-@on_linux
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_attacks_of_few_bytes_take_neither_time_nor_memory(tmp_path: Path) -> None:
-    """In zip archives; the same machine reads old files, which only a few are tried in."""
+    """Nor does a file of 120 MB take much more memory than a small one.
+
+    Attacks are in zip archives; the same machine reads old files, which only a few are tried in.
+    """
+    folder = tmp_path / "attacks"
+    folder.mkdir()
     for name, pickled in ATTACKS.items():
-        wrap(tmp_path / name, False, b"\x80\x02" + pickled)
+        wrap(folder / name, False, b"\x80\x02" + pickled)
     for name in ("4 GB of text", "shared as a key"):
-        wrap(tmp_path / f"{name}, old", True, b"\x80\x02" + ATTACKS[name])
-    done = run_python(LIMITED, tmp_path)
-    messages = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    assert [*messages] == sorted(path.name for path in tmp_path.iterdir())
+        wrap(folder / f"{name}, old", True, b"\x80\x02" + ATTACKS[name])
+    large = {f"t{i}": torch.zeros(25 * 10**5) for i in range(12)}  # 10 MB each
+    sound = [save({"t": torch.zeros(10)}, tmp_path / "small.bin", False)]
+    sound += [save(large, tmp_path / f"large{old}.bin", old) for old in (False, True)]
+    done = subprocess.run(
+        [sys.executable, "-c", READ, folder, *sound], capture_output=True, text=True,
+        cwd=REPOSITORY, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    small, *large_ones = (1024 * int(line) for line in done.stdout.splitlines()[:3])
+    assert max(large_ones) - small < 2 * 10e6 + 5e7
+    messages = dict(line.split(": ", 1) for line in done.stdout.splitlines()[3:])
+    assert [*messages] == sorted(path.name for path in folder.iterdir())
     for message in messages.values():
         assert len(message) < 400
         check_message(message, str(tmp_path))
@@ -380,25 +386,3 @@ def test_rewritten_members_are_refused(path: Path) -> None:
                 archive.writestr(member, *spoiled)
         with refused(message):
             read_bin(path)
-
-
-PEAKS = """
-import re, sys
-from pathlib import Path
-from speculative_t5.checkpoints.torch_bin import read_bin
-for path in sys.argv[1:]:
-    for tensor in read_bin(Path(path)).values():
-        for block in tensor.blocks():
-            block.max()
-    print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
-"""
-
-
-@on_linux
-def test_memory_is_bounded_whatever_the_files_size(tmp_path: Path) -> None:
-    """Files of 120 MB, in tensors of 10 MB."""
-    large = {f"t{i}": torch.zeros(25 * 10**5) for i in range(12)}
-    paths = [save({"t": torch.zeros(10)}, tmp_path / "small.bin", False)]
-    paths += [save(large, tmp_path / f"large{old}.bin", old) for old in (False, True)]
-    small, *large_ones = (1024 * int(line) for line in run_python(PEAKS, *paths).stdout.split())
-    assert max(large_ones) - small < 2 * 10e6 + 5e7
