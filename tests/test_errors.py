@@ -1,17 +1,21 @@
-"""Every error and note in the sources has the form of `messages`: one line that says what to do.
+"""Bad input of any command is one line that says what to do, and so is every error in the sources.
 
-Only the form is checked, and only as far as a source has the text; what a message says at run time
-is checked where it is raised.
+Of the sources only the form is checked, and only as far as they have the text; what a message says
+at run time is checked where it is raised.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+from commands import Call
 from conftest import REPOSITORY
-from messages import complaint
+from messages import check_message, complaint
 
 HOLE = "{}"  # stands for what is only known at run time
 ERRORS = {"ValueError", "OSError", "RuntimeError", "Failure", "Refused", "StartError"}
@@ -27,6 +31,7 @@ COMPLETED_IN = {
     "torch_bin": "read_bin adds the file before it and what to do after it",
 }
 COMPLETED = {
+    "{}{}": "distill adds the file of options before it and what to do after it",
     "it has no <s> and </s>": "_read_bpe adds the file and what to do",
     "{} is to be {}, which is not the next free id": "_read_bpe adds the file and what to do",
     "{}: expected tensors of floats, found {}": "read_npz adds the file and what to do",
@@ -139,3 +144,116 @@ def test_bad_messages_are_found() -> None:
         *_, (_, kind, text) = messages(source)
         assert wrong in str(fault(kind, text))
     assert [fault(kind, text) for _, kind, text in messages(GOOD)] == [None] * 5
+
+
+WORDS = {
+    "PAIR": ["--model", "target", "--draft-model", "draft"],
+    "HELLO": ["--prompt", "Hello."],
+    "BATCH": ["batch", "in.txt", "--output", "x"],
+    "CONVERT": ["convert", "--model", "checkpoint"],
+}
+# Each value that an option refuses is tried with its option in Python; here, each kind of refusal.
+BAD_INPUT = {
+    "--nonsense": "No such option: --nonsense",
+    "--prompt": "--prompt",
+    "--max-tokens many": "'--max-tokens': Input should be a valid integer, got 'many'",
+    "in.txt": "No such command 'in.txt' (to give a prompt, use --prompt)",
+    "--seed 1 batch x": "--seed comes before 'batch'",
+    "PAIR --temperature -1 HELLO": "temperature must be 0 or at least",
+    "PAIR --prompt -": "the prompt is empty",
+    "batch in.txt PAIR --output weights": "weights: Is a directory",
+    "batch in.txt --output in.txt": "the output in.txt is the input",
+    "--model absent HELLO": "the Hub cannot be reached",
+    "--model broken HELLO": "broken/config.json",
+    "--model ./in.txt HELLO": "./in.txt is a file, expected a folder or a name",
+    "--model number HELLO": "number/config.json is 3",
+    "--model bert HELLO": "bert: this is a bert (model_type in config.json)",
+    "--model correct-small": "there is no prompt for correct-small",
+    "PAIR --draft-model other HELLO": "123 pieces",
+    "PAIR --num-draft some HELLO": "num_draft must be an integer of at least 1 or",
+    "PAIR --min-ngram 0 HELLO": "min_ngram must be an integer from 1 to 16, got 0",
+    "PAIR --verify block --delta 0.1 HELLO": "verify 'block' is exact and",
+    "--model target --show-drafts --num-beams 2 HELLO": "a beam search has no drafts",
+    "PAIR --suppress-tokens 7,9999 HELLO": "suppress_tokens has the id 9999",
+    "PAIR --stop-token-ids 9999 HELLO": "stop_token_ids has the id 9999",
+    "PAIR --logit-bias 9999=1 HELLO": "logit_bias has the id 9999",
+    "PAIR --forced-tokens 9999 HELLO": "forced_tokens has the id 9999",
+    "PAIR --logit-bias 5 HELLO": "logit_bias must be ID=BIAS, such as 17=-2.5",
+    "PAIR --suppress-tokens 3,x HELLO": "'3,x'",
+    "BATCH PAIR --stop-token-ids ,": "','",
+    "PAIR --logit-bias x=2 HELLO": "'x=2'",
+    "BATCH PAIR --logit-bias 3=nan": "nan",
+    "PAIR --stop '' HELLO": "a stop string must be text that is not empty, got ''",
+    "BATCH PAIR -n 2": "greedy decoding has only one output",
+    "repl PAIR -n 2 --temperature 1": "got num_return_sequences 2",
+    "PAIR --dtype int3 HELLO": "'int3'",
+    "--prompt caf\udce9": "--prompt is not UTF-8: byte 0xe9",
+    "--prefix caf\udce9 HELLO": "--prefix is not UTF-8: byte 0xe9",
+    "batch": "INPUT",
+    "batch ''": "the input must be the name of a file, or -, got ''",
+    "batch in.txt in.txt": "in.txt",
+    "batch absent.txt": "absent.txt: No such file or directory",
+    "batch weights": "weights is a folder, expected a file of prompts",
+    "batch in.txt PAIR --output absent/out": "absent/out: No such file",
+    "batch in.txt --output old": "old is not empty",
+    "batch in.txt --output ''": "the output must be the name of a file, or -",
+    "batch in.txt --resume": "a file, which standard output is not",
+    "batch in.txt PAIR --resume --output old": "old, line 1, is not a record",
+    "BATCH --resume --force": "--resume keeps OUTPUT",
+    "BATCH --shard 3/2": "a shard must be 1/N to N/N, such as 2/8, got '3/2'",
+    "BATCH --format text --field a": "--field 'a' is for --format jsonl",
+    "bench PAIR --prompts empty.txt": "empty.txt has no prompts",
+    "bench --num-draft 4-2": "'4-2'",
+    "bench --random t5-base": "'t5-base'",
+    "bench --random gpt2-xl:gpt2 --source 1000": "got 1000 and 128",
+    "bench --model target --plot a.png": "nothing to plot without a draft model",
+    "convert": "convert takes one checkpoint, got 0",
+    "CONVERT checkpoint": "takes one checkpoint, got 2",
+    "CONVERT --quantize half": "'half'",
+    "CONVERT --quantize 8 --output x": "d_model is 24",
+    "CONVERT --revision v2": "checkpoint is a folder",
+    "convert --model absent": "no folder 'absent', it is not in the Hub's cache",
+    "convert --model a/b/c": "'a/b/c'",
+    "convert --model weights": "weights is not a model folder",
+    "CONVERT --output in.txt": "in.txt exists",
+    "CONVERT --output in.txt/out": "cannot be written: Not",
+    "CONVERT --output weights/target": "target exists",
+}
+
+
+@pytest.fixture
+def here(place: Path, tmp_path: Path) -> Path:
+    """A folder with models, and with files that are none."""
+    for name in ("weights", "checkpoint", "bert"):
+        (tmp_path / name).symlink_to(place / name)
+    files = {
+        "in.txt": b"The old man.\n", "old": b"precious\nthings\n", "empty.txt": b"\n\n",
+        "broken/config.json": b"{", "number/config.json": b'{"prefix": 3}',
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("loaded_once")
+@pytest.mark.parametrize("line", BAD_INPUT)
+def test_bad_input_is_one_line(call: Call, here: Path, line: str) -> None:
+    before = {path: path.read_bytes() for path in here.glob("*.*") if path.is_file()}
+    done = call(*(part for word in shlex.split(line) for part in WORDS.get(word, [word])))
+    assert (done.code, done.out, len(done.err)) == (2, "", 1) and done.err[0].startswith("error: ")
+    check_message(done.err[0].removeprefix("error: "), BAD_INPUT[line])
+    assert not (here / "x").exists() and (here / "old").read_bytes() == b"precious\nthings\n"
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_the_message_names_the_help_of_its_command(call: Call) -> None:
+    for arguments, command in ((("--no",), ""), (("batch", "--no"), " batch"), (("no",), "")):
+        (line,) = call(*arguments).err
+        assert line.endswith(f"; see python -m speculative_t5{command} --help")
+
+
+def test_a_bad_pipe(call: Call) -> None:
+    for stdin, found in ((b"", "the prompt is empty"), (b"caf\xe9", "byte 0xe9 at offset 3")):
+        (line,) = call(*WORDS["PAIR"], stdin=stdin).err
+        check_message(line.removeprefix("error: "), found)
