@@ -132,13 +132,13 @@ class LineFile:
     To enter it (`with`) creates, opens and locks the file, then calls `opened`. A process that was
     killed may have left a torn line at the end: `lines` yields it, and `cut` removes it.
 
-    `busy` is the message of the ValueError if another process is writing to it. A pipe, a device
-    or, as "-", standard output are `special`: they are not created, locked or cut.
+    If another process is writing to it, that is a ValueError, whose advice may be added to. A pipe,
+    a device or, as "-", standard output are `special`: they are not created, locked or cut.
     """
 
-    def __init__(self, name: str | Path, busy: str, *, special: bool = False) -> None:
-        self._name, self._busy, self._special = str(name), busy, special
-        self._file = -1
+    def __init__(self, name: str | Path, advice: str = "", *, special: bool = False) -> None:
+        self._name, self._special, self._file = str(name), special, -1
+        self._busy = f"another process is writing to {name}: wait for it to end{advice}"
 
     def __enter__(self) -> Self:
         if self._name == "-":

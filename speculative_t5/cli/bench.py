@@ -176,7 +176,6 @@ def _sources(decoder: SpeculativeDecoder, path: Path | None, max_tokens: int) ->
 def _random(
     shapes: str, dtype: str | None, wanted: BenchOptions
 ) -> tuple[SpeculativeDecoder, list[list[int]]]:
-    """Make a pair of random weights, and prompts for it."""
     source, max_tokens = wanted.source, wanted.max_tokens
     names = shapes.split(":")
     if len(names) != 2:
@@ -268,10 +267,9 @@ def _table(result: dict[str, Any], reports: Sequence[Report]) -> list[str]:
 
 
 def _lengths(text: str) -> list[int]:
-    """Parse numbers and ranges, such as 1-8 or 2,4,8."""
-    ranges = [re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part) for part in text.split(",")]
     lengths: set[int] = set()
-    for found in ranges:
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if not found:
             raise ValueError(
                 f"--num-draft must be numbers and ranges, such as 1-8 or 2,4,8, got {text!r}"

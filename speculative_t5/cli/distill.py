@@ -190,7 +190,6 @@ class Stages:
         self._tokens_per_pass = ""
 
     def show(self, now: distilling.Progress) -> None:
-        """Show how far the run is now."""
         if self._first is None or now.stage != self._first.stage:
             self.bar.close()
             self._first, self._began, self._last_line = now, time.perf_counter(), -math.inf
@@ -273,7 +272,6 @@ def _plan(
 
 
 def _parsed(path: Path) -> Mapping[Any, Any]:
-    """Parse a file into names and values."""
     parsers: dict[str, tuple[str, Callable[[str], Any]]] = {
         ".toml": ("TOML", tomllib.loads),
         ".json": ("JSON", json.loads),

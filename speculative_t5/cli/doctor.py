@@ -116,7 +116,6 @@ def _without_home(value: Any) -> Any:
 
 
 def _folder(model: str) -> str:
-    """Return the folder of a model on this machine."""
     folder = find_folder(model) or find_cached(model)
     if folder is None:
         raise ValueError(

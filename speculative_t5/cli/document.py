@@ -59,8 +59,7 @@ class OutputOptions:
 @with_options(changes={"task": None})
 def document(
     source: Annotated[
-        str,
-        typer.Argument(metavar="FILE", help="Text in UTF-8; - is standard input."),
+        str, typer.Argument(metavar="FILE", help="Text in UTF-8; - is standard input.")
     ],
     *,
     files: OutputOptions,
@@ -156,7 +155,6 @@ def _decoded(whole: Document, kept: PartialFile | None, batch_size: int | None) 
 
 
 def _page(output: str | None, files: OutputOptions) -> str | None:
-    """Return the name of the page to write, if any."""
     if files.diff not in (None, "html", "terminal"):
         raise ValueError(f"--diff is {files.diff!r}, expected html or terminal")
     if files.diff != "html":
@@ -254,11 +252,7 @@ class PartialFile(LineFile):
 
     def __init__(self, name: str, header: Header, *, resume: bool, force: bool) -> None:
         self.path = Path(str(Path(name).resolve()) + SUFFIX)
-        super().__init__(
-            self.path,
-            f"another process is writing to {self.path}: wait for it to end, or give another "
-            "--output",
-        )
+        super().__init__(self.path, ", or give another --output")
         self._header, self._resume, self._force = header, resume, force
         self.earlier: dict[int, Header] = {}  # pieces of an earlier run
         self.count = 0  # pieces in the file
@@ -311,7 +305,6 @@ class PartialFile(LineFile):
         self.count = len(self.earlier)
 
     def append(self, piece: Header) -> None:
-        """Keep a piece that is done."""
         with terminal.signals_held():
             self.append_bytes(json_line(piece))
             self.count += 1

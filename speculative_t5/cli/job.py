@@ -1,8 +1,7 @@
 """What `batch` does: from lines to records of their outputs, in the same order.
 
-Several processes write a part each. Part 2 of 3 of `out.jsonl` is the file `out.jsonl.2-of-3`: the
-records of `--shard 2/3`. If a process dies, only its own lines are missing; the same command with
---resume adds them.
+Several processes write a part each: `out.jsonl.2-of-3` has the records of `--shard 2/3`. If a
+process dies, only its own lines are missing; the same command with --resume adds them.
 """
 
 from __future__ import annotations
@@ -163,7 +162,6 @@ class Counts:
     kept: dict[int, bytes] = field(default_factory=dict)  # by the number of the line
 
     def count(self, record: Mapping[str, Any]) -> None:
-        """Count a record."""
         self.done += 1
         self.failed += "error" in record
         stats = record.get("stats")
@@ -173,7 +171,6 @@ class Counts:
 
 
 def shown_name(output: str) -> str:
-    """Return how messages call an output."""
     return "standard output" if output == "-" else output
 
 
@@ -208,11 +205,7 @@ class Output(LineFile):
         if found and is_file and os.path.samestat(found, os.fstat(stream.fileno())):
             raise ValueError(f"the output {name} is the input itself: give another --output")
         self.is_file = is_file and name != "-"
-        super().__init__(
-            name,
-            f"another process is writing to {name}: wait for it to end, or give another --output",
-            special=not self.is_file,
-        )
+        super().__init__(name, ", or give another --output", special=not self.is_file)
         self._keep, self._replace, self._advice = resume, force, advice
         if resume and not self.is_file:
             raise ValueError(

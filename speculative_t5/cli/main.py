@@ -252,7 +252,6 @@ def _help(command: Callable[..., None]) -> str:
 
 
 def _refuse_options_before(ctx: typer.Context, command: str) -> None:
-    """Refuse options before a command's name, which would have no effect."""
     group = cast(Any, ctx.command)
     others = {each.name for each in group.commands[command].params}
     for given in group.params:

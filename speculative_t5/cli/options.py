@@ -27,6 +27,7 @@ from .terminal import note, one_line
 Value = TypeVar("Value")
 
 DEFAULT_MODEL = "correct-base"
+ON_OFF = {"on": True, "off": False}
 # Of --help, in order; options without one come first.
 PANELS = (None, "Models", "Drafting", "Sampling", "Output", "Constraints", "Beam search")
 in_models, in_output, in_server = (
@@ -139,7 +140,6 @@ def choose(
 
 
 def is_given(ctx: typer.Context, name: str) -> bool:
-    """Whether an option is on the command line."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -241,8 +241,9 @@ def draft_length(name: str, text: str) -> NumDraft:
 
 
 def _early_stopping(name: str, text: str) -> EarlyStopping:
-    meanings: dict[str, EarlyStopping] = {"on": True, "off": False, "never": "never"}
-    return parsed(name, text, meanings.__getitem__, "on, off or never")
+    if text == "never":
+        return "never"
+    return parsed(name, text, ON_OFF.__getitem__, "on, off or never")
 
 
 def _ids(name: str, text: str | None) -> tuple[int, ...]:

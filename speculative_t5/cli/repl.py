@@ -16,6 +16,7 @@ from ..decoding import Stats, total
 from ..generation import Generation, GenerationOptions, SpeculativeDecoder
 from . import terminal
 from .options import (
+    ON_OFF,
     UNSHOWN,
     DecoderOptions,
     Keywords,
@@ -48,7 +49,6 @@ SHOWN = (
     "num_draft", "delta", "verify", "temperature", "top_k", "top_p", "max_tokens", "seed",
     "show_drafts", "prefix",
 )  # fmt: skip
-ON_OFF = {"on": True, "off": False}
 DECODING = tuple(DecoderOptions().keywords)
 GENERATION = tuple(each.name for each in fields(GenerationOptions))
 

@@ -73,7 +73,7 @@ def label(
             yield index, done.tokens + [target.info.eos_token_id] * (done.finish_reason == "eos")
 
     list(outputs({}))  # checks the options before the file is made
-    with LineFile(path, f"another process is writing to {path}: wait for it to end") as file:
+    with LineFile(path) as file:
         labels = _whole_chunks(file, path, examples, chunk)
         tokens = sum(len(known.tokens) for known in labels)
         progress(len(labels), tokens)
