@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -20,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speculative_t5.cli import convert_main, main
+from speculative_t5.cli import convert_main, main, terminal
 
 import pytest
 from conftest import REPOSITORY
+from messages import check_message
+from rich.console import Console
 
 
 @dataclass
@@ -38,8 +41,15 @@ class Done:
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.out.splitlines()]
 
+    def check_error(self, found: str) -> None:
+        """Check that it is bad input, of which one line says what to do."""
+        (line,) = self.err
+        assert (self.code, self.out) == (2, "") and line.startswith("error: ")
+        check_message(line.removeprefix("error: "), found)
+
 
 Call = Callable[..., Done]
+PATHS = {"PYTHONPATH": str(REPOSITORY)}
 
 
 def caller(
@@ -56,11 +66,13 @@ def caller(
         *arguments: str,
         stdin: str | bytes | None = None,
         pipe: bool = False,
+        closed: str = "",  # the name of a stream
         program: str = "__main__.py",
     ) -> Done:
         typed = stdin.encode() if isinstance(stdin, str) else stdin
         (folder / "stdin").write_bytes(typed or b"")
-        handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+        handlers = {number: signal.getsignal(number) for number in terminal.ENDING}
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
         source: Any = "/dev/null" if stdin is None else folder / "stdin"
         if pipe:
             source, end = os.pipe()  # which holds at least 4 KiB
@@ -73,6 +85,8 @@ def caller(
                 with monkeypatch.context() as patch, pytest.raises(SystemExit) as left:
                     patch.setattr(sys, "argv", [program, *arguments])
                     patch.setattr(sys, "stdin", stream)
+                    if closed:
+                        patch.setattr(sys, closed, None)
                     convert_main() if program == "convert.py" else main()
             finally:
                 os.dup2(before, 0)
@@ -85,45 +99,82 @@ def caller(
     return call
 
 
-def read_to_end(screen: int, process: subprocess.Popen[bytes]) -> str:
-    """Return what a process still shows on a terminal, whose other end must be open here.
+def recording(monkeypatch: pytest.MonkeyPatch, *, colour: bool = True) -> Console:
+    """Let commands show what they show on a terminal of 100 columns, which records it."""
+    console = Console(
+        record=True, file=io.StringIO(), force_terminal=True, highlight=False, markup=False,
+        soft_wrap=True, color_system="standard" if colour else None, width=100,
+    )  # fmt: skip
+    monkeypatch.setattr(terminal, "console", lambda stderr=False: console)
+    return console
 
-    A Mac drops what is unread once that end is closed everywhere, and makes a process that restores
-    the terminal wait until all is read.
-    """
-    shown, ended, until = b"", False, time.monotonic() + 120
-    while (unread := select.select([screen], [], [], 0.02)[0]) or not ended:
-        if unread:
-            shown += os.read(screen, 10_000)
-        else:
-            ended = process.poll() is not None
-            assert time.monotonic() < until, shown
-    return shown.decode().replace("\r\n", "\n")
+
+class Terminal:
+    """A terminal of 100 columns, on which Python runs a command."""
+
+    def __init__(self, folder: Path, *command: str) -> None:
+        self.screen, self.end = pty.openpty()
+        fcntl.ioctl(self.end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        bare = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        self.process = subprocess.Popen(
+            [sys.executable, *command], cwd=folder, env=bare | PATHS | {"TERM": "xterm-256color"},
+            stdin=self.end, stdout=self.end, stderr=self.end, start_new_session=True,
+            preexec_fn=heed_ctrl_c,
+        )  # fmt: skip
+        self.unread, self.until = b"", time.monotonic() + 120
+
+    def read(self, seconds: float) -> bool:
+        """Read what is there, or comes in these seconds."""
+        assert time.monotonic() < self.until, self.unread
+        if not select.select([self.screen], [], [], seconds)[0]:
+            return False
+        self.unread += os.read(self.screen, 10_000)
+        return True
+
+    def type(self, keys: str, *answers: str) -> str:
+        """Type, and return what is shown until these texts have come."""
+        os.write(self.screen, keys.encode())
+        shown = b""
+        for answer in answers:
+            while answer.encode() not in self.unread:
+                self.read(1.0)
+            before, _, self.unread = self.unread.partition(answer.encode())
+            shown += before
+        return shown.decode()
+
+    def rest(self, code: int = 0) -> str:
+        """Return what is still shown until the command ends with this code.
+
+        A Mac drops what is unread once the other end is closed everywhere, and makes a process that
+        restores the terminal wait until all is read.
+        """
+        while self.read(0.02) or self.process.poll() is None:
+            pass
+        while self.read(0.02):  # what came last
+            pass
+        os.close(self.screen)
+        os.close(self.end)
+        shown = self.unread.decode().replace("\r\n", "\n")
+        assert self.process.returncode == code, shown
+        return shown
 
 
 def on_a_terminal(folder: Path, *command: str, code: int = 0) -> str:
-    """Return what a command of Python's shows on a terminal of 100 columns."""
-    screen, end = pty.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    bare = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=end, stderr=end,
-        env=bare | {"PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"},
-    )  # fmt: skip
-    shown = read_to_end(screen, process)
-    os.close(screen)
-    os.close(end)
-    assert process.returncode == code, shown
-    return shown
+    """Return what a command of Python's shows on a terminal."""
+    return Terminal(folder, *command).rest(code)
+
+
+def heed_ctrl_c() -> None:
+    """Undo what a background process of a script inherits."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start a command whose standard error is a pipe, and which a signal may end."""
-    pipe = {"env": os.environ | {"PYTHONPATH": str(REPOSITORY)}, "stderr": subprocess.PIPE}
+    pipe = {"env": os.environ | PATHS, "stderr": subprocess.PIPE}
     return subprocess.Popen(
-        [sys.executable, "-m", "speculative_t5", *arguments], cwd=folder,
-        # A background process of a script inherits that it ignores this signal.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **(pipe | options),
+        [sys.executable, "-m", "speculative_t5", *arguments], cwd=folder, preexec_fn=heed_ctrl_c,
+        **(pipe | options),
     )  # fmt: skip
 
 
@@ -133,5 +184,5 @@ def in_a_shell(folder: Path, command: str) -> subprocess.CompletedProcess[bytes]
         command = command.replace(name, shlex.join([sys.executable, *program]))
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, capture_output=True, check=False, timeout=120,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FORCE_COLOR": "1"},
+        env=os.environ | PATHS | {"FORCE_COLOR": "1"},
     )  # fmt: skip

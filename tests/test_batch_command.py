@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,13 @@ from speculative_t5.tokenizers.prompt_files import EMPTY
 
 import pytest
 from commands import Call, in_a_shell, start
-from messages import check_message
 
-pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
+# Outputs of commands are compared with those of others.
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
 MODELS = ("--model", "target", "--draft-model", "draft")
 SHORT = ("--max-tokens", "12")
 BATCH = ("batch", "in.txt", "--output", "out.jsonl", *MODELS)
 SAMPLED = ("--temperature", "1", "--seed", "3")
-MANY = 600  # prompts that take a second: a run must not end before it is interrupted
 
 
 @pytest.fixture
@@ -39,23 +37,8 @@ def here(place: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def many(here: Path) -> Path:
-    """The folder with more prompts."""
-    lines = (here / "in.txt").read_text().splitlines()
-    (here / "in.txt").write_text("".join(f"{lines[i % 40]} {i}\n" for i in range(MANY)))
-    return here
-
-
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
-def wait_for_lines(path: Path, number: int) -> None:
-    until = time.monotonic() + 60
-    while not path.exists() or path.read_bytes().count(b"\n") < number:
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def test_every_line_gets_its_record(call: Call, here: Path) -> None:
@@ -92,22 +75,14 @@ def test_an_input_without_prompts_is_refused_at_its_first_line(call: Call, here:
     odd = '{"text": "a", "label": 1}\n'
     (here / "in.jsonl").write_text("\n[1]\n" + odd * 100)
     command = ("batch", "in.jsonl", "--output", "out.jsonl", *MODELS, *SHORT)
-    done = call(*command)
-    assert (done.code, done.out) == (2, "") and not (here / "out.jsonl").exists()
-    assert done.err == [
-        "error: in.jsonl, line 2: not a JSON object but an array; "
-        "write one JSON object on each line, or use --format text"
-    ]
+    call(*command).check_error("in.jsonl, line 2: not a JSON object but an array")
+    assert not (here / "out.jsonl").exists()
     (here / "in.jsonl").write_text("x" + odd + odd * 100 + '{"prompt": ""}\n')
     done = call(*command)
     assert done.code == 3 and len(read(here / "out.jsonl")) == 102, "a line has the field"
     for last in (odd, '{"prompt": "a"}\n'):
         piped = call("batch", "-", "--format", "jsonl", *MODELS, stdin=odd + last, pipe=True)
-        assert (piped.code, piped.out) == (2, "")
-        check_message(
-            piped.err[0].removeprefix("error: "),
-            "standard input, line 1: no field 'prompt' (found: 'text', 'label')",
-        )
+        piped.check_error("standard input, line 1: no field 'prompt' (found: 'text', 'label')")
     piped = call("batch", "-", "--field", "text", *MODELS, stdin="{}x\n" + odd, pipe=True)
     assert piped.code == 3 and len(piped.records) == 2
 
@@ -120,34 +95,47 @@ def test_records_do_not_depend_on_batch_size_or_shards(call: Call) -> None:
     assert one == other == "".join(f"{line}\n" for line in merged)
 
 
-def test_a_stopped_run_continues_where_it_was(call: Call, many: Path) -> None:
-    out, command = many / "out.jsonl", (*BATCH, *SHORT, *SAMPLED)
-    assert call(*BATCH[:3], "whole.jsonl", *MODELS, *SHORT, *SAMPLED).code == 0
-    least = 40
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
-        process = start(many, *command, "--resume")
-        wait_for_lines(out, least)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == code, errors
-        written = out.read_bytes()
-        assert least <= written.count(b"\n") < MANY
-        least = written.count(b"\n") + 5
-        if number != signal.SIGKILL:
-            assert written.endswith(b"\n") and read(out)
-            lacking, summary, advice, *rest = errors.decode().splitlines()
-            assert lacking.startswith("prompts with characters that the model's vocabulary lacks: ")
-            assert re.match(rf"\[\d+ of {MANY:,} prompts, ", summary)
-            assert advice == "the records written so far are kept; --resume decodes the other lines"
-            assert rest == (["error: interrupted"] if number == signal.SIGINT else [])
-    out.write_bytes(written.rpartition(b"\n")[0] + b"\n" + b'{"id": ')  # torn
+def test_a_stopped_run_continues_where_it_was(
+    call: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (*BATCH, *SHORT, *SAMPLED, "--batch-size", "4")
+    out, append = here / "out.jsonl", Output.append_bytes
+    call(*command)
+    whole = out.read_bytes()
+    out.unlink()
+    written: list[bytes] = []
+
+    def stop(self: Output, data: bytes) -> None:
+        """End the run at its seventh record: by a signal, or half-way in it."""
+        written.append(data)
+        if len(written) < 7 or code > 1:
+            append(self, data)
+            if len(written) == 7:
+                signal.raise_signal(code - 128)
+        else:
+            append(self, data[:-5])
+            raise MemoryError
+
+    for code in (128 + signal.SIGINT, 128 + signal.SIGTERM, 1):
+        written.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Output, "append_bytes", stop)
+            done = call(*command, "--resume")
+        assert done.code == code and ("error: interrupted" in done.err) == (code == 130)
+        summary, advice = (line for line in done.err if not line.startswith(("line", "error")))
+        assert re.match(r"\[\d+ of 40 prompts, ", summary)
+        assert advice == "the records written so far are kept; --resume decodes the other lines"
+        assert out.read_bytes().endswith(b"\n") == (code > 1)
+        assert 0 < out.read_bytes().count(b'"text"') < 39
     done = call(*command, "--resume")
-    assert done.code == 0 and " of them earlier" in done.err[-1]
-    assert out.read_bytes() == (many / "whole.jsonl").read_bytes()
+    assert done.code == 3 and " of them earlier" in done.err[-1]
+    assert out.read_bytes() == whole
 
 
-def test_a_reader_that_goes_away_ends_the_run(many: Path) -> None:
-    with start(many, "batch", "in.txt", *MODELS, *SHORT, stdout=subprocess.PIPE) as process:
+def test_a_reader_that_goes_away_ends_the_run(here: Path) -> None:
+    line = json.dumps({"prompt": "The sea", "notes": "much" * 1000}) + "\n"
+    (here / "in.jsonl").write_text(line * 40)  # more than a pipe holds
+    with start(here, "batch", "in.jsonl", *MODELS, *SHORT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
@@ -165,30 +153,33 @@ def test_an_input_that_shrinks_is_an_error(
         os.truncate(here / "in.txt", 0)
 
     monkeypatch.setattr(Output, "append_bytes", shrink)
-    (here / "in.txt").write_bytes(b"The sea\n" * 4000)  # more than is read at once
+    (here / "in.txt").write_bytes((b"The sea " * 12 + b"\n") * 200)  # more than is read at once
     done = call(*BATCH, "--max-tokens", "1", "--batch-size", "2")
     assert done.code == 1
-    found = r"error: failed while running: in.txt changed .* had 4000 lines to do, then \d+;"
+    found = r"error: failed while running: in.txt changed .* had 200 lines to do, then \d+;"
     assert re.match(found, done.err[-1])
 
 
 def test_standard_output_that_others_wrote_to_is_never_cut(here: Path) -> None:
     """A limit on file sizes, of 1 or 2 MiB by the shell's unit, stands in for a full disk."""
     (here / "all").write_bytes(b"x" * 2**21)
-    done = in_a_shell(here, f"ulimit -f 2048; $P batch in.txt {' '.join(MODELS)} >> all")
+    options = " ".join((*MODELS, *SHORT))
+    done = in_a_shell(here, f"ulimit -f 2048; $P batch in.txt {options} >> all")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(b"error: standard output: File too large; ")
     assert (here / "all").read_bytes() == b"x" * 2**21
 
 
 def test_standard_streams_may_be_closed(call: Call, here: Path) -> None:
+    options = (*MODELS, *SHORT)
     call(*BATCH, *SHORT)
-    options = " ".join((*MODELS, *SHORT))
-    assert in_a_shell(here, f"$P batch in.txt --output a {options} <&- >&- 2>&-").returncode == 3
+    closed = f"$P batch in.txt --output a {' '.join(options)} <&- >&- 2>&-"
+    assert in_a_shell(here, closed).returncode == 3
     assert (here / "a").read_bytes() == (here / "out.jsonl").read_bytes() != b""
-    both = in_a_shell(here, f"$P batch in.txt {options} >&-; $P batch - {options} <&-")
-    for lost in (b"the records were to go to standard output", b"the prompts were to come from"):
-        assert lost in both.stderr
+    lost = call("batch", "in.txt", *options, closed="stdout")
+    lost.check_error("the records were to go to standard output, which is closed")
+    lost = call("batch", "-", *options, closed="stdin")
+    lost.check_error("the prompts were to come from standard input, which is closed")
 
 
 def test_a_pipe_is_answered_in_order_as_it_comes(here: Path) -> None:
@@ -216,5 +207,5 @@ def test_a_terminal_shows_prompts_tokens_and_the_time_left(
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     bar = r"\d+/40 \[\d\d:\d\d<\d\d:\d\d, +[0-9.]+ prompts/s, [0-9,]+ tokens/s\]"
-    shown = "\n".join(call(*BATCH).err)
+    shown = "\n".join(call(*BATCH, *SHORT).err)
     assert re.search(bar, shown), shown

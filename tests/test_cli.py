@@ -16,7 +16,8 @@ import pytest
 from commands import Call, in_a_shell, on_a_terminal, start
 from conftest import REPOSITORY
 
-pytestmark = pytest.mark.cpu  # outputs of commands are compared with those of others
+# Outputs of commands are compared with those of others.
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
 OLD_MAN = (*PAIR, "--prompt", "The old man.")
 ACCEPTED, BONUS = "\x1b[32m", "\x1b[4;36m"
@@ -27,6 +28,9 @@ def test_text_goes_to_standard_output_and_statistics_to_standard_error(call: Cal
     assert done.code == 0, done.err
     result = call(*OLD_MAN, "--json")
     assert done.out == result.records[0]["text"] + "\n" and not result.err
+    assert set(result.records[0]) == {"text", "tokens", "finish_reason", "stats"}
+    first, again = (call(*OLD_MAN, "--json", "--temperature", "1").records[0] for _ in range(2))
+    assert first["stats"]["drafted"] > 0 and again["tokens"] == first["tokens"]
     (footer,) = done.err
     counts = r"\d+ tok/s - 12 tokens - \d+ % of drafts accepted - \d\.\d tokens per round"
     assert re.fullmatch(f"{counts} - cut at --max-tokens 12", footer)
@@ -48,12 +52,6 @@ def test_the_version_names_the_parts(call: Call) -> None:
     versions, *parts = call("--version").out.splitlines()
     assert versions == f"speculative_t5 {__version__}, mlx {metadata.version('mlx')}"
     assert parts == [f"{part}: {state}" for part, state in libraries.parts().items()]
-
-
-def test_json_is_one_object_and_repeats_with_the_seed(call: Call) -> None:
-    first, again = (call(*OLD_MAN, "--json", "--temperature", "1").records for _ in range(2))
-    assert set(first[0]) == {"text", "tokens", "finish_reason", "stats"}
-    assert first[0]["stats"]["drafted"] > 0 and again[0]["tokens"] == first[0]["tokens"]
 
 
 def test_plain_decoding_and_lookups_give_the_same_tokens(call: Call) -> None:
@@ -80,22 +78,21 @@ def test_ctrl_c_ends_with_130(place: Path) -> None:
     assert (process.returncode, errors) == (130, b"error: interrupted\n")
 
 
-def test_standard_streams_may_be_closed(place: Path) -> None:
-    options = "--model target --max-tokens 4 --prompt Hello. --show-drafts"
-    done = in_a_shell(place, f"$P {options} >&-")
-    assert done.returncode == 0 and b"4 tokens" in done.stderr
-    done = in_a_shell(place, "$P --model target --prompt - <&-; $P repl --model target <&-")
-    assert done.returncode == 2 and done.stderr.count(b"standard input, which is closed") == 2
+def test_standard_streams_may_be_closed(call: Call) -> None:
+    done = call(*OLD_MAN, "--show-drafts", closed="stdout")
+    assert done.code == 0 and "12 tokens" in done.err[0]
+    for arguments in (("--prompt", "-"), ("repl",)):
+        lost = call(*arguments, "--model", "target", closed="stdin")
+        lost.check_error("standard input, which is closed")
 
 
 @pytest.mark.parametrize("options", ["", "--num-beams 2"])
 def test_a_pipe_gets_statistics_last_and_reads_utf8_in_any_locale(
     place: Path, options: str
 ) -> None:
+    environment = "unset FORCE_COLOR PYTHONUNBUFFERED; LC_ALL=C PYTHONUTF8=0"
     spoken = f"$P --model target --max-tokens 4 --prompt 'Caf\u00e9.' {options}"
-    done = in_a_shell(
-        place, f"unset FORCE_COLOR PYTHONUNBUFFERED; LC_ALL=C PYTHONUTF8=0 {spoken} 2>&1"
-    )
+    done = in_a_shell(place, f"{environment} {spoken} 2>&1")
     assert done.returncode == 0, done.stdout
     assert re.match(r"[0-9,]+ tok/s - 4 tokens", done.stdout.decode().splitlines()[-1])
 
@@ -117,34 +114,33 @@ def test_models_lists_what_can_be_loaded_and_what_cannot(call: Call, place: Path
     assert any(line.startswith("torn") and "cannot be loaded: " in line for line in lines)
 
 
-def test_help_groups_options_and_shows_defaults(call: Call) -> None:
+BEAMS = {"--scores", "--num-beams", "--length-penalty", "--early-stopping"}
+
+
+def test_help_groups_options_and_shows_only_what_a_command_takes(call: Call) -> None:
     text = call("--help").out
-    assert call("-h").out == text
-    assert "correct-base" in text and "[default: 256]" in text
+    assert call("-h").out == text and "correct-base" in text and "[default: 256]" in text
+    assert "--install-completion" not in text
     groups = ["Models", "Drafting", "Sampling", "Constraints", "Beam search", "Output", "Options"]
     assert set(re.findall(r"─ ([\w ]+) ─", text)) == {*groups, "Commands"}
-    for command in ("repl", "batch", "models", "convert", "bench"):
+    for command, missing in (
+        ("batch", set()),
+        ("repl", BEAMS | {"--num-return-sequences", "--regular-decode"}),
+        ("serve", BEAMS),
+    ):
         text = call(command, "-h").out
-        assert f"Usage: python -m speculative_t5 {command} " in text and "--help" in text
-        assert ("--regular-decode" in text) == (command == "batch")
-
-
-def test_help_shows_only_what_a_command_takes(call: Call) -> None:
-    refused = {"--scores", "--num-beams", "--length-penalty", "--early-stopping"}
-    for command, missing in (("serve", refused), ("repl", refused | {"--num-return-sequences"})):
-        text = call(command, "-h").out
-        assert not missing & set(re.findall(r"--[\w-]+", text))
-        assert "--max-tokens" in text and "Beam search" not in text
-        assert "scores" in call(command, "--scores").err[-1]  # which is refused all the same
-    seed = " ".join(call("serve", "-h").out.replace("│", " ").partition("--seed")[2].split())
+        assert f"Usage: python -m speculative_t5 {command} " in text
+        shown = set(re.findall(r"--[\w-]+", text))
+        all_of_them = BEAMS | {"--num-return-sequences", "--regular-decode", "--max-tokens"}
+        assert all_of_them & shown == all_of_them - missing
+        assert ("Beam search" in text) == (not missing)
+        if missing:
+            assert "scores" in call(command, "--scores").err[-1], "it is refused all the same"
+    seed = " ".join(text.replace("│", " ").partition("--seed")[2].split())
     assert seed.startswith("<int> Seed of requests that give none. [default: (a new one for each")
-    assert refused <= set(re.findall(r"--[\w-]+", call("batch", "-h").out))
-
-
-def test_the_installed_program_has_its_own_name_and_completion(call: Call) -> None:
-    text = call("--help", program="speculative-t5").out
-    assert "Usage: speculative-t5 [OPTIONS]" in text and "--install-completion" in text
-    assert "--install-completion" not in call("--help").out
+    assert "Usage: python -m speculative_t5 convert " in call("convert", "--help").out
+    installed = call("--help", program="speculative-t5").out
+    assert "Usage: speculative-t5 [OPTIONS]" in installed and "--install-completion" in installed
 
 
 def test_a_shell_completes(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +174,3 @@ def test_inspecting_prints_and_writes_nothing(call: Call, place: Path) -> None:
         assert part in done.out, done.out
     assert done == call("convert", "checkpoint", "--inspect")
     assert not done.err and sorted(place.rglob("*")) == before
-
-
-def test_a_full_disk_is_one_line_and_code_1(place: Path) -> None:
-    """A limit on file sizes, of 10 or 20 KiB by the shell's unit, stands in for a full disk."""
-    done = in_a_shell(place, "ulimit -f 20; $C --model checkpoint --output full")
-    assert done.returncode == 1, done.stdout
-    assert b"full: cannot be written: File too large" in done.stderr.splitlines()[-1]
-    assert not (place / "full").exists() and not list(place.glob(".full*"))

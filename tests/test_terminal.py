@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import signal
 import sys
@@ -22,10 +21,8 @@ from speculative_t5.decoding import Stats
 from speculative_t5.generation import Chunk
 
 import pytest
+from commands import recording
 from messages import check_message
-from rich.console import Console
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(Exception):
@@ -39,13 +36,13 @@ def handlers() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         raise Ended(number)
 
-    before = {number: signal.signal(number, end) for number in ENDING}
+    before = {number: signal.signal(number, end) for number in terminal.ENDING}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", ENDING)
+@pytest.mark.parametrize("number", terminal.ENDING)
 def test_a_signal_waits_for_the_block(number: int) -> None:
     done = []
     with pytest.raises(Ended, match=str(int(number))), signals_held():
@@ -129,36 +126,28 @@ def lacking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
 
 
 OTHER = f"{libraries.BUILT_FOR} 0.32.4, and 0.32.5 is installed"
+LOADED = dict.fromkeys(libraries.PARTS, "loaded, AVX2")
 
 
-@pytest.mark.parametrize(
-    ("parts", "found"),
-    [
-        ({}, ["install a compiler", "scipy-openblas32"]),
-        ({"layers": "not loaded", "OpenBLAS": "loaded"}, ["the package's C parts"]),
-        (
-            {"products": "loaded, AVX2", "layers": "not loaded", "OpenBLAS": "loaded"},
-            ["the package's layers for this CPU"],
-        ),
-        (
-            {"products": "loaded", "layers": OTHER, "OpenBLAS": "loaded"},
-            ["pip install 'mlx[cpu]==VERSION'"],
-        ),
-        (dict.fromkeys(libraries.PARTS, "loaded"), []),
-    ],
-)
 def test_every_tip_that_applies_is_given_with_its_reason(
-    lacking: Any, parts: Any, found: list[str], monkeypatch: pytest.MonkeyPatch
+    lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lacking |= parts
-    tips = terminal.tips()
-    missing = [why for why in lacking.values() if not why.startswith("loaded")]
-    for tip, text, why in zip(tips, found, missing, strict=False):
-        assert text in tip and why in tip
-    assert len(tips) == len(found)
-    monkeypatch.setenv(libraries.SWITCH, "0")
-    assert terminal.tips() == []
-    monkeypatch.delenv(libraries.SWITCH)
+    for parts, found in (
+        (LOADED, []),
+        (LOADED | {"products": "not built", "layers": "not loaded"}, ["the package's C parts"]),
+        (LOADED | {"layers": "not loaded"}, ["the package's layers for this CPU"]),
+        (LOADED | {"layers": OTHER}, ["pip install 'mlx[cpu]==VERSION'"]),
+        (lacking, ["install a compiler", "scipy-openblas32"]),
+    ):
+        monkeypatch.setattr(libraries, "parts", lambda parts=parts: parts)
+        missing = [why for why in parts.values() if not why.startswith("loaded")]
+        tips = terminal.tips()
+        assert len(tips) == len(found)
+        for tip, text, why in zip(tips, found, missing, strict=False):
+            assert text in tip and why in tip
+    with monkeypatch.context() as patch:
+        patch.setenv(libraries.SWITCH, "0")
+        assert terminal.tips() == []
     monkeypatch.setattr(device, "on_cpu", lambda: False)
     assert terminal.tips() == []
 
@@ -195,15 +184,6 @@ CHUNKS = [
     Chunk(".", [11], 0, THIRD, "length", (".",)),
 ]
 SHADED = f"{GREEN}He{END} {YELLOW}goes{END} {GREEN}to{END} {GREEN}the{END} {CYAN}sea{END}."
-
-
-def recording(monkeypatch: pytest.MonkeyPatch, *, colour: bool = True) -> Console:
-    console = Console(
-        record=True, file=io.StringIO(), force_terminal=True, highlight=False, soft_wrap=True,
-        color_system="standard" if colour else None, width=80,
-    )  # fmt: skip
-    monkeypatch.setattr(terminal, "console", lambda stderr=False: console)
-    return console
 
 
 def test_tokens_are_coloured_as_they_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +224,7 @@ def test_outputs_cannot_command_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_list_of_models_is_a_table() -> None:
     found = [
-        Listed(
-            Path("weights/big"), "T5 v1.1", 248_000_000, ("bfloat16",), 496_000_000, ("s[all]",)
-        ),
+        Listed(Path("w/big"), "T5 v1.1", 248_000_000, ("bfloat16",), 496_000_000, ("s[all]",)),
         Listed(Path("weights/s[all]"), "T5 v1.1", 3_000_000, ("8 bits",), 3_500_000),
         Listed(Path("weights/torn"), size=12, error="it ends\n[/relu]: convert it again"),
     ]
@@ -260,11 +238,8 @@ def test_the_list_of_models_is_a_table() -> None:
 
 def test_no_color_keeps_weight_and_underlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    console = Console(
-        file=(file := io.StringIO()), force_terminal=True, color_system="standard", width=80,
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    console = recording(monkeypatch)
     console.print(shaded(CHUNKS[0].pieces, CHUNKS[0].origins), legend())
-    text = file.getvalue()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
     assert not any(code in text for code in ("32m", "33m", "36m"))
     assert "\x1b[1mgoes\x1b[0m" in text and "\x1b[4mbonus\x1b[0m" in text
