@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -23,7 +24,7 @@ from .. import __version__, device
 from ..bench import PLAIN, Report, Variant, check_plot, draw, measure, synthetic, variants_of
 from ..checkpoints import as_dtype
 from ..errors import count, decoded, option
-from ..generation import NumDraft, SpeculativeDecoder
+from ..generation import SpeculativeDecoder
 from .options import OF_DECODERS, draft_of, model_name, with_options
 from .terminal import Failure, columns, give_tips
 
@@ -92,10 +93,6 @@ def bench(
     """
     lengths, max_tokens = _lengths(wanted.num_draft), wanted.max_tokens
     modes = ("", "steady ") if wanted.steady else ("",)
-    # Tokens to draft, and whether in steady mode.
-    ways: dict[str, tuple[NumDraft, bool]] = {
-        f"{mode}K = {k}": (k, bool(mode)) for mode in modes for k in lengths
-    }
     draft, shapes, turns = draft_of(model, draft_model), wanted.random_weights, wanted.turns
     # Shown before anything is loaded, and gone before an error or the table.
     with tqdm(total=turns + 2, desc="loading", unit="turn", leave=False, disable=None) as bar:
@@ -112,19 +109,17 @@ def bench(
                     "there is nothing to plot without a draft model: give one with --draft-model"
                 )
             sources = _sources(first, wanted.prompts, max_tokens)
-            ways["auto"] = ("auto", False)
+        make = partial(
+            SpeculativeDecoder, first.model, tokenizer=first.tokenizer, draft_vocab=draft_vocab
+        )
         decoders = {
-            name: SpeculativeDecoder(
-                first.model, first.draft, first.tokenizer, num_draft=k, draft_vocab=draft_vocab,
-                steady=steady,
-            )
-            for name, (k, steady) in ways.items() if first.draft
+            f"{mode}K = {k}": make(first.draft, num_draft=k, steady=bool(mode))
+            for mode in modes for k in lengths if first.draft
         }  # fmt: skip
+        if first.draft and not shapes:
+            decoders["auto"] = make(first.draft, num_draft="auto")
         if not shapes:
-            decoders["lookup"] = SpeculativeDecoder(
-                first.model, "lookup", first.tokenizer, num_draft=lengths[-1],
-                draft_vocab=draft_vocab,
-            )  # fmt: skip
+            decoders["lookup"] = make("lookup", num_draft=lengths[-1])
         variants = variants_of(decoders, max_tokens)
         if shapes:
             variants = _replaying(first, variants, sources, wanted, bar.set_description)
