@@ -116,9 +116,9 @@ def test_what_a_server_must_not_do_ends_the_test(
     ):
         if name == "PING":
             prompts.write_text(f"a b {FAIL}\n")
-        with monkeypatch.context() as patch, serving(FakeService(now=IDLE)) as served:
+        with monkeypatch.context() as patch:
             patch.setattr(app, name, fault)
-            with pytest.raises(SystemExit, match=message):
+            with serving(FakeService(now=IDLE)) as served, pytest.raises(SystemExit, match=message):
                 serve_load.main(
                     [served.url], clients="4", requests=200, turns=1, prompts=prompts, disturb=True
                 )
