@@ -16,7 +16,6 @@ from speculative_t5.serve.server import (
     LEAST,
     RESERVE,
     Connection,
-    most_connections,
     raise_file_limit,
 )
 
@@ -136,7 +135,7 @@ def test_what_is_used_stays_open_for_longer(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_connections_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 5
-    monkeypatch.setattr(module, "most_connections", lambda: most)
+    monkeypatch.setattr(module, "raise_file_limit", lambda: most)
     with serving() as served, ExitStack() as open_ones:
 
         def opened() -> socket.socket:
@@ -195,9 +194,8 @@ def test_the_maximum_follows_from_the_files_that_may_be_open(
         ((70, 70), None, LEAST),
     ):
         now[:] = [limits]
-        raise_file_limit()
+        assert raise_file_limit() == most
         assert now[1:] == ([] if wanted is None else [(wanted, limits[1])])
-        assert most_connections() == most
 
 
 def test_more_connections_than_files_do_no_harm(tmp_path: Path) -> None:

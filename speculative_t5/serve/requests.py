@@ -330,20 +330,18 @@ def _message(name: str, found: object) -> dict[str, str]:
     if role not in ROLES:
         refuse(f"{name}.role", f"one of {', '.join(ROLES)}", role)
     if isinstance(content, list):
-        content = "".join(_part(f"{name}.content", part) for part in content)
+        parts, content = content, ""
+        for part in parts:
+            text = isinstance(part, Mapping) and part.get("type") == "text" and part.get("text")
+            if not isinstance(text, str):
+                refuse(f"{name}.content", TEXT, part)
+            content += text
     if content is None and role == "assistant":  # it called tools instead
         content = ""
     if not isinstance(content, str):
         refuse(f"{name}.content", TEXT, content)
     # The templates of models know the older name.
     return {"role": "system" if role == "developer" else str(role), "content": content}
-
-
-def _part(name: str, part: object) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-    if not isinstance(text, str):
-        refuse(name, TEXT, part)
-    return text
 
 
 def refuse(name: str, expected: str, found: object, *, param: str | None = None) -> NoReturn:

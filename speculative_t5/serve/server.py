@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and begin to load."""
-        raise_file_limit()
+        Connection.most = raise_file_limit()
         await super().startup(sockets)
         for listening in sockets or ():  # asyncio takes what it accepts at a time for the backlog
             listening.listen(BACKLOG)
@@ -126,12 +126,13 @@ class Connection(H11Protocol):
     here is private to uvicorn; a test of it fails when uvicorn changes that.
     """
 
+    most = LEAST  # connections at a time
     _closing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse the connection if there are too many, or wait for its first request."""
         super().connection_made(transport)
-        if len(self.connections) > most_connections():
+        if len(self.connections) > self.most:
             transport.abort()
         else:
             self._close_later()
@@ -170,18 +171,14 @@ class Connection(H11Protocol):
         return False
 
 
-def raise_file_limit() -> None:
-    """Let this process open more files, each connection being one; never fewer."""
+def raise_file_limit() -> int:
+    """Let this process open more files, and return how many connections it may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):  # macOS may have a limit below the hard one
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def most_connections() -> int:
-    """Return how many connections there may be at a time."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            soft = wanted
     return max(LEAST, (FILES if soft == resource.RLIM_INFINITY else soft) - RESERVE)
 
 
