@@ -244,7 +244,7 @@ def last_hidden(draft: SharingDraft, batch: LabelBatch) -> mx.array:
 
 def output_weight(draft: SharingDraft) -> mx.array:
     """Return the target's output matrix for the ids that the draft may propose, (V, d) float32."""
-    size = draft.draft_vocab or draft.info.vocab_size
+    size = draft.own.draft_vocab or draft.info.vocab_size
     return plain_weight(draft.target.output, slice(size)).astype(mx.float32)
 
 
@@ -317,7 +317,7 @@ def training_memory(draft: SharingDraft, options: DistillOptions, length: float)
     numbers += HEADS[options.loss != "ce"] * LOGITS
     output = draft.target.output
     if hasattr(output, "scales") or output.weight.dtype != mx.float32:
-        ids = draft.draft_vocab or draft.info.vocab_size
+        ids = draft.own.draft_vocab or draft.info.vocab_size
         numbers += ids * config.d_model  # a copy in float32
     return sum(weight.nbytes for weight in _weights(draft.target)) + round(4 * numbers)
 
