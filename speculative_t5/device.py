@@ -62,8 +62,8 @@ class _Process:
 class _Release:
     """Releases a thread's streams and compiled functions when the thread's locals are dropped.
 
-    MLX alone would do so later, when the system ends the thread, and wait for the interpreter's
-    lock: if the program ends meanwhile, the process aborts.
+    MLX alone does so later, as the thread ends, waiting for the interpreter's lock: if the program
+    ends meanwhile, the process aborts.
     """
 
     def __init__(self) -> None:

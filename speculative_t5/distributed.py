@@ -1,8 +1,7 @@
 """Several processes that do the same work together, by MLX's distributed layer.
 
-They compare what they are about to do before they begin. Until all have started, the first process
-reports for the others, so that an error is one line however many processes have it. MLX's
-operations that wait for other processes cannot be interrupted from Python. Imports `errors`.
+Until all have started, the first process reports for the others, so that an error is one line
+however many have it. MLX's waiting operations cannot be interrupted. Imports `errors`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from .errors import first_line, printable
 
 Message = Mapping[str, Any]  # JSON
 
-# The rank and, where a launcher gives it, the number of processes, as set by mlx.launch; by Open
-# MPI; by MPICH and others.
+# The rank and the number of processes, as set by mlx.launch; by Open MPI; by MPICH and others.
 RANKS = {
     "MLX_RANK": "MLX_WORLD_SIZE",
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",

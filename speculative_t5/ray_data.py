@@ -40,9 +40,9 @@ DECODING -= {"model", "draft", "group"}
 class Generator:
     """Generates an output for each row of a batch: a callable for Ray Data's `map_batches`.
 
-    Making one only checks its options, and pickles hold options alone. The first batch loads the
-    models, in the process that calls it: a model that cannot be loaded ends a job with the reason,
-    while Ray takes whatever fails as an actor is made for a failure of its own.
+    Making one only checks its options, which are all that a pickle holds. The first batch loads the
+    models: one that cannot be loaded then ends a job with the reason, while Ray takes whatever
+    fails as an actor is made for a failure of its own.
 
     Args:
         model: The target, by its path or name, see `load`. Workers look it up where they run.
@@ -144,8 +144,8 @@ class Generator:
         - `error`: why a row has no output; null for all others.
 
         Raises:
-            ValueError: If the batch lacks a column, or has one of those that would be added; or if
-                the models cannot be loaded, or do not go with the options.
+            ValueError: If the batch lacks a column, or has one that would be added; or if the
+                models cannot be loaded, or do not go with the options.
         """
         is_table = not isinstance(batch, Mapping)
         if is_table and not hasattr(batch, "append_column"):

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def accelerate(model: T5 | SharingDraft) -> None:
     """Make a model's modules faster ones where MLX computes on a CPU, by changing their classes.
 
-    To be called before the first generation, or followed by `model.recompile()`. Parameters keep
-    their names, and outputs stay within float32 rounding. Layers that are quantized or wrapped, now
-    or later, are run as they are. MLX cannot differentiate the fused operations.
+    To be called before the first generation, or followed by `model.recompile()`. Outputs stay
+    within float32 rounding. Layers that are quantized or wrapped, now or later, are run as they
+    are. MLX cannot differentiate the fused operations.
     """
     from .. import device  # only now, as `device` imports this package
     from . import layers

@@ -76,10 +76,9 @@ def _load(found: Iterator[Path], mode: int) -> tuple[ctypes.CDLL | None, str]:
 
 
 def num_threads() -> int:
-    """Return the number of threads to compute with: the environment's, as OpenBLAS reads it.
+    """Return the environment's number of threads, as OpenBLAS reads it, or else of processors.
 
-    Otherwise it is the number of processors that this process may run on, but no more than its
-    share of time (of a container limited to a few).
+    These are those that this process may run on, no more than its share of time in a container.
     """
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         value = os.environ.get(name, "")

@@ -52,10 +52,7 @@ class Buffers:
             self.layers = [(resized(k, capacity), resized(v, capacity)) for k, v in self.layers]
 
     def fit(self, needed: int) -> None:
-        """Resize if the capacity is too small for `needed` positions, or twice too large.
-
-        All rows are as large as the longest needs; the room is freed when that row ends.
-        """
+        """Resize if the capacity is too small for `needed` positions, or twice too large."""
         least = capacity_for(needed)
         if not needed <= self.capacity <= 2 * least:
             self.resize(least)
@@ -116,9 +113,8 @@ class KVCache(Buffers):
         """Run a model over new tokens (B, L) int32 of every row; return its results, (B, L, ...).
 
         All are one pass, unless the cache was given a width. Then every pass is padded to that
-        width, and ends where the next position would be the first of a larger capacity. So a
-        position's width and capacity follow from the position alone, however the tokens before it
-        were fed.
+        width, and ends where the next position would be the first of a larger capacity: both follow
+        from the position alone, however the tokens before it were fed.
         """
         width, total, start = self._width, tokens.shape[1], 0
         if width is None:

@@ -150,9 +150,8 @@ class DecoderOnlySession:
 class _Layer:
     """One layer's keys and values during one pass, with the interface of mlx-lm's caches.
 
-    `offsets` are those that `KVCache.append` passes on, `lengths` each row's so far, and `count` is
-    L. `whole` attends to all C positions, with an array as the mask, and not only to those up to
-    the longest row's end.
+    See `KVCache.append` for `offsets`; `count` is L. `whole` attends to all C positions, with an
+    array as the mask, and not only to those up to the longest row's end.
     """
 
     def __init__(
@@ -238,10 +237,9 @@ def check_cache(model: nn.Module) -> None:
 
 
 class ClampedPositions(nn.Module):
-    """A table of learned positions whose last row stands for all positions beyond it.
+    """A table of learned positions whose last row stands for all beyond it.
 
-    Rows near their end are fed as many tokens as their neighbours, and the results for those beyond
-    the table are dropped; but MLX, which does not check, must not read outside of it.
+    Rows near their end are fed tokens beyond it, as their neighbours are; MLX does not check.
     """
 
     def __init__(self, table: nn.Module) -> None:

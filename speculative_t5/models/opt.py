@@ -164,10 +164,7 @@ class Model(nn.Module):
         self.model.decoder = Decoder(args)
 
     def __call__(self, inputs: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
-        """Score what follows each of the tokens (B, L): (B, L, V), of the parameters' type.
-
-        It appends to each layer's cache; without them it reads whole sequences.
-        """
+        """Tokens (B, L) -> logits (B, L, V); without caches it reads whole sequences."""
         x = self.model.decoder(inputs, [None] * len(self.layers) if cache is None else cache)
         logits: mx.array = self.model.decoder.embed_tokens.as_linear(x)
         return logits

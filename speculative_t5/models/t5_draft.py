@@ -149,9 +149,8 @@ def plain_weight(module: nn.Module, rows: Any = slice(None)) -> mx.array:
 def sample_weights(model: T5) -> str:
     """Return a sample of a model's weights as text, which `same_weights` compares.
 
-    After a digest of all names and shapes it has, for each weight, float16 numbers in hexadecimal:
-    some of its elements (NaN if it is split among processes), and how far quantization may have
-    moved them.
+    A digest of all names and shapes, and for each weight float16 numbers in hexadecimal: some of
+    its elements (NaN if it is split), and how far quantization may have moved them.
     """
     shapes, numbers = [], []
     for name, module in sorted((n, m) for n, m in model.named_modules() if "weight" in m):
@@ -169,10 +168,7 @@ def sample_weights(model: T5) -> str:
 
 
 def same_weights(a: str, b: str) -> bool:
-    """Whether two samples may be of the same model, perhaps in other types or quantized.
-
-    Only `b` may be that of a model that is split.
-    """
+    """Whether two samples may be of one model, if in other types or quantized; `b` may be split."""
     (names, x), (others, y) = _parts(a), _parts(b)
     if names != others or x.shape != y.shape:
         return False

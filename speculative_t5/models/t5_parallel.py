@@ -46,10 +46,7 @@ def split_of(name: str, config: T5Config) -> Split | None:
 def parts_of(
     stored: np.ndarray, split: Split, rank: int, size: int, *, tensors: int = 1
 ) -> list[np.ndarray]:
-    """Return one process's part of a stored tensor, one of `tensors` that make up a parameter.
-
-    It is in pieces to be stacked by rows, and no copies.
-    """
+    """Return one process's pieces, to be stacked by rows, of one of a parameter's `tensors`."""
     segments = split.segments // tensors if split.axis == 0 else 1
     pieces = np.split(stored, segments, axis=0)
     return [np.split(piece, size, axis=split.axis)[rank] for piece in pieces]

@@ -160,8 +160,8 @@ def _groups(prompts: Prompts) -> list[list[int]]:
 class _Functions(threading.local):
     """One thread's compiled functions by shape, the least recently used first.
 
-    MLX keeps a trace in each thread that called a function, but drops it in one thread only. In the
-    others it would run that trace, with the wrong weights, for a later function at its address.
+    MLX keeps a function's trace in each thread that called it, but drops it in one thread only, and
+    would run it in the others, with the wrong weights, for a later function at its address.
     """
 
     def __init__(self) -> None:
