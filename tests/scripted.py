@@ -37,6 +37,7 @@ import mlx.core as mx
 import numpy as np
 from conftest import EOS, next_logits, output_distribution, tiny, unrelated_pair
 
+ROWS = 200  # side by side; others take the rows of those that have ended
 PLACES = 256  # a key holds the row, and the round times this with the place added
 
 
@@ -83,19 +84,17 @@ def round_keys(seed: int, row: int, round_: int) -> np.ndarray:
 Output = tuple[int, ...]  # with EOS, or `NOTHING` where no token could follow
 
 
-def loop_outputs(
-    target: Any, requests: Iterable[Request], plan: Plan, batch_size: int
-) -> dict[int, Output]:
+def loop_outputs(target: Any, requests: Iterable[Request], plan: Plan) -> dict[int, Output]:
     """Return the output of each index, decoded as `decode` does, which would stop at a dead end."""
     found: dict[int, Output] = defaultdict(tuple)
     waiting = iter(requests)
     batch = engine.Batch(target, plan)
-    batch.add(list(islice(waiting, batch_size)))
+    batch.add(list(islice(waiting, ROWS)))
     while batch.rows:
         for done in batch.round():
             end = [NOTHING] if done.error else [] if done.end_id is None else [done.end_id]
             found[done.index] += (*done.tokens, *end)
-        batch.refill(waiting, batch_size)
+        batch.refill(waiting, ROWS)
     return found
 
 
@@ -270,7 +269,6 @@ def gap(
     num_draft: int = 2,
     drafter: str = "model",
     *,
-    batch_size: int = 200,
     sampled: Sequence[Sampler] = (SAMPLED,),
     greedy: Sequence[Sampler] = (),
     prompts: Sequence[list[int]] = (PROMPT,),
@@ -301,7 +299,7 @@ def gap(
     requests = [Request(row, prompts[i], own[n]) for row, ((n, i), _) in enumerate(rows)]
     groups, turns = zip(*rows, strict=True)
     with scripted(turns) as notes:
-        outputs = loop_outputs(target, requests, plan, batch_size)
+        outputs = loop_outputs(target, requests, plan)
     masses = chances(notes, turns, groups)
     gaps = draft_gaps(notes, draft, [(prompts[i], own) for (_, i), own in rows]) if whole else []
     found: dict[tuple[int, int], dict[Output, float]] = defaultdict(lambda: defaultdict(float))

@@ -13,8 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from speculative_t5.decoding.drafters import Draft
-from speculative_t5.decoding.sampling import Sampler
-from speculative_t5.decoding.verify import Acceptance, block_acceptance, residual, token_acceptance
+from speculative_t5.decoding.sampling import Sampler, one_hot
+from speculative_t5.decoding.verify import (
+    Acceptance,
+    Verifier,
+    block_acceptance,
+    decide,
+    num_agreed,
+    residual,
+    token_acceptance,
+)
 
 import mlx.core as mx
 import numpy as np
@@ -203,3 +211,36 @@ def test_delta_accepts_more_and_one_accepts_everything(kind: str) -> None:
         np.testing.assert_allclose(rates[-1], 3, rtol=0, atol=EXACT)
     if kind == "same":
         np.testing.assert_allclose(rates[0], 3, rtol=0, atol=EXACT)
+
+
+def test_leniency_accepts_near_ties_and_nothing_else() -> None:
+    logits = mx.log(mx.array([[[0.5, 0.41, 0.09], [0.5, 0.41, 0.09]]]))  # 0.41 / 0.5 = 0.82
+    for token, delta, expected in (
+        (1, 0.0, 0), (1, 0.17, 0), (1, 0.19, 1), (2, 0.19, 0), (2, 1.0, 2)
+    ):  # fmt: skip
+        found = Verifier(delta).choices(Draft(mx.array([[token]]), [1]), logits)
+        assert found[0, 0].item() == expected
+
+
+def test_leniency_never_accepts_where_nothing_was_drafted() -> None:
+    logits = mx.array([[[0.0, 1.0], [0.0, 1.0]]])
+    draft = Draft(mx.array([[0]]), [0])
+    assert Verifier(1.0).choices(draft, logits).tolist() == [[1, 1]]
+
+
+def test_greedy_counts_equal_both_rules_for_one_hot_distributions() -> None:
+    """All drafts of up to three tokens out of three, against all targets."""
+    targets = list(itertools.product(range(3), repeat=4))
+    seen = set()
+    for draft in itertools.product(range(3), repeat=3):
+        for length in range(4):
+            given = Draft(mx.array([draft] * len(targets)), [length] * len(targets))
+            found = [num_agreed(draft[:length], target) for target in targets]
+            seen.update(found)
+            p = one_hot(mx.array(targets), 3)
+            for rule in RULES.values():
+                verdict = decide(rule(given, p), given, p, None)
+                assert verdict.num_accepted.tolist() == found
+                best = [target[n] for target, n in zip(targets, found, strict=True)]
+                assert verdict.next_token.tolist() == best
+    assert seen == {0, 1, 2, 3}

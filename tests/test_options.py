@@ -219,6 +219,12 @@ def test_max_new_tokens_is_another_name() -> None:
     assert options == GenerationOptions(max_tokens=3) and options.max_tokens == 3
 
 
+def test_lists_may_come_from_iterators() -> None:
+    given: dict[str, Any] = {"suppress_tokens": [3, 7], "bad_words": [[5], [4, 6]], "stop": ["a"]}
+    iterators: dict[str, Any] = {name: iter(values) for name, values in given.items()}
+    assert GenerationOptions(**iterators) == GenerationOptions(**given)
+
+
 def test_calibrations_are_kept_by_options_and_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
