@@ -195,9 +195,10 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     if kind == "opt":
         return opt.Model(opt.ModelArgs.from_dict(config))
     try:
-        # Private, as nothing else of mlx-lm is: it maps a model_type to a file.
-        from mlx_lm.utils import _get_classes
-    except ImportError as error:
+        from mlx_lm import utils
+
+        find = utils._get_classes  # private, as nothing else of it is: a model_type's file
+    except (ImportError, AttributeError) as error:
         generates = any(name.endswith(GENERATING) for name in architectures(config))
         if not generates and kind not in KNOWN:
             raise ValueError(
@@ -209,7 +210,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
             f"({first_line(error)}): run pip install '{MLX_LM}'"
         ) from error
     try:
-        kind_of_model, settings = _get_classes(dict(config))
+        kind_of_model, settings = find(dict(config))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"this is a {kind} (model_type in config.json), which is neither of the T5 family nor "
