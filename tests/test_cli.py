@@ -1,4 +1,4 @@
-"""The commands as a user runs them: the text, JSON, models, convert, help and completion."""
+"""The commands as a user runs them, with models of both kinds: text, JSON, models, help."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import signal
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from speculative_t5 import __version__
+from speculative_t5 import SpeculativeDecoder, __version__
 from speculative_t5.cpu import libraries
 
+import mlx.core as mx
 import pytest
+from checkpoints import write_causal
 from commands import Call, in_a_shell, on_a_terminal, start
 from conftest import REPOSITORY
 
@@ -21,6 +24,25 @@ pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loaded_once")]
 PAIR = ("--model", "target", "--draft-model", "draft", "--max-tokens", "12")
 OLD_MAN = (*PAIR, "--prompt", "The old man.")
 ACCEPTED, BONUS = "\x1b[32m", "\x1b[4;36m"
+CAUSAL = ("--model", "causal", "--draft-model", "causal-draft", "--max-tokens", "12")
+LONG = "He go " * 60
+
+
+@pytest.fixture(scope="module")
+def here(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models and the checkpoint of `place`, and two decoder-only models."""
+    here = tmp_path_factory.mktemp("cli")
+    (here / "weights").mkdir()
+    for name in ("weights/target", "weights/draft", "checkpoint"):
+        (here / name).symlink_to(place / name)
+    write_causal(here / "weights" / "causal", vocab_size=304)
+    write_causal(here / "weights" / "causal-draft", vocab_size=320, num_hidden_layers=1)
+    return here
+
+
+def causal(here: Path, **options: Any) -> SpeculativeDecoder:
+    models = (here / "weights" / name for name in ("causal", "causal-draft"))
+    return SpeculativeDecoder.from_pretrained(*models, dtype=mx.float32, **options)
 
 
 def test_text_goes_to_standard_output_and_statistics_to_standard_error(call: Call) -> None:
@@ -36,9 +58,9 @@ def test_text_goes_to_standard_output_and_statistics_to_standard_error(call: Cal
     assert re.fullmatch(f"{counts} - cut at --max-tokens 12", footer)
 
 
-def test_a_terminal_shows_drafts_in_colour_and_an_estimate(call: Call, place: Path) -> None:
+def test_a_terminal_shows_drafts_in_colour_and_an_estimate(call: Call, here: Path) -> None:
     command = ("-m", "speculative_t5", *OLD_MAN)
-    meanings, *text, footer = on_a_terminal(place, *command, "--show-drafts").splitlines()
+    meanings, *text, footer = on_a_terminal(here, *command, "--show-drafts").splitlines()
     assert f"{ACCEPTED}accepted" in meanings and f"{BONUS}bonus" in meanings
     assert any(ACCEPTED in line for line in text) and any(BONUS in line for line in text)
     plain = call(*OLD_MAN).out
@@ -68,9 +90,9 @@ def test_the_prompt_may_come_from_standard_input(call: Call) -> None:
     assert piped.out == dashed.out == call(*OLD_MAN).out != ""
 
 
-def test_ctrl_c_ends_with_130(place: Path) -> None:
+def test_ctrl_c_ends_with_130(here: Path) -> None:
     many = (*OLD_MAN, "--max-tokens", "1000000")
-    process = start(place, *many, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    process = start(here, *many, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.read(1), "it should be generating by now"
     process.send_signal(signal.SIGINT)
@@ -87,28 +109,28 @@ def test_standard_streams_may_be_closed(call: Call) -> None:
 
 
 @pytest.mark.parametrize("options", ["", "--num-beams 2"])
-def test_a_pipe_gets_statistics_last_and_reads_utf8_in_any_locale(
-    place: Path, options: str
-) -> None:
+def test_a_pipe_gets_statistics_last_and_reads_utf8_in_any_locale(here: Path, options: str) -> None:
     environment = "unset FORCE_COLOR PYTHONUNBUFFERED; LC_ALL=C PYTHONUTF8=0"
     spoken = f"$P --model target --max-tokens 4 --prompt 'Caf\u00e9.' {options}"
-    done = in_a_shell(place, f"{environment} {spoken} 2>&1")
+    done = in_a_shell(here, f"{environment} {spoken} 2>&1")
     assert done.returncode == 0, done.stdout
     assert re.match(r"[0-9,]+ tok/s - 4 tokens", done.stdout.decode().splitlines()[-1])
 
 
-def test_models_lists_what_can_be_loaded_and_what_cannot(call: Call, place: Path) -> None:
-    torn = place / "weights" / "torn"
+def test_models_lists_what_can_be_loaded_and_what_cannot(call: Call, here: Path) -> None:
+    torn = here / "weights" / "torn"
     torn.mkdir()
     (torn / "weights.npz").write_bytes(b"no archive")
     (torn / "config.json").write_text("{}")
     found = {Path(record["folder"]).name: record for record in call("models", "--json").records}
     lines = call("models").out.splitlines()
     shutil.rmtree(torn)
-    base, target = found["correct-base"], found["target"]
+    base, target, causal = (found[name] for name in ("correct-base", "target", "causal"))
     assert target["family"] == "T5 v1.0" and target["stored"] == ["float32"]
     assert base["drafts"] == ["correct-draft", "correct-small"]
     assert found["correct-draft"]["draft_for"] == "correct-base"
+    assert causal["family"] == "qwen3" and causal["drafts"] == ["causal-draft"]
+    assert causal["num_parameters"] > found["causal-draft"]["num_parameters"]
     assert target["error"] is None and found["torn"]["error"]
     assert any(line.startswith("correct-base") and "26.1 M" in line for line in lines)
     assert any(line.startswith("torn") and "cannot be loaded: " in line for line in lines)
@@ -156,9 +178,9 @@ def test_a_shell_completes(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         assert set(call(program="speculative-t5").out.split()) == offered
 
 
-def test_convert_writes_under_weights_and_says_so(call: Call, place: Path) -> None:
+def test_convert_writes_under_weights_and_says_so(call: Call, here: Path) -> None:
     shown = on_a_terminal(
-        place, str(REPOSITORY / "convert.py"), "--model", "checkpoint", "--dtype", "float16"
+        here, str(REPOSITORY / "convert.py"), "--model", "checkpoint", "--dtype", "float16"
     )
     assert re.search(r"converting: .*\| [0-9.]+k?/[0-9.]+k? \[00:00<.*B/s\]", shown), shown
     assert shown.splitlines()[-1].startswith("weights/checkpoint (")
@@ -166,11 +188,61 @@ def test_convert_writes_under_weights_and_says_so(call: Call, place: Path) -> No
     assert "no draft" in call("--model", "checkpoint", "--prompt", "Hello.").err[0]
 
 
-def test_inspecting_prints_and_writes_nothing(call: Call, place: Path) -> None:
+def test_inspecting_prints_and_writes_nothing(call: Call, here: Path) -> None:
     """By the command and by the script, which are one."""
-    before = sorted(place.rglob("*"))
+    before = sorted(here.rglob("*"))
     done = call("--model", "checkpoint", "--inspect", program="convert.py")
     for part in ("checkpoint\n", "family      T5 v1.0", "stored as float32", "drafts"):
         assert part in done.out, done.out
     assert done == call("convert", "checkpoint", "--inspect")
-    assert not done.err and sorted(place.rglob("*")) == before
+    assert not done.err and sorted(here.rglob("*")) == before
+
+
+def test_a_decoder_only_model_continues_a_prompt_or_chats(call: Call, here: Path) -> None:
+    for chat in ((), ("--chat",)):
+        (found,) = call(*CAUSAL, *chat, "--prompt", "He go", "--json").records
+        expected = causal(here, chat=bool(chat)).generate("He go", max_tokens=12)
+        assert found["tokens"] == expected.tokens and found["text"] == expected.text
+        assert found["stats"]["drafted"]
+    assert call("repl", *CAUSAL, "--chat", stdin="He go\n").out.strip() == expected.text.strip()
+    sampled, lines = ("--temperature", "1", "--top-p", "0.9"), "He go\nShe have a apple\n"
+    one, other = (
+        call("batch", "-", *CAUSAL, "--chat", *sampled, "--batch-size", size, stdin=lines)
+        for size in ("1", "3")
+    )
+    options: Any = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 12}
+    expected = causal(here, chat=True).generate("He go", **options)
+    assert one.out == other.out and one.records[0]["text"] == expected.text
+
+
+def test_a_prompt_beyond_the_context_is_an_error_or_loses_its_beginning(
+    call: Call, here: Path
+) -> None:
+    (found,) = call("batch", "-", *CAUSAL, stdin=LONG).records
+    assert "tokens, more than the 64 that the model is made for" in found["error"]
+    refused = call(*CAUSAL, "--prompt", LONG)
+    refused.check_error("tokens, more than the 64")
+    assert refused.err[0].endswith("(--truncate) to cut it, or split it")
+    decoder = causal(here)
+    ids = decoder.encode(LONG)
+    command = ("batch", "-", *CAUSAL[:4], "--truncate")
+    (found,) = call(*command, "--max-source-length", "20", stdin=LONG).records
+    expected = decoder.generate(ids[-20:])
+    assert found["truncated"] and found["text"] == expected.text
+    assert expected.stats.emitted <= 64 - 20 + 1
+    room = ("--max-tokens", "15")
+    (found,) = call(*command, *room, stdin=LONG).records
+    assert found["text"] == decoder.generate(ids[-50:], max_tokens=15).text
+    assert call(*CAUSAL, "--truncate", "--prompt", LONG, *room).out == found["text"] + "\n"
+
+
+def test_what_one_kind_of_model_cannot_do_is_refused(call: Call) -> None:
+    small, prompt = ("--model", "correct-small"), ("--prompt", "x")
+    for arguments, message in (
+        (("batch", "-", *CAUSAL, "--max-source-length", "65"), "max_source_length must be at most"),
+        (("batch", "-", *CAUSAL, "--chat", "--truncate"), "truncate would cut into the chat"),
+        ((*CAUSAL, "--draft-model", "correct-small", *prompt), "the target is decoder-only"),
+        ((*small, "--draft-model", "causal", *prompt), "is an encoder-decoder, the draft is deco"),
+        ((*small, "--chat", *prompt), "a chat needs a decoder-only model's tokenizer"),
+    ):
+        call(*arguments).check_error(message)
