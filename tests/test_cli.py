@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
-import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from speculative_t5.cpu import libraries
 import mlx.core as mx
 import pytest
 from checkpoints import write_causal
-from commands import Call, in_a_shell, on_a_terminal, start
+from commands import Call, in_a_shell, on_a_terminal
 from conftest import REPOSITORY
 
 # Outputs of commands are compared with those of others.
@@ -88,16 +86,6 @@ def test_the_prompt_may_come_from_standard_input(call: Call) -> None:
     piped = call(*PAIR, stdin="The old man.\n")
     dashed = call(*PAIR, "--prompt", "-", stdin="The old man.\n")
     assert piped.out == dashed.out == call(*OLD_MAN).out != ""
-
-
-def test_ctrl_c_ends_with_130(here: Path) -> None:
-    many = (*OLD_MAN, "--max-tokens", "1000000")
-    process = start(here, *many, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.read(1), "it should be generating by now"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors) == (130, b"error: interrupted\n")
 
 
 def test_standard_streams_may_be_closed(call: Call) -> None:

@@ -18,15 +18,14 @@ import mlx.core as mx
 import pytest
 from conftest import REPOSITORY
 
-CHOSEN = (libraries.SWITCH, device.CHOICE, "MLX_ENABLE_TF32", "OPENBLAS_NUM_THREADS",
-          "OMP_NUM_THREADS")  # fmt: skip
 is_linux = sys.platform.startswith("linux")
 linux_only = pytest.mark.skipif(not is_linux, reason="MLX's BLAS is replaced on Linux only")
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in CHOSEN:
+    threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+    for name in (libraries.SWITCH, device.CHOICE, "MLX_ENABLE_TF32", *threads):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -116,7 +115,9 @@ def test_layers_are_built_for_the_version_of_mlx_that_is_installed() -> None:
     assert len(pinned) == 4 and len(set(pinned)) == 1  # to build, to run, on two kinds of GPU
 
 
-def test_the_environment_sets_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_as_the_environment_says_or_the_quota_of_a_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert libraries.num_threads() == 3
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
@@ -124,12 +125,8 @@ def test_the_environment_sets_the_number_of_threads(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "many")
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert 1 <= libraries.num_threads() <= (os.cpu_count() or 1)
-
-
-@linux_only
-def test_threads_stay_within_the_quota_of_a_container(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    if not is_linux:
+        return
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     monkeypatch.setattr(libraries, "CPU_MAX", tmp_path / "cpu.max")
     monkeypatch.setattr(libraries, "CPU_CFS", tmp_path)
