@@ -23,10 +23,8 @@ SOURCE = [[5, 17, 100, 3, 150, 9, 40, 6], [77, 12, 8, 2, 7, 60, 31, 4]]
 TARGET = [[0, 9, 4, 33, 200, 7, 12], [0, 55, 4, 118, 5, 3, 90]]
 
 
-WHOLE = ("t5", "madlad400")  # seen in all formats; madlad400 has an embedding for each stack
-OTHERS = [name for name in FAMILIES if name not in WHOLE]
-CASES = [(name, form) for name in WHOLE for form in FORMATS]
-CASES += zip(OTHERS, itertools.cycle(FORMATS), strict=False)
+CASES = [("t5", form) for form in FORMATS]
+CASES += zip([*FAMILIES][1:], itertools.cycle(FORMATS), strict=False)
 
 
 def reference_logits(model: Any) -> np.ndarray:
@@ -65,8 +63,8 @@ def test_checkpoints_match_transformers(name: str, form: str, tmp_path: Path) ->
     assert_parity(folder, expected)
     decoder = SpeculativeDecoder.from_pretrained(folder, folder, num_draft=3, dtype=mx.float32)
     prompts = ["The old man sat on the bench.", "A dog."]
-    plain = decoder.generate_batch(prompts, max_tokens=20, speculative=False)
-    for out, alone in zip(decoder.generate_batch(prompts, max_tokens=20), plain, strict=True):
+    plain = decoder.generate_batch(prompts, max_tokens=9, speculative=False)
+    for out, alone in zip(decoder.generate_batch(prompts, max_tokens=9), plain, strict=True):
         assert out.tokens == alone.tokens and out.text == alone.text
 
 

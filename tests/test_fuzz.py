@@ -79,12 +79,12 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
 
 
 CASES: dict[str, tuple[Callable[[Path], None], int]] = {
-    "npz/weights.npz": (open_t5, 80),
-    "safetensors/model.safetensors": (open_t5, 80),
-    "safetensors/config.json": (open_t5, 60),
-    "bin/pytorch_model.bin": (open_t5, 200),
-    "old_bin/pytorch_model.bin": (open_t5, 200),
-    "npz/spiece.model": (open_tokenizer, 80),
+    "npz/weights.npz": (open_t5, 40),
+    "safetensors/model.safetensors": (open_t5, 40),
+    "safetensors/config.json": (open_t5, 30),
+    "bin/pytorch_model.bin": (open_t5, 90),
+    "old_bin/pytorch_model.bin": (open_t5, 90),
+    "npz/spiece.model": (open_tokenizer, 40),
     "json/tokenizer.json": (open_tokenizer, 60),
     "bpe/vocab.json": (open_tokenizer, 30),
     "bpe/merges.txt": (open_tokenizer, 30),

@@ -39,6 +39,7 @@ def test_the_notebook_runs_from_start_to_end(monkeypatch: pytest.MonkeyPatch) ->
     for cell in code_cells(notebook):
         cell.outputs = []
         cell.source = re.sub(r"range\((6|10)\)", "range(2)", cell.source)  # less often
+        cell.source = cell.source.replace("[1, 2, 3, 4, 5, 6, 7, 8]", "[1, 5]")
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": TOUR.parent}})
     client.execute()
     assert_view_and_plot(notebook)

@@ -69,8 +69,9 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", PAIRS)
-@pytest.mark.parametrize("num_draft", [3, "auto"])
+@pytest.mark.parametrize(
+    ("kind", "num_draft"), [("t5", 3), ("t5", "auto"), ("qwen3", 3), ("sharing", 3)]
+)
 def test_threads_that_share_a_decoder_give_the_same_outputs(
     kind: str, num_draft: Any, monkeypatch: pytest.MonkeyPatch, restless: None
 ) -> None:
@@ -145,7 +146,7 @@ def test_a_models_first_use_may_be_in_several_threads(accelerated: bool, restles
             model.recompile()
         return model.start([[3, 4, 1]])[0].step(tokens).tolist()
 
-    for _ in range(5):
+    for _ in range(3):
         model.recompile()
         assert np.allclose(at_once(work), expected, atol=1e-4)
 
@@ -154,10 +155,7 @@ def test_a_model_works_in_another_thread_than_its_makers() -> None:
     from mlx_lm.models import llama
 
     # Llama 3 has an array that is no parameter.
-    rope = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }  # fmt: skip
+    rope = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
     module = llama.Model(llama.ModelArgs("llama", 16, 1, 16, 2, 1e-6, 20, rope_scaling=rope))
     assert "_freqs" in module.layers[0].self_attn.rope
     made = SpeculativeDecoder(DecoderOnlyModel(module, eos_token_id=1, max_context=64))
@@ -183,14 +181,14 @@ def test_each_thread_compiles_for_itself(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_compiled_functions_are_released_with_their_model() -> None:
     """MLX keeps them for each thread, and would run one for a later model at its address."""
-    pool = [ThreadPoolExecutor(1) for _ in range(3)]
+    pool = [ThreadPoolExecutor(1) for _ in range(2)]
     used: list[int] = []
 
     def step(model: T5) -> list[float]:
         logits = model.start([[5, 6, 7, 1]])[0].step(mx.array([[0]]))
         return logits.tolist()  # type: ignore[return-value]
 
-    for seed in range(6):
+    for seed in range(4):
         model = tiny_model(vocab_size=5000, seed=seed)
         size = model.shared.weight.nbytes + model.lm_head.weight.nbytes
         expected = step(model)
@@ -271,9 +269,8 @@ print("end")
 
 def test_a_program_exits_cleanly_after_its_threads() -> None:
     """MLX releases a thread's compiled functions late, and aborts the program if it ends then."""
-    for _ in range(2):
-        done = run_script(EXIT)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+    done = run_script(EXIT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
 FORK = """
