@@ -1,4 +1,4 @@
-"""A Ray Data job with `Generator`, one of whose two workers is killed; test_ray_data.py runs it.
+"""A Ray Data job with `Generator`, one of whose two workers dies; test_ray_data.py runs it.
 
     python tests/ray_job.py FOLDER MODEL DRAFT
 
@@ -12,8 +12,6 @@ import logging
 import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +30,21 @@ BLOCK = 5  # rows
 
 
 class Watched(Generator):
-    """Appends its process's number to a file as a batch is done."""
+    """Writes its process's number as a batch is done; the first to do a second one dies in it."""
 
-    def __init__(self, log: str, *names: str, **options: Any) -> None:
+    def __init__(self, folder: Path, *names: str, **options: Any) -> None:
         super().__init__(*names, **options)
-        self.log = log
+        self.log, self.killed = folder / "log", folder / "killed"
 
     def __call__(self, batch: Any) -> Any:
         done = super().__call__(batch)
-        with open(self.log, "a") as file:
-            file.write(f"{os.getpid()}\n")
+        number = f"{os.getpid()}\n"
+        if self.log.exists() and number in self.log.read_text() and not self.killed.exists():
+            self.killed.write_text(number)
+            os.kill(os.getpid(), signal.SIGKILL)
+        with self.log.open("a") as file:
+            file.write(number)
         return done
-
-
-def kill_one(log: Path) -> None:
-    """Kill the first worker that has a batch behind it, in the midst of another."""
-    while not (log.exists() and log.read_text().endswith("\n")):
-        time.sleep(0.002)
-    os.kill(int(log.read_text().splitlines()[0]), signal.SIGKILL)
-    print("killed a worker", flush=True)
 
 
 def main(folder: Path, *models: str) -> None:
@@ -62,14 +56,12 @@ def main(folder: Path, *models: str) -> None:
     )  # fmt: skip
     logging.getLogger("ray.data").setLevel("ERROR")
     ray.data.DataContext.get_current().enable_progress_bars = False
-    log = folder / "log"
-    threading.Thread(target=kill_one, args=[log], daemon=True).start()
     # Of one block, one worker would decode all.
     blocks = [table.slice(start, BLOCK) for start in range(0, len(prompts), BLOCK)]
     rows = ray.data.from_arrow(blocks).map_batches(
         Watched,
-        fn_constructor_args=[str(log), *models],
-        fn_constructor_kwargs={"max_tokens": 32},
+        fn_constructor_args=[folder, *models],
+        fn_constructor_kwargs={"max_tokens": 12},
         compute=ray.data.ActorPoolStrategy(size=WORKERS),
         batch_format="pyarrow",
     )
