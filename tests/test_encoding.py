@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from checkpoints import refused
 from conftest import POSITIONS, tiny_causal, tiny_model
-from messages import check_message
 
 LIMIT = 512  # of a T5 whose config says nothing else
 
@@ -36,13 +35,12 @@ def ways(prompt: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("prompt", ["x" * LIMIT, [5] * LIMIT + [1]], ids=["text", "ids"])
-def test_a_prompt_that_is_too_long_is_refused(prompt: Any) -> None:
-    for generate in ways(prompt):
-        with refused("--truncate", f"the prompt has {LIMIT + 1} tokens, more than the 512"):
-            generate()
-    for generate in ways(prompt[1:]):
-        generate()
+def test_a_prompt_that_is_too_long_is_refused() -> None:
+    for prompt in ("x" * LIMIT, [5] * LIMIT + [1]):
+        for generate in ways(prompt):
+            with refused("--truncate", f"the prompt has {LIMIT + 1} tokens, more than the 512"):
+                generate()
+        ways(prompt[1:])[0]()
 
 
 @pytest.mark.parametrize("bad", ["", "x" * LIMIT, [5, 384], None])
@@ -51,10 +49,8 @@ def test_the_index_of_a_bad_prompt_is_named(bad: Any) -> None:
     with pytest.raises(ValueError) as expected:
         alone()
     for generate in (batch, several):
-        with pytest.raises(type(expected.value)) as raised:
+        with refused(f"^{re.escape(f'at index 1, {expected.value}')}$"):
             generate()
-        check_message(str(raised.value))
-        assert str(raised.value) == f"at index 1, {expected.value}"
     with refused("at index 7, "):
         list(decoder().iter_batch([(7, bad)]))
 
@@ -129,23 +125,18 @@ def test_bad_options_are_refused() -> None:
             decoder(prefix=prefix)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "found"),
-    [
+def test_other_things_than_prompts_are_refused() -> None:
+    for prompt, found in (
         (b"x", "b'x' (bytes)"),
         (np.array(5), "array(5) (ndarray)"),
         (7, "7 (int)"),
         (["a"], "a list that holds 'a' (str)"),
         ([3.5], "a list that holds 3.5 (float)"),
         ({"role": "user", "content": "x"}, "{'role': 'user', 'content': 'x'} (dict)"),
-    ],
-)
-def test_other_things_than_prompts_are_refused(prompt: Any, found: str) -> None:
-    for generate in ways(prompt):
-        with pytest.raises(
-            ValueError, match=f"^(at index 1, )?a prompt must be .*, got {re.escape(found)}$"
-        ):
-            generate()
+    ):
+        for generate in ways(prompt):
+            with refused(f"^(at index 1, )?a prompt must be .*, got {re.escape(found)}$"):
+                generate()
 
 
 def test_other_things_than_lists_of_prompts_are_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from speculative_t5.cli.job import UNDONE
 
 import pytest
-from commands import Call
+from commands import Call, Done
 from messages import check_message
 
 
@@ -35,6 +35,12 @@ def write_parts(here: Path, *sizes: int) -> bytes:
     return b"".join(lines)
 
 
+def assert_refused(done: Done, named: str) -> None:
+    (line,) = done.err
+    assert done.code == 2
+    check_message(line.removeprefix("error: "), named)
+
+
 PART = "out.jsonl."
 JOIN = ("batch", "in.txt", "--output", "out.jsonl", "--join")
 
@@ -45,6 +51,12 @@ def test_parts_are_joined_by_hand(here: Path, call: Call) -> None:
     assert (done.code, done.err) == (3, ["[20 records in out.jsonl, 1 with errors]"])
     assert (here / "out.jsonl").read_bytes() == whole
     assert not list(here.glob("out.jsonl.*"))
+    write_parts(here, 7, 7, 6)
+    (here / "out.jsonl").write_text("mine\n")
+    (line,) = call(*JOIN).err
+    assert "use --force to replace it" in line and "--resume" not in line
+    assert call(*JOIN, "--force").code == 3  # one record has an error
+    assert (here / "out.jsonl").read_bytes() == whole
 
 
 def tear(here: Path) -> None:
@@ -82,40 +94,17 @@ def test_parts_that_do_not_make_a_whole_are_kept(
     write_parts(here, 7, 7, 6)
     damage(here)
     before = {path.name: path.read_bytes() for path in here.glob("out.jsonl*")}
-    done = call(*JOIN)
-    assert done.code == 2 and len(done.err) == 1
-    check_message(done.err[0].removeprefix("error: "), named)
+    assert_refused(call(*JOIN), named)
     assert {path.name: path.read_bytes() for path in here.glob("out.jsonl*")} == before
 
 
-def test_what_to_do_about_a_whole_works(here: Path, call: Call) -> None:
-    records = write_parts(here, 7, 7, 6)
-    (here / "out.jsonl").write_text("mine\n")
-    (line,) = call(*JOIN).err
-    assert "use --force to replace it" in line and "--resume" not in line
-    assert call(*JOIN, "--force").code == 3  # one record has an error
-    assert (here / "out.jsonl").read_bytes() == records
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (("--output", "out.jsonl", "--resume"), "--join replaces OUTPUT"),
-        ((), "--join needs the --output"),
-    ],
-)
-def test_options_that_do_not_go_with_joining(
-    here: Path, call: Call, options: tuple[str, ...], named: str
-) -> None:
-    done = call("batch", "in.txt", "--join", *options)
-    assert done.code == 2
-    check_message(done.err[0].removeprefix("error: "), named)
+def test_options_that_do_not_go_with_joining(here: Path, call: Call) -> None:
+    assert_refused(call(*JOIN, "--resume"), "--join replaces OUTPUT")
+    assert_refused(call("batch", "in.txt", "--join"), "--join needs the --output")
 
 
 def test_a_part_that_is_being_written_is_not_joined(here: Path, call: Call) -> None:
     write_parts(here, 10, 10)
     with (here / "out.jsonl.1-of-2").open() as part:  # a lock belongs to an open file
         fcntl.flock(part, fcntl.LOCK_EX)
-        done = call(*JOIN)
-    assert done.code == 2
-    check_message(done.err[0].removeprefix("error: "), "a process is writing to")
+        assert_refused(call(*JOIN), "a process is writing to")

@@ -24,13 +24,8 @@ Product = Callable[..., np.ndarray]
 
 
 @pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
-def level(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
-@pytest.fixture
-def product(level: int, tmp_path: Path) -> Product:
-    return own_copy(tmp_path, level=level)
+def product(request: pytest.FixtureRequest, tmp_path: Path) -> Product:
+    return own_copy(tmp_path, level=request.param)
 
 
 def own_copy(folder: Path, *, rows: int = 10**6, threads: int = 2, level: int = 2) -> Product:
@@ -102,7 +97,7 @@ def test_rows_may_be_part_of_wider_ones_and_scaled(product: Product) -> None:
 @pytest.mark.parametrize("order", [ROW_MAJOR, COLUMN_MAJOR])
 @pytest.mark.parametrize("flips", [(False, False), (False, True), (True, False), (True, True)])
 def test_other_layouts_work_without_a_library(
-    level: int, order: int, flips: tuple[bool, bool], tmp_path: Path
+    order: int, flips: tuple[bool, bool], product: Product
 ) -> None:
     m, n, k = 5, 70, 40
     x, w = random(m, k), random(k, n, seed=1)
@@ -113,7 +108,7 @@ def test_other_layouts_work_without_a_library(
     out = np.zeros((m, n), np.float32, order=layout)
     lda, ldb, ldc = (max(s.strides) // 4 for s in (a, b, out))
     transposes = [TRANSPOSE if flip else NO_TRANSPOSE for flip in flips]
-    own_copy(tmp_path, level=level).library.cblas_sgemm(  # type: ignore[attr-defined]
+    product.library.cblas_sgemm(  # type: ignore[attr-defined]
         order, *transposes, m, n, k, 1.0, a.ctypes.data, lda, b.ctypes.data, ldb, 0.0,
         out.ctypes.data, ldc,
     )  # fmt: skip

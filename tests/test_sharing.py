@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder
@@ -11,14 +12,8 @@ from speculative_t5.models.t5 import T5, quantize
 
 import mlx.core as mx
 import pytest
-from conftest import (
-    EOS,
-    GREEDY,
-    output_logits,
-    tiny_model,
-    tiny_sharing,
-)
-from messages import check_message
+from checkpoints import refused
+from conftest import EOS, GREEDY, output_logits, tiny_model, tiny_sharing
 
 PROMPTS = [[5, 9, 7, 3, EOS], [4, EOS], [12, 13, 6, 2, 8, 9, EOS]]
 TOKENS = [[0, 4, 9, 3], [0, 17, 2, 2], [0, 5, 6, 7]]
@@ -42,9 +37,8 @@ def make_target(kind: str) -> T5:
 TARGETS = ["plain", "tied", "bias_per_layer", "quantized", "bfloat16"]
 
 
-@pytest.mark.parametrize("kind", TARGETS)
-@pytest.mark.parametrize("layers", [1, 2])
-def test_a_draft_computes_the_same_alone_and_beside_its_target(kind: str, layers: int) -> None:
+@pytest.mark.parametrize(("layers", "kind"), [*product([1], TARGETS), (2, "plain")])
+def test_a_draft_computes_the_same_alone_and_beside_its_target(layers: int, kind: str) -> None:
     draft = tiny_sharing(make_target(kind), layers=layers)
     session, beside, contexts = draft.start_both(PROMPTS)
     alone, same = draft.start(PROMPTS)
@@ -114,12 +108,9 @@ def test_each_prompt_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(encoder, "__call__", counted)
     decoder = SpeculativeDecoder(target, tiny_sharing(target), num_draft=3)
-    prompts = PROMPTS * 3
-    outputs = decoder.generate_batch(prompts, batch_size=2, max_tokens=12)
-    assert sum(encoded) == len(prompts)
+    outputs = decoder.generate_batch(PROMPTS * 3, batch_size=2, max_tokens=12)
+    assert sum(encoded) == 9
     assert sum(o.stats.accepted for o in outputs) > 0
-    decoder.generate_batch(prompts, batch_size=2, max_tokens=12, speculative=False)
-    assert sum(encoded) == 2 * len(prompts)
 
 
 def test_rows_of_other_prompts_are_drafted_for_as_new_ones() -> None:
@@ -163,17 +154,11 @@ def test_a_draft_follows_its_recompiled_target() -> None:
     assert not mx.allclose(after, before, atol=0.1)
 
 
-def test_another_models_draft_is_refused() -> None:
-    draft = tiny_sharing(make_target("plain"))
-    with pytest.raises(ValueError) as raised:
-        SpeculativeDecoder(make_target("plain"), draft)
-    check_message(str(raised.value), "shares the encoder of another model")
-
-
-def test_a_draft_of_another_type_than_its_target_is_refused() -> None:
+def test_drafts_that_do_not_go_with_the_target_are_refused() -> None:
     target = make_target("plain")
     draft = tiny_sharing(target)
+    with refused("shares the encoder of another model"):
+        SpeculativeDecoder(make_target("plain"), draft)
     target.set_dtype(mx.bfloat16)
-    with pytest.raises(ValueError) as raised:
+    with refused("the draft computes in float32, and its target in bfloat16"):
         SpeculativeDecoder(target, draft)
-    check_message(str(raised.value), "the draft computes in float32, and its target in bfloat16")

@@ -53,7 +53,7 @@ def test_steps_through_the_caches_match_transformers(pair: tuple[Any, T5]) -> No
     assert_close(session.step(target[1:, 5:7]), expected[1:, 5:7])
 
 
-@pytest.mark.parametrize(("limit", "least"), [(10_000, 1), (64, 4), (1, 12)])
+@pytest.mark.parametrize(("limit", "least"), [(64, 4), (1, 12)])
 def test_prompts_encoded_in_groups_give_the_logits_of_single_ones(
     pair: tuple[Any, T5], limit: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,30 +90,17 @@ def test_prompts_encoded_in_groups_give_the_logits_of_single_ones(
         assert_close(again[row], np.array(alone[source][0]))
 
 
-def test_buffers_grow(pair: tuple[Any, T5]) -> None:
-    reference, model = pair
-    rng = np.random.default_rng(0)
-    target = rng.integers(3, 300, (1, 150))
-    expected = reference_logits(reference, SOURCE[:1], target.tolist())
-    session, _ = model.start([SOURCE[0]])
-    found = [session.step(mx.array(target[:, i : i + 10])) for i in range(0, 150, 10)]
-    assert_close(mx.concatenate(found, axis=1), expected)
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (16, 20), (32, 256)])
-def test_relative_position_buckets_match_transformers(
-    bidirectional: bool, num_buckets: int, max_distance: int
-) -> None:
+def test_relative_position_buckets_match_transformers() -> None:
     import torch
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    options = {
-        "bidirectional": bidirectional, "num_buckets": num_buckets, "max_distance": max_distance,
-    }  # fmt: skip
     relative = np.arange(-600, 601)
-    expected = T5Attention._relative_position_bucket(torch.from_numpy(relative), **options)
-    assert (relative_position_bucket(relative, **options) == expected.numpy()).all()
+    for number, distance in ((32, 128), (16, 20), (32, 256)):
+        for bidirectional in (True, False):
+            options = {"bidirectional": bidirectional, "num_buckets": number}
+            options["max_distance"] = distance
+            expected = T5Attention._relative_position_bucket(torch.from_numpy(relative), **options)
+            assert (relative_position_bucket(relative, **options) == expected.numpy()).all()
 
 
 def test_recompiling_makes_changed_weights_and_layers_count(pair: tuple[Any, T5]) -> None:
@@ -157,22 +144,12 @@ def test_the_least_recently_used_shapes_are_dropped(
     model.recompile()
 
 
-def traces() -> bool:
-    """Whether MLX traces compiled functions here, rather than calling them each time."""
-    calls = []
-
-    def counted(x: mx.array) -> mx.array:
-        calls.append(x)
-        return x + 1
-
-    compiled = mx.compile(counted)
-    compiled(mx.array(0)), compiled(mx.array(0))
-    return len(calls) == 1
-
-
 def test_a_dropped_shape_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace holds the constants that were made in it, here a megabyte."""
-    if not traces():
+    calls: list[mx.array] = []
+    compiled = mx.compile(lambda x: (calls.append(x), x + 1)[1])  # type: ignore[func-returns-value]
+    compiled(mx.array(0)), compiled(mx.array(0))
+    if len(calls) > 1:
         pytest.skip("MLX traces nothing for a CPU without g++")
     monkeypatch.setattr(t5_session, "MAX_SHAPES", 2)
     model, size = tiny_model(), 2**18
