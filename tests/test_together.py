@@ -30,6 +30,12 @@ written = iter([1, 2])
 to_json = job.Record.to_json
 job.Record.to_json = lambda record: to_json(record) if next(written, 0) else os.kill(os.getpid(), 9)
 """)
+ANOTHER_INPUT = """
+import hashlib
+from types import SimpleNamespace
+
+batch.hashlib = SimpleNamespace(file_digest=lambda *_: hashlib.sha256())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +181,7 @@ def test_a_process_that_would_do_something_else_is_named(
 @pytest.mark.parametrize("parallel", ["data", "tensor"])
 def test_a_run_that_is_refused_changes_nothing(here: Path, parallel: str) -> None:
     (here / "out.jsonl").write_text("of an earlier run\n")
-    other = PATCHED.format("batch._digest = lambda stream: 'another'")
+    other = PATCHED.format(ANOTHER_INPUT)
     ask = (*BATCH, "out.jsonl", "--force", "--parallel", parallel)
     results = run_ranks(here, [(*PROGRAM, *ask), ("-c", other, *ask)])
     assert_refused(results, "process 2 of 2 and process 1 differ in the input")
