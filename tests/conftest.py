@@ -22,7 +22,7 @@ from speculative_t5.checkpoints.loading import load
 from speculative_t5.cpu import accelerate
 from speculative_t5.decoding.logits import NOTHING, nothing_allowed
 from speculative_t5.decoding.sampling import Groups, Sampler
-from speculative_t5.models import SharingConfig, SharingDraft, additive, copy_layers, opt
+from speculative_t5.models import SharingConfig, SharingDraft, additive, build, copy_layers
 from speculative_t5.models.config import T5Config
 from speculative_t5.models.decoder_only import DecoderOnlyModel
 from speculative_t5.models.t5 import T5
@@ -30,7 +30,7 @@ from speculative_t5.models.t5 import T5
 import mlx.core as mx
 import numpy as np
 import pytest
-from families import roughen, train_spiece
+from families import SHAPE, roughen, train_spiece
 from mlx.utils import tree_map, tree_map_with_path
 from reference import transformed_rows
 
@@ -61,12 +61,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-# Shapes that tell a wrong reshape from a right one: heads x d_kv is not d_model, depths differ.
-V1_0: dict[str, Any] = {
-    "d_model": 24, "d_kv": 10, "num_heads": 3, "d_ff": 40, "num_layers": 2,
-    "num_decoder_layers": 3, "vocab_size": 320, "feed_forward_proj": "relu",
-    "tie_word_embeddings": True,
-}  # fmt: skip
+V1_0: dict[str, Any] = SHAPE | {"feed_forward_proj": "relu", "tie_word_embeddings": True}
 V1_1: dict[str, Any] = {
     "d_model": 32, "d_kv": 16, "num_heads": 5, "d_ff": 48, "num_layers": 3,
     "num_decoder_layers": 1, "vocab_size": 320, "feed_forward_proj": "gated-gelu",
@@ -138,26 +133,15 @@ def tiny_causal(
     kind: str = "gpt2", *, vocab_size: int = 5, seed: int = 0, layers: int = 1
 ) -> DecoderOnlyModel:
     """A random decoder-only model of mlx-lm over a few tokens, float32, which ends by id 1."""
-    from mlx_lm.models import gpt2, llama, qwen3
-
-    shared: dict[str, Any] = {
-        "hidden_size": 16, "num_hidden_layers": layers, "intermediate_size": 16,
-        "num_attention_heads": 2, "rms_norm_eps": 1e-6, "vocab_size": vocab_size, "head_dim": 8,
-    }  # fmt: skip
-    model: Any
-    if kind == "gpt2":
-        sizes = "gpt2", POSITIONS, 16, 2, layers, POSITIONS, 1e-5, vocab_size
-        model = gpt2.Model(gpt2.ModelArgs(*sizes))
-    elif kind == "qwen3":
-        more = {"max_position_embeddings": POSITIONS, "rope_theta": 1e4, "num_key_value_heads": 1}
-        args = qwen3.ModelArgs(model_type=kind, tie_word_embeddings=True, **shared, **more)
-        model = qwen3.Model(args)
-    elif kind == "opt":
-        # opt-350m's embedding is narrower than its layers, too.
-        model = opt.Model(opt.ModelArgs(16, layers, 2, 24, vocab_size, POSITIONS, 8))
-    else:
-        more = {"num_key_value_heads": 1, "tie_word_embeddings": False}
-        model = llama.Model(llama.ModelArgs(model_type=kind, **shared, **more))
+    model: Any = build({
+        "model_type": kind, "vocab_size": vocab_size, "max_position_embeddings": POSITIONS,
+        "hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 2,
+        "intermediate_size": 16, "num_key_value_heads": 1, "head_dim": 8, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4, "tie_word_embeddings": kind != "llama",
+        # GPT-2's; and OPT's, whose embedding is narrower than its layers, as in opt-350m.
+        "n_embd": 16, "n_head": 2, "n_layer": layers, "n_positions": POSITIONS, "n_ctx": POSITIONS,
+        "layer_norm_epsilon": 1e-5, "ffn_dim": 24, "word_embed_proj_dim": 8,
+    })  # fmt: skip
     mx.random.seed(seed)
     model.update(tree_map_with_path(random_weight, model.parameters()))
     mx.eval(model.parameters())

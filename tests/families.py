@@ -99,6 +99,16 @@ def write_family(folder: Path, name: str, form: str = "safetensors") -> Any:
     return model
 
 
+def reference_logits(model: Any, source: Any, target: Any) -> np.ndarray:
+    """What a model (torch) scores after each target token; sources are padded by 0."""
+    import torch
+
+    ids, target = torch.tensor(source), torch.tensor(target)
+    with torch.inference_mode():
+        output = model(ids, attention_mask=(ids != 0).long(), decoder_input_ids=target)
+    return output.logits.numpy()
+
+
 def assert_close(found: mx.array, expected: np.ndarray) -> None:
     assert found.shape == expected.shape
     largest = np.abs(np.array(found) - expected).max() / np.abs(expected).max()

@@ -1,5 +1,5 @@
 /* Products and layers of odd shapes, at all instruction levels and with 1, 3 and 8 threads, two of
- * which call at the same time. Built with sanitizers by test_sanitizers.py: every array is exactly
+ * which call at the same time. Built with sanitizers by test_products.py: every array is exactly
  * as long as it has to be, so that an access outside of it is seen. That the numbers are right is
  * tested from Python (test_products.py, test_accelerate.py); here each has to be written.
  *

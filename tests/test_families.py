@@ -14,10 +14,9 @@ from speculative_t5.checkpoints.conversion import convert
 from speculative_t5.checkpoints.inspection import inspect
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from conftest import REPOSITORY
-from families import FAMILIES, FORMATS, assert_close, write_family
+from families import FAMILIES, FORMATS, assert_close, reference_logits, write_family
 
 SOURCE = [[5, 17, 100, 3, 150, 9, 40, 6], [77, 12, 8, 2, 7, 60, 31, 4]]
 TARGET = [[0, 9, 4, 33, 200, 7, 12], [0, 55, 4, 118, 5, 3, 90]]
@@ -27,16 +26,7 @@ CASES = [("t5", form) for form in FORMATS]
 CASES += zip([*FAMILIES][1:], itertools.cycle(FORMATS), strict=False)
 
 
-def reference_logits(model: Any) -> np.ndarray:
-    import torch
-
-    source, target = torch.tensor(SOURCE), torch.tensor(TARGET)
-    with torch.inference_mode():
-        output = model(input_ids=source, attention_mask=torch.ones(2, 8), decoder_input_ids=target)
-    return output.logits.numpy()
-
-
-def assert_parity(folder: Path, expected: np.ndarray) -> None:
+def assert_parity(folder: Path, expected: Any) -> None:
     model, _ = load(folder, dtype=mx.float32)
     assert_close(model(mx.array(SOURCE), mx.array(TARGET)), expected)
 
@@ -52,7 +42,7 @@ SHOWN = {  # mt5's vocabulary is too small here to tell it by
 def test_checkpoints_match_transformers(name: str, form: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     reference = write_family(source, name, form)
-    expected = reference_logits(reference)
+    expected = reference_logits(reference, SOURCE, TARGET)
     assert len(list(source.glob("*-of-*"))) > 1 or "shards" not in form
     found = inspect(str(source))
     assert found.family == SHOWN.get(name, name)
@@ -69,7 +59,7 @@ def test_checkpoints_match_transformers(name: str, form: str, tmp_path: Path) ->
 
 
 def test_convert_py_converts_a_checkpoint(tmp_path: Path) -> None:
-    expected = reference_logits(write_family(tmp_path / "source", "umt5", "bin"))
+    expected = reference_logits(write_family(tmp_path / "source", "umt5", "bin"), SOURCE, TARGET)
     command = [sys.executable, REPOSITORY / "convert.py", "--model", "source", "--output", "out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("out (") and not done.stderr
@@ -83,5 +73,7 @@ def test_an_old_umt5_is_not_scaled(tmp_path: Path) -> None:
     raw = json.loads(path.read_text())
     scaled = raw.pop("scale_decoder_outputs", True)
     path.write_text(json.dumps(raw | {"tie_word_embeddings": False}))
-    expected = reference_logits(model) * (model.config.d_model**0.5 if scaled else 1)
+    expected = reference_logits(model, SOURCE, TARGET) * (
+        model.config.d_model**0.5 if scaled else 1
+    )
     assert_parity(convert(str(tmp_path / "source"), tmp_path / "out"), expected)

@@ -1,10 +1,12 @@
-"""The C products of few rows, against numpy in float64."""
+"""The C products of few rows against numpy in float64, and all of the C code under sanitizers."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,7 @@ from speculative_t5.cpu import libraries
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 
 ROW_MAJOR, COLUMN_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 102, 111, 112
 SIZES = [(n, k) for n in (1, 3, 4, 17, 64, 384) for k in (1, 7, 16, 33, 384)]
@@ -171,3 +174,63 @@ def test_products_work_in_a_forked_process(tmp_path: Path) -> None:
         os._exit(0 if same else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (product(x, w) == expected).all()
+
+
+NATIVE = REPOSITORY / "speculative_t5" / "cpu" / "native"
+SOURCES = [REPOSITORY / "tests" / "native_driver.c", NATIVE / "products.c", NATIVE / "layers.c"]
+# Of "undefined", its other kinds take most of the time to compile, and see what "address" sees.
+SANITIZERS = {
+    "address": "address,alignment,bounds,shift,signed-integer-overflow",
+    "thread": "thread",
+}
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The driver built with each sanitizer that there is here, all compiled at the same time."""
+    compiler, folder = shutil.which("cc"), tmp_path_factory.mktemp("drivers")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return {}
+    empty = folder / "empty.c"
+    empty.write_text("int main(void) { return 0; }\n")
+    building: dict[str, subprocess.Popen[bytes]] = {}
+    for name, kinds in SANITIZERS.items():
+        command = [compiler, "-std=gnu11", "-O0", f"-fsanitize={kinds}", f"-I{NATIVE}"]
+        trial = subprocess.run([*command, empty, "-o", folder / "empty"], capture_output=True)
+        if trial.returncode or run(folder / "empty").returncode:
+            continue  # its runtime is not installed, or does not work on this system
+        building[name] = subprocess.Popen(
+            [*command, "-fno-sanitize-recover=all", *SOURCES, "-lm", "-lpthread"]
+            + ["-o", str(folder / name)]
+        )
+    assert all(process.wait() == 0 for process in building.values())
+    return {name: folder / name for name in building}
+
+
+def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # Leaks are looked for by a means that containers may forbid.
+    settings = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
+    return subprocess.run(
+        [program, *arguments], env=settings, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "checks", "report"),
+    [
+        ("address", "all", None),
+        ("thread", "threads", None),
+        ("address", "overrun", "heap-buffer-overflow"),
+        ("thread", "race", "data race"),
+    ],
+)
+def test_sanitizers_report_planted_faults_only(
+    drivers: dict[str, Path], name: str, checks: str, report: str | None
+) -> None:
+    if name not in drivers:
+        pytest.skip(f"no C compiler, or no {name} sanitizer")
+    done = run(drivers[name], checks)
+    if report:
+        assert done.returncode and report in done.stderr
+    else:
+        assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")

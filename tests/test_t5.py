@@ -12,20 +12,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import tiny_model
-from families import assert_close
+from families import assert_close, reference_logits
 from mlx.utils import tree_map
 
 SOURCE = [[5, 17, 100, 3, 250, 9, 40, 1], [77, 12, 8, 1, 0, 0, 0, 0]]
 TARGET = [[0, 9, 4, 33, 200, 7, 12], [0, 55, 4, 118, 5, 3, 90]]
-
-
-def reference_logits(model: Any, source: Any, target: Any) -> np.ndarray:
-    import torch
-
-    ids, target = torch.tensor(source), torch.tensor(target)
-    with torch.inference_mode():
-        output = model(ids, attention_mask=(ids != 0).long(), decoder_input_ids=target)
-    return output.logits.numpy()
 
 
 def test_whole_sequences_match_transformers(pair: tuple[Any, T5]) -> None:
