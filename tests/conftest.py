@@ -129,19 +129,25 @@ def tiny_model(*, vocab_size: int = 5, seed: int = 0, layers: int = 1, **changes
     return model
 
 
+def causal_config(kind: str, size: int, *, vocab_size: int, layers: int) -> dict[str, Any]:
+    """A config.json of a decoder-only model with two heads."""
+    return {
+        "model_type": kind, "vocab_size": vocab_size, "max_position_embeddings": POSITIONS,
+        "hidden_size": size, "num_hidden_layers": layers, "num_attention_heads": 2,
+        "intermediate_size": size, "num_key_value_heads": 1, "head_dim": size // 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": kind != "llama",
+        # GPT-2's; and OPT's, whose embedding is narrower than its layers, as in opt-350m.
+        "n_embd": size, "n_head": 2, "n_layer": layers, "n_positions": POSITIONS,
+        "n_ctx": POSITIONS, "layer_norm_epsilon": 1e-5, "ffn_dim": 3 * size // 2,
+        "word_embed_proj_dim": size // 2,
+    }  # fmt: skip
+
+
 def tiny_causal(
     kind: str = "gpt2", *, vocab_size: int = 5, seed: int = 0, layers: int = 1
 ) -> DecoderOnlyModel:
     """A random decoder-only model of mlx-lm over a few tokens, float32, which ends by id 1."""
-    model: Any = build({
-        "model_type": kind, "vocab_size": vocab_size, "max_position_embeddings": POSITIONS,
-        "hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 2,
-        "intermediate_size": 16, "num_key_value_heads": 1, "head_dim": 8, "rms_norm_eps": 1e-6,
-        "rope_theta": 1e4, "tie_word_embeddings": kind != "llama",
-        # GPT-2's; and OPT's, whose embedding is narrower than its layers, as in opt-350m.
-        "n_embd": 16, "n_head": 2, "n_layer": layers, "n_positions": POSITIONS, "n_ctx": POSITIONS,
-        "layer_norm_epsilon": 1e-5, "ffn_dim": 24, "word_embed_proj_dim": 8,
-    })  # fmt: skip
+    model: Any = build(causal_config(kind, 16, vocab_size=vocab_size, layers=layers))
     mx.random.seed(seed)
     model.update(tree_map_with_path(random_weight, model.parameters()))
     mx.eval(model.parameters())

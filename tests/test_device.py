@@ -17,7 +17,7 @@ from speculative_t5.models.t5 import quantize
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import EOS, REPOSITORY
+from conftest import EOS, REPOSITORY, causal_config
 from mlx.utils import tree_map_with_path
 
 SIZE = 300  # of vocabularies
@@ -33,20 +33,7 @@ T5S: dict[str, dict[str, Any]] = {
     "umt5": GATED | {"activation": "gelu_new", "bias_per_layer": True},
     "t5_8_bits": {},
 }
-SHARED = {"vocab_size": SIZE, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-LLAMA = SHARED | {
-    "num_key_value_heads": 1, "head_dim": 64, "intermediate_size": 192, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 128, "rope_theta": 1e4, "tie_word_embeddings": True,
-}  # fmt: skip
-CAUSAL: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "vocab_size": SIZE, "n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": 128,
-        "n_ctx": 128, "layer_norm_epsilon": 1e-5,
-    },
-    "opt": SHARED | {"ffn_dim": 192, "max_position_embeddings": 128, "word_embed_proj_dim": 128},
-    "llama": LLAMA | {"tie_word_embeddings": False},
-    "qwen3": LLAMA,
-}  # fmt: skip
+CAUSAL = ("gpt2", "opt", "llama", "qwen3")
 TABLES = "shared", "position_bias", "wte", "wpe", "embed"
 EPS = {"float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7}
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -85,9 +72,8 @@ def make(
 ) -> Any:
     """Make a random model with weights of a type, or with the same weights in plain float32.
 
-    Args:
-        noise: How far the weights are from those of other models of the kind.
-        tied: Whether the scores of ids come in pairs that differ by about the type's rounding.
+    `noise` makes it differ from others of its kind; where it is `tied`, the scores of ids come in
+    pairs that differ by about the type's rounding.
     """
     rng, other = np.random.default_rng(0), np.random.default_rng(1)
 
@@ -101,7 +87,7 @@ def make(
         module: Any = (
             T5(T5Config(**T5_SHAPE | T5S[kind]))
             if kind in T5S
-            else build({"model_type": kind} | CAUSAL[kind])
+            else build(causal_config(kind, 128, vocab_size=SIZE, layers=2))
         )
         module.update(tree_map_with_path(weight, module.parameters()))
         if kind == "t5_8_bits":
