@@ -108,13 +108,12 @@ def test_a_stopped_run_continues_where_it_was(
     def stop(self: Output, data: bytes) -> None:
         """End the run at its seventh record: by a signal, or half-way in it."""
         written.append(data)
-        if len(written) < 7 or code > 1:
-            append(self, data)
-            if len(written) == 7:
-                signal.raise_signal(code - 128)
-        else:
-            append(self, data[:-5])
+        is_last = len(written) == 7
+        append(self, data[:-5] if is_last and code == 1 else data)
+        if is_last and code == 1:
             raise MemoryError
+        if is_last:
+            signal.raise_signal(code - 128)
 
     for code in (128 + signal.SIGINT, 128 + signal.SIGTERM, 1):
         written.clear()
