@@ -216,14 +216,12 @@ class Wrapped(nn.Module):
 
 
 @needs_layers
-@pytest.mark.parametrize(
-    ("parent", "child"),
-    [("feed_forward", "wi"), ("cross_attention", "q"), ("self_attention", "qkv")],
-)
 @pytest.mark.parametrize("kind", ["wrapped", "biased"])
-def test_layers_that_are_replaced_later_are_called(parent: str, child: str, kind: str) -> None:
+@pytest.mark.parametrize("path", ["feed_forward.wi", "cross_attention.q", "self_attention.qkv"])
+def test_layers_that_are_replaced_later_are_called(path: str, kind: str) -> None:
     models = pair("relu")
     before = decoded(models[1])
+    parent, child = path.split(".")
     for model in models:
         module = model.decoder.layers[0][parent]
         inner = module[child]
@@ -234,28 +232,23 @@ def test_layers_that_are_replaced_later_are_called(parent: str, child: str, kind
     assert difference(decoded(models[1]), decoded(models[0])) < 2e-5
 
 
-@needs_layers
-@pytest.mark.parametrize("num_ids", [320, 319, 100, 1])
-def test_best_ids_are_those_of_the_logits(level: int, num_ids: int) -> None:
+def test_the_best_ids_are_those_of_the_logits_and_the_first_of_equals(level: int) -> None:
     plain, fast = pair("gated")
     x = mx.random.normal((5, 10, 64))
-    logits = fast.logits(x, num_ids)
-    assert logits.shape == (5, 10, num_ids)
-    assert difference(logits, plain.logits(x, num_ids)) < 1e-5
-    assert (fast.score("argmax", x, num_ids) == mx.argmax(logits, axis=-1)).all()
-
-
-def test_the_first_of_equal_logits_is_the_best(level: int) -> None:
+    for num_ids in (320, 319, 100, 1):
+        logits = fast.logits(x, num_ids)
+        assert logits.shape == (5, 10, num_ids)
+        assert difference(logits, plain.logits(x, num_ids)) < 1e-5
+        assert (fast.score("argmax", x, num_ids) == mx.argmax(logits, axis=-1)).all()
     _, model = pair("relu")
     model.decoder.norm.weight = mx.ones(24)
     weight = np.array(model.shared.weight)
     weight[200] = weight[37] = 100 * weight[37]
-    model.shared.weight = mx.array(weight)
-    x = model.shared.weight[37:38][None] / 100
-    assert model.score("argmax", x, None).tolist() == [[37]]
-    weight[:37] = weight[38:200] = np.nan
-    model.shared.weight = mx.array(weight)
-    assert model.score("argmax", x, None).tolist() == [[37]]
+    x = mx.array(weight[37:38][None]) / 100
+    for _ in range(2):
+        model.shared.weight = mx.array(weight)
+        assert model.score("argmax", x, None).tolist() == [[37]]
+        weight[:37] = weight[38:200] = np.nan
 
 
 @needs_layers
@@ -280,16 +273,16 @@ def test_half_precision_and_quantized_models_run_without_the_layers() -> None:
     assert "FeedForward" not in operations(fast(*SCORED))
 
 
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_softmax_of_many_scores_matches_numpy(scale: float) -> None:
-    scores = RNG.normal(size=(2, 8, 5, 300)).astype(np.float32) * scale
-    scores[0, :, :, 200:] = -np.inf
-    exact = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
-    exact /= exact.sum(axis=-1, keepdims=True)
-    found = np.array(softmax(mx.array(scores)))
-    assert np.abs(found - exact).max() < 1e-6 and (found[0, :, :, 200:] == 0).all()
-    rows = [np.array(softmax(mx.array(scores[:, :, i : i + 1]))) for i in range(5)]
-    assert (np.concatenate(rows, axis=2) == found).all(), "a row does not depend on the others"
+def test_softmax_of_many_scores_matches_numpy() -> None:
+    for scale in (1, 100):
+        scores = RNG.normal(size=(2, 8, 5, 300)).astype(np.float32) * scale
+        scores[0, :, :, 200:] = -np.inf
+        exact = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
+        exact /= exact.sum(axis=-1, keepdims=True)
+        found = np.array(softmax(mx.array(scores)))
+        assert np.abs(found - exact).max() < 1e-6 and (found[0, :, :, 200:] == 0).all()
+        rows = [np.array(softmax(mx.array(scores[:, :, i : i + 1]))) for i in range(5)]
+        assert (np.concatenate(rows, axis=2) == found).all(), "a row depends on no other"
 
 
 def refuse(*arguments: Any) -> None:
@@ -297,24 +290,20 @@ def refuse(*arguments: Any) -> None:
 
 
 @needs_layers
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
+def test_layers_of_another_build_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = libraries.load_layers.__wrapped__
+    assert load()[0] is not None
+    for name, value, reason in (
         ("mlx_version", "0.1.2", "built for MLX 0.1.2, and "),
         ("initialize", refuse, "not loaded: another version of the layers"),
         ("feed_forward", lambda: None, "not loaded: "),  # as nanobind refuses arguments
-    ],
-)
-def test_layers_of_another_build_are_not_used(
-    name: str, value: Any, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert libraries.load_layers.__wrapped__()[0] is not None
-    extension = SimpleNamespace(**vars(layers.library) | {name: value})
-    monkeypatch.setattr(libraries, "import_module", lambda *names: extension)
-    library, why = libraries.load_layers.__wrapped__()
-    assert library is None and why.startswith(reason)
+    ):
+        extension = SimpleNamespace(**vars(layers.library) | {name: value})
+        monkeypatch.setattr(libraries, "import_module", lambda *_, found=extension: found)
+        library, why = load()
+        assert library is None and why.startswith(reason)
     monkeypatch.setattr(libraries, "products", SimpleNamespace())  # without layers: too old
-    assert libraries.load_layers.__wrapped__()[0] is None
+    assert load()[0] is None
 
 
 X, NORM, SQUARE, INTO = mx.ones((2, 3, 4)), mx.ones(4), mx.ones((4, 4)), mx.ones((12, 4))
@@ -343,12 +332,12 @@ def test_arguments_of_wrong_shapes_are_refused(function: str, arguments: Any, pa
 
 
 @needs_layers
-@pytest.mark.parametrize("offset", [5, -1])
-def test_positions_outside_of_the_cache_are_refused(offset: int) -> None:
-    offsets, x, keys = mx.array([offset], mx.int32), mx.ones((1, 4, 4)), mx.ones((1, 2, 8, 2))
-    made = layers.library.decoder_attention(x, NORM, INTO, SQUARE, TABLE, keys, keys, offsets, 1e-6)
-    with pytest.raises(RuntimeError, match="not in the cache"):
-        mx.eval(made)
+def test_positions_outside_of_the_cache_are_refused() -> None:
+    x, keys = mx.ones((1, 4, 4)), mx.ones((1, 2, 8, 2))
+    for offset in (5, -1):
+        arguments = (x, NORM, INTO, SQUARE, TABLE, keys, keys, mx.array([offset], mx.int32), 1e-6)
+        with pytest.raises(RuntimeError, match="not in the cache"):
+            mx.eval(layers.library.decoder_attention(*arguments))
 
 
 @needs_layers

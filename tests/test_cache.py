@@ -126,13 +126,11 @@ def seen(cache: SourceCache) -> list[list[float]]:
     """The keys that are not masked."""
     ((keys, values),) = cache.view(slice(None))
     assert mx.array_equal(keys, -values)
-    mask = mx.zeros(keys.shape[2]) if cache.mask is None else cache.mask
-    assert cache.mask is None or cache.mask.shape == (len(keys), 1, 1, keys.shape[2])
-    kept = mx.broadcast_to(mask, (len(keys), 1, 1, keys.shape[2]))[:, 0, 0] == 0
-    return [
-        [x for x, k in zip(row, keep, strict=True) if k]
-        for row, keep in zip(keys[:, 0, :, 0].tolist(), kept.tolist(), strict=True)
-    ]
+    rows = keys[:, 0, :, 0]
+    if cache.mask is not None:
+        assert cache.mask.shape == (len(keys), 1, 1, keys.shape[2])
+        rows = mx.where(cache.mask[:, 0, 0] == 0, rows, mx.nan)
+    return [[x for x in row if x == x] for row in rows.tolist()]
 
 
 def test_rows_are_given_to_other_sources() -> None:

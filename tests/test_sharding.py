@@ -128,16 +128,15 @@ def sums_of(run: Callable[[], object]) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_a_layer_of_the_encoder_has_two_sums_and_one_of_the_decoder_three(gated: bool) -> None:
-    model = split_model(gated=gated, activation="gelu_new" if gated else "relu")
-    embedded = model.shared(mx.ones((2, 7), mx.int32))
-    sums = sums_of(lambda: model.decoder.read(model.encoder(embedded, None), 7))
-    assert sums == [2 * 7 * WIDTH * mx.bfloat16.size] * 2 * 3
+def test_a_layer_of_the_encoder_has_two_sums_and_one_of_the_decoder_three() -> None:
+    for gated in (False, True):
+        model = split_model(gated=gated, activation="gelu_new" if gated else "relu")
+        embedded = model.shared(mx.ones((2, 7), mx.int32))
+        sums = sums_of(lambda: model.decoder.read(model.encoder(embedded, None), 7))  # noqa: B023
+        assert sums == [2 * 7 * WIDTH * mx.bfloat16.size] * 2 * 3
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("num_draft", [0, 5])
+@pytest.mark.parametrize(("batch", "num_draft"), [(1, 0), (3, 5)])
 def test_a_pass_of_the_decoder_has_the_same_sums_however_many_tokens_it_checks(
     batch: int, num_draft: int
 ) -> None:

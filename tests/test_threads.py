@@ -11,19 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial, partialmethod
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, decoding, device
-from speculative_t5.decoding.draft_length import (
-    MAX_DRAFT,
-    AdaptiveSchedule,
-    Calibration,
-    Counts,
-    Outcome,
-)
-from speculative_t5.models import SharingDraft, t5_session
-from speculative_t5.models.decoder_only import DecoderOnlyModel
-from speculative_t5.models.t5 import T5
+from speculative_t5.decoding.draft_length import MAX_DRAFT, AdaptiveSchedule, Calibration, Counts
+from speculative_t5.models import T5, DecoderOnlyModel, SharingDraft, t5_session
 
 import mlx.core as mx
 import numpy as np
@@ -90,9 +83,8 @@ def test_threads_that_share_a_decoder_give_the_same_outputs(
         order = first, (first + 1) % NUM_THREADS
         return [shared.generate(PROMPTS[i], max_tokens=20).tokens for i in order]
 
-    assert at_once(work) == list(
-        map(list, zip(expected, [*expected[1:], expected[0]], strict=True))
-    )
+    both = zip(expected, [*expected[1:], expected[0]], strict=True)
+    assert at_once(work) == [[*each] for each in both]
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -105,19 +97,17 @@ def test_one_thread_at_a_time_uses_a_gpu(
     inside: set[int] = set()
     together = []
 
-    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
-        def watch(*args: Any, **options: Any) -> Any:
-            inside.add(threading.get_ident())
-            together.append(len(inside))
-            time.sleep(0)  # lets others run
-            found = call(*args, **options)
-            inside.discard(threading.get_ident())
-            return found
-
-        return watch
+    def watch(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        inside.add(threading.get_ident())
+        together.append(len(inside))
+        time.sleep(0)  # lets others run
+        found = call(*args, **options)
+        inside.discard(threading.get_ident())
+        return found
 
     for name in ("step", "step_argmax", "encode", "replace", "select"):
-        monkeypatch.setattr(session, name, watched(getattr(session, name)))
+        watched = partialmethod(partial(watch, getattr(session, name)))
+        monkeypatch.setattr(session, name, watched)
     shared = SpeculativeDecoder(model, draft, num_draft=3)
     expected = shared.generate_batch(PROMPTS[:3], batch_size=2, max_tokens=9)
 
@@ -184,9 +174,8 @@ def test_compiled_functions_are_released_with_their_model() -> None:
     pool = [ThreadPoolExecutor(1) for _ in range(2)]
     used: list[int] = []
 
-    def step(model: T5) -> list[float]:
-        logits = model.start([[5, 6, 7, 1]])[0].step(mx.array([[0]]))
-        return logits.tolist()  # type: ignore[return-value]
+    def step(model: T5) -> Any:
+        return model.start([[5, 6, 7, 1]])[0].step(mx.array([[0]])).tolist()
 
     for seed in range(4):
         model = tiny_model(vocab_size=5000, seed=seed)
@@ -234,7 +223,7 @@ def test_a_schedule_is_updated_by_one_thread_at_a_time(monkeypatch: pytest.Monke
     running = threading.Lock()
     add = Counts.add
 
-    def slowly(counts: Counts, outcome: Outcome) -> None:
+    def slowly(counts: Counts, outcome: decoding.Outcome) -> None:
         assert running.acquire(blocking=False)
         time.sleep(0.01)
         add(counts, outcome)
@@ -242,7 +231,7 @@ def test_a_schedule_is_updated_by_one_thread_at_a_time(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Counts, "add", slowly)
     schedule = AdaptiveSchedule(CALIBRATION)
-    at_once(lambda _: schedule.observe(Outcome(2, [2], [1], 0.0, 0.0)))
+    at_once(lambda _: schedule.observe(decoding.Outcome(2, [2], [1], 0.0, 0.0)))
 
 
 EXIT = """
