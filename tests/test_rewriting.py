@@ -178,26 +178,20 @@ def test_parts_that_are_done_are_left_out() -> None:
     assert whole.stats.rounds == len(document)
 
 
-BAD: list[tuple[Any, dict[str, Any], str]] = [
-    ("x", {"by": "word"}, "'word'"),
-    ("x", {"language": "xx"}, "'xx'"),
-    ("x", {"language": None}, "None"),
-    ("x", {"max_tokens": 0}, "got 0"),
-    ("x", {"piece_tokens": 1}, "got 1"),
-    ("x", {"min_similarity": 1.5}, "1.5"),
-    ("x", {"min_similarity": "a"}, "'a'"),
-    ("x", {"min_probability": -0.1}, "-0.1"),
-    ("x", {"batch_size": 0}, "got 0"),
-    (b"x", {}, "bytes"),
-    ("\udcff", {}, "0xff"),
-]
-
-
 def test_what_cannot_be_rewritten_is_refused() -> None:
     tokenizer: Any = Scripted(str)
     decoder = SpeculativeDecoder(tiny_model(), None, tokenizer)
-    lacking = SpeculativeDecoder(tiny_model())
-    cases = [(decoder, *case) for case in BAD] + [(lacking, "He go.", {}, "has none")]
+    cases: list[tuple[Any, Any, dict[str, Any], str]] = [
+        (decoder, "x", {name: value}, found)
+        for name, value, found in (
+            ("by", "word", "'word'"), ("language", "xx", "'xx'"), ("language", None, "None"),
+            ("max_tokens", 0, "got 0"), ("piece_tokens", 1, "got 1"), ("batch_size", 0, "got 0"),
+            ("min_similarity", 1.5, "1.5"), ("min_similarity", "a", "'a'"),
+            ("min_probability", -0.1, "-0.1"),
+        )
+    ]  # fmt: skip
+    cases += [(decoder, b"x", {}, "bytes"), (decoder, "\udcff", {}, "0xff")]
+    cases += [(SpeculativeDecoder(tiny_model()), "He go.", {}, "has none")]
     for each, text, options, found in cases:
         with pytest.raises(ValueError) as raised:
             each.rewrite(text, **options)
