@@ -7,10 +7,9 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from speculative_t5.cli.job import UNDONE, Output, Record, process
@@ -43,16 +42,6 @@ def encode(text: str) -> Source:
     return Source([*text.encode(), 0])
 
 
-def write(
-    found: Iterable[Line],
-    decode: Any,
-    output: Output,
-    kept: Mapping[int, bytes] = MappingProxyType({}),
-) -> None:
-    output.begin()
-    process(found, decode, encode, lambda each: output.append_bytes(each.to_json()), kept=kept)
-
-
 def records(content: bytes) -> list[dict[str, Any]]:
     found: list[Record] = []
     process(lines(content), shout, encode, found.append)
@@ -76,6 +65,36 @@ def test_records_come_in_the_order_of_lines() -> None:
     assert found[2] == {"id": 3, "prompt": "", "error": f"line 3: {EMPTY}"}
 
 
+PROMPTS = b"".join(b"prompt %d\n" % i if i % 7 else b"\n" for i in range(40))
+
+
+class Job:
+    """A run over a file of prompts, as the command does it."""
+
+    def __init__(self, folder: Path, content: bytes = PROMPTS, *how: str) -> None:
+        self.source, self.target = folder / "in.txt", folder / "out.jsonl"
+        self.source.write_bytes(content)
+        self._how = how or ("text", "text")
+
+    def run(self, decode: Any = shout, **options: Any) -> Any:
+        with open_input(str(self.source)) as stream:
+            found = read_lines(stream, *self._how, Shard())
+            with Output(str(self.target), stream, **options) as output:
+                counts, kept = None, dict[int, bytes]()
+                if options.get("resume"):
+                    found, earlier = output.resume(found)
+                    counts, kept = [earlier.done, earlier.failed], earlier.kept
+                output.begin()
+                write = output.append_bytes
+                process(found, decode, encode, lambda each: write(each.to_json()), kept=kept)
+        return counts
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
 COLUMNS = [
     b'{"prompt": "a", "label": 3, "notes": {"of": ["x", null, NaN]}}',
     b'{"id": "x", "label": 1e3, "prompt": "b", "text": "B", "stats": 0, "given": []}',
@@ -85,73 +104,40 @@ COLUMNS = [
 ]
 
 
-def test_columns_of_the_input_stay(tmp_path: Path) -> None:
-    (tmp_path / "in").write_bytes(b"\n".join(COLUMNS))
-    rows = by_columns(tmp_path).splitlines()
+@pytest.fixture
+def columns(tmp_path: Path) -> Job:
+    return Job(tmp_path, b"\n".join(COLUMNS), "jsonl", "prompt")
+
+
+def test_columns_of_the_input_stay(columns: Job) -> None:
+    columns.run()
+    rows = columns.target.read_bytes().splitlines()
     assert rows[0].startswith(
         b'{"id": 1, "prompt": "a", "label": 3, "notes": {"of": ["x", null, NaN]}, "text": "A", "fin'
     )
-    first, second, third, fourth, fifth = (json.loads(row) for row in rows)
+    _, second, third, fourth, fifth = (json.loads(row) for row in rows)
     assert second["id"] == "x" and second["text"] == "B" and second["stats"]["tokens"] == 2
     assert second["label"] == 1000 and second["given"] == {"text": "B", "stats": 0, "given": []}
     assert b'"given": {"text": "\\ud800 \xe2\x80\xa8"}' in rows[2] and third["text"] == "C"
     assert fourth["label"] == 4 and fourth["given"] == {"error": "none"}
     assert fourth["error"].startswith("line 4: no field 'prompt' (found: 'label', 'error')")
     assert list(fifth) == ["id", "prompt", "text", "finish_reason", "stats"]
-    assert list(first)[:4] == ["id", "prompt", "label", "notes"]
 
 
-def by_columns(folder: Path, **options: Any) -> bytes:
-    """Return the records of the JSON Lines in a folder's file `in`, written to `out`."""
-    with open_input(str(folder / "in")) as stream:
-        found = read_lines(stream, "jsonl", "prompt", Shard())
-        with Output(str(folder / "out"), stream, **options) as output:
-            if options.get("resume"):
-                found, _ = output.resume(found)
-            write(found, shout, output)
-    return (folder / "out").read_bytes()
-
-
-def test_a_run_with_columns_is_resumed(tmp_path: Path) -> None:
-    (tmp_path / "in").write_bytes(b"\n".join(COLUMNS))
-    whole = by_columns(tmp_path)
+def test_a_run_with_columns_is_resumed(columns: Job) -> None:
+    columns.run()
+    whole = columns.target.read_bytes()
     for size in range(0, len(whole) + 1, 7):
-        (tmp_path / "out").write_bytes(whole[:size])
-        assert by_columns(tmp_path, resume=True) == whole
+        columns.target.write_bytes(whole[:size])
+        columns.run(resume=True)
+        assert columns.target.read_bytes() == whole
     first = whole[: whole.index(b"\n") + 1]
     for line in (COLUMNS[0].replace(b"NaN", b"0"), b'{"prompt": "a"}', b'{"prompt": "a", "x": 3}'):
-        (tmp_path / "in").write_bytes(line)
-        (tmp_path / "out").write_bytes(first)
+        columns.source.write_bytes(line)
+        columns.target.write_bytes(first)
         with pytest.raises(ValueError, match="not about line 1 of .* or other field: give another"):
-            by_columns(tmp_path, resume=True)
-        assert (tmp_path / "out").read_bytes() == first
-
-
-PROMPTS = b"".join(b"prompt %d\n" % i if i % 7 else b"\n" for i in range(40))
-
-
-class Job:
-    """A run over a file of 40 prompts, as the command does it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.source, self.target = folder / "in.txt", folder / "out.jsonl"
-        self.source.write_bytes(PROMPTS)
-
-    def run(self, decode: Any = shout, **options: Any) -> Any:
-        with open_input(str(self.source)) as stream:
-            found = read_lines(stream, "text", "text", Shard())
-            with Output(str(self.target), stream, **options) as output:
-                counts, kept = None, dict[int, bytes]()
-                if options.get("resume"):
-                    found, earlier = output.resume(found)
-                    counts, kept = [earlier.done, earlier.failed], earlier.kept
-                write(found, decode, output, kept)
-        return counts
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
+            columns.run(resume=True)
+        assert columns.target.read_bytes() == first
 
 
 def test_a_resumed_run_is_an_uninterrupted_one(job: Job) -> None:

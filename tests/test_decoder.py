@@ -1,10 +1,7 @@
-"""Whole outputs of tiny random models, alone and in batches.
-
-Greedy outputs are those of plain decoding, sampled ones follow the target's distribution, and each
-row's output is the same as without its neighbours.
+"""Whole outputs of tiny random models: samples, seeds, indices, limits, and the order of prompts.
 
 test_exact.py and test_exact_loop.py prove the rules by enumeration. Sampling is for what
-enumeration does not see: keys, lookups, and draft lengths that change.
+enumeration does not see: keys, and draft lengths that change.
 """
 
 from __future__ import annotations

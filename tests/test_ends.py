@@ -146,20 +146,13 @@ def test_a_slow_first_chunk_is_explained_on_a_terminal(
 
 
 TEXT = "He go home. She are happy, and they has a dog."
-OPTIONS: list[tuple[list[str], dict[str, Any]]] = [
-    (["--repetition-penalty", "3"], {"repetition_penalty": 3.0}),
-    (["--no-repeat-ngram-size", "1"], {"no_repeat_ngram_size": 1}),
-    (["--min-tokens", "30"], {"min_tokens": 30}),
-    (["--suppress-tokens", "3,5"], {"suppress_tokens": [3, 5]}),
-    (["--bad-words", "dog", "--bad-words", "home"], {"bad_words": ["dog", "home"]}),
-    (["--logit-bias", "31=-50.5", "--logit-bias", "7=-inf"],
-     {"logit_bias": {31: -50.5, 7: float("-inf")}}),
-    (["--forced-tokens", "83,65"], {"forced_tokens": [83, 65]}),
-    (["--stop", "and", "--stop", "is"], {"stop": ["and", "is"]}),
-    (["--stop-token-ids", "3"], {"stop_token_ids": [3]}),
-    (["-n", "3", "--temperature", "1.8", "--seed", "2", "--scores"],
-     {"num_return_sequences": 3, "temperature": 1.8, "seed": 2, "scores": True}),
-]  # fmt: skip
+SEVERAL = ("-n", "3", "--temperature", "1.8", "--seed", "2", "--scores")
+MORE = (
+    "--repetition-penalty", "3", "--no-repeat-ngram-size", "1", "--min-tokens", "30",
+    "--suppress-tokens", "3,5", "--bad-words", "dog", "--bad-words", "home",
+    "--logit-bias", "31=-50.5", "--logit-bias", "7=-inf", "--forced-tokens", "83,65",
+    "--stop", "and", "--stop", "is", "--stop-token-ids", "3",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -176,10 +169,13 @@ def test_options_reach_the_decoder(call: Call, monkeypatch: pytest.MonkeyPatch) 
 
     with monkeypatch.context() as patch:
         patch.setattr(SpeculativeDecoder, "generate", noting)
-        for given, options in OPTIONS:
-            assert call("--prompt", TEXT, "--json", *given).code == 2
-            found = {name: value for name, value in seen.pop().items() if value != {}}
-            assert GenerationOptions(**found) == GenerationOptions(**options)
+        assert call("--prompt", TEXT, "--json", *SEVERAL, *MORE).code == 2
+    assert GenerationOptions(**seen.pop()) == GenerationOptions(
+        repetition_penalty=3.0, no_repeat_ngram_size=1, min_tokens=30, suppress_tokens=[3, 5],
+        bad_words=["dog", "home"], logit_bias={31: -50.5, 7: float("-inf")},
+        forced_tokens=[83, 65], stop=["and", "is"], stop_token_ids=[3],
+        num_return_sequences=3, temperature=1.8, seed=2, scores=True,
+    )  # fmt: skip
     monkeypatch.setattr(SpeculativeDecoder, "from_pretrained", noting)
     for command in (HOME, ("batch", "in.txt"), ("repl",), ("bench",)):
         assert call(*command, "--dtype", "float16", "--prefix", "do: ").code == 2
@@ -190,12 +186,11 @@ def test_options_reach_the_decoder(call: Call, monkeypatch: pytest.MonkeyPatch) 
 def test_several_outputs_are_alternatives_of_a_record(
     call: Call, decoder: SpeculativeDecoder
 ) -> None:
-    given, options = OPTIONS[-1]
-    expected = decoder.generate(TEXT, **options)
-    (found,) = call("--prompt", TEXT, "--json", *given).records
+    expected = decoder.generate(TEXT, num_return_sequences=3, temperature=1.8, seed=2, scores=True)
+    (found,) = call("--prompt", TEXT, "--json", *SEVERAL).records
     assert (found["text"], found["score"]) == (expected.text, expected.score)
     assert [o["text"] for o in found["alternatives"]] == [o.text for o in expected.alternatives]
-    first, second = call("batch", "-", *given, stdin=f"{TEXT}\nHe go home.\n").records
+    first, second = call("batch", "-", *SEVERAL, stdin=f"{TEXT}\nHe go home.\n").records
     assert first["text"] == expected.text
     assert first["score"] == pytest.approx(expected.score, abs=1e-4)
     assert len(second["alternatives"]) == len(expected.alternatives)

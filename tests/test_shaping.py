@@ -82,10 +82,10 @@ DEFINED += [("qwen3", "together"), ("sharing", "together"), ("sharing", "none")]
 def test_greedy_outputs_are_those_of_the_definition(kind: str, name: str) -> None:
     """With a model, which may have fewer ids, a lookup, both and none; alone and side by side."""
     (target, draft), options = models(kind), OPTIONS[name]
-    plain = SpeculativeDecoder(target)
-    expected = [by_definition(target, plain, prompt, options) for prompt in prompts()]
+    plain, sources = SpeculativeDecoder(target), prompts(COUNT if kind == "t5" else 3)
+    expected = [by_definition(target, plain, prompt, options) for prompt in sources]
     if kind == "t5" and name not in ("forced_tokens", "none"):
-        without = [by_definition(target, plain, p, {"min_tokens": 1}) for p in prompts()]
+        without = [by_definition(target, plain, p, {"min_tokens": 1}) for p in sources]
         assert without != expected, "the option should matter"
     accepted = 0
     ways: list[tuple[Any, dict[str, Any], int]] = [
@@ -98,11 +98,11 @@ def test_greedy_outputs_are_those_of_the_definition(kind: str, name: str) -> Non
         ways += [(tiny_draft(target, vocab_size=size), {}, 1) for size in (16, 24)]
     for drafter, how, size in ways:
         decoder = SpeculativeDecoder(target, drafter, num_draft=4, **how)
-        found = decoder.generate_batch(prompts(), max_tokens=LENGTH, batch_size=size, **options)
+        found = decoder.generate_batch(sources, max_tokens=LENGTH, batch_size=size, **options)
         ends = [[EOS] * (out.finish_reason == "eos") for out in found]
         assert [out.tokens + end for out, end in zip(found, ends, strict=True)] == expected
         accepted += sum(out.stats.accepted for out in found)
-    assert accepted > 20, "drafts should be accepted under the option, too"
+    assert accepted > 3 * len(sources), "drafts should be accepted under the option, too"
 
 
 HF_NAMES = {
