@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.decoding.sampling import (
     Sampler,
@@ -16,7 +18,7 @@ from speculative_t5.decoding.scoring import PASS, token_probabilities
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import KINDS, PAIRS, output_logits, tiny, tiny_draft, tiny_pair
+from conftest import KINDS, output_logits, tiny, tiny_draft, tiny_pair
 
 
 def keys(rows: int) -> mx.array:
@@ -100,38 +102,26 @@ SAMPLERS = [Sampler(), Sampler(0.7, top_k=4), Sampler(1.3, top_p=0.8)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("count", [0, 1, PASS, PASS + 1])
-def test_probabilities_equal_those_of_a_pass_over_the_whole_output(
-    sampler: Sampler, count: int, kind: str
-) -> None:
+def test_probabilities_equal_those_of_a_pass_over_the_whole_output(kind: str) -> None:
     model = tiny(kind, vocab_size=12, layers=2)
-    tokens = np.random.default_rng(0).integers(2, 12, count).tolist()
-    # Those of temperature 0 are those of 1.
-    temperature = sampler if sampler.temperature else Sampler(1.0)
-    probs = np.array(temperature.probs(output_logits(model, SOURCE, [tokens[:-1]])[0]))
-    found = token_probabilities(model, SOURCE, tokens, sampler, 12, 12)
-    np.testing.assert_allclose(found, [probs[i, t] for i, t in enumerate(tokens)], atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_that_a_draft_cannot_propose_have_probability_0(kind: str) -> None:
-    model = tiny(kind, vocab_size=12)
+    for sampler, count in product(SAMPLERS, (0, 1, PASS, PASS + 1)):
+        tokens = np.random.default_rng(0).integers(2, 12, count).tolist()
+        # Those of temperature 0 are those of 1.
+        temperature = sampler if sampler.temperature else Sampler(1.0)
+        probs = np.array(temperature.probs(output_logits(model, SOURCE, [tokens[:-1]])[0]))
+        found = token_probabilities(model, SOURCE, tokens, sampler, 12, 12)
+        np.testing.assert_allclose(found, [probs[i, t] for i, t in enumerate(tokens)], atol=1e-5)
     small = tiny_draft(model, vocab_size=8)
-    tokens = [3, 11, 5]
     for draft, size in ((small, 12), (model, 8)):
-        found = token_probabilities(draft, SOURCE, tokens, Sampler(1.0), size, 12)
-        assert found[1] == 0 and found[0] > 0 and found[2] > 0
+        found = token_probabilities(draft, SOURCE, [3, 11, 5], Sampler(1.0), size, 12)
+        assert found[1] == 0 and found[0] > 0 and found[2] > 0, "it cannot propose 11"
 
 
-@pytest.mark.parametrize("kind", PAIRS)
-def test_generations_have_probabilities_on_request(kind: str) -> None:
-    model, draft = tiny_pair(kind, vocab_size=12, seed=3)
+def test_generations_have_probabilities_on_request() -> None:
+    model, draft = tiny_pair("sharing", vocab_size=12, seed=3)
     decoder = SpeculativeDecoder(model, draft, num_draft=3, draft_vocab=10)
-    plain = decoder.generate(SOURCE, max_tokens=20)
     done = decoder.generate(SOURCE, max_tokens=20, probabilities=True)
-    assert plain.probabilities is None and plain.trace[0].p is None
-    assert done.tokens == plain.tokens
+    assert decoder.generate(SOURCE, max_tokens=20).trace[0].p is None
     for token in done.trace:
         assert token.p is not None and token.q is not None
         assert token.p > 1 / 12, "a greedy choice is at least as probable as the average"
