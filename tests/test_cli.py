@@ -129,7 +129,7 @@ BEAMS = {"--scores", "--num-beams", "--length-penalty", "--early-stopping"}
 
 def test_help_groups_options_and_shows_only_what_a_command_takes(call: Call) -> None:
     text = call("--help").out
-    assert call("-h").out == text and "correct-base" in text and "[default: 256]" in text
+    assert "correct-base" in text and "[default: 256]" in text
     assert "--install-completion" not in text
     groups = ["Models", "Drafting", "Sampling", "Constraints", "Beam search", "Output", "Options"]
     assert set(re.findall(r"─ ([\w ]+) ─", text)) == {*groups, "Commands"}
