@@ -71,35 +71,33 @@ def test_wheel_has_the_modules_and_models_and_nothing_else(installed: Path) -> N
     for name in MODELS:
         files = {path.name for path in (package / "weights" / name).iterdir()}
         assert files == {"config.json", "spiece.model", "weights.npz"}
-
-
-@LINUX
-def test_mlx_gets_openblas_without_a_compiler(installed: Path) -> None:
-    code = (
-        "from speculative_t5.cpu import libraries as found\n"
-        "import ctypes, numpy as np, mlx.core as mx\n"
-        "print(found.__file__, found.parts()['products'], found.parts()['OpenBLAS'], sep='\\n')\n"
-        "print(bool(ctypes.CDLL(None).cblas_sgemm and ctypes.CDLL(None).cblas_dgemm))\n"
-        "x = np.random.default_rng(0).normal(size=(50, 70)).astype(np.float32)\n"
-        "print(np.allclose(np.array(mx.array(x) @ mx.array(x.T)), x @ x.T, atol=1e-4))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=installed, capture_output=True, text=True, check=True,
-        env=os.environ | {"PYTHONPATH": str(installed)},
-    )  # fmt: skip
-    file, *states = done.stdout.splitlines()
-    assert Path(file) == installed / "speculative_t5" / "cpu" / "libraries.py"
-    assert states == ["not built", "loaded", "True", "True"]
-
-
-def test_description_has_no_relative_links(installed: Path) -> None:
     (metadata,) = installed.glob("*.dist-info/METADATA")
     text = metadata.read_text()
     assert "Description-Content-Type: text/markdown" in text
     assert "python -m speculative_t5" in text
     links = re.findall(r"\]\(([^)]*)\)", text)
-    assert links
-    assert all(link.startswith("https://") for link in links)
+    assert links and all(link.startswith("https://") for link in links)
+
+
+USES_BLAS = """
+from speculative_t5.cpu import libraries as found
+import ctypes, numpy as np, mlx.core as mx
+print(found.__file__, found.parts()["products"], found.parts()["OpenBLAS"], sep="\\n")
+print(bool(ctypes.CDLL(None).cblas_sgemm and ctypes.CDLL(None).cblas_dgemm))
+x = np.random.default_rng(0).normal(size=(50, 70)).astype(np.float32)
+print(np.allclose(np.array(mx.array(x) @ mx.array(x.T)), x @ x.T, atol=1e-4))
+"""
+
+
+@LINUX
+def test_mlx_gets_openblas_without_a_compiler(installed: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", USES_BLAS], cwd=installed, capture_output=True, text=True,
+        check=True, env=os.environ | {"PYTHONPATH": str(installed)},
+    )  # fmt: skip
+    file, *states = done.stdout.splitlines()
+    assert Path(file) == installed / "speculative_t5" / "cpu" / "libraries.py"
+    assert states == ["not built", "loaded", "True", "True"]
 
 
 def test_source_distribution_has_everything_that_tests_need(source: Path) -> None:

@@ -44,8 +44,8 @@ def test_a_draft_computes_the_same_alone_and_beside_its_target(layers: int, kind
     alone, same = draft.start(PROMPTS)
     assert contexts == same == [[0]] * 3
     session.step(mx.array(TOKENS)[:, :2])  # has its own cache
-    given = [mx.concatenate([s.step(mx.array(TOKENS)[:, a:b]) for a, b in ((0, 3), (3, 4))], 1)
-             for s in (alone, beside)]  # fmt: skip
+    parts = mx.array(TOKENS)[:, :3], mx.array(TOKENS)[:, 3:]
+    given = [mx.concatenate([s.step(part) for part in parts], 1) for s in (alone, beside)]
     assert mx.array_equal(*given)
     assert beside.lengths == [4] * 3 and session.lengths == [2] * 3
     for row, (prompt, tokens) in enumerate(zip(PROMPTS, TOKENS, strict=True)):

@@ -139,8 +139,9 @@ def test_a_dropped_shape_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
     """A trace holds the constants that were made in it, here a megabyte."""
     calls: list[mx.array] = []
     compiled = mx.compile(lambda x: (calls.append(x), x + 1)[1])  # type: ignore[func-returns-value]
-    compiled(mx.array(0)), compiled(mx.array(0))
-    if len(calls) > 1:
+    for _ in range(3):  # the first of a process is traced twice
+        compiled(mx.array(0))
+    if len(calls) > 2:
         pytest.skip("MLX traces nothing for a CPU without g++")
     monkeypatch.setattr(t5_session, "MAX_SHAPES", 2)
     model, size = tiny_model(), 2**18
