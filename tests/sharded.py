@@ -1,13 +1,15 @@
 """What each of several processes runs that share a model; prints a JSON object of what it found.
 
-FOLDER is loaded whole, and split among the processes; both must give the same.
+    python tests/sharded.py FOLDER [DRAFT SHARING]
+
+FOLDER is loaded whole, and split among the processes; both must give the same, with drafts, too.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
+import sys
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, load
@@ -16,10 +18,7 @@ from speculative_t5.models import T5, shard
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("folder", metavar="FOLDER")
-parser.add_argument("--outputs", nargs=2, metavar=("DRAFT", "SHARING"), help="with these drafts")
-given = parser.parse_args()
+FOLDER, *DRAFTS = sys.argv[1:]
 
 SETTINGS: list[tuple[str, Any, float, dict[str, Any]]] = [  # draft, rule, temperature and others
     ("none", "token", 0.0, {"num_beams": 3}),
@@ -35,7 +34,7 @@ SETTINGS: list[tuple[str, Any, float, dict[str, Any]]] = [  # draft, rule, tempe
 
 def main() -> None:
     group = mx.distributed.init(strict=True, backend="ring")
-    (whole, _), (part, _), (split, _) = (load(given.folder, group=g) for g in (None, group, None))
+    (whole, _), (part, _), (split, _) = (load(FOLDER, group=g) for g in (None, group, None))
     assert isinstance(whole, T5) and isinstance(part, T5) and isinstance(split, T5)
     shard(split, group)
     source, target = mx.array([[5, 17, 9, 1], [7, 1, 0, 0]]), mx.array([[0, 9, 4], [0, 3, 8]])
@@ -50,7 +49,7 @@ def main() -> None:
         "differ": [name for (name, _), equal in zip(named, same, strict=True) if not equal],
         "share": size(part) / size(whole),
     }
-    if given.outputs:
+    if DRAFTS:
         found["outputs"] = compare_outputs(whole, part, group.rank())
     print(json.dumps(found))
 
@@ -71,16 +70,12 @@ def compare_outputs(whole: T5, part: T5, rank: int) -> list[Any]:
 
 def decoders_of(model: T5) -> list[SpeculativeDecoder]:
     """Make a decoder for each of the settings; each draft is loaded once."""
-    draft, sharing = (load(name, target=model)[0] for name in given.outputs)
-    kinds: dict[str, tuple[Any, bool]] = {  # and whether there is a lookup beside it
-        "none": (None, False),
-        "lookup": ("lookup", False),
-        "draft": (draft, False),
-        "both": (draft, True),
-        "sharing": (sharing, False),
-    }
+    draft, sharing = (load(name, target=model)[0] for name in DRAFTS)
+    drafts: dict[str, Any] = {"none": None, "lookup": "lookup", "sharing": sharing}
     return [
-        SpeculativeDecoder(model, kinds[kind][0], num_draft=3, verify=rule, lookup=kinds[kind][1])
+        SpeculativeDecoder(
+            model, drafts.get(kind, draft), num_draft=3, verify=rule, lookup=kind == "both"
+        )
         for kind, rule, *_ in SETTINGS
     ]
 

@@ -51,7 +51,7 @@ def test_processes_that_share_a_model_give_its_outputs(
         write_checkpoint(tmp_path / "draft", V1_0, spiece, seed=4)
         sharing = tiny_sharing(load(folder)[0], layers=1, noise=0.01)
         save_draft(tmp_path / "sharing", sharing, "target")
-        more = ["--outputs", str(tmp_path / "draft"), str(tmp_path / "sharing")]
+        more = [str(tmp_path / "draft"), str(tmp_path / "sharing")]
     first, second = run_sharded(tmp_path, str(folder), *more)
     assert [first["rank"], second["rank"]] == [0, 1]
     if more:
