@@ -20,13 +20,6 @@ from speculative_t5.decoding import drafters as drafting
 from speculative_t5.decoding import loop as engine
 from speculative_t5.decoding import verify
 from speculative_t5.decoding.draft_length import FixedSchedule
-from speculative_t5.decoding.drafters import (
-    CombinedDrafter,
-    Draft,
-    Drafter,
-    LookupDrafter,
-    ModelDrafter,
-)
 from speculative_t5.decoding.logits import NOTHING
 from speculative_t5.decoding.loop import Plan, Request, RowOptions, StopChecker, cut
 from speculative_t5.decoding.sampling import Sampler
@@ -63,7 +56,7 @@ class Judged:
     num_accepted: list[int]
     next_token: list[int]
     acceptance: Acceptance
-    draft: Draft
+    draft: drafting.Draft
     p: mx.array
 
 
@@ -118,7 +111,9 @@ def scripted(turns: Sequence[Sequence[Turn]]) -> Iterator[Notes]:
             tokens.append(drafted[place] if place < len(drafted) else 0)
         return mx.array(tokens, dtype=mx.int32)
 
-    def verdict(acceptance: Acceptance, draft: Draft, p: mx.array, keys: mx.array) -> Verdict:
+    def verdict(
+        acceptance: Acceptance, draft: drafting.Draft, p: mx.array, keys: mx.array
+    ) -> Verdict:
         rows, rounds, _ = zip(*read(keys), strict=True)
         said = [
             turns[row][min(r, len(turns[row]) - 1)] for row, r in zip(rows, rounds, strict=True)
@@ -161,7 +156,7 @@ def drafts(
     for first in product(range(SIZE), repeat=by_model):
         more: list[int] = []
         if name != "model" and EOS not in first and by_model < budget:
-            lookup = LookupDrafter(target.info)
+            lookup = drafting.LookupDrafter(target.info)
             lookup.start([prompt])
             before = prompt if target.info.is_decoder_only else [0]
             (more,) = lookup.find([[*before, *done]], num_draft, [first])
@@ -282,9 +277,9 @@ def gap(
     strings. If `whole`, the draft's distributions are compared with those of whole passes, too.
     """
     target, draft = unrelated_pair(kind, vocab_size=SIZE)
-    by_model, lookup = ModelDrafter(draft, SIZE), LookupDrafter(target.info)
-    both = CombinedDrafter(by_model, lookup)
-    drafters: dict[str, Drafter] = {"model": by_model, "lookup": lookup, "both": both}
+    by_model, lookup = drafting.ModelDrafter(draft, SIZE), drafting.LookupDrafter(target.info)
+    both = drafting.CombinedDrafter(by_model, lookup)
+    drafters: dict[str, drafting.Drafter] = {"model": by_model, "lookup": lookup, "both": both}
     sharing = draft if isinstance(draft, SharingDraft) and drafter != "lookup" else None
     verifier = Verifier(block=rule == "block")
     plan = Plan(drafters[drafter], FixedSchedule(num_draft), verifier, sharing=sharing)

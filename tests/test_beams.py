@@ -241,9 +241,7 @@ def test_stop_ids_end_beams_as_eos_does(decoder: SpeculativeDecoder) -> None:
 
 
 @pytest.mark.cpu
-def test_beams_do_not_go_with_drafts_and_steady_passes(
-    decoder: SpeculativeDecoder,
-) -> None:
+def test_beams_do_not_go_with_drafts_and_steady_passes(decoder: SpeculativeDecoder) -> None:
     target: Any = decoder.model
     for other in (
         SpeculativeDecoder(target, tiny_draft(target)),
@@ -253,9 +251,8 @@ def test_beams_do_not_go_with_drafts_and_steady_passes(
         with pytest.raises(ValueError, match="does not go with") as error:
             other.generate(PROMPTS[0], num_beams=2)
         check_message(str(error.value))
-    plain = SpeculativeDecoder(target, "lookup").generate(
-        PROMPTS[0], num_beams=2, speculative=False
-    )
+    lookup = SpeculativeDecoder(target, "lookup")
+    plain = lookup.generate(PROMPTS[0], num_beams=2, speculative=False)
     assert plain.tokens == decoder.generate(PROMPTS[0], num_beams=2).tokens
 
 

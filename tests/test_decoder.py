@@ -25,15 +25,7 @@ from speculative_t5.generation import GenerationOptions
 import mlx.core as mx
 import numpy as np
 import pytest
-from conftest import (
-    EOS,
-    KINDS,
-    PAIRS,
-    VARIED,
-    output_distribution,
-    tiny_pair,
-    unrelated_pair,
-)
+from conftest import EOS, KINDS, PAIRS, VARIED, output_distribution, tiny_pair, unrelated_pair
 
 SAMPLED = {"temperature": 1.0, "seed": 7}
 
