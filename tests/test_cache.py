@@ -50,16 +50,6 @@ def test_rows_of_different_lengths_are_written_in_their_places() -> None:
     assert cache.lengths == [5, 3]
 
 
-def test_selected_rows_keep_their_contents() -> None:
-    cache = make_cache(3)
-    append(cache, written(3, 2, 0))
-    cache.truncate([2, 1, 2])
-    cache.select([2, 1])
-    assert cache.lengths == [2, 1]
-    keys = append(cache, written(2, 1, 7))
-    assert keys[0] == [200, 201, 7] and keys[1][:2] == [100, 107]
-
-
 def test_growing_caches_keep_their_contents() -> None:
     cache = make_cache(2)
     expected: list[float] = []
