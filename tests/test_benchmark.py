@@ -178,9 +178,8 @@ def test_a_terminal_shows_progress_before_anything_is_loaded(
     assert shown[-1].startswith("error: no model on this machine is named 'nowhere'")
 
 
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
+def test_options_are_checked_before_anything_is_measured() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"acceptance": 2.0}, "from 0 to 1, got 2.0"),
         ({"turns": 0}, "--turns must be at least 1, got 0"),
         *(({"num_draft": wrong}, "--num-draft") for wrong in ("", "a", "1-", "-3", "0-2", "4-2")),
@@ -188,11 +187,10 @@ def test_a_terminal_shows_progress_before_anything_is_loaded(
         ({"random_weights": "gpt2"}, "TARGET:DRAFT, such as t5-base:t5-small, got 'gpt2'"),
         ({"random_weights": "gpt2-xl:gpt2", "source": 1000, "max_tokens": 25},
          "at most 1024 together, which gpt2-xl reads, got 1000 and 25"),
-    ],
-)  # fmt: skip
-def test_options_are_checked_before_anything_is_measured(options: Any, found: str) -> None:
-    with refused(found):
-        bench(**options)
+    ]  # fmt: skip
+    for options, found in cases:
+        with refused(found):
+            bench(**options)
 
 
 WARM = Stats((5,), (5,), (5,), emitted=101, seconds=0.1)

@@ -89,14 +89,10 @@ def test_checkpoint_has_the_same_logits_in_transformers(
         checkpoints.as_hugging_face(again, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"layers": 2, "bias_per_layer": True, "gated": True},
-        {"relative_attention_num_buckets": 4, "relative_attention_max_distance": 6},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {}, {"layers": 2, "bias_per_layer": True, "gated": True},
+    {"relative_attention_num_buckets": 4, "relative_attention_max_distance": 6},
+])  # fmt: skip
 def test_naive_loop_gives_the_same_tokens(options: dict[str, Any]) -> None:
     model = tiny_model(vocab_size=40, seed=1, **options)
     # A small bias would not change any output.
@@ -309,14 +305,12 @@ def test_outputs_of_another_length_are_left_out(capfd: pytest.CaptureFixture[str
     assert "it gave outputs of other than 2 tokens" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("dtype", "wrong", "passes"),
-    [("float32", 1, True), ("float32", 2, False), ("int8_float32", 20, True), ("float16", 9, True)],
-)
-def test_other_outputs_are_tolerated_by_type(dtype: str, wrong: int, passes: bool) -> None:
+def test_other_outputs_are_tolerated_by_type() -> None:
     outputs = {PLAIN: [[i, 3] for i in range(20)]}
-    outputs["naive"] = [[7]] * wrong + outputs[PLAIN][wrong:]
-    figures = {program: measuring.Figures({"dtype": dtype}) for program in outputs}
-    with contextlib.nullcontext() if passes else pytest.raises(SystemExit, match="naive .2 of 20"):
-        measuring.count_agreement(figures, outputs)
-    assert figures["naive"].agree == 20 - wrong
+    refusal: Any = pytest.raises(SystemExit, match="naive .2 of 20")
+    for dtype, wrong in (("float32", 1), ("float32", 2), ("int8_float32", 20), ("float16", 9)):
+        outputs["naive"] = [[7]] * wrong + outputs[PLAIN][wrong:]
+        figures = {program: measuring.Figures({"dtype": dtype}) for program in outputs}
+        with refusal if (dtype, wrong) == ("float32", 2) else contextlib.nullcontext():
+            measuring.count_agreement(figures, outputs)
+        assert figures["naive"].agree == 20 - wrong

@@ -7,15 +7,13 @@ import random
 from dataclasses import replace
 from functools import cache
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, bench
-from speculative_t5.bench import Run, draw_history
+from speculative_t5.bench import Run
 from speculative_t5.distill import LOSSES, Agreement, Judgement, Speed, Task, judge, training
 from speculative_t5.distill import judgement as judging
 from speculative_t5.distill.judgement import MOST, speed_of
-from speculative_t5.models import SharingConfig, SharingDraft, copy_layers
 from speculative_t5.models.t5 import T5
 
 import mlx.core as mx
@@ -196,22 +194,16 @@ def test_prompts_are_as_many_as_there_is_time_for(
     assert found.prompts == count
 
 
-@pytest.mark.parametrize(
-    ("before", "kind"), [(None, "other"), ("lookup", "sharing"), ("model", "sharing")]
-)
+@pytest.mark.parametrize("before", [None, "lookup"])
 def test_everything_is_measured(
-    target: T5, quick: None, before: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+    target: T5, quick: None, before: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small: Any = tiny_draft(target)
-    if kind == "sharing":
-        small = SharingDraft(target, SharingConfig(1, target.config.d_ff))
-        copy_layers(small)
-    previous = tiny_draft(target, noise=0.3) if before == "model" else before
+    small: Any = tiny_draft(target, sharing=bool(before))
     for name, value in {"TURNS": 2, "MAX_PROMPTS": 2}.items():
         monkeypatch.setattr(judging, name, value)
     seen: list[tuple[int, int]] = []
     found = judge(
-        Task(target, None, "big", previous, "old"), small, "small", JUDGED, KNOWN,
+        Task(target, None, "big", before, "old"), small, "small", JUDGED, KNOWN,
         max_tokens=10, max_seconds=900.0, made_by={"layers": 1},
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
@@ -260,27 +252,23 @@ def test_the_verdict_is_by_the_best_number_or_auto() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("own", "other", "said"),
-    [(1.5, 1.8, "which is faster: keep it"), (1.5, 1.5, "about as fast"), (1.5, 1.2, "1.25 times")],
-)
-def test_the_draft_in_use_before_is_compared(own: float, other: float, said: str) -> None:
-    before = [Speed(4, 100 * other, other, 2.0, 8), Speed("auto", 100.0, 1.0, 2.0, 8)]
-    found = judgement(own, own, previous="old", previous_speeds=before)
-    assert f"old, gives {other:.2f} times with --num-draft 4" in found.notes[0]
-    assert said in found.notes[0]
-    assert "| old, 4 | 2.00 |" in found.as_markdown()
+def test_the_draft_in_use_before_is_compared() -> None:
+    for other, said in {1.8: "which is faster: keep it", 1.5: "as fast", 1.2: "1.25 times"}.items():
+        before = [Speed(4, 100 * other, other, 2.0, 8), Speed("auto", 100.0, 1.0, 2.0, 8)]
+        found = judgement(1.5, 1.5, previous="old", previous_speeds=before)
+        assert f"old, gives {other:.2f} times with --num-draft 4" in found.notes[0]
+        assert said in found.notes[0]
+        assert "| old, 4 | 2.00 |" in found.as_markdown()
 
 
-@pytest.mark.parametrize(
-    ("changes", "same", "said"),
-    [({}, 6, "Up to 2 of 8 outputs differ"), ({"held_out": 7}, 8, "come from 7 held-out outputs"),
-     ({"prompts": 1}, 1, "come from 1 prompt.")],
-)  # fmt: skip
-def test_notes_say_what_limits_the_figures(changes: Any, same: int, said: str) -> None:
+def test_notes_say_what_limits_the_figures() -> None:
     assert judgement(1.5, 1.5).notes == []
-    (note,) = judgement(1.5, 1.5, **changes, speeds=speeds(1.5, 1.5, same=same)).notes
-    assert said in note
+    for changes, same, said in (
+        ({}, 6, "Up to 2 of 8 outputs differ"), ({"prompts": 1}, 1, "come from 1 prompt."),
+        ({"held_out": 7}, 8, "come from 7 held-out outputs"),
+    ):  # fmt: skip
+        (note,) = judgement(1.5, 1.5, **changes, speeds=speeds(1.5, 1.5, same=same)).notes
+        assert said in note
 
 
 def test_the_readme_has_a_row_for_each_number() -> None:
@@ -297,12 +285,3 @@ def test_a_judgement_is_stored_whole() -> None:
     stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert stored["best"] == 1 and stored["pays"] is True
     assert stored["speeds"][0]["tokens_per_second"] == 150 and stored["previous"] == "old"
-
-
-def test_a_history_is_plotted(tmp_path: Path) -> None:
-    history = [{"step": 10, "loss": 1.0, "tokens_per_pass": 2.0},
-               {"step": 20, "loss": 0.5, "tokens_per_pass": 2.5}]  # fmt: skip
-    for part in (history, history[:1]):
-        path = tmp_path / f"{len(part)}.png"
-        draw_history(part, path)
-        assert path.read_bytes().startswith(b"\x89PNG")
