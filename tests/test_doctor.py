@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 from speculative_t5 import SpeculativeDecoder
 from speculative_t5.bench import Run
@@ -126,27 +127,27 @@ def test_tf32_is_seen(variable: str, status: str, monkeypatch: pytest.MonkeyPatc
     assert errors["product of 1 rows"] < 1e-5 and errors["product of 5 rows"] > 1e-4
 
 
-@pytest.mark.parametrize("factor", [1.01, float("nan")])
-def test_tf32_excuses_no_larger_error(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_excuses_no_larger_error(monkeypatch: pytest.MonkeyPatch) -> None:
     product = mx.matmul
-    monkeypatch.setattr(mx, "matmul", lambda a, b: product(a, b) * factor)
     monkeypatch.setenv(arithmetic.TF32, "1")
-    found = arithmetic.float32(Subject())
-    assert found.status == "failed"
-    assert "of its largest value, more than TF32 explains; MLX_ENABLE_TF32 is 1" in found.reason
+    for factor in (1.01, float("nan")):
+        monkeypatch.setattr(mx, "matmul", lambda a, b, factor=factor: product(a, b) * factor)
+        found = arithmetic.float32(Subject())
+        assert found.status == "failed"
+        assert "of its largest value, more than TF32 explains; MLX_ENABLE_TF32 is 1" in found.reason
 
 
-@pytest.mark.parametrize(("variable", "tolerance"), [("0", 2e-4), ("1", 0.01)])
 def test_logits_in_tf32_are_let_through_where_it_was_chosen(
-    variable: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(arithmetic.TF32, variable)
     step = T5Session.step
     monkeypatch.setattr(T5Session, "step", lambda *args: in_tf32(step(*args)))
-    found = arithmetic.logits(Subject())
-    assert found.status == ("failed" if variable == "0" else "ok")
-    assert ("t5 in float32" in found.reason and "in steps" in found.reason) == (variable == "0")
-    assert found.details["tolerances"] == {"float32": tolerance}
+    for variable, tolerance in (("0", 2e-4), ("1", 0.01)):
+        monkeypatch.setenv(arithmetic.TF32, variable)
+        found = arithmetic.logits(Subject())
+        assert found.status == ("failed" if variable == "0" else "ok")
+        assert ("t5 in float32" in found.reason and "in steps" in found.reason) == (variable == "0")
+        assert found.details["tolerances"] == {"float32": tolerance}
 
 
 def test_a_stale_row_of_the_cache_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,14 +454,14 @@ def test_json_has_every_number(call: Call, monkeypatch: pytest.MonkeyPatch) -> N
     assert {subject.draft for subject in seen} == {None}
 
 
-@pytest.mark.parametrize("option", [(), ("--json",)])
 def test_the_home_folder_is_not_in_the_report(
-    option: tuple[str, ...], place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+    place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(place))
     faked(monkeypatch)
-    done = call("doctor", *option, "--model", str(place / "weights" / "target"))
-    assert str(place) not in done.out and "~/weights/target/config.json" in done.out
+    for option in ((), ("--json",)):
+        done = call("doctor", *option, "--model", str(place / "weights" / "target"))
+        assert str(place) not in done.out and "~/weights/target/config.json" in done.out
 
 
 def test_the_home_folder_is_found_however_it_is_written(
@@ -473,11 +474,7 @@ def test_the_home_folder_is_found_however_it_is_written(
     assert command.without_home(f"{link}/x {home}/x {home}x") == f"~/x ~/x {home}x"
     monkeypatch.setenv("HOME", "/")
     assert command.without_home("/ and /x") == "/ and /x"
-
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
     assert command.without_home("/x ~") == "/x ~"
 
 
@@ -498,22 +495,20 @@ def test_a_draft_is_reported_as_it_was_given(
     assert call("doctor", "--json", *options).records[0]["draft"] == "some/draft"
 
 
-def test_a_broken_model_is_refused_before_any_check(call: Call, place: Path) -> None:
-    done = call("doctor", "--model", str(place / "bert"))
-    assert (done.code, done.out) == (2, "")
-    (line,) = done.err
-    assert "this is a bert" in line
-    assert call("doctor", "--only", "versions", "--model", str(place / "bert")).code == 0
-
-
-def test_a_draft_that_does_not_fit_is_refused(call: Call, tmp_path: Path) -> None:
+def test_models_that_do_not_fit_are_refused_before_any_check(
+    call: Call, place: Path, tmp_path: Path
+) -> None:
     write_causal(tmp_path, "opt")
-    done = call("doctor", "--model", "weights/target", "--draft-model", str(tmp_path))
-    assert (done.code, done.out) == (2, "")
-    *_, line = done.err
-    check_message(line.removeprefix("error: "), str(tmp_path))
-    assert "the target is an encoder-decoder" in line and "the draft decoder-only" in line
-    assert call("doctor", "--only", "versions", "--model", str(tmp_path)).code == 0
+    for model, draft, found in (
+        (str(place / "bert"), None, "this is a bert"),
+        ("weights/target", str(tmp_path), f"the draft {tmp_path} does not fit the target"),
+    ):
+        done = call("doctor", "--model", model, *(["--draft-model", draft] if draft else []))
+        assert (done.code, done.out) == (2, "") and found in done.err[-1]
+        check_message(done.err[-1].removeprefix("error: "))
+        assert call("doctor", "--only", "versions", "--model", draft or model).code == 0
+    assert "the target is an encoder-decoder" in done.err[-1]
+    assert "the draft decoder-only" in done.err[-1]
     Subject(str(tmp_path), str(tmp_path)).check()
 
 
