@@ -221,25 +221,19 @@ RUN = [0.05, 0.06, 0.09, *(0.1 + 0.01 * i for i in range(100))]
 SLOW = [float(i) for i in range(1, 100)]
 
 
-@pytest.mark.parametrize(
-    ("runs", "stats", "expected", "passes"),
-    [
-        ([[2 * t for t in RUN[:5]], RUN], (101, 0.25), (0.05 + 100 * 0.01) / 0.1, [5, PASSES]),
-        ([SLOW], (11, 5.5), 2, [2]),
-        ([[0.1], [0.1]], (101, 0.1), None, [1, 1]),
-    ],
-    ids=["a few passes stand for all", "slow models run two passes once", "one pass is too few"],
-)
-def test_estimates_from_a_few_passes(
-    monkeypatch: pytest.MonkeyPatch, target: T5, runs: Any, stats: Any, expected: Any, passes: Any
-) -> None:
-    seen = timed(monkeypatch, *runs)
-    emitted, seconds = stats
-    done = Stats((5,), (5,), (5,), emitted=emitted, seconds=seconds)
+def test_estimates_from_a_few_passes(monkeypatch: pytest.MonkeyPatch, target: T5) -> None:
     decoder = SpeculativeDecoder(target, tiny_draft(target))
-    found = speedup(decoder, [3, 1], done, GenerationOptions(top_k=3))
-    assert found == (expected and pytest.approx(expected))
-    assert seen == passes
+    cases: list[tuple[list[list[float]], int, float, float | None, list[int]]] = [
+        ([[2 * t for t in RUN[:5]], RUN], 101, 0.25, (0.05 + 100 * 0.01) / 0.1, [5, PASSES]),
+        ([SLOW], 11, 5.5, 2, [2]),  # slow models run two passes once
+        ([[0.1], [0.1]], 101, 0.1, None, [1, 1]),  # one pass is too few
+    ]
+    for runs, emitted, seconds, expected, passes in cases:
+        seen = timed(monkeypatch, *runs)
+        done = Stats((5,), (5,), (5,), emitted=emitted, seconds=seconds)
+        found = speedup(decoder, [3, 1], done, GenerationOptions(top_k=3))
+        assert found == (expected and pytest.approx(expected))
+        assert seen == passes
 
 
 def test_a_real_decoder_gives_an_estimate(target: T5) -> None:

@@ -6,7 +6,6 @@ import json
 import random
 from dataclasses import replace
 from functools import cache
-from itertools import takewhile
 from typing import Any
 
 from speculative_t5 import SpeculativeDecoder, bench
@@ -74,19 +73,6 @@ def test_figures_worked_by_hand() -> None:
     # Places that no draft came to are left out.
     assert Agreement([[False, False]]).by_place(4) == [0.0]
     assert Agreement([[True, True]]).by_place(4) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("bug", ["next token right", "one more"])
-def test_planted_bugs_show(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(right: type[bool], row: list[bool]) -> list[bool]:
-        found = [*takewhile(right, row)]
-        if bug == "one more":
-            return [*found, True]
-        return found or [True] * any(row)  # the target's own token need not be right
-
-    monkeypatch.setattr(training, "takewhile", wrong)
-    with pytest.raises(AssertionError):
-        test_decoding_takes_as_many_passes_and_accepts_as_often(3)
 
 
 def formula(loss: str, logits: mx.array, labels: mx.array, target: mx.array) -> mx.array:
