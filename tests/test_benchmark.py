@@ -153,11 +153,10 @@ def test_the_command_measures_the_shipped_pair(
     banner = bench_command._table(result, [])[0]
     assert banner.startswith("correct-base, correct-small drafts; 1 prompt, greedy, 1 turn")
     assert result["first_token_seconds"] == [8] * 5 and result["prompts"] == 1
-    plain, drafting, _, _, lookup = (SimpleNamespace(**row) for row in result["rows"])
+    plain, drafting, *_ = (SimpleNamespace(**row) for row in result["rows"])
     assert plain.speedup == plain.tokens_per_round == 1 and plain.acceptance == 0
     assert drafting.efficiency == pytest.approx(drafting.speedup / drafting.theory)
     assert drafting.tokens_per_second > 0 and drafting.verify_ms > 0
-    assert drafting.draft_ms > lookup.draft_ms
     assert _lengths("1-4") == [1, 2, 3, 4] and _lengths("8,2, 2-3") == [2, 3, 8]
 
 
