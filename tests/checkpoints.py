@@ -12,7 +12,7 @@ from speculative_t5.checkpoints import ModelFolder, open_checkpoint
 from speculative_t5.checkpoints.t5 import Checkpoint
 
 import pytest
-from families import roughen
+from families import TEXT, roughen
 from messages import check_message
 
 END = "<|endoftext|>"
@@ -86,19 +86,13 @@ def write_causal(
 
 def write_tokenizer(folder: Path, *, chat: bool = True, **settings: Any) -> None:
     """Train and save a byte-level BPE of 300 pieces, whose EOS is id 0."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer
 
-    text = (Path(__file__).parent / "sentences.txt").read_text()
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
+    backend = ByteLevelBPETokenizer()
+    backend.train_from_iterator(
+        ["\n".join(TEXT) + "\n"], vocab_size=300, min_frequency=0, show_progress=False,
         special_tokens=[END, "<|user|>", "<|assistant|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator([text], trainer)
+    )  # fmt: skip
     backend.save(str(folder / "tokenizer.json"))
     stored = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
     stored |= {"chat_template": CHAT} if chat else {}

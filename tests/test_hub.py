@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import traceback
 from collections.abc import Iterator
@@ -55,17 +54,16 @@ def test_a_name_is_downloaded_once_and_converted_to_a_flat_folder(hub: Hub) -> N
     wanted = ["config.json", "generation_config.json", "spiece.model", *shards]
     wanted.append("model.safetensors.index.json")
     assert hub.downloads() == sorted(wanted)
-    made = json.loads(Path("weights/tiny-t5/config.json").read_text())["converted_from"]
+    made = ModelFolder(Path("weights/tiny-t5")).origin
     assert (made["repository"], made["commit"]) == (NAME, COMMIT)
-
     hub.requests.clear()
     note = Mock()
     assert convert(NAME, note=note) == Path("weights/tiny-t5")
     line = f"weights/tiny-t5 exists already, made from {NAME}; --force converts it again"
     note.assert_called_once_with(line)
-    assert hub.requests == []
     with refused("weights/tiny-t5 exists: use --force to replace it"):
         convert(NAME, dtype="float16")
+    assert hub.requests == []
     convert(NAME, dtype="float16", force=True)
     assert hub.downloads() == [], "the cache has it"
 
@@ -92,13 +90,12 @@ def test_the_cache_serves_without_a_connection(hub: Hub, monkeypatch: pytest.Mon
     convert(NAME, Path("first"))
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    convert(NAME, Path("second"))
+    convert(NAME, Path("weights/another-name"))
     assert hub.requests == []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     use(monkeypatch, "http://127.0.0.1:9")
     convert(NAME, Path("third"))
     shutil.rmtree(hub.root.parent / "cache")
-    Path("second").rename("weights/another-name")
     assert load(NAME), "found by what it was converted from"
 
 
@@ -126,9 +123,8 @@ def test_refused_weights_are_not_downloaded(hub: Hub, monkeypatch: pytest.Monkey
 def test_a_damaged_shard_is_named(hub: Hub) -> None:
     found = inspect(NAME)
     assert found.family.startswith("T5 v1.1") and not found.stored
-    assert hub.downloads() == ["config.json", "generation_config.json", "spiece.model"], (
-        "inspecting takes no weights"
-    )
+    small = ["config.json", "generation_config.json", "spiece.model"]
+    assert hub.downloads() == small, "inspecting takes no weights"
     shard = sorted((hub.root / "someone" / "tiny-t5").glob("model-*"))[1].name
     hub.wrong_digest.add(shard)
     with refused(f"{shard} from the Hub is damaged: its SHA-256 is .*, expected 000000000000..."):

@@ -70,10 +70,14 @@ def test_a_name_is_looked_up_in_order(elsewhere: Path, monkeypatch: pytest.Monke
     here = put(Path("weights"))
     user = put(elsewhere / "user" / "speculative_t5" / "weights")
     monkeypatch.setenv(model_folder.VARIABLE, str(elsewhere / "named"))
+    Path("model").mkdir()  # such as the checkpoint that a model was converted from
     for folder in (named, here, user):
         assert model_folder.find_folder("model") == folder
         shutil.rmtree(folder)
-    assert model_folder.find_folder("model") is None
+    put(Path("weights"))
+    for name, found in (("model", Path("model")), ("other", None)):
+        Path("model/weights.npz").touch()
+        assert model_folder.find_folder(name) == found
 
 
 def test_new_models_go_to_the_first_folder(
@@ -119,15 +123,6 @@ def test_an_unreadable_folder_is_skipped(elsewhere: Path, monkeypatch: pytest.Mo
     denied = PropertyMock(side_effect=PermissionError(13, "denied"))
     monkeypatch.setattr(ModelFolder, "weights", denied)
     assert {folder.name for folder in model_folder.model_folders()} == SHIPPED
-
-
-def test_a_conversion_wins_over_its_checkpoint_in_the_current_folder(elsewhere: Path) -> None:
-    Path("model").mkdir()
-    assert model_folder.find_folder("model") == Path("model")
-    converted = put(Path("weights"))
-    assert model_folder.find_folder("model") == converted
-    Path("model/weights.npz").touch()
-    assert model_folder.find_folder("model") == Path("model")
 
 
 # One of t5-small's, and two of our own.
